@@ -60,6 +60,12 @@ class Evaluation:
         return self.state.samples_trained
 
     @property
+    def fraction(self) -> float:
+        """How much of the files, from 0 to 1, is learned."""
+        read = max(self.source.num_rows, 1)
+        return self.source.fraction * (self.num_samples + sum(self.dead_letters.values())) / read
+
+    @property
     def dead_letters(self) -> dict[str, int]:
         """Rows that cannot be learned, by reason."""
         return self.state.stream.dead_letters

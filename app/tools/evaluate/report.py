@@ -23,7 +23,7 @@ class ProgressReport:
     def show(self, evaluation: Evaluation) -> None:
         """Update the bar, or print a line if one is due."""
         num = evaluation.num_samples
-        self.bar.show(num, evaluation.source.fraction, lambda: f" {self._title}{self._scores(evaluation)}")
+        self.bar.show(num, evaluation.fraction, lambda: f" {self._title}{self._scores(evaluation)}")
         if not self.bar.is_terminal and num >= self._next_line:
             rate = f"{self.bar.rate(num):,.0f}/s"
             print(f"{self._title}{num:>11,}  {self._scores(evaluation)}  {rate}", file=self._stream, flush=True)

@@ -14,9 +14,12 @@ from app.config.load import load_config
 from app.tools.replay.replay import Replay, ReplayConfig
 from stream.broker.embedded import EmbeddedBroker
 from tests.app.test_cli import process_as_it_was
+from tests.support.scale import IS_LONG
 
 SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
-LOGS = ["criteo-kaggle-8k", "movielens-100k", "open-bandit", "simulated-completejourney", "talkingdata-100k"]
+LOGS = ["movielens-100k", "talkingdata-100k"]  # those with leaks
+if IS_LONG:
+    LOGS += ["criteo-kaggle-8k", "open-bandit", "simulated-completejourney"]
 
 
 @pytest.fixture
@@ -167,11 +170,11 @@ def test_real_logs_get_a_proposal_that_learns_every_row(
     path = SHARED_DATA / f"{log}.parquet"
     if not path.exists():
         pytest.skip(f"{path} is not here: real logs are not included")
-    code, _, err = springtide("init", path, "--rows", "8000", "--write", "springtide.toml")
+    code, _, err = springtide("init", path, "--rows", "8000" if IS_LONG else "4000", "--write", "springtide.toml")
     assert code == 0, err
     schema = load_config("springtide.toml").schema
     assert schema.labels == ("click",)
     assert not {"rating", "attributed_ts", "propensity", "click"} & {*schema.features, *schema.dense}
     assert (schema.timestamp == "ts") == (log != "criteo-kaggle-8k")
-    code, out, err = springtide("evaluate", path, "--limit", "3000", "--json")
+    code, out, err = springtide("evaluate", path, "--limit", "3000" if IS_LONG else "1000", "--json")
     assert (code, json.loads(out)["dead_letters"]) == (0, {}), err
