@@ -1,0 +1,85 @@
+"""A start with other widths of rows, or without the wide part, keeps everything of a trained log that still fits."""
+
+from pathlib import Path
+
+import pytest
+from springtide_client.keys import CROSSES
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
+from springtide_client.wide.layout import wide_width
+
+from app.config.load import Config, load_config
+from app.version_log.verify.verify import verify
+from tests.app.training.test_changed_settings import CONFIG, contents, learn
+from tests.torture.verify.log_contents import LogContents
+
+WIDE = 4 * wide_width(1)  # bytes of the wide part's numbers
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def learned(folder: Path, text: str) -> tuple[Config, LogContents]:
+    """Start under these settings and learn a little; return what the log holds then."""
+    path = folder / "springtide.toml"
+    path.write_text(text)
+    config = load_config(path)
+    learn(config)
+    errors = verify(LogDirectory(config.log.path), deep=True).errors
+    assert [error for error in errors if "does not hash to its id" not in error.what] == []  # made-up strings
+    return config, contents(config)
+
+
+def begun(config: Config) -> tuple[Base, dict[tuple[int, int], tuple[bytes, bytes, int, int]]]:
+    """Return the base with which the newest epoch began, and its rows."""
+    base = LogDirectory(config.log.path).open_base()
+    assert base is not None
+    rows = {}
+    for name in base.manifest.all_tables:
+        layer = base.layer_of(name)
+        assert layer.state is not None
+        for i in range(len(layer)):
+            key = int(layer.feature[i]), int(layer.id[i])
+            rows[key] = layer.value[i].tobytes(), layer.state[i].tobytes(), int(layer.count[i]), int(layer.last_seen[i])
+    return base, rows
+
+
+def test_the_wide_part_is_turned_off_and_on_without_a_loss_of_anything_else(folder: Path) -> None:
+    wide, narrow = (CONFIG.replace("[model]\n", f"[model]\nwide = {value}\n") for value in ("true", "false"))
+    config, then = learned(folder, wide)
+    of_ids = config.schema.owner_names()
+    ids = {key: row for key, row in then.rows.items() if key[0] % 32768 in of_ids}
+    assert len(ids) < len(then.rows)  # there are bins, and perhaps crosses
+    config, after = learned(folder, narrow)
+    base, rows = begun(config)
+    assert "the wide part's weights of those rows" in base.manifest.meta.change["dropped"]
+    assert rows == {key: (value, state[:-WIDE], *rest) for key, (value, state, *rest) in ids.items()}
+    config, _ = learned(folder, wide)
+    base, rows = begun(config)
+    assert "the wide part's weights of those rows" in base.manifest.meta.change["begun"]
+    assert rows == {key: (value, state + bytes(WIDE), *rest) for key, (value, state, *rest) in after.rows.items()}
+    assert not any(key[0] == CROSSES for key in rows)
+
+
+def test_the_wide_part_goes_on_with_the_fields_and_labels_that_stay(folder: Path) -> None:
+    wide = CONFIG.replace("[model]\n", "[model]\nwide = true\n")
+    _, then = learned(folder, wide)
+    changed = wide.replace('multi_value = ["genres"]', 'multi_value = ["tags"]').replace(
+        '["age", "price"]', '["price"]'
+    )
+    changed = changed.replace("[features.genres]\nmax_length = 40\n", "")
+    config, _ = learned(folder, changed)
+    base, _ = begun(config)
+    before, now = (
+        {name: array for name, array in arrays.items() if name.startswith("dense.wide.")}
+        for arrays in (then.arrays, base.dense)
+    )
+    numbers_before, numbers_now = (list(arrays["dense.wide.numbers_F"]) for arrays in (before, now))
+    for number in set(numbers_before) & set(numbers_now):
+        gates = before["dense.wide.gates_LTB"][0, numbers_before.index(number)]
+        assert now["dense.wide.gates_LTB"][0, numbers_now.index(number)].tolist() == gates.tolist()
+    assert now["dense.wide.number_weights_LX"].tolist() == before["dense.wide.number_weights_LX"][:, 2:].tolist()
+    assert now["dense.wide.bias_L"].tolist() == before["dense.wide.bias_L"].tolist()
