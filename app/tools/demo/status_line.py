@@ -23,9 +23,22 @@ def format_status(status: Mapping[str, Any], best_auc: float | None) -> str:
         f"fresh {format_number(freshness.get('p50'), '.0f')}/{format_number(freshness.get('p99'), '.0f')} ms",
         f"lag {lag:,}",
     ]
+    drift = (status.get("scores") or {}).get("drift") or {}
+    if drift.get("level") == "large":
+        parts.append(f"drift: {drift_reason(drift)}")
     if status.get("trainer") not in ("running", None):
         parts.append(f"{status['trainer']}: {status.get('reason') or ''}")
     return "  ".join(parts)
+
+
+def drift_reason(drift: Mapping[str, Any]) -> str:
+    """Return what has drifted far: label rates, scores, and the feature that did most."""
+    found = []
+    for label, each in (drift.get("labels") or {}).items():
+        found += [f"rate of {label}"] * (each["label_rate"]["level"] == "large")
+        found += [f"scores of {label}"] * (each["score"]["level"] == "large")
+    features = [each["name"] for each in drift.get("features") or () if each["level"] == "large"]
+    return ", ".join(found + features[:1])
 
 
 def format_number(value: float | None, form: str) -> str:

@@ -126,6 +126,10 @@ def test_the_status_line_has_dashes_for_missing_numbers() -> None:
     assert line == (
         "61,234 samples  3,000/s  AUC 0.791 of 0.821  logloss 0.522  fresh 310/801 ms  lag 12  catching_up: 12 behind"
     )
+    rate, score = {"level": "large"}, {"level": "none"}
+    features = [{"name": "age", "level": "large"}, {"name": "country", "level": "large"}]
+    drift = {"level": "large", "labels": {"click": {"label_rate": rate, "score": score}}, "features": features}
+    assert format_status({"scores": {"drift": drift}}, None).endswith("lag 0  drift: rate of click, age")
 
 
 def test_output_of_children_is_kept_in_bounded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
