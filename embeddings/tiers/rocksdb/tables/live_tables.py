@@ -28,7 +28,7 @@ BLOCK_BYTES = 4096
 MAX_TRIES = 16
 
 
-class TableView:
+class MappedTables:
     """One consistent set of tables. They stay mapped as long as it lives."""
 
     def __init__(self, tables: dict[int, TableFile], files: list[LiveFile]) -> None:
@@ -73,7 +73,7 @@ class LiveTables:
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
         self._is_stale = False  # the MANIFEST has changed since the view was made
-        self._view = TableView({}, [])
+        self._view = MappedTables({}, [])
         self._recent = RecentKeys()
         self._readahead = Readahead()
 
@@ -92,7 +92,7 @@ class LiveTables:
             self._recent.written(sequence)
         self._snapshot()
 
-    def split(self, mixed_U: UInt64Array, chosen: Int64Array) -> tuple[TableView, Int64Array, Int64Array]:
+    def split(self, mixed_U: UInt64Array, chosen: Int64Array) -> tuple[MappedTables, Int64Array, Int64Array]:
         """The tables as they are now, and of these positions those to read from them, and those to ask RocksDB for."""
         snapshot = self._snapshot()
         if snapshot is None:
@@ -103,7 +103,7 @@ class LiveTables:
 
     def read(
         self,
-        view: TableView,
+        view: MappedTables,
         mixed_U: UInt64Array,
         here: Int64Array,
         kinds_U: npt.NDArray[np.uint8],
@@ -125,7 +125,7 @@ class LiveTables:
         return np.concatenate(unsure)
 
     def _read_part(
-        self, view: TableView, mixed_U: UInt64Array, part: Int64Array, kinds_U: npt.NDArray[np.uint8], rows: Rows
+        self, view: MappedTables, mixed_U: UInt64Array, part: Int64Array, kinds_U: npt.NDArray[np.uint8], rows: Rows
     ) -> Int64Array:
         """Find and copy at once: a page may be dropped from the cache soon after it was read."""
         kinds_M, values_M, lengths_M = view.find(mixed_U[part], rows.features[part])
@@ -152,9 +152,9 @@ class LiveTables:
         if not self.is_disabled:
             logger.info("the spill's tables are not read directly", extra={"folder": str(self.folder), "reason": why})
         self.is_disabled = True
-        self._manifest, self._view, self._recent = None, TableView({}, []), RecentKeys()
+        self._manifest, self._view, self._recent = None, MappedTables({}, []), RecentKeys()
 
-    def _snapshot(self) -> tuple[TableView, tuple[KeyFilter, ...]] | None:
+    def _snapshot(self) -> tuple[MappedTables, tuple[KeyFilter, ...]] | None:
         """The newest tables, and the keys that must not be read from them; None if none may."""
         with self._lock:
             if self.is_disabled:
@@ -181,7 +181,7 @@ class LiveTables:
                 tables = {f.number: known.get(f.number) or TableFile(self.folder, f) for f in files}
             except FileNotFoundError:
                 continue  # compacted meanwhile: the MANIFEST says so
-            self._view, self._is_stale = TableView(tables, files), False
+            self._view, self._is_stale = MappedTables(tables, files), False
             self._recent.forget(self._manifest.flushed_sequence)
             return
         raise UnknownFormatError("its table files vanish")
