@@ -11,7 +11,6 @@ from kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
     INFORMATION,
-    NUM_PARTS,
     PLAIN_SQUARES,
     PLAIN_WEIGHT,
     WEIGHT,
@@ -30,8 +29,9 @@ SEEN_PRIOR = 10.0  # samples that the first variance is worth
 def count_sample(batch: Any, crosses: Any, arrays: Any, n: Any) -> None:
     """Count the slots of sample n, and how often their ids were seen before its chunk."""
     statistics_3F, totals_4 = arrays.seen_statistics_3F, arrays.slot_totals_4
+    rows_S, fields_S, counts_U = batch.rows_S, batch.fields_S, batch.counts_U
     for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
-        f, x = batch.fields_S[s], np.float64(bits_of_count(batch.counts_U[batch.rows_S[s]]))
+        f, x = fields_S[s], np.float64(bits_of_count(counts_U[rows_S[s]]))
         count = min(statistics_3F[2, f] + 1.0, MAX_COUNT)
         change = x - statistics_3F[0, f]
         mean = statistics_3F[0, f] + change / count
@@ -61,146 +61,158 @@ def apply_chunk(
     eps: Any,
 ) -> None:
     """Write rows, crosses, gates and the weights that all samples share."""
+    # arrays are taken from their tuples once: each time costs two atomic operations
     num_labels, num_fields, first_slot = len(arrays.base_L), len(arrays.numbers_F), batch.offsets_N1[start]
+    rows_S, fields_S, counts_U = batch.rows_S, batch.fields_S, batch.counts_U
+    times_U, times_Q, buckets_SL, buckets_CL = scratch.times_U, scratch.times_Q, scratch.buckets_SL, scratch.buckets_CL
+    gates_LTB, information_LTB = arrays.gates_LTB, arrays.gate_information_LTB
+    slopes_LTB, added_LTB = scratch.gate_slopes_LTB, scratch.gate_added_LTB
+    wide_UW, slopes_UL, added_UL = batch.wide_UW, scratch.slopes_UL, scratch.added_UL
+    plain_slopes_UL, gradients_UD = scratch.plain_slopes_UL, scratch.gradients_UD
+    values_UD, squares_U = batch.values_UD, batch.squares_U
     for s in range(first_slot, batch.offsets_N1[stop]):
-        u, f = batch.rows_S[s], batch.fields_S[s]
+        u, f = rows_S[s], fields_S[s]
         for label in range(num_labels):
-            _step_gate(arrays, scratch, label, f, scratch.buckets_SL[s - first_slot, label])
-        if scratch.times_U[u] == 0:
+            b = buckets_SL[s - first_slot, label]
+            _step_gate(gates_LTB, information_LTB, slopes_LTB, added_LTB, label, f, b)
+        if times_U[u] == 0:
             continue
-        _step_row(batch, scratch, strengths, u, num_labels)
-        _step_vector(batch, scratch, u, lr, eps)
-        batch.counts_U[u] += scratch.times_U[u]
-        scratch.times_U[u] = 0
+        for label in range(num_labels):
+            _step_row(wide_UW, slopes_UL, added_UL, plain_slopes_UL, strengths.first, strengths.plain, u, label)
+        _step_vector(values_UD, squares_U, gradients_UD, u, lr, eps)
+        counts_U[u] += times_U[u]
+        times_U[u] = 0
     base = crosses.start
     first_cross = crosses.offsets_R1[start - base]
+    rows_C, pairs_C, weights_Q2L = crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
+    slopes_QL, added_QL = scratch.cross_slopes_QL, scratch.cross_added_QL
     for c in range(first_cross, crosses.offsets_R1[stop - base]):
-        q, f = crosses.rows_C[c], num_fields + crosses.pairs_C[c]
+        q, f = rows_C[c], num_fields + pairs_C[c]
         for label in range(num_labels):
-            _step_gate(arrays, scratch, label, f, scratch.buckets_CL[c - first_cross, label])
-        if scratch.times_Q[q] == 0:
+            b = buckets_CL[c - first_cross, label]
+            _step_gate(gates_LTB, information_LTB, slopes_LTB, added_LTB, label, f, b)
+        if times_Q[q] == 0:
             continue
-        scratch.times_Q[q] = 0
+        times_Q[q] = 0
         for label in range(num_labels):
-            added = scratch.cross_added_QL[q, label]
+            added = added_QL[q, label]
             if added > 0.0:
-                information = min(crosses.weights_Q2L[q, 2 * label + 1] + added, MAX_INFORMATION)
-                slope = scratch.cross_slopes_QL[q, label]
-                crosses.weights_Q2L[q, 2 * label + 1] = information
-                crosses.weights_Q2L[q, 2 * label] += slope / (strengths.cross + information)
-                scratch.cross_added_QL[q, label], scratch.cross_slopes_QL[q, label] = 0.0, 0.0
-    for label in range(num_labels):
-        _step_shared(arrays, scratch, strengths, label)
+                information = min(weights_Q2L[q, 2 * label + 1] + added, MAX_INFORMATION)
+                weights_Q2L[q, 2 * label + 1] = information
+                weights_Q2L[q, 2 * label] += slopes_QL[q, label] / (strengths.cross + information)
+                added_QL[q, label], slopes_QL[q, label] = 0.0, 0.0
+    _step_shared(arrays, scratch, strengths)
 
 
 @njit(nogil=True, cache=True)
-def _step_gate(arrays: Any, scratch: Any, label: Any, f: Any, b: Any) -> None:
-    added = scratch.gate_added_LTB[label, f, b]
+def _step_gate(
+    gates_LTB: Any, information_LTB: Any, slopes_LTB: Any, added_LTB: Any, label: Any, f: Any, b: Any
+) -> None:
+    added = added_LTB[label, f, b]
     if added > 0.0:
-        information = min(arrays.gate_information_LTB[label, f, b] + added, MAX_INFORMATION)
-        arrays.gate_information_LTB[label, f, b] = information
-        gate = arrays.gates_LTB[label, f, b] + scratch.gate_slopes_LTB[label, f, b] / (GATE_PRIOR + information)
-        arrays.gates_LTB[label, f, b] = min(max(gate, 0.0), MAX_GATE)
-    scratch.gate_added_LTB[label, f, b], scratch.gate_slopes_LTB[label, f, b] = 0.0, 0.0
+        information = min(information_LTB[label, f, b] + added, MAX_INFORMATION)
+        information_LTB[label, f, b] = information
+        gate = gates_LTB[label, f, b] + slopes_LTB[label, f, b] / (GATE_PRIOR + information)
+        gates_LTB[label, f, b] = min(max(gate, 0.0), MAX_GATE)
+        added_LTB[label, f, b] = 0.0
+    slopes_LTB[label, f, b] = 0.0
 
 
 @njit(nogil=True, cache=True)
-def _step_row(batch: Any, scratch: Any, strengths: Any, u: Any, num_labels: Any) -> None:
-    wide_W = batch.wide_UW[u]
-    for label in range(num_labels):
-        added, at = scratch.added_UL[u, label], COLUMNS * label
-        if added > 0.0:
-            information = min(wide_W[at + INFORMATION] + added, MAX_INFORMATION)
-            wide_W[at + INFORMATION] = information
-            wide_W[at + WEIGHT] += scratch.slopes_UL[u, label] / (strengths.first + information)
-            slope = scratch.plain_slopes_UL[u, label]
-            squares = wide_W[at + PLAIN_SQUARES] + slope * slope
-            wide_W[at + PLAIN_SQUARES] = squares
-            wide_W[at + PLAIN_WEIGHT] += strengths.plain * slope / (math.sqrt(squares) + PLAIN_EPS)
-            scratch.added_UL[u, label], scratch.slopes_UL[u, label] = 0.0, 0.0
-            scratch.plain_slopes_UL[u, label] = 0.0
+def _step_row(
+    wide_UW: Any,
+    slopes_UL: Any,
+    added_UL: Any,
+    plain_slopes_UL: Any,
+    strength: Any,
+    plain_rate: Any,
+    u: Any,
+    label: Any,
+) -> None:
+    added, at = added_UL[u, label], COLUMNS * label
+    if added > 0.0:
+        information = min(wide_UW[u, at + INFORMATION] + added, MAX_INFORMATION)
+        wide_UW[u, at + INFORMATION] = information
+        wide_UW[u, at + WEIGHT] += slopes_UL[u, label] / (strength + information)
+        slope = plain_slopes_UL[u, label]
+        squares = wide_UW[u, at + PLAIN_SQUARES] + slope * slope
+        wide_UW[u, at + PLAIN_SQUARES] = squares
+        wide_UW[u, at + PLAIN_WEIGHT] += plain_rate * slope / (math.sqrt(squares) + PLAIN_EPS)
+        added_UL[u, label], slopes_UL[u, label], plain_slopes_UL[u, label] = 0.0, 0.0, 0.0
 
 
 @njit(nogil=True, cache=True)
-def _step_vector(batch: Any, scratch: Any, u: Any, lr: Any, eps: Any) -> None:
+def _step_vector(values_UD: Any, squares_U: Any, slopes_UD: Any, u: Any, lr: Any, eps: Any) -> None:
     """Row-wise Adagrad, where rows have its state."""
-    slopes_D, dim = scratch.gradients_UD[u], batch.values_UD.shape[1]
-    if len(batch.squares_U) == 0:
-        for d in range(dim):
-            slopes_D[d] = 0.0
-        return
-    total = 0.0
+    dim, total = values_UD.shape[1], 0.0
     for d in range(dim):
-        total += slopes_D[d] * slopes_D[d]
+        total += slopes_UD[u, d] * slopes_UD[u, d]
     if total > 0.0:
-        squares = batch.squares_U[u] + total / dim
-        batch.squares_U[u] = squares
-        rate = lr / (math.sqrt(squares) + eps)
+        if len(squares_U):
+            squares = squares_U[u] + total / dim
+            squares_U[u] = squares
+            rate = lr / (math.sqrt(squares) + eps)
+            for d in range(dim):
+                values_UD[u, d] += rate * slopes_UD[u, d]
         for d in range(dim):
-            batch.values_UD[u, d] += rate * slopes_D[d]
-            slopes_D[d] = 0.0
+            slopes_UD[u, d] = 0.0
 
 
 @njit(nogil=True, cache=True)
-def _step_shared(arrays: Any, scratch: Any, strengths: Any, label: Any) -> None:
+def _step_shared(arrays: Any, scratch: Any, strengths: Any) -> None:
     """Biases, groups, numbers, counts; fields whose sums are zero keep their weights."""
-    biases_4 = scratch.biases_L4[label]
-    arrays.bias_information_L[label] = min(arrays.bias_information_L[label] + biases_4[1], MAX_SHARED_INFORMATION)
-    arrays.bias_L[label] += biases_4[0] / arrays.bias_information_L[label]
-    information = min(arrays.plain_bias_information_L[label] + biases_4[3], MAX_SHARED_INFORMATION)
-    arrays.plain_bias_information_L[label] = information
-    arrays.plain_bias_L[label] += biases_4[2] / information
-    biases_4[:] = 0.0
-    for g in range(NUM_PARTS):
-        _step(
-            arrays.group_weights_LG[label],
-            arrays.group_information_LG[label],
-            scratch.group_slopes_LG[label],
-            scratch.group_added_LG[label],
-            g,
-            0.0,
-        )
-    for g in range(2):
-        _step(
-            arrays.plain_group_weights_L2[label],
-            arrays.plain_group_information_L2[label],
-            scratch.plain_group_slopes_L2[label],
-            scratch.plain_group_added_L2[label],
-            g,
-            0.0,
-        )
-    for k in range(arrays.number_weights_LX.shape[1]):
-        _step(
-            arrays.number_weights_LX[label],
-            arrays.number_information_LX[label],
-            scratch.number_slopes_LX[label],
-            scratch.number_added_LX[label],
-            k,
-            strengths.number,
-        )
-        _step(
-            arrays.plain_number_weights_LX[label],
-            arrays.plain_number_information_LX[label],
-            scratch.plain_number_slopes_LX[label],
-            scratch.plain_number_added_LX[label],
-            k,
-            strengths.number,
-        )
-    for f in range(len(arrays.numbers_F)):
-        for side in range(2):
-            _step(
-                arrays.seen_weights_LF2[label, f],
-                arrays.seen_information_LF2[label, f],
-                scratch.seen_slopes_LF2[label, f],
-                scratch.seen_added_LF2[label, f],
-                side,
-                strengths.seen,
-            )
+    biases_L4 = scratch.biases_L4
+    for label in range(len(arrays.base_L)):
+        information = min(arrays.bias_information_L[label] + biases_L4[label, 1], MAX_SHARED_INFORMATION)
+        arrays.bias_information_L[label] = information
+        arrays.bias_L[label] += biases_L4[label, 0] / information
+        information = min(arrays.plain_bias_information_L[label] + biases_L4[label, 3], MAX_SHARED_INFORMATION)
+        arrays.plain_bias_information_L[label] = information
+        arrays.plain_bias_L[label] += biases_L4[label, 2] / information
+        for i in range(4):
+            biases_L4[label, i] = 0.0
+    _step(arrays.group_weights_LG, arrays.group_information_LG, scratch.group_slopes_LG, scratch.group_added_LG, 0.0)
+    _step(
+        arrays.plain_group_weights_L2,
+        arrays.plain_group_information_L2,
+        scratch.plain_group_slopes_L2,
+        scratch.plain_group_added_L2,
+        0.0,
+    )
+    _step(
+        arrays.number_weights_LX,
+        arrays.number_information_LX,
+        scratch.number_slopes_LX,
+        scratch.number_added_LX,
+        strengths.number,
+    )
+    _step(
+        arrays.plain_number_weights_LX,
+        arrays.plain_number_information_LX,
+        scratch.plain_number_slopes_LX,
+        scratch.plain_number_added_LX,
+        strengths.number,
+    )
+    weights_LF2, information_LF2 = arrays.seen_weights_LF2, arrays.seen_information_LF2
+    slopes_LF2, added_LF2 = scratch.seen_slopes_LF2, scratch.seen_added_LF2
+    for label in range(weights_LF2.shape[0]):
+        for f in range(weights_LF2.shape[1]):
+            for side in range(2):
+                added = added_LF2[label, f, side]
+                if added > 0.0:
+                    information = min(information_LF2[label, f, side] + added, MAX_SHARED_INFORMATION)
+                    information_LF2[label, f, side] = information
+                    weights_LF2[label, f, side] += slopes_LF2[label, f, side] / (strengths.seen + information)
+                    slopes_LF2[label, f, side], added_LF2[label, f, side] = 0.0, 0.0
 
 
 @njit(nogil=True, cache=True)
-def _step(weights: Any, information: Any, slopes: Any, added: Any, i: Any, strength: Any) -> None:
-    if added[i] > 0.0:
-        information[i] = min(information[i] + added[i], MAX_SHARED_INFORMATION)
-        weights[i] += slopes[i] / (strength + information[i])
-        slopes[i], added[i] = 0.0, 0.0
+def _step(weights_LI: Any, information_LI: Any, slopes_LI: Any, added_LI: Any, strength: Any) -> None:
+    for label in range(weights_LI.shape[0]):
+        for i in range(weights_LI.shape[1]):
+            added = added_LI[label, i]
+            if added > 0.0:
+                information = min(information_LI[label, i] + added, MAX_SHARED_INFORMATION)
+                information_LI[label, i] = information
+                weights_LI[label, i] += slopes_LI[label, i] / (strength + information)
+                slopes_LI[label, i], added_LI[label, i] = 0.0, 0.0

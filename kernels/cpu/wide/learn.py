@@ -39,9 +39,25 @@ def add_sample(
     crosses_from, crosses_to = crosses.offsets_R1[n - base], crosses.offsets_R1[n - base + 1]
     # a sample of enormous weight must not make a row useless for good
     whole_weight, factorized = min(np.float64(batch.weights_N[n]), MAX_WEIGHT), 0.0
+    rows_S, x_NX, values_UD = batch.rows_S, batch.x_NX, batch.values_UD
+    labels_NL = batch.labels_NL
+    rows_C, pairs_C, weights_Q2L = crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
+    plain_slopes_UL, buckets_CL, cross_slopes_QL = scratch.plain_slopes_UL, scratch.buckets_CL, scratch.cross_slopes_QL
+    cross_added_QL, gate_slopes_LTB, gate_added_LTB = (
+        scratch.cross_added_QL,
+        scratch.gate_slopes_LTB,
+        scratch.gate_added_LTB,
+    )
+    number_slopes_LX, number_added_LX, plain_number_slopes_LX = (
+        scratch.number_slopes_LX,
+        scratch.number_added_LX,
+        scratch.plain_number_slopes_LX,
+    )
+    plain_number_added_LX, gradients_UD = scratch.plain_number_added_LX, scratch.gradients_UD
+    gates_LTB, pair_gains_P = arrays.gates_LTB, arrays.pair_gains_P
     for label in range(len(arrays.base_L)):
         errors_NL[n, label] = 0.0
-        y = np.float64(batch.labels_NL[n, label])
+        y = np.float64(labels_NL[n, label])
         logit, other = scratch.logits_RL2[r, label, 0], scratch.logits_RL2[r, label, 1]
         if math.isnan(y) or whole_weight <= 0.0:
             continue
@@ -58,37 +74,37 @@ def add_sample(
         factorized += step
         _add_slots(batch, arrays, scratch, label, first_slot, slots_from, slots_to, step, curvature, gate_step)
         for s in range(slots_from, slots_to):
-            scratch.plain_slopes_UL[batch.rows_S[s], label] += plain_residual
+            plain_slopes_UL[rows_S[s], label] += plain_residual
         pair, share = -1, 0.0
         for c in range(crosses_from, crosses_to):
-            q_, p_ = crosses.rows_C[c], crosses.pairs_C[c]
-            b = scratch.buckets_CL[c - first_cross, label]
-            gate, weight = arrays.gates_LTB[label, num_fields + p_, b], np.float64(crosses.weights_Q2L[q_, 2 * label])
+            q_, p_ = rows_C[c], pairs_C[c]
+            b = buckets_CL[c - first_cross, label]
+            gate, weight = gates_LTB[label, num_fields + p_, b], np.float64(weights_Q2L[q_, 2 * label])
             if p_ != pair:
                 if pair >= 0:
-                    arrays.pair_gains_P[pair] += residual * share + 0.5 * curvature * share * share
+                    pair_gains_P[pair] += residual * share + 0.5 * curvature * share * share
                 pair, share = p_, 0.0
             share += gate * weight
-            scratch.cross_slopes_QL[q_, label] += step * gate
-            scratch.cross_added_QL[q_, label] += max(curvature * gate * gate, MIN_ADDED)
-            scratch.gate_slopes_LTB[label, num_fields + p_, b] += gate_step * weight
-            scratch.gate_added_LTB[label, num_fields + p_, b] += curvature * weight * weight
+            cross_slopes_QL[q_, label] += step * gate
+            cross_added_QL[q_, label] += max(curvature * gate * gate, MIN_ADDED)
+            gate_slopes_LTB[label, num_fields + p_, b] += gate_step * weight
+            gate_added_LTB[label, num_fields + p_, b] += curvature * weight * weight
         if pair >= 0:
-            arrays.pair_gains_P[pair] += residual * share + 0.5 * curvature * share * share
-        for k in range(batch.x_NX.shape[1]):
-            x = batch.x_NX[n, k]
-            scratch.number_slopes_LX[label, k] += step * x
-            scratch.number_added_LX[label, k] += curvature * x * x
-            scratch.plain_number_slopes_LX[label, k] += plain_residual * x
-            scratch.plain_number_added_LX[label, k] += plain_curvature * x * x
+            pair_gains_P[pair] += residual * share + 0.5 * curvature * share * share
+        for k in range(x_NX.shape[1]):
+            x = x_NX[n, k]
+            number_slopes_LX[label, k] += step * x
+            number_added_LX[label, k] += curvature * x * x
+            plain_number_slopes_LX[label, k] += plain_residual * x
+            plain_number_added_LX[label, k] += plain_curvature * x * x
         _add_groups(arrays, scratch, r, num_samples, label, residual, curvature, plain_residual, plain_curvature)
         _mix_and_count(arrays, label, y, whole_weight, p, q)
     if factorized != 0.0:
-        scale, sums_D = factorized * strengths.factorized, scratch.sums_RD[r]
+        scale, sums_RD = factorized * strengths.factorized, scratch.sums_RD
         for s in range(slots_from, slots_to):
-            u = batch.rows_S[s]
-            for d in range(len(sums_D)):
-                scratch.gradients_UD[u, d] += scale * (sums_D[d] - batch.values_UD[u, d])
+            u = rows_S[s]
+            for d in range(sums_RD.shape[1]):
+                gradients_UD[u, d] += scale * (sums_RD[r, d] - values_UD[u, d])
 
 
 @njit(nogil=True, cache=True)
@@ -104,20 +120,25 @@ def _add_slots(
     curvature: Any,
     gate_step: Any,
 ) -> None:
+    rows_S, fields_S, wide_UW = batch.rows_S, batch.fields_S, batch.wide_UW
+    gate_slopes_LTB, gate_added_LTB, buckets_SL = scratch.gate_slopes_LTB, scratch.gate_added_LTB, scratch.buckets_SL
+    slopes_UL, added_UL, seen_S = scratch.slopes_UL, scratch.added_UL, scratch.seen_S
+    never_S, seen_slopes_LF2, seen_added_LF2 = scratch.never_S, scratch.seen_slopes_LF2, scratch.seen_added_LF2
+    gates_LTB = arrays.gates_LTB
     for s in range(slots_from, slots_to):
-        u, f, k = batch.rows_S[s], batch.fields_S[s], s - first_slot
-        b, weight = scratch.buckets_SL[k, label], np.float64(batch.wide_UW[u, COLUMNS * label + WEIGHT])
-        gate = arrays.gates_LTB[label, f, b]
-        scratch.slopes_UL[u, label] += step * gate
-        scratch.added_UL[u, label] += max(curvature * gate * gate, MIN_ADDED)
-        scratch.gate_slopes_LTB[label, f, b] += gate_step * weight
-        scratch.gate_added_LTB[label, f, b] += curvature * weight * weight
-        x = scratch.seen_S[k]
-        scratch.seen_slopes_LF2[label, f, 0] += step * x
-        scratch.seen_added_LF2[label, f, 0] += curvature * x * x
-        if scratch.never_S[k]:
-            scratch.seen_slopes_LF2[label, f, 1] += step
-            scratch.seen_added_LF2[label, f, 1] += curvature
+        u, f, k = rows_S[s], fields_S[s], s - first_slot
+        b, weight = buckets_SL[k, label], np.float64(wide_UW[u, COLUMNS * label + WEIGHT])
+        gate = gates_LTB[label, f, b]
+        slopes_UL[u, label] += step * gate
+        added_UL[u, label] += max(curvature * gate * gate, MIN_ADDED)
+        gate_slopes_LTB[label, f, b] += gate_step * weight
+        gate_added_LTB[label, f, b] += curvature * weight * weight
+        x = seen_S[k]
+        seen_slopes_LF2[label, f, 0] += step * x
+        seen_added_LF2[label, f, 0] += curvature * x * x
+        if never_S[k]:
+            seen_slopes_LF2[label, f, 1] += step
+            seen_added_LF2[label, f, 1] += curvature
 
 
 @njit(nogil=True, cache=True)
@@ -132,25 +153,28 @@ def _add_groups(
     plain_residual: Any,
     plain_curvature: Any,
 ) -> None:
-    biases_4 = scratch.biases_L4[label]
-    biases_4[0] += residual
-    biases_4[1] += curvature
-    biases_4[2] += plain_residual
-    biases_4[3] += plain_curvature
-    parts_G, plain_2 = scratch.parts_RLG[r, label], scratch.plain_RL2[r, label]
+    biases_L4 = scratch.biases_L4
+    biases_L4[label, 0] += residual
+    biases_L4[label, 1] += curvature
+    biases_L4[label, 2] += plain_residual
+    biases_L4[label, 3] += plain_curvature
+    parts_RLG, plain_RL2 = scratch.parts_RLG, scratch.plain_RL2
+    information_LG, plain_information_L2 = arrays.group_information_LG, arrays.plain_group_information_L2
+    slopes_LG, added_LG = scratch.group_slopes_LG, scratch.group_added_LG
+    plain_slopes_L2, plain_added_L2 = scratch.plain_group_slopes_L2, scratch.plain_group_added_L2
     moved, plain_moved = 0.0, 0.0
     for g in range(NUM_PARTS):
-        moved += parts_G[g] * parts_G[g] / arrays.group_information_LG[label, g]
+        moved += parts_RLG[r, label, g] * parts_RLG[r, label, g] / information_LG[label, g]
     for g in range(2):
-        plain_moved += plain_2[g] * plain_2[g] / arrays.plain_group_information_L2[label, g]
+        plain_moved += plain_RL2[r, label, g] * plain_RL2[r, label, g] / plain_information_L2[label, g]
     step = residual / (1.0 + curvature * num_samples * moved)
     plain_step = plain_residual / (1.0 + plain_curvature * num_samples * plain_moved)
     for g in range(NUM_PARTS):
-        scratch.group_slopes_LG[label, g] += step * parts_G[g]
-        scratch.group_added_LG[label, g] += curvature * parts_G[g] * parts_G[g]
+        slopes_LG[label, g] += step * parts_RLG[r, label, g]
+        added_LG[label, g] += curvature * parts_RLG[r, label, g] * parts_RLG[r, label, g]
     for g in range(2):
-        scratch.plain_group_slopes_L2[label, g] += plain_step * plain_2[g]
-        scratch.plain_group_added_L2[label, g] += plain_curvature * plain_2[g] * plain_2[g]
+        plain_slopes_L2[label, g] += plain_step * plain_RL2[r, label, g]
+        plain_added_L2[label, g] += plain_curvature * plain_RL2[r, label, g] * plain_RL2[r, label, g]
 
 
 @njit(nogil=True, cache=True)

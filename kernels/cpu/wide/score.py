@@ -32,9 +32,9 @@ def strengths_of(arrays: Any) -> Any:
     if samples > 0:
         first = max(1.0, arrays.slot_totals_4[1] / samples)
         crossed = arrays.slot_totals_4[2] / samples
-    num_live = 0
+    num_live, live_P = 0, arrays.pair_is_live_P
     for p in range(num_pairs):
-        num_live += arrays.pair_is_live_P[p]
+        num_live += live_P[p]
     ratio, live = 6.0 / first, max(num_live / max(1, num_pairs), 0.1)
     return Strengths(
         max(0.5 * first, 3.0),
@@ -67,11 +67,12 @@ def bits_of_count(count: Any) -> Any:
 @njit(nogil=True, cache=True)
 def count_times(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
     """Count how often the chunk has each row."""
+    times_U, times_Q, rows_S, rows_C = scratch.times_U, scratch.times_Q, batch.rows_S, crosses.rows_C
     for s in range(batch.offsets_N1[start], batch.offsets_N1[stop]):
-        scratch.times_U[batch.rows_S[s]] += 1
+        times_U[rows_S[s]] += 1
     first = crosses.start
     for c in range(crosses.offsets_R1[start - first], crosses.offsets_R1[stop - first]):
-        scratch.times_Q[crosses.rows_C[c]] += 1
+        times_Q[rows_C[c]] += 1
 
 
 @njit(nogil=True, cache=True)
@@ -92,59 +93,65 @@ def score_sample(
     base = crosses.start
     first_cross = crosses.offsets_R1[start - base]
     crosses_from, crosses_to = crosses.offsets_R1[n - base], crosses.offsets_R1[n - base + 1]
+    rows_S, fields_S, wide_UW, counts_U = batch.rows_S, batch.fields_S, batch.wide_UW, batch.counts_U
+    x_NX, rows_C, pairs_C, weights_Q2L = batch.x_NX, crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
+    gates_LTB, gate_information_LTB = arrays.gates_LTB, arrays.gate_information_LTB
+    seen_LF2, seen_information_LF2 = arrays.seen_weights_LF2, arrays.seen_information_LF2
+    number_weights_LX, plain_number_weights_LX = arrays.number_weights_LX, arrays.plain_number_weights_LX
+    number_information_LX, statistics_3F = arrays.number_information_LX, arrays.seen_statistics_3F
+    seen_S, never_S, times_U, times_Q = scratch.seen_S, scratch.never_S, scratch.times_U, scratch.times_Q
+    buckets_SL, buckets_CL, parts_RLG = scratch.buckets_SL, scratch.buckets_CL, scratch.parts_RLG
     pairs = _factorize(batch, scratch, r, slots_from, slots_to)
     for s in range(slots_from, slots_to):
-        f = batch.fields_S[s]
-        bits = bits_of_count(batch.counts_U[batch.rows_S[s]])
-        standard = (bits - arrays.seen_statistics_3F[0, f]) / math.sqrt(arrays.seen_statistics_3F[1, f] + 0.01)
-        scratch.seen_S[s - first_slot] = min(max(standard, -3.0), 3.0)
-        scratch.never_S[s - first_slot] = bits == 0
+        f = fields_S[s]
+        bits = bits_of_count(counts_U[rows_S[s]])
+        standard = (bits - statistics_3F[0, f]) / math.sqrt(statistics_3F[1, f] + 0.01)
+        seen_S[s - first_slot] = min(max(standard, -3.0), 3.0)
+        never_S[s - first_slot] = bits == 0
     for label in range(len(arrays.base_L)):
         at = COLUMNS * label
-        gates_TB, gate_information_TB = arrays.gates_LTB[label], arrays.gate_information_LTB[label]
-        seen_F2, seen_information_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
         summed, seen, plain, damping, gate_damping, moved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         for s in range(slots_from, slots_to):
-            u, f, k = batch.rows_S[s], batch.fields_S[s], s - first_slot
-            information = np.float64(batch.wide_UW[u, at + INFORMATION])
-            weight = np.float64(batch.wide_UW[u, at + WEIGHT])
+            u, f, k = rows_S[s], fields_S[s], s - first_slot
+            information = np.float64(wide_UW[u, at + INFORMATION])
+            weight = np.float64(wide_UW[u, at + WEIGHT])
             b = bucket_of(information)
-            scratch.buckets_SL[k, label] = b
-            gate = gates_TB[f, b]
+            buckets_SL[k, label] = b
+            gate = gates_LTB[label, f, b]
             summed += gate * weight
-            plain += np.float64(batch.wide_UW[u, at + PLAIN_WEIGHT])
-            x = scratch.seen_S[k]
-            part = seen_F2[f, 0] * x
-            moved += x * x / (strengths.seen + seen_information_F2[f, 0])
-            if scratch.never_S[k]:
-                part += seen_F2[f, 1]
-                moved += 1.0 / (strengths.seen + seen_information_F2[f, 1])
+            plain += np.float64(wide_UW[u, at + PLAIN_WEIGHT])
+            x = seen_S[k]
+            part = seen_LF2[label, f, 0] * x
+            moved += x * x / (strengths.seen + seen_information_LF2[label, f, 0])
+            if never_S[k]:
+                part += seen_LF2[label, f, 1]
+                moved += 1.0 / (strengths.seen + seen_information_LF2[label, f, 1])
             seen += part
-            damping += scratch.times_U[u] * gate * gate / (strengths.first + information)
-            gate_damping += weight * weight / (GATE_PRIOR + gate_information_TB[f, b])
+            damping += times_U[u] * gate * gate / (strengths.first + information)
+            gate_damping += weight * weight / (GATE_PRIOR + gate_information_LTB[label, f, b])
         crossed = 0.0
         for c in range(crosses_from, crosses_to):
-            q, f = crosses.rows_C[c], num_fields + crosses.pairs_C[c]
-            weight = np.float64(crosses.weights_Q2L[q, 2 * label])
-            information = np.float64(crosses.weights_Q2L[q, 2 * label + 1])
+            q, f = rows_C[c], num_fields + pairs_C[c]
+            weight = np.float64(weights_Q2L[q, 2 * label])
+            information = np.float64(weights_Q2L[q, 2 * label + 1])
             b = bucket_of(information)
-            scratch.buckets_CL[c - first_cross, label] = b
-            gate = gates_TB[f, b]
+            buckets_CL[c - first_cross, label] = b
+            gate = gates_LTB[label, f, b]
             crossed += gate * weight
-            damping += scratch.times_Q[q] * gate * gate / (strengths.cross + information)
-            gate_damping += weight * weight / (GATE_PRIOR + gate_information_TB[f, b])
+            damping += times_Q[q] * gate * gate / (strengths.cross + information)
+            gate_damping += weight * weight / (GATE_PRIOR + gate_information_LTB[label, f, b])
         numbers, plain_numbers = 0.0, 0.0
-        for k in range(batch.x_NX.shape[1]):
-            x = batch.x_NX[n, k]
-            numbers += x * arrays.number_weights_LX[label, k]
-            plain_numbers += x * arrays.plain_number_weights_LX[label, k]
-            moved += x * x / (strengths.number + arrays.number_information_LX[label, k])
-        parts_G = scratch.parts_RLG[r, label]
-        parts_G[0], parts_G[1], parts_G[2] = summed, crossed, numbers
-        parts_G[3], parts_G[4], parts_G[5] = pairs * strengths.factorized, batch.net_NL[n, label], seen
+        for k in range(x_NX.shape[1]):
+            x = x_NX[n, k]
+            numbers += x * number_weights_LX[label, k]
+            plain_numbers += x * plain_number_weights_LX[label, k]
+            moved += x * x / (strengths.number + number_information_LX[label, k])
+        parts_RLG[r, label, 0], parts_RLG[r, label, 1], parts_RLG[r, label, 2] = summed, crossed, numbers
+        parts_RLG[r, label, 3], parts_RLG[r, label, 5] = pairs * strengths.factorized, seen
+        parts_RLG[r, label, 4] = batch.net_NL[n, label]
         logit = arrays.base_L[label] + arrays.bias_L[label]
         for g in range(NUM_PARTS):
-            logit += arrays.group_weights_LG[label, g] * parts_G[g]
+            logit += arrays.group_weights_LG[label, g] * parts_RLG[r, label, g]
         other = arrays.base_L[label] + arrays.plain_bias_L[label]
         other += arrays.plain_group_weights_L2[label, 0] * plain
         other += arrays.plain_group_weights_L2[label, 1] * plain_numbers
@@ -159,14 +166,14 @@ def score_sample(
 @njit(nogil=True, cache=True)
 def _factorize(batch: Any, scratch: Any, r: Any, slots_from: Any, slots_to: Any) -> Any:
     """Add up the vectors of a sample; return the sum of the dot products of all pairs."""
-    sums_D, squares_D = scratch.sums_RD[r], scratch.squares_D
+    sums_D, squares_D, values_UD, rows_S = scratch.sums_RD[r], scratch.squares_D, batch.values_UD, batch.rows_S
     dim = len(sums_D)
     for d in range(dim):
         sums_D[d], squares_D[d] = 0.0, 0.0
     for s in range(slots_from, slots_to):
-        u = batch.rows_S[s]
+        u = rows_S[s]
         for d in range(dim):
-            v = np.float64(batch.values_UD[u, d])
+            v = np.float64(values_UD[u, d])
             sums_D[d] += v
             squares_D[d] += v * v
     pairs = 0.0
