@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import structs
 
 from stream.columns import Batch
 from tests.bench.quality.one_pass import OnePass, RunConfig, learn_and_serve, learn_once, num_ids, share_rows
@@ -70,7 +69,6 @@ def ablations(log: Log) -> Iterator[Result]:
     config, samples = log.config, log.samples
     for size in (16, 256, 4096):
         yield Result(f"batches of {size}", learn_once(config.with_train(batch_size=size, min_batch_size=0), samples))
-    yield from ablations_of_the_model(log)
     yield Result("8 % of the ids share a row", learn_once(config, share_rows(samples)))
     total = num_ids(samples)
     for share in (50, 25, 10):
@@ -81,14 +79,19 @@ def ablations(log: Log) -> Iterator[Result]:
             yield Result(name, learn_and_serve(config, samples, versions_at.tolist()), int(versions_at[0]))
 
 
-def ablations_of_the_model(log: Log) -> Iterator[Result]:
-    """Run the model without its wide part, and without crosses, if it has them."""
-    fields, config = log.config.model.__struct_fields__, log.config
-    for key, value in (("wide", False), ("crosses", 0)):
-        if key in fields:
-            model = structs.replace(config.model, **{key: value})
-            without = RunConfig(schema=config.schema, model=model, train=config.train, table=config.table)
-            yield Result(f"{key} = {str(value).lower()}", learn_once(without, log.samples))
+def wide_part_on_and_off(log: Log) -> Iterator[Result]:
+    """Run the model with and without its wide part, and with it in batches of other sizes and without crosses."""
+    config, wide = log.config, log.config.with_model(wide=True)
+    others = {
+        "wide = false": config.with_model(wide=False),
+        "wide = true": wide,
+        "wide = true, batches of 16": wide.with_train(batch_size=16, min_batch_size=0),
+        "wide = true, batches of 4096": wide.with_train(min_batch_size=0),
+        "wide = true, crosses = 0": wide.with_model(crosses=0),
+    }
+    for name, other in others.items():
+        if other != config:
+            yield Result(name, learn_once(other, log.samples))
 
 
 def every(num_samples: int, total: int) -> npt.NDArray[np.int64]:

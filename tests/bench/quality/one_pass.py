@@ -18,7 +18,8 @@ from springtide_client.schema import Schema
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.training.bootstrap import load_state
+from app.models.wide.wide_part import add_wide_part
+from app.training.bootstrap import load_state, with_wide_columns
 from app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
 from app.version_log.config import LogConfig
@@ -53,6 +54,10 @@ class RunConfig:
         """Return the same with other keys of [train]."""
         return replace(self, train=structs.replace(self.train, **keys))
 
+    def with_model(self, **keys: object) -> "RunConfig":
+        """Return the same with other keys of [model]."""
+        return replace(self, model=structs.replace(self.model, **keys))
+
     @property
     def batch_size(self) -> BatchSize:
         return BatchSize(self.train.batch_size, self.train.min_batch_size)
@@ -69,12 +74,13 @@ class OnePass:
 def learn_once(config: RunConfig, samples: Batch, *, num_rows: int | None = None) -> OnePass:
     """Score and learn each sample. `num_rows`: of the table, which then forgets what it evicts."""
     table = EmbeddingTable(
-        with_adagrad_eps(config.table),
+        with_adagrad_eps(with_wide_columns(config)),
         seed=config.train.seed,
         tracked=False,
         capacity=None if num_rows is None else Capacity.of_rows(num_rows),
     )
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
+    add_wide_part(model, config.model, config.schema)
     learner, size = Learner(model, table, config.train, config.schema), config.batch_size
     logits: list[npt.NDArray[np.float32]] = []
     began, start = time.perf_counter(), 0

@@ -1,6 +1,6 @@
 """quality.online: progressive AUC and logloss, one pass over each log, beside other online learners and ablations.
 
-`springtide bench quality.online [--logs movielens-100k,simulated] [--parts ours,peers,ablations] [--samples N]`. One
+`springtide bench quality.online [--logs movielens-100k,simulated] [--parts peers,wide,ablations] [--samples N]`. One
 setting of ours, the defaults, for all logs. Vowpal Wabbit (18 settings) and River learn the same samples in the same
 order; of VW the best single setting over all logs is named, and the best of each log, which is picked afterwards. Logs
 that are not there are skipped. Standard errors by DeLong, of differences too: they take the samples as independent.
@@ -34,6 +34,7 @@ from tests.bench.quality.contenders import (
     every_ms,
     save_for_peers,
     vw_settings,
+    wide_part_on_and_off,
 )
 from tests.bench.quality.one_pass import Floats, OnePass, RunConfig, learn_once
 from tests.bench.quality.real_logs import SETS, cut, read_batch
@@ -163,7 +164,7 @@ def arguments() -> argparse.Namespace:
     """Return the arguments, checked."""
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--logs", default=",".join([*SETS, SIMULATED]))
-    parser.add_argument("--parts", default="ours,peers,ablations", help="what to run beside our defaults")
+    parser.add_argument("--parts", default="peers,wide,ablations", help="what to run beside our defaults")
     parser.add_argument("--samples", type=int, default=MOST_SAMPLES, help="of a real log, at most")
     parser.add_argument("--keep", type=Path, help="keep the peers' logits in this folder, and use those it has")
     parser.add_argument("--data", type=Path, default=DATA, help="where the logs' .parquet files are")
@@ -186,6 +187,8 @@ def learn_log(
         results.append(iter([Result("the true probabilities", best)]))
     if "peers" in parts:
         results.append(run_peers(log, peers, folder, quick=quick))
+    if "wide" in parts:
+        results.append(wide_part_on_and_off(log))
     if "ablations" in parts:
         results.append(ablations(log))
     for result in chain.from_iterable(results):

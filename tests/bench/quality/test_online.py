@@ -14,14 +14,19 @@ from tests.bench.quality.simulated_log import simulate_log, simulated_schema
 
 def test_the_quick_form_scores_every_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "online.json"
-    arguments = ["--quick", "--logs", "simulated", "--parts", "ablations", "--out", str(out)]
+    arguments = ["--quick", "--logs", "simulated", "--parts", "wide,ablations", "--out", str(out)]
     monkeypatch.setattr("sys.argv", ["quality.online", *arguments])
     assert online.main() == 0
     found = json.loads(out.read_text())
     cases = {case["contender"]: case for case in found["cases"]}
     assert cases["Springtide"]["auc_minus_ours"] == 0
     assert cases["the true probabilities"]["auc_minus_ours"] > 0
-    assert {"batches of 16", "8 % of the ids share a row", "rows for 10 % of the ids, no spill"} <= cases.keys()
+    assert {
+        "batches of 16",
+        "wide = true",
+        "8 % of the ids share a row",
+        "rows for 10 % of the ids, no spill",
+    } <= cases.keys()
     assert all(0 < case["auc_error"] < 0.1 and case["logloss"] > 0 for case in cases.values())
     assert found["quick"]
     assert found["best_of_vw"] == {}
@@ -30,7 +35,7 @@ def test_the_quick_form_scores_every_contender(tmp_path: Path, monkeypatch: pyte
 def test_a_log_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--logs", "movielens-100k", "--parts", "ours", "--data", str(tmp_path)]
+    arguments = ["--logs", "movielens-100k", "--parts", "", "--data", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["quality.online", *arguments])
     assert online.main() == 0
     assert f"skipped: movielens-100k, {tmp_path} does not have it" in capsys.readouterr().out
