@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from app.tools.evaluate.evaluation import Evaluation
-from app.tools.evaluate.scores import EvaluatedSamples, Score, normalized_entropy, score_of
+from app.tools.evaluate.scores import EvaluatedSamples, Score, entropy_of, score_of
 from app.tools.replay.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
@@ -73,7 +73,7 @@ class EvaluationResult:
             score = replace(
                 score_of(samples, label=index), **{n: trainers[n] for n in ("auc", "logloss", "calibration")}
             )
-            whole[label] = replace(score, normalized_entropy=normalized_entropy(score.logloss, score.mean_label))
+            whole[label] = replace(score, normalized_entropy=entropy_of(score.logloss, score.mean_label))
         newest = slice(-evaluation.config.train.window_samples, None)
         return EvaluationResult(
             config=str(evaluation.config.path),

@@ -1,13 +1,13 @@
 """Scored samples and what is said of them: AUC, logloss, normalized entropy, calibration, and how certain they are."""
 
 # N samples, L labels
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from app.scores.auc import Float64Array, exact_auc
+from app.scores.calibration_curve import normalized_entropy
 from app.tools.evaluate.auc_error import standard_error
 
 
@@ -64,7 +64,7 @@ def score_of(samples: EvaluatedSamples, *, label: int = 0) -> Score:
         auc=auc,
         auc_standard_error=None if auc is None else standard_error(scores_N, positive_N, negative_N),
         logloss=logloss,
-        normalized_entropy=normalized_entropy(logloss, mean_label),
+        normalized_entropy=entropy_of(logloss, mean_label),
         calibration=predicted / positive if positive > 0 else None,
         mean_label=mean_label,
     )
@@ -76,8 +76,6 @@ def losses(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64
     return found
 
 
-def normalized_entropy(logloss: float | None, mean_label: float | None) -> float | None:
-    """Return logloss over that of predicting the mean label for everything (He et al. 2014); below 1 is better."""
-    if logloss is None or mean_label is None or not 0 < mean_label < 1:
-        return None
-    return logloss / -(mean_label * math.log(mean_label) + (1 - mean_label) * math.log1p(-mean_label))
+def entropy_of(logloss: float | None, mean_label: float | None) -> float | None:
+    """Return the normalized entropy (He et al. 2014); None without a logloss."""
+    return None if logloss is None or mean_label is None else normalized_entropy(logloss, mean_label)

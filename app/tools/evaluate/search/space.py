@@ -5,11 +5,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from springtide_client.system.settings import keys
-
 from app.config.assignments import merge_document
 from app.config.load import Config
-from app.models.config import BUILT_IN_MODELS, ModelConfig
+from app.models.config import BUILT_IN_MODELS
 from app.training.config import DenseOptimizerConfig
 from embeddings.optimizer import RowOptimizer
 
@@ -24,8 +22,8 @@ CROSSES = (0, 64)
 def dimensions(config: Config) -> list[list[Change]]:
     """Return the choices for each setting that is varied.
 
-    Learning rates are factors of the configuration's own. A net of the user's own stays; `crosses` and the like are
-    varied only where `[model]` has them.
+    Learning rates are factors of the configuration's own. A net of the user's own stays; `crosses` are varied only
+    where `[model] wide` is on.
     """
     rows_lr, dense_lr = RowOptimizer.of(config.table.optimizer).lr, DenseOptimizerConfig.of(config.train.optimizer).lr
     found: list[list[Change]] = [
@@ -38,7 +36,7 @@ def dimensions(config: Config) -> list[list[Change]]:
         # options of one net mean nothing to another
         names = [config.model.name] if config.model.options else list(BUILT_IN_MODELS)
         found.append([{"model": {"name": name}} for name in names])
-    if "crosses" in keys(ModelConfig):
+    if config.model.wide:
         found.append([{"model": {"crosses": num}} for num in CROSSES])
     return found
 
@@ -66,7 +64,7 @@ def settings_of(config: Config, change: Mapping[str, Any]) -> str:
     now = {
         "train": {"batch_size": config.train.batch_size, "optimizer": {"lr": short(dense.lr)}},
         "table": {"dim": config.table.dim, "optimizer": {"lr": short(rows.lr)}},
-        "model": {"name": config.model.name, "crosses": getattr(config.model, "crosses", None)},
+        "model": {"name": config.model.name, "crosses": config.model.crosses},
     }
     return repr(merge_document(now, [change]))
 

@@ -83,10 +83,11 @@ def train_through_kafka(path: Path, file: InputFile) -> dict[str, Any]:
     return {"scores": newest.scores, "samples": newest.samples_trained, "dead_letters": newest.dead_letters}
 
 
-@pytest.mark.parametrize("device_bytes", ["8MiB", "96KiB"])
-def test_scores_equal_those_of_a_trainer_fed_through_kafka(tmp_path: Path, device_bytes: str) -> None:
+@pytest.mark.parametrize(("device_bytes", "wide"), [("8MiB", "false"), ("128KiB", "true")])
+def test_scores_equal_those_of_a_trainer_fed_through_kafka(tmp_path: Path, device_bytes: str, wide: str) -> None:
     """With the small table rows are evicted, spilled and recalled."""
     path = write_config(tmp_path, device_bytes=device_bytes)
+    path.write_text(path.read_text() + f"[model]\nwide = {wide}\n")
     file = write_rows(tmp_path / "clicks.jsonl", clicks(3000, users=1500))
     trained = train_through_kafka(path, file)
     result = evaluate_files([file], path)
