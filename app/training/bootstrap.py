@@ -107,7 +107,14 @@ def empty_state(
     base: RowSource | None,
     num_threads: int,
 ) -> TrainingState:
-    """Return a state that has learned nothing, over a table whose lowest tier is the base."""
+    """Return a state that has learned nothing, over a table whose lowest tier is the base.
+
+    UserError if the wide part is to be learned on a device.
+    """
+    if config.model.wide and device.transfer is not None:
+        raise UserError(
+            'the wide part is learned on the CPU so far: set [model] wide = false or [train] device = "cpu"'
+        )
     table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
     row_budget = RowBudget(budget.max_base_bytes, dim=config.table.dim, state_width=table.layout.state_width)

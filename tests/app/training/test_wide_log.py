@@ -8,7 +8,9 @@ from springtide_client.keys import CROSSES
 from springtide_client.log.directory import LogDirectory
 
 from app.config.load import load_config
-from app.training.bootstrap import load_state
+from app.errors import UserError
+from app.training.bootstrap import load_state, state_without_log
+from app.training.device.device import resolve_device
 from app.version_log.verify.verify import verify
 from app.version_log.write.writer import LogWriter
 from tests.app.training.random_clicks import make_batch
@@ -101,6 +103,14 @@ def test_a_trainer_that_starts_again_continues_bit_by_bit(tmp_path):
     assert arrays["wide.pair_is_live_P"].sum() == 4
     report = verify(LogDirectory(parts.config.log.path))
     assert not report.errors
+
+
+def test_on_a_device_the_wide_part_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    device = resolve_device(Log(tmp_path).config.train)
+    on_device = device._replace(transfer=object())
+    monkeypatch.setattr("app.training.bootstrap.resolve_device", lambda _: on_device)
+    with pytest.raises(UserError, match=r"set \[model\] wide = false"):
+        state_without_log(Log(tmp_path).config)
 
 
 @pytest.mark.parametrize(
