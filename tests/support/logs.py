@@ -24,7 +24,7 @@ Key = tuple[int, int]  # feature number, id
 Row = tuple[np.ndarray, int, int]  # value, count, last seen
 Tensors = dict[str, np.ndarray]
 
-DTYPES = {"float32": "F32", "int64": "I64", "uint16": "U16", "uint64": "U64", "uint8": "U8"}
+DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "U16", "uint64": "U64", "uint8": "U8"}
 
 
 def wall_ms() -> int:
@@ -53,7 +53,8 @@ class HandWrittenLog:
 
     `wall_clock`: versions carry the present time; else each is 100 ms later than the one before, from a fixed start.
     `start`: begin the first epoch at once; else the folder does not exist before `start_epoch`.
-    `tables`: beside the main one, by name: width and features. They hold no optimizer states.
+    `tables`: beside the main one, by name: width and features. They hold no states.
+    `wide_width`: how many numbers `wide` has of each row of the main table, behind one of the optimizer.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class HandWrittenLog:
         wall_clock: bool = False,
         start: bool = True,
         tables: Mapping[str, tuple[int, list[int]]] | None = None,
+        wide_width: int = 0,
     ) -> None:
-        self.tables = dict(tables or {})
+        self.tables, self.wide_width = dict(tables or {}), wide_width
+        self.wide: dict[Key, np.ndarray] = {}
         self.path, self.schema, self.archive = path, schema, archive
         self.dim, self.seed, self.init_scale = dim, seed, 0.05
         self.rows: dict[Key, Row] = {}
@@ -163,7 +166,7 @@ class HandWrittenLog:
             if held:
                 columns = row_columns(held, dim)
                 if not table:
-                    columns["state"] = np.zeros((len(held), 1), np.float32)
+                    columns["state"] = self.states_of(held)
                 tensors |= {f"{table}/rows.{name}".lstrip("/"): column for name, column in columns.items()}
         if forgotten:
             tensors |= {
@@ -202,6 +205,11 @@ class HandWrittenLog:
         """Return the name of the table that holds a key; rows shared by ids are beside those of their feature."""
         return next((name for name, (_, numbers) in self.tables.items() if key[0] % 32768 in numbers), "")
 
+    def states_of(self, rows: Iterable[Key]) -> np.ndarray:
+        """Return the states of rows: a zero of the optimizer, then the wide part's numbers."""
+        states = [np.concatenate([[0], self.wide.get(key, np.zeros(self.wide_width))]) for key in rows]
+        return np.array(states, np.float32).reshape(-1, 1 + self.wide_width)
+
     def add_to_sketch(self, seen: dict[Key, int]) -> Tensors:
         """Raise the counts of the keys in the sketch, and return the blocks that changed."""
         if self.sketch is None:
@@ -230,8 +238,7 @@ class HandWrittenLog:
             columns = {name: column[order] for name, column in {"mixed": mixed, **columns}.items()}
             write_safetensors(folder / (f"rows.{table}.safetensors" if table else "rows.safetensors"), columns)
             if not table:
-                states = np.zeros((len(held), 1), np.float32)
-                write_safetensors(folder / "optimizer.safetensors", {"state": states})
+                write_safetensors(folder / "optimizer.safetensors", {"state": self.states_of(held)[order]})
         dense = {f"dense.{name}": np.asarray(array) for name, array in self.dense.items()}
         write_safetensors(folder / "dense.safetensors", dense | {"state.step": np.zeros(1, np.float32)})
         if self.id_strings:
@@ -251,7 +258,8 @@ class HandWrittenLog:
             "epoch": self.epoch,
             "created_ms": self.now_ms,
             "schema": json.loads(self.schema.to_json()),
-            "table": self.table_spec(self.dim, []) | {"state_width": 1, "optimizer": {"name": "rowwise-adagrad"}},
+            "table": self.table_spec(self.dim, [])
+            | {"state_width": 1 + self.wide_width, "wide_width": self.wide_width, "optimizer": {"name": "adagrad"}},
             "tables": {name: self.table_spec(*table) for name, table in self.tables.items()},
             "model": {"name": "toy", "options": {}},
             "meta": json.loads(msgspec.json.encode(meta)),

@@ -24,6 +24,7 @@ from springtide_client.model.view import View
 from springtide_client.rows.row_layer import empty_layer, sorted_layer
 from springtide_client.rows.search import KNOWN
 from springtide_client.rows.table_names import record_tensor
+from springtide_client.wide.parameters import PREFIX
 
 from app.version_log.read.id_dictionary import id_strings_of, merge_id_strings
 from app.version_log.read.live_rows import count_live_rows, live_rows
@@ -135,8 +136,10 @@ def view_at_version(directory: LogDirectory, version: int) -> View | None:
 
 
 def dense_tensors(view: View) -> dict[str, npt.NDArray[Any]]:
-    """The dense net's parameters as `dense.<name>`, and the bytes of its exported program as `model.pt2`."""
+    """The parameters of the net and the wide part as `dense.<name>`, and the bytes of the program as `model.pt2`."""
     parameters = view.model.named_arrays(view.parameters)
+    if view.wide is not None:
+        parameters |= {PREFIX + name: array for name, array in view.wide.named().items()}
     program = np.frombuffer((view.base.path / MODEL).read_bytes(), np.uint8)
     return {**{f"dense.{name}": array for name, array in parameters.items()}, MODEL: program}
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.rows.row_layer import RowLayer
-from springtide_client.rows.search import LayerStack
+from springtide_client.rows.search import FoundRows, LayerStack
 
 from kernels.cpu.serving.view_search import (
     NUM_COLUMNS,
@@ -26,6 +26,7 @@ FEW_KEYS = 1_024
 FILTER_ROWS = 2**20
 BITS_PER_ROW = 8
 NO_HORIZON = np.iinfo(np.int64).min
+NO_STATES, NO_COUNTS = np.empty((0, 0), np.float32), np.empty(0, np.int64)
 
 
 class LayerSearch:
@@ -44,18 +45,36 @@ class LayerSearch:
 
     def __call__(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
         """Return rows float32 (K, D), NaN where there is none, and status uint8 (K). One feature may serve all keys."""
-        packed = self.packed(features_K, np.ascontiguousarray(ids_K))
-        num_bytes = 4 * self.dim * len(ids_K)
-        return packed[:num_bytes].view(np.float32).reshape(len(ids_K), self.dim), packed[num_bytes:]
+        return self._unpacked(self.packed(features_K, np.ascontiguousarray(ids_K)), len(ids_K))
 
-    def packed(self, features_K: UInt16Array, ids_K: Int64Array) -> UInt8Array:
-        """The same in one array of bytes: K rows of D float32, then K status bytes. The ids are contiguous."""
+    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundRows:
+        """Return the rows with their states and counts, zeros where there is none."""
+        states_KW = np.zeros((len(ids_K), self._stack.state_width), np.float32)
+        counts_K = np.zeros(len(ids_K), np.int64)
+        packed = self.packed(features_K, np.ascontiguousarray(ids_K), states_KW, counts_K)
+        return FoundRows(*self._unpacked(packed, len(ids_K)), states_KW, counts_K)
+
+    def _unpacked(self, packed: UInt8Array, num_keys: int) -> tuple[Float32Array, UInt8Array]:
+        num_bytes = 4 * self.dim * num_keys
+        return packed[:num_bytes].view(np.float32).reshape(num_keys, self.dim), packed[num_bytes:]
+
+    def packed(
+        self,
+        features_K: UInt16Array,
+        ids_K: Int64Array,
+        states_KW: Float32Array = NO_STATES,
+        counts_K: Int64Array = NO_COUNTS,
+    ) -> UInt8Array:
+        """The same in one array of bytes: K rows of D float32, then K status bytes. The ids are contiguous.
+
+        States and counts of rows that there are are written into the other arrays, if they are given.
+        """
         num_keys = len(ids_K)
         if len(features_K) != num_keys and len(features_K) != 1:
             raise ValueError(f"{len(features_K)} features for {num_keys} ids")
         out = np.empty(num_keys * (4 * self.dim + 1), np.uint8)
         search = search_holding_gil if num_keys <= FEW_KEYS else search_layers
-        num_unknown = search(self._layers_LC, self._horizons_F, features_K, ids_K, self.dim, out)
+        num_unknown = search(self._layers_LC, self._horizons_F, features_K, ids_K, self.dim, out, states_KW, counts_K)
         if num_unknown and len(self._admits_F):
             seen = self._stack.admission_counts
             mark_seen(
@@ -88,11 +107,17 @@ class LayerAddresses:
             filter = np.zeros(num_words, np.uint64)
             fill_filter(rows.mixed, filter)
         columns = (rows.mixed, rows.feature, rows.value, rows.last_seen)
-        if not all(array.flags.c_contiguous for array in columns):
+        if not all(array.flags.c_contiguous for array in (*columns, rows.count)):
             raise ValueError("the arrays of a layer must be contiguous")
         marks = 0 if rows.tombstone is None else address(rows.tombstone)
         filter_line = (0, 0) if filter is None else (address(filter), 64 * len(filter) - 1)
-        return LayerAddresses(rows, filter, (len(rows), *(address(array) for array in columns), marks, *filter_line))
+        states = (0, 0)
+        if rows.state is not None and rows.state.shape[1]:
+            if rows.state.strides[1] != rows.state.itemsize:
+                raise ValueError("the states of a row must be contiguous")
+            states = (address(rows.state), rows.state.strides[0])
+        addresses = (*(address(array) for array in columns), marks, *filter_line, address(rows.count), *states)
+        return LayerAddresses(rows, filter, (len(rows), *addresses))
 
 
 class LayerSearchCache:

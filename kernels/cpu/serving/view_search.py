@@ -21,7 +21,9 @@ from kernels.cpu.intrinsics.memory import (
 )
 
 # columns of a layer's line: number of rows, addresses of its arrays, its filter (0: none), the mask of filter bits
-LENGTH, MIXED, FEATURE, VALUE, LAST_SEEN, MARKS, FILTER, FILTER_MASK, NUM_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8
+LENGTH, MIXED, FEATURE, VALUE, LAST_SEEN, MARKS, FILTER, FILTER_MASK = 0, 1, 2, 3, 4, 5, 6, 7
+# addresses of counts and states (0: none), and the bytes from one row's states to the next one's
+COUNT, STATE, STATE_STRIDE, NUM_COLUMNS = 8, 9, 10, 11
 # columns of a sketch's line: number of blocks, addresses of their numbers and bytes
 NUM_BLOCKS, BLOCK, BYTES, NUM_SKETCH_COLUMNS = 0, 1, 2, 3
 
@@ -88,10 +90,15 @@ def row_of(mixed_address: Any, feature_address: Any, length: Any, place: Any, ke
 
 
 @njit(nogil=True, cache=True)
-def search_layers(layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any) -> Any:
+def search_layers(
+    layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any, states_KW: Any, counts_K: Any
+) -> Any:
     """Fill `out`, uint8: K rows of dim float32, NaN where there is none, then K status bytes. One feature may stand
-    for all. Returns how many are unknown.
+    for all. Returns how many are unknown. Unless `counts_K` has length 0, it and `states_KW` are filled too, where
+    there is a row.
     """
+    wants_states, state_bytes = len(counts_K) > 0, 4 * states_KW.shape[1]
+    states_address = states_KW.ctypes.data
     num_keys, row_bytes = len(ids_K), 4 * dim
     last = len(features_K) - 1
     rows_address, status_at = out.ctypes.data, num_keys * row_bytes
@@ -151,6 +158,11 @@ def search_layers(layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, d
             else:
                 out[status_at + k] = KNOWN
                 copy_bytes(rows_address + k * row_bytes, value_address + row * row_bytes, row_bytes)
+                if wants_states:
+                    counts_K[k] = read_int64(layers_LC[layer, COUNT], row)
+                    if state_bytes > 0:
+                        state = layers_LC[layer, STATE] + row * layers_LC[layer, STATE_STRIDE]
+                        copy_bytes(states_address + k * state_bytes, state, state_bytes)
         num_left = num_kept
         if num_left == 0:
             break
@@ -161,9 +173,11 @@ def search_layers(layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, d
 
 
 @njit(cache=True)
-def search_holding_gil(layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any) -> Any:
+def search_holding_gil(
+    layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any, states_KW: Any, counts_K: Any
+) -> Any:
     """For few keys: to be given the GIL back takes longer than the search."""
-    return search_layers(layers_LC, cutoffs_F, features_K, ids_K, dim, out)
+    return search_layers(layers_LC, cutoffs_F, features_K, ids_K, dim, out, states_KW, counts_K)
 
 
 @njit(nogil=True, cache=True)

@@ -7,11 +7,11 @@ import pytest
 from springtide_client.keys import CROSSES
 from springtide_client.wide.bins import standardize
 from springtide_client.wide.crosses import CrossSlots
-from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import PREFIX, WideParameters
 from springtide_client.wide.score import WideRows, score
 from springtide_client.wide.slots import Slots
 
+from tests.support.wide_log import columns, parameters_of
 from tests.support.wide_oracle import WideOracle
 
 
@@ -65,33 +65,6 @@ def test_a_learned_model_scores_samples_as_the_oracle_does(num_labels: int, num_
         )
         logits_NL = score(parameters, own, rows, pairs, cross_rows, x_NX, np.array([net]))
         assert logits_NL[0].tolist() == oracle.predict(fields, fields, logs, net)
-
-
-def columns(row: object, label: int) -> list[float]:
-    return [getattr(row, name)[label] for name in ("w", "h", "plain", "plain_squares")]
-
-
-def parameters_of(oracle: WideOracle) -> WideParameters:
-    """The oracle's state as the arrays of a version."""
-    fields = WideFields(tuple(map(str, oracle.numbers)), np.array(oracle.numbers))
-    arrays = WideParameters.initial(fields, oracle.D, oracle.L).named()
-    changed = {
-        "slot_totals_4": [oracle.samples, oracle.first_total, oracle.cross_total, oracle.since_choice],
-        "pair_is_live_P": [oracle.live[p] for p in oracle.live],
-        "number_statistics_3D": np.array([[s.mean, s.variance, s.count] for s in oracle.stats]).reshape(-1, 3).T,
-        "seen_statistics_3F": np.array([[s.mean, s.variance, s.count] for s in oracle.seen]).T,
-        "base_L": oracle.base,
-        "bias_L": oracle.bias,
-        "group_weights_LG": oracle.c,
-        "gates_LTB": oracle.a,
-        "number_weights_LX": oracle.wn.reshape(oracle.L, -1),
-        "seen_weights_LF2": oracle.u,
-        "plain_bias_L": oracle.pbias,
-        "plain_group_weights_L2": oracle.pc,
-        "plain_number_weights_LX": oracle.pwn.reshape(oracle.L, -1),
-        "mixture_L": oracle.mixture,
-    }
-    return WideParameters(**arrays | {name: np.asarray(value, arrays[name].dtype) for name, value in changed.items()})
 
 
 def test_crosses_have_a_number_that_no_feature_can_have() -> None:

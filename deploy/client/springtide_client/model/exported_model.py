@@ -98,10 +98,20 @@ class ExportedModel:
     def predict(self, parameters: ModelParameters, inputs: ModelInputs) -> Float32Array:
         """Return probabilities float32 (N, L): the sigmoid, computed in float32, of the program's logits."""
         with torch.inference_mode():
-            arguments = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
-            (logits_NL,) = self._call(*parameters.tensors, *arguments)
-            probabilities: Float32Array = torch.sigmoid(logits_NL.float()).numpy()
+            probabilities: Float32Array = torch.sigmoid(self._logits(parameters, inputs)).numpy()
         return probabilities
+
+    def logits(self, parameters: ModelParameters, inputs: ModelInputs) -> Float32Array:
+        """Return the program's logits float32 (N, L)."""
+        with torch.inference_mode():
+            logits_NL: Float32Array = self._logits(parameters, inputs).numpy()
+        return logits_NL
+
+    def _logits(self, parameters: ModelParameters, inputs: ModelInputs) -> torch.Tensor:
+        arguments = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
+        (logits_NL,) = self._call(*parameters.tensors, *arguments)
+        floats_NL: torch.Tensor = logits_NL.float()
+        return floats_NL
 
 
 def _checked_tensor(name: str, array: npt.NDArray[Any], old: torch.Tensor | None) -> torch.Tensor:

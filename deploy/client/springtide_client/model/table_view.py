@@ -4,12 +4,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base, TableSpec
@@ -17,12 +17,20 @@ from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.layers import merge_layers, record_layer
 from springtide_client.rows.row_layer import RowLayer
-from springtide_client.rows.search import KNOWN, NOT_ADMITTED, LayerStack, RowSearch, SearchFactory
+from springtide_client.rows.search import KNOWN, NOT_ADMITTED, FoundRows, LayerStack, RowSearch, SearchFactory
 from springtide_client.rows.table_names import TableNames
 
 # layers are merged once there are more than MAX_UNMERGED_LAYERS; then each is at least LAYER_RATIO times as long as the
 # one above it
 MAX_UNMERGED_LAYERS, LAYER_RATIO = 4, 4
+
+
+class WideKeys(NamedTuple):
+    """The rows of some keys for the wide part, and the keys that these rows have: shared rows have their own."""
+
+    features_K: UInt16Array
+    ids_K: Int64Array
+    found: FoundRows  # without NaN
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class TableView:
             self.admission_counts,
             meta.sketch_age,
             self.name,
+            self.spec.wide_width,
         )
 
     def count_and_last_seen(self, feature: int, row_id: int) -> tuple[int, int]:
@@ -103,18 +112,49 @@ class TableView:
         rows_KD, status_K = self.search(features_K, ids_K)
         missing_M = np.flatnonzero(status_K)
         if len(missing_M):
-            shared_M = status_K[missing_M] == NOT_ADMITTED
-            features_M = np.where(shared_M, features_K[missing_M] + np.uint16(SHARED_ROW_OFFSET), features_K[missing_M])
-            ids_M = np.where(shared_M, 0, ids_K[missing_M])
-            spec = self.spec
-            rows_MD = initial_values(
-                features_M, ids_M, dim=spec.dim, seed=spec.seed, scale=spec.init_scale, dtype=spec.dtype
+            is_shared_M, features_M, ids_M = self._row_keys(
+                features_K[missing_M], ids_K[missing_M], status_K[missing_M]
             )
-            if shared_M.any():
+            rows_MD = self._initial_values(features_M, ids_M)
+            if is_shared_M.any():
                 found_MD, status_M = self.search(features_M, ids_M)
-                rows_MD[status_M == KNOWN] = found_MD[status_M == KNOWN]
+                known_M = status_M == KNOWN
+                rows_MD[known_M] = found_MD[known_M]
             rows_KD[missing_M] = rows_MD
         return rows_KD, status_K
+
+    def wide_rows(self, features_K: UInt16Array, ids_K: Int64Array) -> WideKeys:
+        """Return the same rows with what the wide part knows of them, of keys that live in this table."""
+        found = self.search.with_states(features_K, ids_K)
+        missing_M = np.flatnonzero(found.status_K)
+        if len(missing_M):
+            features_K, ids_K = features_K.copy(), ids_K.copy()
+            status_M = found.status_K[missing_M]
+            is_shared_M, features_M, ids_M = self._row_keys(features_K[missing_M], ids_K[missing_M], status_M)
+            features_K[missing_M], ids_K[missing_M] = features_M, ids_M
+            rows_MD = self._initial_values(features_M, ids_M)
+            if is_shared_M.any():
+                shared = self.search.with_states(features_M, ids_M)
+                known_M = shared.status_K == KNOWN
+                rows_MD[known_M] = shared.rows_KD[known_M]
+                found.states_KW[missing_M], found.counts_K[missing_M] = shared.states_KW, shared.counts_K
+            found.rows_KD[missing_M] = rows_MD
+        return WideKeys(features_K, ids_K, found)
+
+    def _row_keys(
+        self, features_M: UInt16Array, ids_M: Int64Array, status_M: UInt8Array
+    ) -> tuple[BoolArray, UInt16Array, Int64Array]:
+        """Return the keys of the rows that a model sees for keys without one of their own, and which are shared."""
+        is_shared_M = status_M == NOT_ADMITTED
+        return (
+            is_shared_M,
+            np.where(is_shared_M, features_M + np.uint16(SHARED_ROW_OFFSET), features_M),
+            np.where(is_shared_M, 0, ids_M),
+        )
+
+    def _initial_values(self, features_M: UInt16Array, ids_M: Int64Array) -> Float32Array:
+        spec = self.spec
+        return initial_values(features_M, ids_M, dim=spec.dim, seed=spec.seed, scale=spec.init_scale, dtype=spec.dtype)
 
     def apply(
         self,

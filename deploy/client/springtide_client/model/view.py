@@ -21,6 +21,7 @@ from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.table_view import TableView
+from springtide_client.model.wide_prediction import predict_wide
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
 from springtide_client.rows.search import KNOWN as KNOWN
@@ -30,6 +31,8 @@ from springtide_client.rows.search import NumpySearch, RowSearch, SearchFactory
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 from springtide_client.system.switch_interval import short_switch_interval
+from springtide_client.wide.fields import WideFields
+from springtide_client.wide.parameters import WideParameters
 
 if TYPE_CHECKING:
     from springtide_client.model.exported_model import ExportedModel, ModelParameters
@@ -52,6 +55,7 @@ class View:
     schema: Schema
     model: "ExportedModel"
     parameters: "ModelParameters"
+    wide: WideParameters | None  # where it is, the program's logits are a part of the score
 
     @staticmethod
     def open(base_path: Path, like: "View | None" = None, search_factory: SearchFactory = NumpySearch) -> "View":
@@ -87,6 +91,7 @@ class View:
             schema=schema,
             model=model,
             parameters=model.parameters(dense_of(base.dense)),
+            wide=wide_of(dense_of(base.dense), schema),
         )
 
     @property
@@ -111,7 +116,8 @@ class View:
     @property
     def fixed_bytes(self) -> int:
         """The part of `num_bytes` that cannot move to a file: dense parameters, and blocks of the admission sketch."""
-        return self.parameters.num_bytes + self.admission_counts.num_bytes
+        wide_bytes = 0 if self.wide is None else sum(array.nbytes for array in self.wide.named().values())
+        return self.parameters.num_bytes + self.admission_counts.num_bytes + wide_bytes
 
     @property
     def num_changed_rows(self) -> int:
@@ -180,6 +186,9 @@ class View:
 
     def predict_with_status(self, features: Features) -> tuple[Float32Array, UInt8Array]:
         """Return probabilities (N, L), and the status (K) of each key of `lookup_keys`, in its order."""
+        if self.wide is not None:
+            predicted = predict_wide(self, features)
+            return sigmoid(predicted.logits_NL).astype(np.float32), predicted.status_K
         features_K, ids_K = lookup_keys(self.schema, features)
         rows_KD, status_K = self.rows_for_model(features_K, ids_K)
         return self.model.predict(self.parameters, assemble(self.schema, features, rows_KD)), status_K
@@ -202,6 +211,7 @@ class View:
             parent=record.parent,
             meta=meta,
             parameters=self.model.parameters(dense, self.parameters) if dense else self.parameters,
+            wide=wide_of(dense, self.schema) or self.wide,
         )
 
     def merged(self) -> "View":
@@ -215,3 +225,26 @@ class View:
 def dense_of(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Return the dense model's parameters without their prefix `dense.`."""
     return {name.removeprefix("dense."): array for name, array in tensors.items() if name.startswith("dense.")}
+
+
+def wide_of(dense: Mapping[str, npt.NDArray[Any]], schema: Schema) -> WideParameters | None:
+    """Return copies of the wide part's arrays in a version's dense tensors; None: there are none.
+
+    LogError when some are missing, or are those of other fields than the schema's.
+    """
+    try:
+        wide = WideParameters.of(dense)
+    except KeyError as missing:
+        raise LogError(f"the version lacks the array {missing} of its wide part") from None
+    if wide is None:
+        return None
+    if not np.array_equal(wide.numbers_F, WideFields.of(schema).numbers_F):
+        raise LogError("the wide part's arrays are of other features than the schema's")
+    return WideParameters(**{name: np.array(array) for name, array in wide.named().items()})
+
+
+def sigmoid(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return 1 / (1 + exp(-x)), exact also where x is large."""
+    small = np.exp(-np.abs(logits))
+    probabilities: npt.NDArray[np.float64] = np.where(logits >= 0, 1.0, small) / (1.0 + small)
+    return probabilities

@@ -1,9 +1,9 @@
 """Find the rows of many keys in one call, in numpy. Servers use a compiled search with the same results."""
 
-# K keys, M some of them, D dimension
+# K keys, M some of them, D dimension, W width of the states that serving needs
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,6 +30,16 @@ class LayerStack:
     admission_counts: AdmissionCounts
     sketch_age: int
     table: str = MAIN_TABLE  # whose rows these are
+    state_width: int = 0  # of the layers' states
+
+
+class FoundRows(NamedTuple):
+    """Rows of some keys with the columns that only the wide part needs: zeros where there is no row."""
+
+    rows_KD: Float32Array  # NaN where there is none
+    status_K: UInt8Array
+    states_KW: Float32Array
+    counts_K: Int64Array
 
 
 class RowSearch(Protocol):
@@ -40,6 +50,9 @@ class RowSearch(Protocol):
 
         `features_K` may hold one feature for all ids.
         """
+
+    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundRows:
+        """Return the rows with their states and counts; the layers must have states, or W is 0."""
 
 
 SearchFactory = Callable[[LayerStack], RowSearch]
@@ -53,11 +66,22 @@ class NumpySearch:
         self._admission = np.array([int(number) for number in stack.admission], np.uint16)
 
     def __call__(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
+        rows_KD, status_K = np.empty((len(ids_K), self._stack.dim), np.float32), np.zeros(len(ids_K), np.uint8)
+        self._find(features_K, ids_K, _Columns(rows_KD, status_K))
+        return rows_KD, status_K
+
+    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundRows:
+        rows_KD, status_K = np.empty((len(ids_K), self._stack.dim), np.float32), np.zeros(len(ids_K), np.uint8)
+        states_KW = np.zeros((len(ids_K), self._stack.state_width), np.float32)
+        counts_K = np.zeros(len(ids_K), np.int64)
+        self._find(features_K, ids_K, _Columns(rows_KD, status_K, states_KW, counts_K))
+        return FoundRows(rows_KD, status_K, states_KW, counts_K)
+
+    def _find(self, features_K: UInt16Array, ids_K: Int64Array, into: "_Columns") -> None:
         num_keys = len(ids_K)
+        rows_KD, status_K = into.rows_KD, into.status_K
         if len(features_K) != num_keys:
             features_K = np.broadcast_to(features_K, num_keys)
-        rows_KD = np.empty((num_keys, self._stack.dim), np.float32)
-        status_K = np.zeros(num_keys, np.uint8)
         mixed_K = mix_keys(features_K, ids_K)
         at_M = np.argsort(mixed_K) if num_keys >= MIN_SORTED_KEYS else np.arange(num_keys)
         for layer in self._stack.layers:
@@ -66,10 +90,10 @@ class NumpySearch:
             found_M = rows_M >= 0
             num_found = np.count_nonzero(found_M)
             if num_found == len(at_M):
-                self._take(layer, rows_M, rows_KD, status_K, at_M, features_M)
-                return rows_KD, status_K
+                self._take(layer, rows_M, into, at_M, features_M)
+                return
             if num_found:
-                self._take(layer, rows_M[found_M], rows_KD, status_K, at_M[found_M], features_M[found_M])
+                self._take(layer, rows_M[found_M], into, at_M[found_M], features_M[found_M])
                 at_M = at_M[~found_M]
         rows_KD[at_M] = np.nan
         status_K[at_M] = UNKNOWN
@@ -77,23 +101,38 @@ class NumpySearch:
             at_M = at_M[np.isin(features_K[at_M], self._admission)]
             counted_M = self._stack.admission_counts.estimates(mixed_K[at_M], self._stack.sketch_age) > 0
             status_K[at_M[counted_M]] = NOT_ADMITTED
-        return rows_KD, status_K
 
     def _take(
         self,
         layer: RowLayer,
         found_rows_M: Indices,
-        rows_KD: Float32Array,
-        status_K: UInt8Array,
+        into: "_Columns",
         at_M: Indices,
         features_M: UInt16Array,
     ) -> None:
         """Copy rows of a layer to the positions of their keys; NaN for tombstones and expired rows."""
-        rows_KD[at_M] = layer.value.take(found_rows_M, axis=0)
+        into.rows_KD[at_M] = layer.value.take(found_rows_M, axis=0)
+        if into.states_KW is not None and layer.state is not None:
+            into.states_KW[at_M] = layer.state[found_rows_M]
+        if into.counts_K is not None:
+            into.counts_K[at_M] = layer.count.take(found_rows_M)
         dead_M = None if layer.tombstone is None else layer.tombstone[found_rows_M]
         if self._stack.expiry_cutoffs:
             expired_M = layer.last_seen[found_rows_M] < expiry_cutoffs_of(features_M, self._stack.expiry_cutoffs)
             dead_M = expired_M if dead_M is None else dead_M | expired_M
         if dead_M is not None and dead_M.any():
-            rows_KD[at_M[dead_M]] = np.nan
-            status_K[at_M[dead_M]] = FORGOTTEN
+            into.rows_KD[at_M[dead_M]] = np.nan
+            into.status_K[at_M[dead_M]] = FORGOTTEN
+            if into.states_KW is not None:
+                into.states_KW[at_M[dead_M]] = 0
+            if into.counts_K is not None:
+                into.counts_K[at_M[dead_M]] = 0
+
+
+class _Columns(NamedTuple):
+    """Where the columns of found rows are written."""
+
+    rows_KD: Float32Array
+    status_K: UInt8Array
+    states_KW: Float32Array | None = None
+    counts_K: Int64Array | None = None

@@ -1,0 +1,101 @@
+"""The logits of a version with a wide part: rows with its numbers, the net's logits, crosses, the score of all."""
+
+# N samples, L labels, K keys of ids and then of bins, C crosses of all samples
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.features import Features
+from springtide_client.keys import CROSSES
+from springtide_client.model.inputs import assemble, lookup_keys
+from springtide_client.rows.search import KNOWN
+from springtide_client.wide.bins import Float64Array, bin_ids, signed_logs, standardize
+from springtide_client.wide.crosses import born_of_rows, cross_slots, row_hashes
+from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT
+from springtide_client.wide.score import WideRows, score
+from springtide_client.wide.slots import bin_keys, slots_of
+
+if TYPE_CHECKING:
+    from springtide_client.model.table_view import WideKeys
+    from springtide_client.model.view import View
+
+CROSSES_1 = np.array([CROSSES], np.uint16)
+
+
+class WidePrediction(NamedTuple):
+    """What the deep net and the wide part say of N samples."""
+
+    logits_NL: Float64Array
+    status_K: UInt8Array  # of the keys of `lookup_keys`
+
+
+def predict_wide(view: "View", features: Features) -> WidePrediction:
+    """Score samples by one version's net and wide part."""
+    schema, wide = view.schema, view.wide
+    assert wide is not None
+    x_NX = standardize(signed_logs(features.dense_NF), wide.number_statistics_3D)
+    features_K, ids_K = lookup_keys(schema, features)
+    num_ids = len(ids_K)
+    bin_features_B, bins_B = bin_keys(schema, bin_ids(x_NX))
+    keys = wide_rows(view, np.concatenate([features_K, bin_features_B]), np.concatenate([ids_K, bins_B]))
+    found = keys.found
+    net_NL = view.model.logits(view.parameters, assemble(schema, features, found.rows_KD[:num_ids]))
+    slots = slots_of(schema, features)
+    born_K = born_of_rows(found.states_KW, wide.num_labels)
+    crosses = cross_slots(
+        slots, wide.pair_fields_P2, wide.live_pairs, row_hashes(keys.features_K, keys.ids_K, born_K), born_K
+    )
+    logits_NL = score(
+        wide,
+        slots,
+        WideRows(found.rows_KD, found.states_KW, found.counts_K),
+        crosses,
+        cross_rows(view, crosses.ids_C),
+        x_NX,
+        net_NL,
+    )
+    return WidePrediction(logits_NL, found.status_K[:num_ids])
+
+
+def wide_rows(view: "View", features_K: UInt16Array, ids_K: Int64Array) -> "WideKeys":
+    """Return the rows that the model sees, with what the wide part knows of them, whatever tables they live in."""
+    if view.only_table is not None:
+        return view.only_table.wide_rows(features_K, ids_K)
+    places_K = view.table_names.places(features_K)
+    used = [view.tables[view.table_names.names[place]] for place in np.unique(places_K).tolist()]
+    if len(used) == 1 and used[0].dim == view.dim:
+        return used[0].wide_rows(features_K, ids_K)
+    keys = None
+    for table in used:
+        at_M = np.flatnonzero(view.table_names.holds(table.name, features_K))
+        part = table.wide_rows(features_K[at_M], ids_K[at_M])
+        if keys is None:
+            keys = empty_like(part, len(ids_K), view.dim)
+        keys.features_K[at_M], keys.ids_K[at_M] = part.features_K, part.ids_K
+        keys.found.rows_KD[at_M, : table.dim] = part.found.rows_KD
+        for into, column in zip(keys.found[1:], part.found[1:], strict=True):
+            into[at_M] = column
+    assert keys is not None
+    return keys
+
+
+def empty_like(part: "WideKeys", num_keys: int, dim: int) -> "WideKeys":
+    """Return zeros for so many keys, with columns as those of `part`."""
+    rows, *columns = part.found
+    found = type(part.found)(
+        np.zeros((num_keys, dim), rows.dtype), *(np.zeros((num_keys, *c.shape[1:]), c.dtype) for c in columns)
+    )
+    return part._replace(features_K=np.empty(num_keys, np.uint16), ids_K=np.empty(num_keys, np.int64), found=found)
+
+
+def cross_rows(view: "View", ids_C: Int64Array) -> Float32Array:
+    """Return weight and information of each cross for label 0, then 1, ..., (C, 2 L); zeros without a row."""
+    table = view.table_of(CROSSES)
+    if not table.spec.wide_width:
+        values_C2L, status_C = table.search(CROSSES_1, ids_C)
+        values_C2L[status_C != KNOWN] = 0
+        return values_C2L
+    columns_CW = table.search.with_states(CROSSES_1, ids_C).states_KW
+    firsts = np.arange(0, columns_CW.shape[1] - 1, COLUMNS_OF_A_LABEL)
+    return columns_CW[:, np.stack([firsts + WEIGHT, firsts + INFORMATION], axis=1).reshape(-1)]
