@@ -87,7 +87,7 @@ class LogConfig(Settings, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Write `model.onnx` into each base, if the extra `onnx` is installed: the dense net with that "
-            "base's weights, its inputs as springtide_client's `ModelInputs`, its output `logits`."
+            "base's weights, its inputs as springtide_client's `ModelInputs`, its output `logits`; not the wide part."
         ),
     ] = True
     log_bytes: Annotated[

@@ -9,7 +9,8 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, 
 from springtide_client.features import Features
 from springtide_client.keys import CROSSES
 from springtide_client.model.inputs import assemble, lookup_keys
-from springtide_client.rows.search import KNOWN
+from springtide_client.model.table_view import WideKeys
+from springtide_client.rows.search import KNOWN, FoundRows
 from springtide_client.wide.bins import Float64Array, bin_ids, signed_logs, standardize
 from springtide_client.wide.crosses import born_of_rows, cross_slots, row_hashes
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT
@@ -17,7 +18,6 @@ from springtide_client.wide.score import WideRows, score
 from springtide_client.wide.slots import bin_keys, slots_of
 
 if TYPE_CHECKING:
-    from springtide_client.model.table_view import WideKeys
     from springtide_client.model.view import View
 
 CROSSES_1 = np.array([CROSSES], np.uint16)
@@ -43,9 +43,8 @@ def predict_wide(view: "View", features: Features) -> WidePrediction:
     net_NL = view.model.logits(view.parameters, assemble(schema, features, found.rows_KD[:num_ids]))
     slots = slots_of(schema, features)
     born_K = born_of_rows(found.states_KW, wide.num_labels)
-    crosses = cross_slots(
-        slots, wide.pair_fields_P2, wide.live_pairs, row_hashes(keys.features_K, keys.ids_K, born_K), born_K
-    )
+    hashes_K = row_hashes(keys.features_K.astype(np.int64), keys.ids_K, born_K)
+    crosses = cross_slots(slots, wide.pair_fields_P2, wide.live_pairs, hashes_K, born_K)
     logits_NL = score(
         wide,
         slots,
@@ -58,35 +57,24 @@ def predict_wide(view: "View", features: Features) -> WidePrediction:
     return WidePrediction(logits_NL, found.status_K[:num_ids])
 
 
-def wide_rows(view: "View", features_K: UInt16Array, ids_K: Int64Array) -> "WideKeys":
+def wide_rows(view: "View", features_K: UInt16Array, ids_K: Int64Array) -> WideKeys:
     """Return the rows that the model sees, with what the wide part knows of them, whatever tables they live in."""
     if view.only_table is not None:
         return view.only_table.wide_rows(features_K, ids_K)
     places_K = view.table_names.places(features_K)
-    used = [view.tables[view.table_names.names[place]] for place in np.unique(places_K).tolist()]
+    used = [view.tables[view.table_names.names[place]] for place in np.unique(places_K).tolist() or [0]]
     if len(used) == 1 and used[0].dim == view.dim:
         return used[0].wide_rows(features_K, ids_K)
-    keys = None
+    num_keys, (wide_width, *_) = len(ids_K), {table.spec.wide_width for table in used}
+    row_features_K, row_ids_K = np.empty(num_keys, np.uint16), np.empty(num_keys, np.int64)
+    rows_KD, status_K = np.zeros((num_keys, view.dim), np.float32), np.empty(num_keys, np.uint8)
+    states_KW, counts_K = np.empty((num_keys, wide_width), np.float32), np.empty(num_keys, np.int64)
     for table in used:
         at_M = np.flatnonzero(view.table_names.holds(table.name, features_K))
-        part = table.wide_rows(features_K[at_M], ids_K[at_M])
-        if keys is None:
-            keys = empty_like(part, len(ids_K), view.dim)
-        keys.features_K[at_M], keys.ids_K[at_M] = part.features_K, part.ids_K
-        keys.found.rows_KD[at_M, : table.dim] = part.found.rows_KD
-        for into, column in zip(keys.found[1:], part.found[1:], strict=True):
-            into[at_M] = column
-    assert keys is not None
-    return keys
-
-
-def empty_like(part: "WideKeys", num_keys: int, dim: int) -> "WideKeys":
-    """Return zeros for so many keys, with columns as those of `part`."""
-    rows, *columns = part.found
-    found = type(part.found)(
-        np.zeros((num_keys, dim), rows.dtype), *(np.zeros((num_keys, *c.shape[1:]), c.dtype) for c in columns)
-    )
-    return part._replace(features_K=np.empty(num_keys, np.uint16), ids_K=np.empty(num_keys, np.int64), found=found)
+        row_features_K[at_M], row_ids_K[at_M], found = table.wide_rows(features_K[at_M], ids_K[at_M])
+        rows_KD[at_M, : table.dim], status_K[at_M] = found.rows_KD, found.status_K
+        states_KW[at_M], counts_K[at_M] = found.states_KW, found.counts_K
+    return WideKeys(row_features_K, row_ids_K, FoundRows(rows_KD, status_K, states_KW, counts_K))
 
 
 def cross_rows(view: "View", ids_C: Int64Array) -> Float32Array:

@@ -28,7 +28,7 @@ def test_servers_and_hot_models_give_the_same_bits_through_many_versions(wide_wo
             instances = [log.instance() for _ in range(5)]
             world.served(client, number)
             for model in (over_http, local):
-                wait_until(lambda model=model: model.version == number)
+                wait_until(lambda model=model, number=number: model.version == number)
             answer = client.post("/v1/predict", json={"instances": instances})
             assert answer.json()["version"] == number
             assert over_http.predict(instances) == local.predict(instances)

@@ -1,0 +1,71 @@
+"""At every version a server and HotModel score as the trainer would: equal logits, bit by bit, on the CPU."""
+
+import numpy as np
+import pytest
+from springtide_client.log.directory import LogDirectory
+from springtide_client.model.view import NOT_ADMITTED, UNKNOWN, View
+from springtide_client.model.wide_prediction import predict_wide
+
+from app.training.bootstrap import load_state
+from app.version_log.write.writer import LogWriter
+from kernels.cpu.serving.layer_search import LayerSearchCache
+from tests.app.training.random_clicks import make_batch
+from tests.app.training.test_wide_log import Log
+
+NUM_BATCHES = 24
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [],
+        [('label = "click"', 'labels = ["click", "order"]'), ("crosses = 4", "crosses = 0")],
+        [("[model]", "[features.item_id]\nadmission = { min_count = 3 }\n[model]"), ("16MiB", "64MiB")],
+    ],
+    ids=["crosses", "labels", "admission"],
+)
+def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, edits, monkeypatch):
+    # the net's input statistics count a batch before it is scored: without them net and view see the same
+    monkeypatch.setattr("app.models.deepfm.DeepFM.observe_inputs", lambda *_: None)
+    config = Log(tmp_path, *edits).config
+    seen: set[int] = set()
+    is_counted, num_compared = any("min_count" in text for _, text in edits), 0
+    scored: list[np.ndarray] = []
+    with LogWriter.open(config.log, schema=config.schema) as log:
+        state = load_state(config, log)
+        observe = state.scores.observe
+
+        def noting(logits_NL, *others):
+            scored.append(np.array(logits_NL))
+            observe(logits_NL, *others)
+
+        state.scores.observe = noting
+        directory = LogDirectory(config.log.path)
+        plain = View.open(directory.newest_base())
+        compiled = View.open(directory.newest_base(), plain, LayerSearchCache())
+        for number in range(NUM_BATCHES):
+            batch = make_batch(number, 24, config.schema)
+            batch.features.categorical_NC[:, 1] %= 60
+            own_status = predict_wide(plain, batch.features.slice(0, 1)).status_K
+            before = []
+            for view in (plain, compiled):
+                predicted = predict_wide(view, batch.features)
+                before.append(predicted.logits_NL.astype(np.float32))
+                seen |= set(predicted.status_K.tolist())
+            np.testing.assert_array_equal(*before)
+            state.learn(batch)
+            # the samples after the first are scored by what the ones before them taught
+            # an id that nobody has counted is served with a row of its own, where the trainer would let it share one
+            if not (is_counted and UNKNOWN in own_status):
+                np.testing.assert_array_equal(scored[-1][0], before[0][0])
+                num_compared += 1
+            assert not np.array_equal(scored[-1], before[0])
+            tip = log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
+            log.sync()
+            for record in directory.records(plain.tip):
+                plain, compiled = plain.apply(record), compiled.apply(record).merged()
+            assert plain.tip == tip
+        state.learner.table.close()
+    assert UNKNOWN in seen
+    assert (NOT_ADMITTED in seen) == is_counted
+    assert num_compared > NUM_BATCHES // 3
