@@ -14,6 +14,7 @@ from app.serving.model.id_dictionary import LiveIdDictionary
 from app.serving.model.served_view import ServedView
 from app.serving.model.version_index import VersionEntry
 from kernels.cpu.serving.layer_search import LayerSearchCache
+from kernels.cpu.serving.wide_score import compiled_score
 
 
 class LogFollower:
@@ -43,6 +44,7 @@ class LogFollower:
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
             search_factory=LayerSearchCache(),
+            wide_score=compiled_score,
         )
         self._on_version = on_version
         self._on_swap = on_swap

@@ -4,11 +4,18 @@ import numpy as np
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.row_layer import sorted_layer
 from springtide_client.rows.search import LayerStack
+from springtide_client.wide.crosses import CrossSlots
+from springtide_client.wide.fields import WideFields
+from springtide_client.wide.layout import wide_width
+from springtide_client.wide.parameters import WideParameters
+from springtide_client.wide.score import WideRows
+from springtide_client.wide.slots import Slots
 
 from app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
 from app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
 from app.serving.lookup.neighbors import measure_similarity
 from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
+from kernels.cpu.serving.wide_score import compiled_score
 
 
 def warm_up() -> None:
@@ -19,6 +26,7 @@ def warm_up() -> None:
     search = LayerSearchCache()(
         LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
     )
+    warm_up_wide_score()
     measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for requested_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, requested_N)
@@ -27,6 +35,16 @@ def warm_up() -> None:
     request = decode_request(MediaType(JSON), b'{"ids":[0]}', 1)
     for requested_N in (request.ids_N, ids_N):
         encode_response(MediaType(JSON), request, *search(feature, requested_N), feature="", version=0)
+
+
+def warm_up_wide_score() -> None:
+    """Score no sample of a wide part without fields."""
+    parameters = WideParameters.initial(WideFields((), np.empty(0, np.int64)), 0, 1)
+    none, offsets_1 = np.empty(0, np.int64), np.zeros(1, np.int64)
+    slots = Slots(none, none, offsets_1, none, none)
+    rows = WideRows(np.empty((0, 1), np.float32), np.empty((0, wide_width(1)), np.float32), none)
+    no_crosses, no_numbers = CrossSlots(none, none, offsets_1), np.empty((0, 0))
+    compiled_score(parameters, slots, rows, no_crosses, np.empty((0, 2), np.float32), no_numbers, no_numbers)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from springtide_client.format.tensors import TensorShape, tensor_layout
 from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
-from springtide_client.model.table_view import TableView
 from springtide_client.model.view import View
+from springtide_client.model.view_table import ViewTable
 from springtide_client.rows.row_layer import empty_layer, sorted_layer
 from springtide_client.rows.search import KNOWN
 from springtide_client.rows.table_names import record_tensor
@@ -104,7 +104,7 @@ class SnapshotFile(NamedTuple):
             writer.close()
 
 
-def row_shapes(table: TableView, num_rows: int) -> dict[str, TensorShape]:
+def row_shapes(table: ViewTable, num_rows: int) -> dict[str, TensorShape]:
     """Return the tensors of a table's rows; `rows.wide` exists where rows have numbers of the wide part."""
     shapes = {
         "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.model.table_view import TableView
+from springtide_client.model.view_table import ViewTable
 from springtide_client.rows.layers import aligned_chunks, merge_layers
 from springtide_client.rows.row_layer import RowLayer
 
 
-def live_rows(table: TableView, *, with_values: bool = True) -> Iterator[RowLayer]:
+def live_rows(table: ViewTable, *, with_values: bool = True) -> Iterator[RowLayer]:
     """Yield every row that a look-up in this table would find, once."""
     stack = list(table.all_layers)
     if not stack:
@@ -23,6 +23,6 @@ def live_rows(table: TableView, *, with_values: bool = True) -> Iterator[RowLaye
         yield rows if alive.all() else rows.take(np.flatnonzero(alive))
 
 
-def count_live_rows(table: TableView) -> int:
+def count_live_rows(table: ViewTable) -> int:
     """Return the number of live rows."""
     return sum(len(rows) for rows in live_rows(table, with_values=False))

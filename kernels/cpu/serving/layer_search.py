@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.rows.row_layer import RowLayer
-from springtide_client.rows.search import FoundRows, LayerStack
+from springtide_client.rows.search import FoundStates, LayerStack
 
 from kernels.cpu.serving.view_search import (
     NUM_COLUMNS,
@@ -47,12 +47,12 @@ class LayerSearch:
         """Return rows float32 (K, D), NaN where there is none, and status uint8 (K). One feature may serve all keys."""
         return self._unpacked(self.packed(features_K, np.ascontiguousarray(ids_K)), len(ids_K))
 
-    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundRows:
+    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundStates:
         """Return the rows with their states and counts, zeros where there is none."""
         states_KW = np.zeros((len(ids_K), self._stack.state_width), np.float32)
         counts_K = np.zeros(len(ids_K), np.int64)
         packed = self.packed(features_K, np.ascontiguousarray(ids_K), states_KW, counts_K)
-        return FoundRows(*self._unpacked(packed, len(ids_K)), states_KW, counts_K)
+        return FoundStates(*self._unpacked(packed, len(ids_K)), states_KW, counts_K)
 
     def _unpacked(self, packed: UInt8Array, num_keys: int) -> tuple[Float32Array, UInt8Array]:
         num_bytes = 4 * self.dim * num_keys

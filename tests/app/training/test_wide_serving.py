@@ -9,6 +9,7 @@ from springtide_client.model.wide_prediction import predict_wide
 from app.training.bootstrap import load_state
 from app.version_log.write.writer import LogWriter
 from kernels.cpu.serving.layer_search import LayerSearchCache
+from kernels.cpu.serving.wide_score import compiled_score
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.test_wide_log import Log
 
@@ -20,7 +21,7 @@ NUM_BATCHES = 24
     [
         [],
         [('label = "click"', 'labels = ["click", "order"]'), ("crosses = 4", "crosses = 0")],
-        [("[model]", "[features.item_id]\nadmission = { min_count = 3 }\n[model]"), ("16MiB", "64MiB")],
+        [("[model]", "[features.item_id]\nadmission = { min_count = 250 }\n[model]"), ("16MiB", "64MiB")],
     ],
     ids=["crosses", "labels", "admission"],
 )
@@ -42,7 +43,7 @@ def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, edits, 
         state.scores.observe = noting
         directory = LogDirectory(config.log.path)
         plain = View.open(directory.newest_base())
-        compiled = View.open(directory.newest_base(), plain, LayerSearchCache())
+        compiled = View.open(directory.newest_base(), plain, LayerSearchCache(), compiled_score)
         for number in range(NUM_BATCHES):
             batch = make_batch(number, 24, config.schema)
             batch.features.categorical_NC[:, 1] %= 60

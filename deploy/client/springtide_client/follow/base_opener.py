@@ -10,6 +10,7 @@ from springtide_client.follow.memory_limit import MemoryLimit
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.search import SearchFactory
+from springtide_client.wide.score import WideScore
 
 # from this many changed rows on a newer base is looked for, at most this often
 REBASE_ROWS, REBASE_SECONDS = 200_000, 5.0
@@ -20,8 +21,11 @@ logger = logging.getLogger(__name__)
 class BaseOpener:
     """Opens bases of one log as views; programs of `like` are reused."""
 
-    def __init__(self, source: LogSource, limit: MemoryLimit, search_factory: SearchFactory) -> None:
-        self._source, self._limit, self._search_factory = source, limit, search_factory
+    def __init__(
+        self, source: LogSource, limit: MemoryLimit, search_factory: SearchFactory, wide_score: WideScore
+    ) -> None:
+        self._source, self._limit = source, limit
+        self._search_factory, self._wide_score = search_factory, wide_score
         self._next_rebase = 0.0
 
     def open_newest(self, like: View | None) -> View | None:
@@ -33,11 +37,11 @@ class BaseOpener:
         if base_path is None:
             return None
         try:
-            return View.open(base_path, like, self._search_factory)
+            return View.open(base_path, like, self._search_factory, self._wide_score)
         except LogError as error:
             for older in self._source.bases_before(base_path):
                 with suppress(LogError):
-                    view = View.open(older, like, self._search_factory)
+                    view = View.open(older, like, self._search_factory, self._wide_score)
                     logger.warning("starting from an older base: %s", error)
                     return view
             raise
@@ -53,4 +57,4 @@ class BaseOpener:
             return None
         if base_number(base_path) > served.version and not self._limit.is_exceeded_by(served):
             return None  # the versions up to it arrive as records, and listeners hear of each
-        return View.open(base_path, served, self._search_factory)
+        return View.open(base_path, served, self._search_factory, self._wide_score)

@@ -20,7 +20,7 @@ from springtide_client.features import Features
 from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import assemble, lookup_keys
-from springtide_client.model.table_view import TableView
+from springtide_client.model.view_table import ViewTable
 from springtide_client.model.wide_prediction import predict_wide
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
@@ -33,6 +33,7 @@ from springtide_client.schema import Schema
 from springtide_client.system.switch_interval import short_switch_interval
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
+from springtide_client.wide.score import WideScore, score
 
 if TYPE_CHECKING:
     from springtide_client.model.exported_model import ExportedModel, ModelParameters
@@ -45,7 +46,7 @@ class View:
     """One version. `apply` and `merged` return new views and leave this one unchanged."""
 
     base: Base
-    tables: Mapping[str, TableView]  # the rows, by the names of their tables, the main one first
+    tables: Mapping[str, ViewTable]  # the rows, by the names of their tables, the main one first
     table_names: TableNames
     dim: int  # the length of the rows that the model sees: of the widest table with an id feature
     admission_counts: AdmissionCounts  # of ids without a row
@@ -56,9 +57,15 @@ class View:
     model: "ExportedModel"
     parameters: "ModelParameters"
     wide: WideParameters | None  # where it is, the program's logits are a part of the score
+    wide_score: WideScore = score
 
     @staticmethod
-    def open(base_path: Path, like: "View | None" = None, search_factory: SearchFactory = NumpySearch) -> "View":
+    def open(
+        base_path: Path,
+        like: "View | None" = None,
+        search_factory: SearchFactory = NumpySearch,
+        wide_score: WideScore = score,
+    ) -> "View":
         """Open a base as a view; LogError when its files do not fit together.
 
         The loaded program of `like` is reused when the base holds the same one.
@@ -77,7 +84,7 @@ class View:
                 model = ExportedModel.load(base.model_path)
         schema, table_names = manifest.decode_schema(), manifest.table_names
         counts = AdmissionCounts(manifest.meta.sketch_blocks, base.sketch)
-        tables = {name: TableView.of(base, name, counts, search_factory) for name in table_names.names}
+        tables = {name: ViewTable.of(base, name, counts, search_factory) for name in table_names.names}
         seen_by_model = {table_names.name_of(schema.number(name)) for name in schema.features} or {MAIN_TABLE}
         return View(
             base=base,
@@ -92,6 +99,7 @@ class View:
             model=model,
             parameters=model.parameters(dense_of(base.dense)),
             wide=wide_of(dense_of(base.dense), schema),
+            wide_score=wide_score,
         )
 
     @property
@@ -100,11 +108,11 @@ class View:
         return self.tip.number
 
     @cached_property
-    def only_table(self) -> TableView | None:
+    def only_table(self) -> ViewTable | None:
         """The table that holds all rows; None where there are several."""
         return self.tables[MAIN_TABLE] if len(self.tables) == 1 else None
 
-    def table_of(self, feature: int) -> TableView:
+    def table_of(self, feature: int) -> ViewTable:
         """Return the table that holds the rows of a feature."""
         return self.only_table or self.tables[self.table_names.name_of(feature)]
 

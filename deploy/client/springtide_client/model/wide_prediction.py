@@ -9,12 +9,12 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, 
 from springtide_client.features import Features
 from springtide_client.keys import CROSSES
 from springtide_client.model.inputs import assemble, lookup_keys
-from springtide_client.model.table_view import WideKeys
-from springtide_client.rows.search import KNOWN, FoundRows
+from springtide_client.model.view_table import WideKeys
+from springtide_client.rows.search import KNOWN, FoundStates
 from springtide_client.wide.bins import Float64Array, bin_ids, signed_logs, standardize
 from springtide_client.wide.crosses import born_of_rows, cross_slots, row_hashes
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT
-from springtide_client.wide.score import WideRows, score
+from springtide_client.wide.score import WideRows
 from springtide_client.wide.slots import bin_keys, slots_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def predict_wide(view: "View", features: Features) -> WidePrediction:
     born_K = born_of_rows(found.states_KW, wide.num_labels)
     hashes_K = row_hashes(keys.features_K.astype(np.int64), keys.ids_K, born_K)
     crosses = cross_slots(slots, wide.pair_fields_P2, wide.live_pairs, hashes_K, born_K)
-    logits_NL = score(
+    logits_NL = view.wide_score(
         wide,
         slots,
         WideRows(found.rows_KD, found.states_KW, found.counts_K),
@@ -74,7 +74,7 @@ def wide_rows(view: "View", features_K: UInt16Array, ids_K: Int64Array) -> WideK
         row_features_K[at_M], row_ids_K[at_M], found = table.wide_rows(features_K[at_M], ids_K[at_M])
         rows_KD[at_M, : table.dim], status_K[at_M] = found.rows_KD, found.status_K
         states_KW[at_M], counts_K[at_M] = found.states_KW, found.counts_K
-    return WideKeys(row_features_K, row_ids_K, FoundRows(rows_KD, status_K, states_KW, counts_K))
+    return WideKeys(row_features_K, row_ids_K, FoundStates(rows_KD, status_K, states_KW, counts_K))
 
 
 def cross_rows(view: "View", ids_C: Int64Array) -> Float32Array:

@@ -33,7 +33,7 @@ class LayerStack:
     state_width: int = 0  # of the layers' states
 
 
-class FoundRows(NamedTuple):
+class FoundStates(NamedTuple):
     """Rows of some keys with the columns that only the wide part needs: zeros where there is no row."""
 
     rows_KD: Float32Array  # NaN where there is none
@@ -51,7 +51,7 @@ class RowSearch(Protocol):
         `features_K` may hold one feature for all ids.
         """
 
-    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundRows:
+    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundStates:
         """Return the rows with their states and counts; the layers must have states, or W is 0."""
 
 
@@ -70,12 +70,12 @@ class NumpySearch:
         self._find(features_K, ids_K, _Columns(rows_KD, status_K))
         return rows_KD, status_K
 
-    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundRows:
+    def with_states(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundStates:
         rows_KD, status_K = np.empty((len(ids_K), self._stack.dim), np.float32), np.zeros(len(ids_K), np.uint8)
         states_KW = np.zeros((len(ids_K), self._stack.state_width), np.float32)
         counts_K = np.zeros(len(ids_K), np.int64)
         self._find(features_K, ids_K, _Columns(rows_KD, status_K, states_KW, counts_K))
-        return FoundRows(rows_KD, status_K, states_KW, counts_K)
+        return FoundStates(rows_KD, status_K, states_KW, counts_K)
 
     def _find(self, features_K: UInt16Array, ids_K: Int64Array, into: "_Columns") -> None:
         num_keys = len(ids_K)

@@ -5,6 +5,7 @@ version hold them.
 """
 
 # N samples, S slots, C crosses of all samples, U rows, D dimension, W columns of the wide part, L labels, G groups
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,10 @@ from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, PLAIN
 from springtide_client.wide.parameters import NUM_GROUPS, WideParameters
 from springtide_client.wide.slots import Slots
 
+WideScore = Callable[
+    ["WideParameters", "Slots", "WideRows", "CrossSlots", Float32Array, Float64Array, npt.NDArray[np.floating]],
+    Float64Array,
+]
 MAX_SEEN_BITS = 15
 MAX_SEEN_DEVIATIONS, SEEN_VARIANCE_FLOOR = 3.0, 0.01
 

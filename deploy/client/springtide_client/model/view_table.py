@@ -17,7 +17,7 @@ from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.layers import merge_layers, record_layer
 from springtide_client.rows.row_layer import RowLayer
-from springtide_client.rows.search import KNOWN, NOT_ADMITTED, FoundRows, LayerStack, RowSearch, SearchFactory
+from springtide_client.rows.search import KNOWN, NOT_ADMITTED, FoundStates, LayerStack, RowSearch, SearchFactory
 from springtide_client.rows.table_names import TableNames
 
 # layers are merged once there are more than MAX_UNMERGED_LAYERS; then each is at least LAYER_RATIO times as long as the
@@ -30,11 +30,11 @@ class WideKeys(NamedTuple):
 
     features_K: UInt16Array
     ids_K: Int64Array
-    found: FoundRows  # without NaN
+    found: FoundStates  # without NaN
 
 
 @dataclass(frozen=True)
-class TableView:
+class ViewTable:
     """One table of a View. `apply` and `merged` return new ones and leave this one unchanged."""
 
     name: str
@@ -48,13 +48,13 @@ class TableView:
     search_factory: SearchFactory
 
     @staticmethod
-    def of(base: Base, name: str, counts: AdmissionCounts, search_factory: SearchFactory) -> "TableView":
+    def of(base: Base, name: str, counts: AdmissionCounts, search_factory: SearchFactory) -> "ViewTable":
         """Return a table of a base."""
         spec = base.manifest.all_tables[name]
         rows = base.rows_of(name)
         if spec.wide_width:
             rows = with_wide_columns(base.layer_of(name), spec)
-        return TableView(name, spec, rows, (), None, base.manifest.meta, counts, search_factory)
+        return ViewTable(name, spec, rows, (), None, base.manifest.meta, counts, search_factory)
 
     @property
     def dim(self) -> int:
@@ -162,7 +162,7 @@ class TableView:
         meta: VersionMeta,
         counts: AdmissionCounts,
         table_names: TableNames,
-    ) -> "TableView":
+    ) -> "ViewTable":
         """Return the table at the next version, whose record holds these tensors."""
         spec = self.spec
         state_width = spec.state_width if spec.wide_width else None
@@ -174,7 +174,7 @@ class TableView:
         layers = (layer, *self.layers) if len(layer) else self.layers
         return replace(self, layers=layers, meta=meta, admission_counts=counts)
 
-    def merged(self, counts: AdmissionCounts) -> "TableView":
+    def merged(self, counts: AdmissionCounts) -> "ViewTable":
         """Return the same rows in fewer layers, with the counts of the version in fewer layers too."""
         layers = list(reversed(self.layers))  # oldest first: a stack
         start = len(layers) if len(layers) > MAX_UNMERGED_LAYERS else 0
