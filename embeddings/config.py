@@ -43,6 +43,14 @@ class Admission(Settings, frozen=True, kw_only=True):
     ] = 10_000_000
 
 
+class FeatureTable(Settings, frozen=True, kw_only=True):
+    """A table of its own for features whose rows differ from others in width or optimizer."""
+
+    dim: int
+    optimizer: Mapping[str, Any] | None = None  # None: as `[table] optimizer`
+    features: tuple[int, ...] = ()  # the numbers of the features that it holds
+
+
 class TableConfig(Settings, frozen=True, kw_only=True):
     """The size and the rules of a table."""
 
@@ -95,6 +103,8 @@ class TableConfig(Settings, frozen=True, kw_only=True):
         int, Meta(ge=1, le=256, description="At least this many threads share one operation of the table.")
     ] = 1
     features: Annotated[Mapping[int, FeaturePolicy], Meta(extra=INTERNAL)] = {}  # by feature number
+    # all tables by name, the main one ("") first; empty where there is one
+    tables: Annotated[Mapping[str, FeatureTable], Meta(extra=INTERNAL)] = {}
     # float32 numbers of a row's own that no optimizer touches, at the end of its state; zero in a new row
     wide_width: Annotated[int, Meta(ge=0, extra=INTERNAL)] = 0
 

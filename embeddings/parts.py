@@ -44,6 +44,7 @@ class TableParts:
         device: str | Ops,
         other_disk_bytes: Callable[[], int],
         score: ScoreFunction | None,
+        admission: AdmissionControl | None,
     ) -> None:
         if base is not None and spill is None:
             raise ValueError("a table over a base needs a spill: evicted rows would be read from the base again")
@@ -77,7 +78,9 @@ class TableParts:
         )
         self.memory = ResidentRows(ops, capacity, self.layout, self.eviction_sink, self.quotas)
         self.lower_tiers = LowerTiers(ops, self.spill, base, self.eviction_sink.retry_spill)
-        self.admission = AdmissionControl(ops, Admission.of(config.admission), config.features, tracked=tracked)
+        if admission is None:
+            admission = AdmissionControl(ops, Admission.of(config.admission), config.features, tracked=tracked)
+        self.admission = admission
         self.ttl = TimeToLive(self.cutoffs, config.features)
         self.last_seen_floor = LastSeenFloor(config.disk_bytes, 4 * (config.dim + state_width) + 24)
         self.expiry_sweep = ExpirySweep(self.memory, self.cutoffs)

@@ -20,7 +20,7 @@ from embeddings.memory.capacity import Capacity
 from embeddings.memory.integrity import check_integrity
 from embeddings.memory.placement import PredictedMisses
 from embeddings.parts import TableParts
-from embeddings.policy.admission import SketchInfo
+from embeddings.policy.admission import AdmissionControl, SketchInfo
 from embeddings.policy.row_score import ScoreFunction
 from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from embeddings.tiers.interface import RowSource, Spill
@@ -47,12 +47,14 @@ class EmbeddingTable:
         device: str | Ops = "cpu",
         other_disk_bytes: Callable[[], int] = lambda: 0,
         score: ScoreFunction | None = None,
+        admission: AdmissionControl | None = None,
     ) -> None:
         """Without a spill evicted rows are lost.
 
         `tracked`: every changed row is part of the next delta, so `take_delta` must be called; without it, never.
         `device`: "cpu", "cuda" (the GPU that torch has selected), or the ops of one.
         `other_disk_bytes`: the bytes that the log takes of `disk_bytes`; the spill may take half of it in any case.
+        `admission`: of another table, to share its sketch.
         `score`: with custom eviction, what gives rows their priorities, whenever they change, instead of the callers.
         """
         if score is not None and config.eviction != "custom":
@@ -67,6 +69,7 @@ class EmbeddingTable:
             device=device,
             other_disk_bytes=other_disk_bytes,
             score=score,
+            admission=admission,
         )
         self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.ops, self.layout, self.optimizer = self.parts.ops, self.parts.layout, self.parts.optimizer

@@ -21,6 +21,7 @@ class DiskCap:
         """`other_bytes`: what the log takes of `disk_bytes`. At most half counts, because expiry cannot free it."""
         self.spill, self.cutoffs, self._other_bytes = spill, cutoffs, other_bytes
         self._num_calls = 0
+        self.share: Callable[[int], int] = lambda num_bytes: num_bytes  # of what all spills may take; one has it all
         self.set_limit(disk_bytes)
 
     def set_limit(self, disk_bytes: int) -> None:
@@ -29,7 +30,7 @@ class DiskCap:
 
     def spill_bytes(self) -> int:
         """The bytes that the spill may take now."""
-        return max(self.num_bytes - self._other_bytes(), self.num_bytes // 2)
+        return self.share(max(self.num_bytes - self._other_bytes(), self.num_bytes // 2))
 
     def advance(self, features: Iterable[int]) -> None:
         """Before a batch: let rows expire if they must; `features` are those that have rows."""

@@ -8,6 +8,7 @@ import importlib.util
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,7 @@ class RocksSpill:
                 "the spill needs RocksDB, which this Python lacks: install rocksdb-py, or configure no spill"
             )
         self.folder, self._format = folder, RecordFormat(dim, state_width)
+        self._shared_folder: Path | None = None  # with those of other tables
         try:
             folder.mkdir(parents=True)
         except OSError as error:
@@ -66,12 +68,14 @@ class RocksSpill:
         self._counts = dict.fromkeys(FIND_COUNTS, 0)
 
     @staticmethod
-    def of_epoch(disk_path: Path, epoch: int, *, dim: int, state_width: int) -> "RocksSpill":
-        """The spill of this epoch, `<disk_path>/<epoch>/`. Deletes those of older epochs."""
+    def of_epoch(disk_path: Path, epoch: int, *, dim: int, state_width: int, table: str = "") -> "RocksSpill":
+        """The spill of this epoch, `<disk_path>/<epoch>/`, or one of several there. Deletes those of older epochs."""
         for folder in disk_path.iterdir() if disk_path.is_dir() else ():
             if folder.name.isdigit() and int(folder.name) < epoch:
                 shutil.rmtree(folder, ignore_errors=True)
-        return RocksSpill(disk_path / str(epoch), dim=dim, state_width=state_width)
+        spill = RocksSpill(disk_path / str(epoch) / table, dim=dim, state_width=state_width)
+        spill._shared_folder = spill.folder.parent if table else None
+        return spill
 
     def write(self, rows: Rows, num_new: int) -> None:
         if len(rows):
@@ -189,8 +193,11 @@ class RocksSpill:
             return self._counts | dict.fromkeys(WORKER_COUNTS, 0) | dict(self._worker.counts)
 
     def close(self) -> None:
-        """Discard the queue and delete the folder."""
+        """Discard the queue and delete the folder; that of the epoch too with its last spill."""
         self._worker.close()
+        if self._shared_folder is not None:
+            with suppress(OSError):
+                self._shared_folder.rmdir()
 
     def _count(self, **more: int) -> None:
         with self._catalog.changed:

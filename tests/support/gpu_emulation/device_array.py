@@ -16,6 +16,7 @@ SAME = frozenset(  # of numpy, as CuPy has them
     [
         "arange",
         "argsort",
+        "ascontiguousarray",
         "concatenate",
         "count_nonzero",
         "empty",

@@ -1,0 +1,95 @@
+"""How several tables share memory and disk, and which of them a limit concerns."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from msgspec.structs import replace
+from springtide_client.rows.table_names import MAIN_TABLE, TableNames
+
+from embeddings.config import TableConfig, TableLimits
+from embeddings.memory.capacity import Capacity
+from embeddings.optimizer import RowOptimizer
+from embeddings.table import EmbeddingTable
+from embeddings.tiers.interface import Spill
+from kernels.ops import Ops
+
+
+def table_configs(config: TableConfig, ops: Ops) -> dict[str, TableConfig]:
+    """Return the settings of each table, the main one first: `config` itself if there is no other.
+
+    The main table keeps the policies of all features, because it admits the ids of all.
+    """
+    if not config.tables:
+        return {MAIN_TABLE: config}
+    shares = device_shares(config, ops)
+    configs = {MAIN_TABLE: replace(config, device_bytes=shares[MAIN_TABLE], tables={})}
+    for name, table in config.tables.items():
+        if name != MAIN_TABLE:
+            features = {
+                number: replace(config.features[number], min_count=None)
+                for number in table.features
+                if number in config.features
+            }
+            configs[name] = replace(
+                config,
+                dim=table.dim,
+                optimizer=config.optimizer if table.optimizer is None else table.optimizer,
+                device_bytes=shares[name],
+                admission={"min_count": 1},
+                features=features,
+                tables={},
+            )
+    return configs
+
+
+def device_shares(config: TableConfig, ops: Ops) -> dict[str, int]:
+    """Divide `device_bytes` so that every feature gets room for as many rows."""
+    weights = {}
+    for name, table in config.tables.items():
+        optimizer = config.optimizer if table.optimizer is None else table.optimizer
+        layout = replace(config, dim=table.dim, optimizer=optimizer).layout
+        weights[name] = ops.slot_bytes(layout) * max(1, len(table.features))
+    total = sum(weights.values())
+    return {name: config.device_bytes * weight // total for name, weight in weights.items()}
+
+
+def share_disk(tables: Mapping[str, EmbeddingTable]) -> None:
+    """Let a spill take of `disk_bytes` what the other spills leave, and at least half of an equal part."""
+    for name, table in tables.items():
+        others = tuple(other.parts.disk for other_name, other in tables.items() if other_name != name)
+        cap = table.parts.disk_cap
+        cap.share = partial(_share, others)
+        cap.set_limit(cap.num_bytes)
+
+
+def limits_of_tables(
+    config: TableConfig, limits: TableLimits, tables: Mapping[str, EmbeddingTable], names: TableNames
+) -> dict[str, TableLimits]:
+    """Return the limits that each table gets. ValueError if one of them cannot keep its own."""
+    shares: dict[str, int] = {}
+    if limits.device_bytes is not None:
+        shares = device_shares(replace(config, device_bytes=limits.device_bytes), tables[MAIN_TABLE].ops)
+        for name, table in tables.items():
+            Capacity.of_bytes(replace(table.config, device_bytes=shares[name]), table.ops, tracked=table.tracked)
+            if table.parts.memory.num_pinned:
+                raise ValueError("tables cannot change their size while lookups are open: update or release them first")
+    by_table = {}
+    for name, table in tables.items():
+        inherits = config.tables[name].optimizer is None
+        lr = limits.lr if inherits else None
+        if lr is not None:
+            RowOptimizer.of(table.config.optimizer).with_lr(lr)
+        is_main = name == MAIN_TABLE
+        by_table[name] = TableLimits(
+            device_bytes=shares.get(name),
+            disk_bytes=limits.disk_bytes,
+            lr=lr,
+            ttl_seconds={f: value for f, value in limits.ttl_seconds.items() if is_main or names.name_of(f) == name},
+            quota_bytes={f: value for f, value in limits.quota_bytes.items() if names.name_of(f) == name},
+            min_count=limits.min_count if is_main else {},
+        )
+    return by_table
+
+
+def _share(others: tuple[Spill, ...], num_bytes: int) -> int:
+    return max(num_bytes - sum(other.num_bytes() for other in others), num_bytes // (2 * len(others) + 2))
