@@ -109,6 +109,11 @@ class TableConfig(Settings, frozen=True, kw_only=True):
     wide_width: Annotated[int, Meta(ge=0, extra=INTERNAL)] = 0
 
     @property
+    def widest_dim(self) -> int:
+        """The width of the rows that a model sees: of the widest table; rows of others end in zeros."""
+        return max([self.dim, *(table.dim for table in self.tables.values())])
+
+    @property
     def layout(self) -> RowLayout:
         """The columns of the table's rows."""
         state_width = RowOptimizer.of(self.optimizer).state_width(self.dim) + self.wide_width

@@ -1,14 +1,15 @@
 """The keys of `[features.<name>]`, and the policies of rows that the table takes from them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings
 
 from app.errors import UserError
-from embeddings.config import FeaturePolicy, MinCount, Quota, Ttl
+from embeddings.config import FeaturePolicy, FeatureTable, MinCount, Quota, TableConfig, Ttl
+from embeddings.optimizer import RowOptimizer
 
 
 class FeatureAdmission(Settings, frozen=True, kw_only=True):
@@ -45,6 +46,20 @@ class FeatureConfig(Settings, frozen=True, kw_only=True):
         FeatureAdmission | None, Meta(description="Which ids get a row. Default: `[table] admission`.")
     ] = None
 
+    dim: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        Meta(
+            description="Numbers in a row of the feature. Default: `[table] dim`. The net sees the widest: others end "
+            "in zeros."
+        ),
+    ] = None
+    optimizer: Annotated[
+        Mapping[str, Any] | None,
+        Meta(
+            description="Optimizer of the feature's rows. Default: `[table] optimizer`.", extra={"table": RowOptimizer}
+        ),
+    ] = None
+
     @property
     def min_count(self) -> int | None:
         """How often an id must be seen before it gets a row; None: as `[table] admission` says."""
@@ -53,7 +68,8 @@ class FeatureConfig(Settings, frozen=True, kw_only=True):
     @property
     def row_keys(self) -> list[str]:
         """The keys set here that concern rows: of features that share rows, only the owner may set them."""
-        return [key for key in ("ttl_seconds", "quota_bytes", "admission") if getattr(self, key) is not None]
+        keys = ("ttl_seconds", "quota_bytes", "admission", "dim", "optimizer")
+        return [key for key in keys if getattr(self, key) is not None]
 
 
 def feature_policies(schema: Schema, features: Mapping[str, FeatureConfig]) -> dict[int, FeaturePolicy]:
@@ -72,3 +88,37 @@ def feature_policies(schema: Schema, features: Mapping[str, FeatureConfig]) -> d
             ttl_seconds=feature.ttl_seconds, quota_bytes=feature.quota_bytes, min_count=feature.min_count
         )
     return policies
+
+
+def feature_tables(
+    schema: Schema, features: Mapping[str, FeatureConfig], table: TableConfig
+) -> dict[str, FeatureTable]:
+    """Return the tables by name, the main one ("") first: features of equal `dim` and optimizer share one.
+
+    {} where there is one table. UserError if the main one would have no id feature left.
+    """
+    wanted: dict[tuple[int, str], list[int]] = {}
+    optimizers: dict[str, Mapping[str, Any] | None] = {"": None}
+    owners = [name for name in schema.features if name not in schema.share]
+    for name in owners:
+        feature = features.get(name, FeatureConfig())
+        optimizer, is_own = feature.optimizer, feature.optimizer is not None and feature.optimizer != table.optimizer
+        key = str(sorted(optimizer.items())) if optimizer is not None and is_own else ""
+        optimizers[key] = optimizer if is_own else None
+        wanted.setdefault((feature.dim or table.dim, key), []).append(schema.number(name))
+    main = wanted.pop((table.dim, ""), [])
+    if not wanted:
+        return {}
+    if not main:
+        dims = sorted({dim for dim, _ in wanted})
+        raise UserError(
+            f"every feature has a [features.*] dim or optimizer of its own, so nothing uses [table] dim = {table.dim}: "
+            f"give [table] the dim ({', '.join(map(str, dims))}) and the optimizer of one of them"
+        )
+    tables = {"": FeatureTable(dim=table.dim, features=tuple(main))}
+    for (dim, key), numbers in sorted(wanted.items(), key=lambda item: (item[0][0], min(item[1]))):
+        own = optimizers[key]
+        name = f"dim{dim}" if own is None else f"dim{dim}-{own.get('name', RowOptimizer().name)}"
+        unique = next(n for n in (name, *(f"{name}-{number}" for number in range(2, 1 << 16))) if n not in tables)
+        tables[unique] = FeatureTable(dim=dim, optimizer=own, features=tuple(sorted(numbers)))
+    return tables

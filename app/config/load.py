@@ -13,7 +13,7 @@ from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings, format_value
 
 from app.config.assignments import merge_document
-from app.config.features import FeatureConfig, feature_policies
+from app.config.features import FeatureConfig, feature_policies, feature_tables
 from app.config.schema import SchemaConfig
 from app.config.unknown_keys import check_keys, unknown_key_error
 from app.errors import UserError
@@ -91,6 +91,7 @@ def load_config(
         features=feature_policies(schema, features),
     )
     table.check_score(schema)
+    table = structs.replace(table, tables=feature_tables(schema, features, table))
     scores = bind(ScoresConfig, "[scores]", document.get("scores", {}))
     try:
         scores.check_by(schema)

@@ -52,7 +52,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
 def check_model(config: Config) -> Iterator[Diagnosis]:
     """Build the dense net; if a log is there, say what a start keeps of it."""
     try:
-        model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
+        model = build_model(config.model, ModelSpec.of(config.schema, config.table.widest_dim), seed=0)
     except ValueError as error:
         raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")
@@ -129,7 +129,7 @@ def check_disk_caps(config: Config) -> Diagnosis:
 
 def _net_bytes(config: Config) -> int:
     """What a base holds beside rows: parameters and their optimizer's state, and the exported programs."""
-    model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
+    model = build_model(config.model, ModelSpec.of(config.schema, config.table.widest_dim), seed=0)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return NET_COPIES * 4 * num_parameters + PROGRAM_BYTES
 

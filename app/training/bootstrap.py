@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 from springtide_client.keys import CROSSES
-from springtide_client.log.base import ModelIdentity, TableSpec
+from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.wide.layout import wide_width
 from torch import nn
 
@@ -27,15 +27,18 @@ from app.version_log.change.begin import begin_changed
 from app.version_log.change.design import ArrayForm, Design
 from app.version_log.change.plan import plan_change
 from app.version_log.commands.erasures import erasures_of
-from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from app.version_log.disk_budget import DiskBudget
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
-from embeddings.config import FeaturePolicy, TableConfig
+from embeddings.collection.collection import AnyTable, open_tables
+from embeddings.collection.limits import table_configs
+from embeddings.config import FeaturePolicy, FeatureTable, TableConfig
+from embeddings.policy.admission import AdmissionControl
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import RowSource, Spill
+from embeddings.tiers.interface import Spill
 from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.ops import Ops
@@ -48,7 +51,7 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
 
     UserError if the configuration does not fit the log or cannot be used, LogError if the log cannot be read.
     """
-    spec = ModelSpec.of(config.schema, config.table.dim)
+    spec = ModelSpec.of(config.schema, config.table.widest_dim)
     try:
         device = resolve_device(config.train)
     except ValueError as error:
@@ -63,8 +66,7 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
     base = None if resume is None else resume.base
-    rows = None if base is None else BaseRows(base)
-    state = empty_state(config, model, device, log.budget, epoch=log.epoch, base=rows, num_threads=num_threads)
+    state = empty_state(config, model, device, log.budget, epoch=log.epoch, base=base, num_threads=num_threads)
     if resume is None:
         write_first_base(config, log, state, program)
     else:
@@ -89,7 +91,7 @@ def state_without_log(config: TrainerConfig) -> TrainingState:
         raise UserError(str(error)) from error
     torch.manual_seed(config.train.seed)
     try:
-        model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
+        model = build_model(config.model, ModelSpec.of(config.schema, config.table.widest_dim), seed=config.train.seed)
         add_wide_part(model, config.model, config.schema)
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
@@ -104,7 +106,7 @@ def empty_state(
     budget: DiskBudget,
     *,
     epoch: int,
-    base: RowSource | None,
+    base: Base | None,
     num_threads: int,
 ) -> TrainingState:
     """Return a state that has learned nothing, over a table whose lowest tier is the base.
@@ -117,36 +119,48 @@ def empty_state(
         )
     table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
-    row_budget = RowBudget(budget.max_base_bytes, dim=config.table.dim, state_width=table.layout.state_width)
+    row_budget = RowBudget(budget.max_base_bytes, dim=table.dim, state_width=table.layout.state_width)
     scores = ProgressiveScores(config.schema.labels, config.train.window_samples, config.scores, config.schema)
     return TrainingState(learner, scores, config.schema, row_budget)
 
 
 def open_table(
-    config: TrainerConfig, epoch: int, base: RowSource | None, *, num_threads: int, device: str | Ops = "cpu"
-) -> EmbeddingTable:
-    """Return an empty table over its lower tiers: host memory if `host_bytes` is set, the disk, the base."""
-    settings = replace(
-        with_adagrad_eps(with_wide_columns(config)), num_threads=max(config.table.num_threads, num_threads)
-    )
-    layout = settings.layout
+    config: TrainerConfig, epoch: int, base: Base | None, *, num_threads: int, device: str | Ops = "cpu"
+) -> AnyTable:
+    """Return an empty table, or one for each width of rows, over its lower tiers.
+
+    These are host memory if `host_bytes` is set, the disk, the base.
+    """
+    settings = replace(with_wide_columns(config), num_threads=max(config.table.num_threads, num_threads))
     folder = Path(settings.disk_path or Path("var") / config.name / "spill")
-    spill: Spill = RocksSpill.of_epoch(folder, epoch, dim=layout.dim, state_width=layout.state_width)
+    ops = backend(device)
+
+    def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
+        own = with_adagrad_eps(own)
+        layout, subfolder = own.layout, (name or "main") if settings.tables else ""
+        widths = {"dim": layout.dim, "state_width": layout.state_width}
+        spill: Spill = RocksSpill.of_epoch(folder, epoch, **widths, table=subfolder)
+        try:
+            if own.host_bytes:
+                host = backend("cpu")
+                num_rows = HostTier.rows_of_bytes(own.host_bytes, layout, host)
+                spill = HostTier(spill, num_rows=num_rows, layout=layout, ops=host)
+            return EmbeddingTable(
+                own,
+                seed=config.train.seed,
+                spill=spill,
+                base=None if base is None else BaseRows(base, name),
+                device=ops,
+                other_disk_bytes=partial(folder_bytes, config.log.path),
+                admission=admission,
+            )
+        except BaseException:
+            spill.close()
+            raise
+
     try:
-        if host_bytes := settings.host_bytes:
-            ops = backend("cpu")
-            num_rows = HostTier.rows_of_bytes(host_bytes, layout, ops)
-            spill = HostTier(spill, num_rows=num_rows, layout=layout, ops=ops)
-        return EmbeddingTable(
-            settings,
-            seed=config.train.seed,
-            spill=spill,
-            base=base,
-            device=device,
-            other_disk_bytes=partial(folder_bytes, config.log.path),
-        )
+        return open_tables(settings, ops, make)
     except ValueError as error:
-        spill.close()
         raise UserError(f"[table] {error}") from error
 
 
@@ -168,6 +182,7 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
         model=design.model,
         meta=state.meta(created_ms=0),
         dense=state.base_arrays(),
+        tables={name: TableImage(spec=spec) for name, spec in design.tables.items()},
         program=program,
     )
     write_base(log.config.path, image)
@@ -179,18 +194,24 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
 
 def design_of(config: TrainerConfig, model: nn.Module) -> Design:
     """Return what rows and parameters mean under a configuration."""
-    table = with_wide_columns(config)
+
+    def spec(own: TableConfig, holder: FeatureTable | None = None) -> TableSpec:
+        return TableSpec(
+            dim=own.dim,
+            state_width=own.layout.state_width,
+            seed=config.train.seed,
+            init_scale=own.init_scale,
+            optimizer=dict(with_adagrad_eps(own).optimizer),
+            dtype=own.dtype,
+            wide_width=own.wide_width,
+            features=[] if holder is None else list(holder.features),
+        )
+
+    (_, table), *others = table_configs(with_wide_columns(config), backend("cpu")).items()
     return Design(
         schema=config.schema,
-        table=TableSpec(
-            dim=table.dim,
-            state_width=table.layout.state_width,
-            seed=config.train.seed,
-            init_scale=table.init_scale,
-            optimizer=dict(with_adagrad_eps(table).optimizer),
-            dtype=table.dtype,
-            wide_width=table.wide_width,
-        ),
+        table=spec(table),
+        tables={name: spec(own, config.table.tables[name]) for name, own in others},
         model=ModelIdentity(
             name=config.model.name,
             options=dict(config.model.options),
@@ -210,7 +231,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
         return resume
     logger.warning("the log goes on with changed settings", extra=plan.document())
     is_same_net = (old.model.name, old.model.options) == (new.model.name, new.model.options) and old.dense == new.dense
-    is_same_net &= ModelSpec.of(old.schema, old.table.dim) == ModelSpec.of(new.schema, new.table.dim)
+    is_same_net &= ModelSpec.of(old.schema, old.widest_dim) == ModelSpec.of(new.schema, new.widest_dim)
     return begin_changed(
         log,
         resume,
@@ -218,7 +239,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
         old,
         new,
         initial={f"dense.{name}": value.numpy() for name, value in model.state_dict().items()},
-        program=None if is_same_net else export_model(model, ModelSpec.of(config.schema, config.table.dim)),
+        program=None if is_same_net else export_model(model, ModelSpec.of(config.schema, config.table.widest_dim)),
         window_samples=config.train.window_samples,
     )
 

@@ -99,7 +99,8 @@ class TrainingSession:
         """True if a version must not wait: it may grow too large, or the compactor needs it to make room."""
         if self.state.must_expire or self.must_be_exact or (self.log.is_full and self.log.must_tell_durable):
             return True
-        row_bytes = 4 * (self._config.table.dim + self.state.learner.table.layout.state_width) + ROW_OVERHEAD_BYTES
+        layout = self.state.learner.table.layout  # of the widest rows
+        row_bytes = 4 * (layout.dim + layout.state_width) + ROW_OVERHEAD_BYTES
         return self.state.num_unpublished_keys * row_bytes > self.log.budget.max_version_bytes
 
     def complete_until_ms(self) -> int:

@@ -55,6 +55,11 @@ class EmbeddingCollection:
         (self._places_F,) = self.ops.put(self.names.places_F)
         share_disk(self.tables)
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of the main table."""
+        return self.main.lr
+
     # training and reading
 
     def advance(self, event_ms: int, num_samples: int) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
+from springtide_client.rows.table_names import MAIN_TABLE
 
 from embeddings.tiers.interface import FoundRows
 from kernels.cpu.rows import base_file_rows
@@ -16,8 +17,8 @@ CHUNK_KEYS = 512  # their pages, up to seven each, must stay cached until they a
 class BaseRows:
     """A RowSource over a mapped base. Searches and reads without the GIL: recalls run beside the learning."""
 
-    def __init__(self, base: Base) -> None:
-        self.base = base
+    def __init__(self, base: Base, table: str = MAIN_TABLE) -> None:
+        self.base, self.rows, self.states = base, base.rows_of(table), base.states_of(table)
         base.advise_random_access()
         self._readahead = Readahead()
 
@@ -25,8 +26,8 @@ class BaseRows:
         """1. Find the keys' places; read pages ahead if they come from the disk. 2. Copy the rows."""
         found = FoundRows(
             np.zeros(len(ids_U), np.bool_),
-            np.zeros((len(ids_U), self.base.rows.value.shape[1]), np.float32),
-            np.zeros((len(ids_U), self.base.states.shape[1]), np.float32),
+            np.zeros((len(ids_U), self.rows.value.shape[1]), np.float32),
+            np.zeros((len(ids_U), self.states.shape[1]), np.float32),
             np.zeros(len(ids_U), np.int64),
             np.zeros(len(ids_U), np.int64),
         )
@@ -41,7 +42,7 @@ class BaseRows:
         return found
 
     def _find(self, mixed_M: npt.NDArray[np.uint64], features_M: npt.NDArray[np.uint16], found: FoundRows) -> None:
-        rows, states, request = self.base.rows, self.base.states, self._readahead.request
+        rows, states, request = self.rows, self.states, self._readahead.request
         if self._readahead.is_worthwhile and len(rows):
             places_M = base_file_rows.interpolate_all(len(rows), mixed_M)
             request(rows.mixed, places_M)

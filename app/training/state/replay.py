@@ -12,8 +12,8 @@ from springtide_client.log.base import Base
 from app.scores.progressive import ProgressiveScores
 from app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
 from app.training.step.learner import Learner
+from embeddings.collection.collection import AnyTable, tables_by_name
 from embeddings.rows import TableDelta
-from embeddings.table import EmbeddingTable
 
 
 def replay_log(
@@ -33,15 +33,17 @@ def replay_log(
     arrays: Arrays = {**base.dense, **base.trainer_state}
     scores.restore(without_prefix("state.scores.", arrays))
     meta, table = base.manifest.meta, learner.table
-    newest = _dense_arrays(arrays)
+    newest, names = _dense_arrays(arrays), base.manifest.table_names
     if base.sketch is not None:
         _restore_sketch(table, meta, np.arange(len(base.sketch)), base.sketch)
     for record in records:
         meta, tensors = record.meta, record.tensors()
-        delta = arrays_to_delta(tensors, dim=table.dim, state_width=table.layout.state_width)
-        table.restore(delta)
-        if on_delta is not None:
-            on_delta(delta)
+        for name, one in tables_by_name(table).items():
+            own = names.tensors_of(name, tensors)
+            delta = arrays_to_delta(own, dim=one.dim, state_width=one.layout.state_width)
+            one.restore(delta)
+            if on_delta is not None:
+                on_delta(delta)
         if "sketch.block" in tensors:
             _restore_sketch(table, meta, tensors["sketch.block"], tensors["sketch.bytes"])
         if meta.restores:
@@ -62,7 +64,7 @@ def replay_log(
 
 
 def _restore_sketch(
-    table: EmbeddingTable, meta: VersionMeta, blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]
+    table: AnyTable, meta: VersionMeta, blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]
 ) -> None:
     """Take the counts of a version, unless `sketch_bytes` has changed since: then counting starts again."""
     if meta.sketch_blocks == table.sketch().num_blocks:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from springtide_client.log.base import ID_STRINGS, OPTIMIZER, ROWS, Base, BaseManifest
+from springtide_client.log.base import ID_STRINGS, Base, BaseManifest, optimizer_file, rows_file
 
 from app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
 from embeddings.policy.live_row_sample import LiveRowSample
@@ -38,13 +38,17 @@ class RowBudget:
     def read_base(self, base: Base) -> None:
         """Begin with the rows of a base."""
         self.sample.read_base(base.rows.mixed, base.rows.feature, base.rows.last_seen)
+        for name in base.manifest.tables:
+            rows = base.rows_of(name)
+            self.sample.add(rows.feature, rows.id, rows.last_seen)
         self._num_live = len(base)
         self.measure(base.manifest, len(base))
 
     def measure(self, manifest: BaseManifest, num_rows: int) -> None:
         """Take the sizes of a newer base: id strings and the net take space too."""
         sizes = {name: file.bytes for name, file in manifest.files.items()}
-        by_rows = sum(sizes.pop(name, 0) for name in (ROWS, OPTIMIZER, ID_STRINGS))
+        files = [file(name) for name in manifest.all_tables for file in (rows_file, optimizer_file)]
+        by_rows = sum(sizes.pop(name, 0) for name in (*files, ID_STRINGS))
         self._other_bytes = sum(sizes.values())
         if num_rows:
             self._row_bytes = by_rows / num_rows

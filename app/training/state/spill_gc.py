@@ -4,16 +4,18 @@ One closed generation waits for its base; the next one is closed at the first ch
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from springtide_client.errors import LogError
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
+from springtide_client.rows.table_names import MAIN_TABLE
 
 from app.training.state.base_rows import BaseRows
 from app.version_log.failpoints import failpoint
+from embeddings.collection.collection import EmbeddingCollection
 from embeddings.tiers.interface import RowSource
 
 NO_GENERATION = -1
@@ -38,20 +40,23 @@ class SpillGC:
 
     def __init__(
         self,
-        table: SpillTable,
+        table: SpillTable | EmbeddingCollection,
         directory: LogDirectory,
         mapped: int,
         *,
         on_mapped: Callable[[Base], None] = lambda base: None,
     ) -> None:
         """`mapped`: the number of the base that the table reads now. `on_mapped` is called with each newer one."""
-        self._table, self._directory, self._mapped, self._on_mapped = table, directory, mapped, on_mapped
-        self._closed: tuple[int, int] | None = None  # a generation, and the version whose checkpoint closed it
+        self._tables: Mapping[str, SpillTable]
+        self._tables = table.tables if isinstance(table, EmbeddingCollection) else {MAIN_TABLE: table}
+        self._directory, self._mapped, self._on_mapped = directory, mapped, on_mapped
+        # a generation of each table, and the version whose checkpoint closed it
+        self._closed: tuple[dict[str, int], int] | None = None
 
     def on_checkpoint(self, version: int) -> None:
         """Call it right after the checkpoint of this version, before another row can be evicted."""
         if self._closed is None:
-            self._closed = self._table.open_generation(), version
+            self._closed = {name: table.open_generation() for name, table in self._tables.items()}, version
 
     def map_newest_base(self, newest: int) -> bool:
         """Map the newest base, if it is newer than the mapped one and holds no version after `newest`."""
@@ -64,14 +69,15 @@ class SpillGC:
             logger.warning("a base cannot be mapped", extra={"base": path.name, "reason": str(error)})
             return False
         number = base.tip.number
-        generation = NO_GENERATION
+        generations = dict.fromkeys(self._tables, NO_GENERATION)
         if self._closed is not None and self._closed[1] <= number:
-            generation = self._closed[0]
+            generations = self._closed[0]
             self._closed = None
         failpoint("before a base is mapped")
-        self._table.map_base(BaseRows(base), generation)
+        for name, table in self._tables.items():
+            table.map_base(BaseRows(base, name), generations[name])
         failpoint("while a generation is destroyed")
         self._mapped = number
         self._on_mapped(base)
-        logger.info("base mapped", extra={"base": path.name, "generation": generation})
+        logger.info("base mapped", extra={"base": path.name, "generation": generations[MAIN_TABLE]})
         return True

@@ -20,7 +20,7 @@ from app.training.state.stream_state import StreamState
 from app.training.state.unpublished import Unpublished
 from app.training.state.version_tensors import (
     Arrays,
-    delta_to_arrays,
+    deltas_to_arrays,
     id_strings_to_arrays,
     sketch_to_arrays,
     with_prefix,
@@ -30,6 +30,7 @@ from app.training.step.report import StepReport
 from app.version_log.commands.erasures import erasures_to_meta
 from app.version_log.commands.limits import LimitName, to_table_limits
 from app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
+from embeddings.collection.collection import tables_by_name
 from stream.columns import Batch
 from stream.positions import Partition, Position, positions_to_meta
 
@@ -146,11 +147,12 @@ class TrainingState:
         `net`: what the version carries of the dense net; without it everything, if the net has changed.
         """
         self.stream.complete_until_ms = max(self.stream.complete_until_ms, complete_until_ms)
-        delta = self.learner.table.take_delta()
+        deltas = {name: table.take_delta() for name, table in tables_by_name(self.learner.table).items()}
         if self.row_budget is not None:
-            self.row_budget.add(delta)
+            for delta in deltas.values():
+                self.row_budget.add(delta)
             self._expire_excess(self.row_budget)
-        arrays = delta_to_arrays(delta)
+        arrays = deltas_to_arrays(deltas)
         arrays |= sketch_to_arrays(*self.learner.table.take_sketch_delta())
         if net is not None:
             arrays |= net

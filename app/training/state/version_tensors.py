@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import IdStrings
+from springtide_client.rows.table_names import MAIN_TABLE, record_tensor
 
 from embeddings.rows import TableDelta
 
@@ -36,6 +37,22 @@ def delta_to_arrays(delta: TableDelta) -> Arrays:
         }
     if len(delta.forgotten_ids):
         arrays |= {"forgotten.feature": delta.forgotten_features, "forgotten.id": delta.forgotten_ids}
+    return arrays
+
+
+def deltas_to_arrays(deltas: Mapping[str, TableDelta]) -> Arrays:
+    """Return the deltas of several tables, by name, as tensors: rows by table, the forgotten keys of all together."""
+    arrays: Arrays = {}
+    forgotten: list[Arrays] = []
+    for table, delta in deltas.items():
+        tensors = delta_to_arrays(delta)
+        if len(delta.forgotten_ids):
+            forgotten.append({name: tensors.pop(name) for name in ("forgotten.feature", "forgotten.id")})
+        if not delta.states.shape[1] and table != MAIN_TABLE:
+            tensors.pop("rows.state", None)
+        arrays |= {record_tensor(table, name): array for name, array in tensors.items()}
+    for name in ("forgotten.feature", "forgotten.id") if forgotten else ():
+        arrays[name] = np.concatenate([part[name] for part in forgotten])
     return arrays
 
 

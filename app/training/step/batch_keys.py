@@ -3,6 +3,7 @@
 # N samples, K keys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,6 @@ from app.training.device.pinned_buffers import PinnedBuffers, StagedColumns
 from app.training.device.transfer_stream import TransferStream
 from app.training.step.assembly import input_columns, lookup_slices, repeat_per_key
 from embeddings.lookup.handle import LookupSlice
-from embeddings.lookup.prefetch import Prefetch
 from kernels.cpu.wide.prepare import running_numbers
 from kernels.ops import Ops
 from kernels.types import Array
@@ -50,7 +50,7 @@ class BatchKeys:
     ids_K: Array
     event_ms_K: Array
     scores_K: Array | None
-    prefetch: Prefetch | None = None
+    prefetch: Any = None  # what the table's `prefetch` gave
     staged: StagedColumns | None = None  # all columns of the batch, on their way to the device
     numbers: WideNumbers | None = None  # of the wide part
 

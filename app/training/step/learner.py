@@ -21,9 +21,9 @@ from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays,
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from app.training.step.report import StepReport, fetch_outcome, report_of
 from app.training.step.wide_step import WideStep, learn_offset
+from embeddings.collection.collection import AnyTable
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup
-from embeddings.table import EmbeddingTable
 from embeddings.torch_api.autograd import embed_slices
 from stream.columns import Batch
 
@@ -39,7 +39,7 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        table: EmbeddingTable,
+        table: AnyTable,
         config: TrainConfig,
         schema: Schema,
         *,

@@ -20,8 +20,8 @@ from app.models.wide.wide_part import NAME, WidePart
 from app.training.step.batch_keys import BatchKeys
 from app.training.step.dense_optimizer import Optimizer
 from app.training.step.dense_step import StepOutcome, gradient_norm, score, weighted_loss_sum
+from embeddings.collection.collection import AnyTable, tables_by_name
 from embeddings.lookup.handle import Lookup
-from embeddings.table import EmbeddingTable
 from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
 from kernels.cpu.wide.in_order import in_order_pass
 from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
@@ -45,7 +45,7 @@ class OffsetStep(Protocol):
 class WideStep:
     """Learns the wide part over a table's rows. On the host only."""
 
-    def __init__(self, part: WidePart, table: EmbeddingTable, schema: Schema) -> None:
+    def __init__(self, part: WidePart, table: AnyTable, schema: Schema) -> None:
         """ValueError if the table is not in the host's memory."""
         if table.ops.device != "cpu":
             raise ValueError(
@@ -54,8 +54,11 @@ class WideStep:
         self.part, self.table, self.schema = part, table, schema
         self.num_labels = len(schema.labels)
         self.columns_from = table.layout.state_width - table.layout.wide_width
-        # the factorization machine steps with the rows' own state; other optimizers leave vectors to the net alone
-        self.steps_rows = table.optimizer.name == "rowwise-adagrad"
+        # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
+        # vectors to the net alone
+        tables = tables_by_name(table).values()
+        is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in tables)
+        self.steps_rows = is_rowwise and len({one.dim for one in tables}) == 1
 
     def of_batch(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
         """Return the step of one batch, whose rows are looked up."""

@@ -67,6 +67,11 @@ class Design:
         return tables_from(self.table, self.tables)
 
     @property
+    def widest_dim(self) -> int:
+        """The width of the rows that the net sees."""
+        return max([self.table.dim, *(spec.dim for name, spec in self.tables.items() if name != CROSSES_TABLE)])
+
+    @property
     def is_wide(self) -> bool:
         """True if rows have numbers of the wide part."""
         return self.table.wide_width > 0

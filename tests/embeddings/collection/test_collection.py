@@ -171,7 +171,7 @@ def test_limits_go_to_the_tables_that_they_concern() -> None:
     assert sizes[0] > sizes[1]  # as many features, wider rows
     table.set_limits(TableLimits(lr=0.25, device_bytes=2 << 20, ttl_seconds={3: 7.0}, min_count={3: 4}))
     assert [one.lr for one in table.tables.values()] == [0.25, 0.5]
-    assert [one.config.device_bytes for one in table.tables.values()] == [2 * size for size in sizes]
+    assert [one.config.device_bytes // 4 for one in table.tables.values()] == [size // 2 for size in sizes]
     table.advance(9000, 0)
     assert table.expiry_cutoffs[3] == 2000
     lookup = table.lookup(np.full(2, 3, np.uint16), np.arange(2), np.full(2, 9000))
