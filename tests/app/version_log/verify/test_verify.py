@@ -219,7 +219,7 @@ def forge(folder: Path, name: str, change: Callable[[dict], None]) -> None:
     change(arrays)
     content = (folder / name).read_bytes()
     for tensor, array in arrays.items():
-        content = content.replace(before[tensor], array.tobytes()) if len(array) else content
+        content = content.replace(before[tensor], array.tobytes()) if array.size else content
     (folder / name).unlink()
     (folder / name).write_bytes(content)
     manifest.files[name].crc32 = crc32_of_file(folder / name)
