@@ -19,6 +19,7 @@ from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.models.wide.wide_part import add_wide_part
+from app.scores.config import ScoresConfig
 from app.training.bootstrap import load_state, with_wide_columns
 from app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
@@ -46,6 +47,7 @@ class RunConfig:
     train: TrainConfig = field(default_factory=lambda: TrainConfig(threads=1))
     table: TableSettings = field(default_factory=lambda: TableSettings(device_bytes=DEVICE_BYTES))
     gate: GateConfig = field(default_factory=GateConfig)
+    scores: ScoresConfig = field(default_factory=ScoresConfig)
     log: LogConfig = field(default_factory=lambda: LogConfig(path=Path("unused")))
     source: SourceConfig = field(default_factory=lambda: SourceConfig(log_path=Path("unused")))
     name: str = "online"
