@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.initial_values import initial_values
 from springtide_client.wide.layout import wide_width
 
 from app.config.load import Config, load_config
@@ -13,7 +15,7 @@ from app.version_log.verify.verify import verify
 from tests.app.training.test_changed_settings import CONFIG, contents, learn
 from tests.torture.verify.log_contents import LogContents
 
-WIDE = 4 * wide_width(1)  # bytes of the wide part's numbers
+USER_ID, WIDE = 0, 4 * wide_width(1)  # bytes of the wide part's numbers
 
 
 @pytest.fixture
@@ -45,6 +47,34 @@ def begun(config: Config) -> tuple[Base, dict[tuple[int, int], tuple[bytes, byte
             key = int(layer.feature[i]), int(layer.id[i])
             rows[key] = layer.value[i].tobytes(), layer.state[i].tobytes(), int(layer.count[i]), int(layer.last_seen[i])
     return base, rows
+
+
+def test_a_feature_gets_rows_of_its_own_width_and_back(folder: Path) -> None:
+    _, then = learned(folder, CONFIG)
+    config, now = learned(folder, CONFIG.replace("[table]", "[features.user_id]\ndim = 6\n[table]"))
+    base, rows = begun(config)
+    assert base.manifest.tables["dim6"].features == [USER_ID]
+    assert "[features.user_id] dim (4, now 6)" in base.manifest.meta.change["changed"]
+    assert "vectors and optimizer states of the rows of user_id, from their first values" in str(
+        base.manifest.meta.change["begun"]
+    )
+    assert rows.keys() == then.rows.keys()
+    for key, row in rows.items():
+        assert row[2:] == then.rows[key][2:]
+        if key[0] % 32768 == USER_ID:
+            features, ids = np.array([key[0]], np.uint16), np.array([key[1]])
+            assert row[0] == initial_values(features, ids, dim=6, seed=0, scale=config.table.init_scale).tobytes()
+        else:
+            assert row == then.rows[key]
+    assert now.meta.samples_trained > then.meta.samples_trained
+    users = {len(row[0]) for key, row in now.rows.items() if key[0] % 32768 == USER_ID}
+    assert users == {4 * 6}
+    again, _ = learned(folder, CONFIG)
+    base, rows = begun(again)
+    assert not base.manifest.tables
+    assert {key: row for key, row in rows.items() if key[0] % 32768 != USER_ID} == {
+        key: row for key, row in now.rows.items() if key[0] % 32768 != USER_ID
+    }
 
 
 def test_the_wide_part_is_turned_off_and_on_without_a_loss_of_anything_else(folder: Path) -> None:
