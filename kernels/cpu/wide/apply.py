@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from kernels.cpu.wide.arrays import in_place
 from kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
@@ -25,7 +25,7 @@ PLAIN_EPS = 0.1
 SEEN_PRIOR = 10.0  # samples that the first variance is worth
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def count_sample(batch: Any, crosses: Any, arrays: Any, n: Any) -> None:
     """Count the slots of sample n, and how often their ids were seen before its chunk."""
     statistics_3F, totals_4 = arrays.seen_statistics_3F, arrays.slot_totals_4
@@ -48,7 +48,7 @@ def count_sample(batch: Any, crosses: Any, arrays: Any, n: Any) -> None:
             totals_4[i] *= 0.5
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def apply_chunk(
     batch: Any,
     crosses: Any,
@@ -104,7 +104,7 @@ def apply_chunk(
     _step_shared(arrays, scratch, strengths)
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _step_gate(
     gates_LTB: Any, information_LTB: Any, slopes_LTB: Any, added_LTB: Any, label: Any, f: Any, b: Any
 ) -> None:
@@ -118,7 +118,7 @@ def _step_gate(
     slopes_LTB[label, f, b] = 0.0
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _step_row(
     wide_UW: Any,
     slopes_UL: Any,
@@ -141,7 +141,7 @@ def _step_row(
         added_UL[u, label], slopes_UL[u, label], plain_slopes_UL[u, label] = 0.0, 0.0, 0.0
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _step_vector(values_UD: Any, squares_U: Any, slopes_UD: Any, u: Any, lr: Any, eps: Any) -> None:
     """Row-wise Adagrad, where rows have its state."""
     dim, total = values_UD.shape[1], 0.0
@@ -158,7 +158,7 @@ def _step_vector(values_UD: Any, squares_U: Any, slopes_UD: Any, u: Any, lr: Any
             slopes_UD[u, d] = 0.0
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _step_shared(arrays: Any, scratch: Any, strengths: Any) -> None:
     """Biases, groups, numbers, counts; fields whose sums are zero keep their weights."""
     biases_L4 = scratch.biases_L4
@@ -206,7 +206,7 @@ def _step_shared(arrays: Any, scratch: Any, strengths: Any) -> None:
                     slopes_LF2[label, f, side], added_LF2[label, f, side] = 0.0, 0.0
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _step(weights_LI: Any, information_LI: Any, slopes_LI: Any, added_LI: Any, strength: Any) -> None:
     for label in range(weights_LI.shape[0]):
         for i in range(weights_LI.shape[1]):

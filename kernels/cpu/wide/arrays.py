@@ -5,6 +5,10 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
+
+# Numba counts references to every array of a tuple at each call; what only writes into arrays needs none of that
+in_place = njit(nogil=True, cache=True, _nrt=False)
 
 
 class WideArrays(NamedTuple):

@@ -5,10 +5,8 @@
 
 from typing import Any
 
-from numba import njit
-
 from kernels.cpu.wide.apply import apply_chunk, count_sample
-from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, new_scratch
+from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, in_place, new_scratch
 from kernels.cpu.wide.learn import add_sample
 from kernels.cpu.wide.score import count_times, score_sample, strengths_of
 
@@ -30,7 +28,7 @@ def in_order_pass(
     _pass(batch, crosses, arrays, new_scratch(batch, crosses, arrays, chunk), chunk, lr, eps, logits_NL, errors_NL)
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _pass(
     batch: Any, crosses: Any, arrays: Any, scratch: Any, chunk: Any, lr: Any, eps: Any, logits_NL: Any, errors_NL: Any
 ) -> None:

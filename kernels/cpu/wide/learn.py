@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from kernels.cpu.wide.arrays import in_place
 from kernels.cpu.wide.score import COLUMNS, NUM_PARTS, WEIGHT
 
 MIN_CURVATURE, MIN_ADDED = 1e-4, 1e-6
@@ -15,12 +15,12 @@ MEMORY = 1e6  # samples that the base rate remembers
 MIXTURE_RATE, MAX_LOSS_DIFFERENCE, MIN_PROBABILITY = 0.1, 100.0, 1e-9
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def sigmoid(z: Any) -> Any:
     return 1.0 / (1.0 + math.exp(-z)) if z > -700.0 else 0.0
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def add_sample(
     batch: Any,
     crosses: Any,
@@ -107,7 +107,7 @@ def add_sample(
                 gradients_UD[u, d] += scale * (sums_RD[r, d] - values_UD[u, d])
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _add_slots(
     batch: Any,
     arrays: Any,
@@ -141,7 +141,7 @@ def _add_slots(
             seen_added_LF2[label, f, 1] += curvature
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _add_groups(
     arrays: Any,
     scratch: Any,
@@ -177,7 +177,7 @@ def _add_groups(
         plain_added_L2[label, g] += plain_curvature * plain_RL2[r, label, g] * plain_RL2[r, label, g]
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _mix_and_count(arrays: Any, label: Any, y: Any, weight: Any, p: Any, q: Any) -> None:
     """Compare both learners by their losses, and count the label."""
     loss = -math.log(max(p if y > 0.5 else 1.0 - p, MIN_PROBABILITY))

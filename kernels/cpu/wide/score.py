@@ -5,7 +5,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from kernels.cpu.wide.arrays import in_place
 
 WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3
 COLUMNS, NUM_BUCKETS, NUM_PARTS = 4, 12, 6
@@ -24,7 +25,7 @@ class Strengths(NamedTuple):
     plain: float  # learning rate of the plain learner
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def strengths_of(arrays: Any) -> Any:
     """From the mean numbers of slots so far."""
     samples, num_fields, num_pairs = arrays.slot_totals_4[0], len(arrays.numbers_F), len(arrays.pair_is_live_P)
@@ -46,7 +47,7 @@ def strengths_of(arrays: Any) -> Any:
     )
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def bucket_of(information: Any) -> Any:
     x, bucket = information * 4.0, 0
     while x >= 1.0 and bucket < NUM_BUCKETS - 1:
@@ -55,7 +56,7 @@ def bucket_of(information: Any) -> Any:
     return bucket
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def bits_of_count(count: Any) -> Any:
     bits = 0
     while count > 0 and bits < MAX_SEEN_BITS:
@@ -64,7 +65,7 @@ def bits_of_count(count: Any) -> Any:
     return bits
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def count_times(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
     """Count how often the chunk has each row."""
     times_U, times_Q, rows_S, rows_C = scratch.times_U, scratch.times_Q, batch.rows_S, crosses.rows_C
@@ -75,7 +76,7 @@ def count_times(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -
         times_Q[rows_C[c]] += 1
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def score_sample(
     batch: Any,
     crosses: Any,
@@ -163,7 +164,7 @@ def score_sample(
         logits_NL[n, label] = share * logit + (1.0 - share) * other
 
 
-@njit(nogil=True, cache=True)
+@in_place
 def _factorize(batch: Any, scratch: Any, r: Any, slots_from: Any, slots_to: Any) -> Any:
     """Add up the vectors of a sample; return the sum of the dot products of all pairs."""
     sums_D, squares_D, values_UD, rows_S = scratch.sums_RD[r], scratch.squares_D, batch.values_UD, batch.rows_S
