@@ -64,43 +64,54 @@ def apply_chunk(
     # arrays are taken from their tuples once: each time costs two atomic operations
     num_labels, num_fields, first_slot = len(arrays.base_L), len(arrays.numbers_F), batch.offsets_N1[start]
     rows_S, fields_S, counts_U = batch.rows_S, batch.fields_S, batch.counts_U
-    times_U, times_Q, buckets_SL, buckets_CL = scratch.times_U, scratch.times_Q, scratch.buckets_SL, scratch.buckets_CL
+    places_U, places_S, buckets_SL, buckets_CL = (
+        scratch.places_U,
+        scratch.places_S,
+        scratch.buckets_SL,
+        scratch.buckets_CL,
+    )
+    places_Q, places_C, times_V, cross_times_V = (
+        scratch.places_Q,
+        scratch.places_C,
+        scratch.times_V,
+        scratch.cross_times_V,
+    )
     gates_LTB, information_LTB = arrays.gates_LTB, arrays.gate_information_LTB
     slopes_LTB, added_LTB = scratch.gate_slopes_LTB, scratch.gate_added_LTB
-    wide_UW, slopes_UL, added_UL = batch.wide_UW, scratch.slopes_UL, scratch.added_UL
-    plain_slopes_UL, gradients_UD = scratch.plain_slopes_UL, scratch.gradients_UD
+    wide_UW, slopes_VL, added_VL = batch.wide_UW, scratch.slopes_VL, scratch.added_VL
+    plain_slopes_VL, gradients_VD = scratch.plain_slopes_VL, scratch.gradients_VD
     values_UD, squares_U = batch.values_UD, batch.squares_U
     for s in range(first_slot, batch.offsets_N1[stop]):
-        u, f = rows_S[s], fields_S[s]
+        u, f, v = rows_S[s], fields_S[s], places_S[s - first_slot]
         for label in range(num_labels):
             b = buckets_SL[s - first_slot, label]
             _step_gate(gates_LTB, information_LTB, slopes_LTB, added_LTB, label, f, b)
-        if times_U[u] == 0:
+        if times_V[v] == 0:
             continue
         for label in range(num_labels):
-            _step_row(wide_UW, slopes_UL, added_UL, plain_slopes_UL, strengths.first, strengths.plain, u, label)
-        _step_vector(values_UD, squares_U, gradients_UD, u, lr, eps)
-        counts_U[u] += times_U[u]
-        times_U[u] = 0
+            _step_row(wide_UW, slopes_VL, added_VL, plain_slopes_VL, strengths.first, strengths.plain, u, v, label)
+        _step_vector(values_UD, squares_U, gradients_VD, u, v, lr, eps)
+        counts_U[u] += times_V[v]
+        times_V[v], places_U[u] = 0, -1
     base = crosses.start
     first_cross = crosses.offsets_R1[start - base]
     rows_C, pairs_C, weights_Q2L = crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
-    slopes_QL, added_QL = scratch.cross_slopes_QL, scratch.cross_added_QL
+    cross_slopes_VL, cross_added_VL = scratch.cross_slopes_VL, scratch.cross_added_VL
     for c in range(first_cross, crosses.offsets_R1[stop - base]):
-        q, f = rows_C[c], num_fields + pairs_C[c]
+        q, f, v = rows_C[c], num_fields + pairs_C[c], places_C[c - first_cross]
         for label in range(num_labels):
             b = buckets_CL[c - first_cross, label]
             _step_gate(gates_LTB, information_LTB, slopes_LTB, added_LTB, label, f, b)
-        if times_Q[q] == 0:
+        if cross_times_V[v] == 0:
             continue
-        times_Q[q] = 0
+        cross_times_V[v], places_Q[q] = 0, -1
         for label in range(num_labels):
-            added = added_QL[q, label]
+            added = cross_added_VL[v, label]
             if added > 0.0:
                 information = min(weights_Q2L[q, 2 * label + 1] + added, MAX_INFORMATION)
                 weights_Q2L[q, 2 * label + 1] = information
-                weights_Q2L[q, 2 * label] += slopes_QL[q, label] / (strengths.cross + information)
-                added_QL[q, label], slopes_QL[q, label] = 0.0, 0.0
+                weights_Q2L[q, 2 * label] += cross_slopes_VL[v, label] / (strengths.cross + information)
+                cross_added_VL[v, label], cross_slopes_VL[v, label] = 0.0, 0.0
     _step_shared(arrays, scratch, strengths)
 
 
@@ -121,41 +132,42 @@ def _step_gate(
 @in_place
 def _step_row(
     wide_UW: Any,
-    slopes_UL: Any,
-    added_UL: Any,
-    plain_slopes_UL: Any,
+    slopes_VL: Any,
+    added_VL: Any,
+    plain_slopes_VL: Any,
     strength: Any,
     plain_rate: Any,
     u: Any,
+    v: Any,
     label: Any,
 ) -> None:
-    added, at = added_UL[u, label], COLUMNS * label
+    added, at = added_VL[v, label], COLUMNS * label
     if added > 0.0:
         information = min(wide_UW[u, at + INFORMATION] + added, MAX_INFORMATION)
         wide_UW[u, at + INFORMATION] = information
-        wide_UW[u, at + WEIGHT] += slopes_UL[u, label] / (strength + information)
-        slope = plain_slopes_UL[u, label]
+        wide_UW[u, at + WEIGHT] += slopes_VL[v, label] / (strength + information)
+        slope = plain_slopes_VL[v, label]
         squares = wide_UW[u, at + PLAIN_SQUARES] + slope * slope
         wide_UW[u, at + PLAIN_SQUARES] = squares
         wide_UW[u, at + PLAIN_WEIGHT] += plain_rate * slope / (math.sqrt(squares) + PLAIN_EPS)
-        added_UL[u, label], slopes_UL[u, label], plain_slopes_UL[u, label] = 0.0, 0.0, 0.0
+        added_VL[v, label], slopes_VL[v, label], plain_slopes_VL[v, label] = 0.0, 0.0, 0.0
 
 
 @in_place
-def _step_vector(values_UD: Any, squares_U: Any, slopes_UD: Any, u: Any, lr: Any, eps: Any) -> None:
+def _step_vector(values_UD: Any, squares_U: Any, slopes_VD: Any, u: Any, v: Any, lr: Any, eps: Any) -> None:
     """Row-wise Adagrad, where rows have its state."""
     dim, total = values_UD.shape[1], 0.0
     for d in range(dim):
-        total += slopes_UD[u, d] * slopes_UD[u, d]
+        total += slopes_VD[v, d] * slopes_VD[v, d]
     if total > 0.0:
         if len(squares_U):
             squares = squares_U[u] + total / dim
             squares_U[u] = squares
             rate = lr / (math.sqrt(squares) + eps)
             for d in range(dim):
-                values_UD[u, d] += rate * slopes_UD[u, d]
+                values_UD[u, d] += rate * slopes_VD[v, d]
         for d in range(dim):
-            slopes_UD[u, d] = 0.0
+            slopes_VD[v, d] = 0.0
 
 
 @in_place

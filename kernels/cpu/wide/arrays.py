@@ -76,14 +76,18 @@ class CrossBatch(NamedTuple):
 class Scratch(NamedTuple):
     """What a chunk of samples adds up before anything is written; zero between two chunks. R samples of the chunk."""
 
-    times_U: Any
-    slopes_UL: Any
-    added_UL: Any
-    plain_slopes_UL: Any
-    gradients_UD: Any
-    times_Q: Any
-    cross_slopes_QL: Any
-    cross_added_QL: Any
+    places_U: Any  # int32, the place of a row among those of the chunk; -1: not in it
+    places_Q: Any
+    places_S: Any  # of the rows of the chunk's slots; axis V: the rows of the chunk, as they come
+    places_C: Any
+    times_V: Any
+    slopes_VL: Any
+    added_VL: Any
+    plain_slopes_VL: Any
+    gradients_VD: Any
+    cross_times_V: Any
+    cross_slopes_VL: Any
+    cross_added_VL: Any
     gate_slopes_LTB: Any
     gate_added_LTB: Any
     number_slopes_LX: Any
@@ -114,17 +118,21 @@ def new_scratch(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, chunk
     """Return zeros, for chunks of so many samples."""
     num_labels, dim, num_fields = len(arrays.base_L), batch.values_UD.shape[1], len(arrays.numbers_F)
     gates, numbers = arrays.gates_LTB.shape, arrays.number_weights_LX.shape
-    by_row, by_cross = (len(batch.values_UD), num_labels), (len(crosses.weights_Q2L), num_labels)
     most_slots = _most_in_chunk(batch.offsets_N1[crosses.start : crosses.stop + 1], chunk)
     most_crosses = _most_in_chunk(crosses.offsets_R1, chunk)
+    by_slot, by_cross = (most_slots, num_labels), (most_crosses, num_labels)
     zeros = np.zeros
     return Scratch(
-        zeros(by_row[0], np.int64),
-        zeros(by_row),
-        zeros(by_row),
-        zeros(by_row),
-        zeros((by_row[0], dim)),
-        zeros(by_cross[0], np.int64),
+        np.full(len(batch.values_UD), -1, np.int32),
+        np.full(len(crosses.weights_Q2L), -1, np.int32),
+        zeros(most_slots, np.int64),
+        zeros(most_crosses, np.int64),
+        zeros(most_slots, np.int64),
+        zeros(by_slot),
+        zeros(by_slot),
+        zeros(by_slot),
+        zeros((most_slots, dim)),
+        zeros(most_crosses, np.int64),
         zeros(by_cross),
         zeros(by_cross),
         zeros(gates),

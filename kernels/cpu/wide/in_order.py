@@ -8,7 +8,7 @@ from typing import Any
 from kernels.cpu.wide.apply import apply_chunk, count_sample
 from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, in_place, new_scratch
 from kernels.cpu.wide.learn import add_sample
-from kernels.cpu.wide.score import count_times, score_sample, strengths_of
+from kernels.cpu.wide.score import fetch_rows, find_rows, score_sample, strengths_of
 
 
 def in_order_pass(
@@ -34,8 +34,9 @@ def _pass(
 ) -> None:
     for start in range(crosses.start, crosses.stop, chunk):
         stop = min(crosses.stop, start + chunk)
+        fetch_rows(batch, crosses, scratch, stop, min(crosses.stop, stop + chunk))
         strengths = strengths_of(arrays)
-        count_times(batch, crosses, scratch, start, stop)
+        find_rows(batch, crosses, scratch, start, stop)
         for n in range(start, stop):
             score_sample(batch, crosses, arrays, scratch, strengths, n, start, stop, logits_NL)
         for n in range(start, stop):

@@ -42,9 +42,10 @@ def add_sample(
     rows_S, x_NX, values_UD = batch.rows_S, batch.x_NX, batch.values_UD
     labels_NL = batch.labels_NL
     rows_C, pairs_C, weights_Q2L = crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
-    plain_slopes_UL, buckets_CL, cross_slopes_QL = scratch.plain_slopes_UL, scratch.buckets_CL, scratch.cross_slopes_QL
-    cross_added_QL, gate_slopes_LTB, gate_added_LTB = (
-        scratch.cross_added_QL,
+    plain_slopes_VL, buckets_CL, cross_slopes_VL = scratch.plain_slopes_VL, scratch.buckets_CL, scratch.cross_slopes_VL
+    places_S, places_C = scratch.places_S, scratch.places_C
+    cross_added_VL, gate_slopes_LTB, gate_added_LTB = (
+        scratch.cross_added_VL,
         scratch.gate_slopes_LTB,
         scratch.gate_added_LTB,
     )
@@ -53,7 +54,7 @@ def add_sample(
         scratch.number_added_LX,
         scratch.plain_number_slopes_LX,
     )
-    plain_number_added_LX, gradients_UD = scratch.plain_number_added_LX, scratch.gradients_UD
+    plain_number_added_LX, gradients_VD = scratch.plain_number_added_LX, scratch.gradients_VD
     gates_LTB, pair_gains_P = arrays.gates_LTB, arrays.pair_gains_P
     for label in range(len(arrays.base_L)):
         errors_NL[n, label] = 0.0
@@ -74,7 +75,7 @@ def add_sample(
         factorized += step
         _add_slots(batch, arrays, scratch, label, first_slot, slots_from, slots_to, step, curvature, gate_step)
         for s in range(slots_from, slots_to):
-            plain_slopes_UL[rows_S[s], label] += plain_residual
+            plain_slopes_VL[places_S[s - first_slot], label] += plain_residual
         pair, share = -1, 0.0
         for c in range(crosses_from, crosses_to):
             q_, p_ = rows_C[c], pairs_C[c]
@@ -85,8 +86,9 @@ def add_sample(
                     pair_gains_P[pair] += residual * share + 0.5 * curvature * share * share
                 pair, share = p_, 0.0
             share += gate * weight
-            cross_slopes_QL[q_, label] += step * gate
-            cross_added_QL[q_, label] += max(curvature * gate * gate, MIN_ADDED)
+            place = places_C[c - first_cross]
+            cross_slopes_VL[place, label] += step * gate
+            cross_added_VL[place, label] += max(curvature * gate * gate, MIN_ADDED)
             gate_slopes_LTB[label, num_fields + p_, b] += gate_step * weight
             gate_added_LTB[label, num_fields + p_, b] += curvature * weight * weight
         if pair >= 0:
@@ -102,9 +104,9 @@ def add_sample(
     if factorized != 0.0:
         scale, sums_RD = factorized * strengths.factorized, scratch.sums_RD
         for s in range(slots_from, slots_to):
-            u = rows_S[s]
+            u, place = rows_S[s], places_S[s - first_slot]
             for d in range(sums_RD.shape[1]):
-                gradients_UD[u, d] += scale * (sums_RD[r, d] - values_UD[u, d])
+                gradients_VD[place, d] += scale * (sums_RD[r, d] - values_UD[u, d])
 
 
 @in_place
@@ -122,15 +124,16 @@ def _add_slots(
 ) -> None:
     rows_S, fields_S, wide_UW = batch.rows_S, batch.fields_S, batch.wide_UW
     gate_slopes_LTB, gate_added_LTB, buckets_SL = scratch.gate_slopes_LTB, scratch.gate_added_LTB, scratch.buckets_SL
-    slopes_UL, added_UL, seen_S = scratch.slopes_UL, scratch.added_UL, scratch.seen_S
+    slopes_VL, added_VL, seen_S = scratch.slopes_VL, scratch.added_VL, scratch.seen_S
     never_S, seen_slopes_LF2, seen_added_LF2 = scratch.never_S, scratch.seen_slopes_LF2, scratch.seen_added_LF2
-    gates_LTB = arrays.gates_LTB
+    gates_LTB, places_S = arrays.gates_LTB, scratch.places_S
     for s in range(slots_from, slots_to):
         u, f, k = rows_S[s], fields_S[s], s - first_slot
         b, weight = buckets_SL[k, label], np.float64(wide_UW[u, COLUMNS * label + WEIGHT])
         gate = gates_LTB[label, f, b]
-        slopes_UL[u, label] += step * gate
-        added_UL[u, label] += max(curvature * gate * gate, MIN_ADDED)
+        place = places_S[k]
+        slopes_VL[place, label] += step * gate
+        added_VL[place, label] += max(curvature * gate * gate, MIN_ADDED)
         gate_slopes_LTB[label, f, b] += gate_step * weight
         gate_added_LTB[label, f, b] += curvature * weight * weight
         x = seen_S[k]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernels.cpu.intrinsics.instructions import prefetch
 from kernels.cpu.wide.arrays import in_place
 
 WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3
@@ -66,14 +67,56 @@ def bits_of_count(count: Any) -> Any:
 
 
 @in_place
-def count_times(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
-    """Count how often the chunk has each row."""
-    times_U, times_Q, rows_S, rows_C = scratch.times_U, scratch.times_Q, batch.rows_S, crosses.rows_C
+def find_rows(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
+    """Give the rows of the chunk places of their own, and count how often it has each."""
+    places_U, places_S, times_V, rows_S = scratch.places_U, scratch.places_S, scratch.times_V, batch.rows_S
+    first_slot, num_rows = batch.offsets_N1[start], 0
+    for s in range(first_slot, batch.offsets_N1[stop]):
+        place = places_U[rows_S[s]]
+        if place < 0:
+            place = num_rows
+            places_U[rows_S[s]] = place
+            num_rows += 1
+        places_S[s - first_slot] = place
+        times_V[place] += 1
+    places_Q, places_C, cross_times_V, rows_C = (
+        scratch.places_Q,
+        scratch.places_C,
+        scratch.cross_times_V,
+        crosses.rows_C,
+    )
+    first_cross, num_rows = crosses.offsets_R1[start - crosses.start], 0
+    for c in range(first_cross, crosses.offsets_R1[stop - crosses.start]):
+        place = places_Q[rows_C[c]]
+        if place < 0:
+            place = num_rows
+            places_Q[rows_C[c]] = place
+            num_rows += 1
+        places_C[c - first_cross] = place
+        cross_times_V[place] += 1
+
+
+@in_place
+def fetch_rows(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
+    """Ask for the rows of samples start to stop, which the next chunk needs."""
+    rows_S, wide_UW, values_UD, counts_U = batch.rows_S, batch.wide_UW, batch.values_UD, batch.counts_U
+    places_U, squares_U = scratch.places_U, batch.squares_U
+    width, dim, has_squares = np.uint64(wide_UW.shape[1]), np.uint64(values_UD.shape[1]), len(squares_U) > 0
     for s in range(batch.offsets_N1[start], batch.offsets_N1[stop]):
-        times_U[rows_S[s]] += 1
-    first = crosses.start
-    for c in range(crosses.offsets_R1[start - first], crosses.offsets_R1[stop - first]):
-        times_Q[rows_C[c]] += 1
+        u = np.uint64(rows_S[s])
+        prefetch(wide_UW, u * width)
+        prefetch(counts_U, u)
+        prefetch(places_U, u)
+        if has_squares:
+            prefetch(squares_U, u)
+        for d in range(np.uint64(0), dim, np.uint64(16)):
+            prefetch(values_UD, u * dim + d)
+    rows_C, weights_Q2L, places_Q = crosses.rows_C, crosses.weights_Q2L, scratch.places_Q
+    cross_width = np.uint64(weights_Q2L.shape[1])
+    for c in range(crosses.offsets_R1[start - crosses.start], crosses.offsets_R1[stop - crosses.start]):
+        q = np.uint64(rows_C[c])
+        prefetch(weights_Q2L, q * cross_width)
+        prefetch(places_Q, q)
 
 
 @in_place
@@ -100,7 +143,8 @@ def score_sample(
     seen_LF2, seen_information_LF2 = arrays.seen_weights_LF2, arrays.seen_information_LF2
     number_weights_LX, plain_number_weights_LX = arrays.number_weights_LX, arrays.plain_number_weights_LX
     number_information_LX, statistics_3F = arrays.number_information_LX, arrays.seen_statistics_3F
-    seen_S, never_S, times_U, times_Q = scratch.seen_S, scratch.never_S, scratch.times_U, scratch.times_Q
+    seen_S, never_S, places_S, places_C = scratch.seen_S, scratch.never_S, scratch.places_S, scratch.places_C
+    times_V, cross_times_V = scratch.times_V, scratch.cross_times_V
     buckets_SL, buckets_CL, parts_RLG = scratch.buckets_SL, scratch.buckets_CL, scratch.parts_RLG
     pairs = _factorize(batch, scratch, r, slots_from, slots_to)
     for s in range(slots_from, slots_to):
@@ -128,7 +172,7 @@ def score_sample(
                 part += seen_LF2[label, f, 1]
                 moved += 1.0 / (strengths.seen + seen_information_LF2[label, f, 1])
             seen += part
-            damping += times_U[u] * gate * gate / (strengths.first + information)
+            damping += times_V[places_S[k]] * gate * gate / (strengths.first + information)
             gate_damping += weight * weight / (GATE_PRIOR + gate_information_LTB[label, f, b])
         crossed = 0.0
         for c in range(crosses_from, crosses_to):
@@ -139,7 +183,7 @@ def score_sample(
             buckets_CL[c - first_cross, label] = b
             gate = gates_LTB[label, f, b]
             crossed += gate * weight
-            damping += times_Q[q] * gate * gate / (strengths.cross + information)
+            damping += cross_times_V[places_C[c - first_cross]] * gate * gate / (strengths.cross + information)
             gate_damping += weight * weight / (GATE_PRIOR + gate_information_LTB[label, f, b])
         numbers, plain_numbers = 0.0, 0.0
         for k in range(x_NX.shape[1]):
