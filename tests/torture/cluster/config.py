@@ -31,6 +31,10 @@ dim = 8
 device_bytes = "1104KiB"
 disk_path = "{folder}/spill"
 admission = {{ min_count = 1, sketch_bytes = "1MiB" }}
+[model]
+name = "dlrm"
+wide = true
+crosses = 4
 [train]
 batch_size = {batch}
 min_batch_size = {fewest}
@@ -58,7 +62,10 @@ CHANGES = {
     "dim": ("dim = 8", "dim = 12"),
     "row optimizer": ("dim = 8", 'optimizer = {{ name = "adagrad" }}\ndim = 8'),
     "dense optimizer": ("[train]", '[train]\noptimizer = {{ name = "sgd", lr = 0.01 }}'),
-    "net": ("[train]", '[model]\nname = "deepfm"\n[train]'),
+    "net": ('name = "dlrm"', 'name = "deepfm"'),
+    "without the wide part": ("wide = true", "wide = false"),
+    "without crosses": ("crosses = 4", "crosses = 0"),
+    "more crosses": ("crosses = 4", "crosses = 9"),
     "without genres": ('multi_value = ["genres"]\n', ""),
     "without age": ('dense = ["age"]\n', ""),
     "another label": ('label = "click"', 'labels = ["click", "bought"]'),
