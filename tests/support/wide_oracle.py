@@ -272,6 +272,7 @@ class WideOracle:
             if self.count[label] > MEMORY:
                 self.clicks[label] *= MEMORY / self.count[label]
                 self.count[label] = MEMORY
+            self.clicks[label] = max(min(self.clicks[label], self.count[label] - 3), 1.0)
             self.base[label] = math.log(self.clicks[label] / (self.count[label] - self.clicks[label]))
         for row, label, *values in changes:
             row.w[label], row.h[label], row.plain[label], row.plain_squares[label] = values

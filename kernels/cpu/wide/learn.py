@@ -12,6 +12,7 @@ from kernels.cpu.wide.score import COLUMNS, NUM_PARTS, WEIGHT
 MIN_CURVATURE, MIN_ADDED = 1e-4, 1e-6
 MAX_WEIGHT = 1000.0
 MEMORY = 1e6  # samples that the base rate remembers
+PRIOR_CLICKS, PRIOR_OTHERS = 1.0, 3.0  # as the parameters begin
 MIXTURE_RATE, MAX_LOSS_DIFFERENCE, MIN_PROBABILITY = 0.1, 100.0, 1e-9
 
 
@@ -192,5 +193,7 @@ def _mix_and_count(arrays: Any, label: Any, y: Any, weight: Any, p: Any, q: Any)
     clicks, samples = arrays.clicks_L[label] + weight * y, arrays.samples_L[label] + weight
     if samples > MEMORY:
         clicks, samples = clicks * MEMORY / samples, MEMORY
+    # the samples that stood for what is not known yet are never forgotten: a rate of 0 or 1 has no logit
+    clicks = max(min(clicks, samples - PRIOR_OTHERS), PRIOR_CLICKS)
     arrays.clicks_L[label], arrays.samples_L[label] = clicks, samples
     arrays.base_L[label] = math.log(clicks / (samples - clicks))

@@ -233,3 +233,17 @@ def test_a_net_that_is_not_finite_teaches_nothing_and_hands_back_what_is_refused
     assert np.isnan(errors).tolist() == [[False, False], [True, True], [False, False]]
     assert np.isfinite(table.wide).all()
     assert all(np.isfinite(array).all() for array in table.parameters.named().values())
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_label_for_ever_leaves_the_base_rate_between_0_and_1(label: int) -> None:
+    table = SmallTable(SCHEMA)
+    features, net, labels, weights = samples(64, seed=1)
+    labels[:], weights[:] = label, 1000
+    table.parameters.samples_L[:] = 1e6  # what is remembered
+    table.parameters.clicks_L[:] = 1e-300 if label == 0 else 1e6
+    for _ in range(3):
+        table.learn(features, net * 0, labels, weights)
+    assert (table.parameters.clicks_L >= 1).all()
+    assert (table.parameters.samples_L - table.parameters.clicks_L >= 2.9).all()
+    assert np.abs(table.parameters.base_L).max() < 14
