@@ -203,9 +203,21 @@ class WideOracle:
                     t += value**2 / (F + self.Hn[label, d, side])
             for f, xn, never in seen:
                 t += xn**2 / (5 * F + self.Hu[label, f, 0]) + never / (5 * F + self.Hu[label, f, 1])
-            e, eg = r / (1 + h * t), r / (1 + h * g2)
-            ec = r / (1 + h * sum(part**2 / info for part, info in zip(z, C, strict=True)))
-            eq = rq / (1 + hq * sum(v**2 / i for v, i in zip(plain, self.pC[label], strict=True)))
+            extra = max(0.25 * (weight - 1), 0)
+            most, most_q = max(h, extra), max(hq, extra)
+            e, eg = r / (1 + most * t), r / (1 + most * g2)
+            ec = r / (1 + most * sum(part**2 / info for part, info in zip(z, C, strict=True)))
+            eq = rq / (1 + most_q * sum(v**2 / i for v, i in zip(plain, self.pC[label], strict=True)))
+            moved_q = sum(
+                value**2 / (F + self.pHn[label, d, side])
+                for d, values in enumerate(x)
+                for side, value in enumerate(values)
+            )
+            en, bias, plain_bias = (
+                rq / (1 + extra * moved_q),
+                r / (1 + extra / self.bias_h[label]),
+                rq / (1 + extra / self.pbias_h[label]),
+            )
             # rows
             for key in keys:
                 row = self.rows[key]
@@ -246,7 +258,7 @@ class WideOracle:
                     self.Hn[label, d, side] = min(self.Hn[label, d, side] + h * value**2, BIAS_CAP)
                     self.wn[label, d, side] += e * value / (F + self.Hn[label, d, side])
                     self.pHn[label, d, side] = min(self.pHn[label, d, side] + hq * value**2, BIAS_CAP)
-                    self.pwn[label, d, side] += rq * value / (F + self.pHn[label, d, side])
+                    self.pwn[label, d, side] += en * value / (F + self.pHn[label, d, side])
             for f in dict.fromkeys(f for f, _, _ in seen):
                 mine_seen = [(xn, never) for g, xn, never in seen if g == f]
                 for side in (0, 1):
@@ -260,9 +272,9 @@ class WideOracle:
                 self.pC[label][g] = min(self.pC[label][g] + hq * plain[g] ** 2, GROUP_CAP)
                 self.pc[label][g] += eq * plain[g] / self.pC[label][g]
             self.bias_h[label] = min(self.bias_h[label] + h, BIAS_CAP)
-            self.bias[label] += r / self.bias_h[label]
+            self.bias[label] += bias / self.bias_h[label]
             self.pbias_h[label] = min(self.pbias_h[label] + hq, BIAS_CAP)
-            self.pbias[label] += rq / self.pbias_h[label]
+            self.pbias[label] += plain_bias / self.pbias_h[label]
             losses = [-math.log(max(s if y > 0.5 else 1 - s, 1e-9)) for s in (p, q)]
             difference = self.difference[label] + weight * (losses[1] - losses[0])
             self.difference[label] = min(max(difference, -LOSS_CAP), LOSS_CAP)

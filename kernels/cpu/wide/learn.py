@@ -57,6 +57,7 @@ def add_sample(
     )
     plain_number_added_LX, gradients_VD = scratch.plain_number_added_LX, scratch.gradients_VD
     gates_LTB, pair_gains_P = arrays.gates_LTB, arrays.pair_gains_P
+    plain_number_information_LX = arrays.plain_number_information_LX
     for label in range(len(arrays.base_L)):
         errors_NL[n, label] = 0.0
         y = np.float64(labels_NL[n, label])
@@ -71,8 +72,14 @@ def add_sample(
         plain_residual = whole_weight * (y - q)
         plain_curvature = whole_weight * max(q * (1.0 - q), MIN_CURVATURE)
         errors_NL[n, label] = np.float64(batch.weights_N[n]) * (p - y)
-        step = residual / (1.0 + curvature * scratch.damping_RL[r, label])
-        gate_step = residual / (1.0 + curvature * scratch.gate_damping_RL[r, label])
+        # a sample of weight 1,000 must not overshoot 1,000 times as far: 1/4 is the largest curvature on the way
+        most = max(curvature, 0.25 * (whole_weight - 1.0))
+        step = residual / (1.0 + most * scratch.damping_RL[r, label])
+        gate_step = residual / (1.0 + most * scratch.gate_damping_RL[r, label])
+        plain_most, moved = max(0.0, 0.25 * (whole_weight - 1.0)), 0.0
+        for k in range(x_NX.shape[1]):
+            moved += x_NX[n, k] * x_NX[n, k] / (strengths.number + plain_number_information_LX[label, k])
+        number_step = plain_residual / (1.0 + plain_most * moved)
         factorized += step
         _add_slots(batch, arrays, scratch, label, first_slot, slots_from, slots_to, step, curvature, gate_step)
         for s in range(slots_from, slots_to):
@@ -98,9 +105,11 @@ def add_sample(
             x = x_NX[n, k]
             number_slopes_LX[label, k] += step * x
             number_added_LX[label, k] += curvature * x * x
-            plain_number_slopes_LX[label, k] += plain_residual * x
+            plain_number_slopes_LX[label, k] += number_step * x
             plain_number_added_LX[label, k] += plain_curvature * x * x
-        _add_groups(arrays, scratch, r, num_samples, label, residual, curvature, plain_residual, plain_curvature)
+        _add_groups(
+            arrays, scratch, r, num_samples, label, whole_weight, residual, curvature, plain_residual, plain_curvature
+        )
         _mix_and_count(arrays, label, y, whole_weight, p, q)
     if factorized != 0.0:
         scale, sums_RD = factorized * strengths.factorized, scratch.sums_RD
@@ -152,15 +161,17 @@ def _add_groups(
     r: Any,
     num_samples: Any,
     label: Any,
+    weight: Any,
     residual: Any,
     curvature: Any,
     plain_residual: Any,
     plain_curvature: Any,
 ) -> None:
+    most = max(0.0, 0.25 * (weight - 1.0))
     biases_L4 = scratch.biases_L4
-    biases_L4[label, 0] += residual
+    biases_L4[label, 0] += residual / (1.0 + most / arrays.bias_information_L[label])
     biases_L4[label, 1] += curvature
-    biases_L4[label, 2] += plain_residual
+    biases_L4[label, 2] += plain_residual / (1.0 + most / arrays.plain_bias_information_L[label])
     biases_L4[label, 3] += plain_curvature
     parts_RLG, plain_RL2 = scratch.parts_RLG, scratch.plain_RL2
     information_LG, plain_information_L2 = arrays.group_information_LG, arrays.plain_group_information_L2
@@ -171,8 +182,8 @@ def _add_groups(
         moved += parts_RLG[r, label, g] * parts_RLG[r, label, g] / information_LG[label, g]
     for g in range(2):
         plain_moved += plain_RL2[r, label, g] * plain_RL2[r, label, g] / plain_information_L2[label, g]
-    step = residual / (1.0 + curvature * num_samples * moved)
-    plain_step = plain_residual / (1.0 + plain_curvature * num_samples * plain_moved)
+    step = residual / (1.0 + max(curvature, most) * num_samples * moved)
+    plain_step = plain_residual / (1.0 + max(plain_curvature, most) * num_samples * plain_moved)
     for g in range(NUM_PARTS):
         slopes_LG[label, g] += step * parts_RLG[r, label, g]
         added_LG[label, g] += curvature * parts_RLG[r, label, g] * parts_RLG[r, label, g]

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
@@ -247,3 +249,35 @@ def test_one_label_for_ever_leaves_the_base_rate_between_0_and_1(label: int) -> 
     assert (table.parameters.clicks_L >= 1).all()
     assert (table.parameters.samples_L - table.parameters.clicks_L >= 2.9).all()
     assert np.abs(table.parameters.base_L).max() < 14
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    weight=st.sampled_from([1e-38, 1.0, 30.0, 1e3, 3e38]),
+    clicked=st.sampled_from(["never", "always", "in turn", "rarely", "it changes"]),
+    net=st.sampled_from([0.0, 3e38]),
+    dense=st.sampled_from([1e-38, 1.0, 3e38]),
+    is_one_sample=st.booleans(),
+)
+def test_whatever_comes_numbers_stay_finite(
+    weight: float, clicked: str, net: float, dense: float, is_one_sample: bool
+) -> None:
+    table, largest = SmallTable(SCHEMA), 0.0
+    for number in range(8):
+        features, net_NL, labels, weights = samples(60, seed=number)
+        if is_one_sample:
+            features = features.slice(0, 1)
+            features = Features.concatenate([features] * 60)
+        at = np.arange(60)[:, None]
+        labels[:] = {"never": 0, "always": 1, "in turn": at % 2, "rarely": at == 7, "it changes": number % 4 < 2}[
+            clicked
+        ]
+        weights[:], net_NL[:] = weight, np.sign(net_NL) * net
+        features.dense_NF[:] = np.sign(features.dense_NF) * dense
+        logits, errors = table.learn(features, net_NL, labels, weights)
+        assert np.isfinite(logits).all()
+        assert np.isfinite(errors).all()
+        largest = max(largest, float(np.abs(logits).max()))
+    for array in (table.values, table.squares, table.wide, table.crosses, *table.parameters.named().values()):
+        assert np.isfinite(array).all()
+    assert net or largest < 100 or weight > 1000
