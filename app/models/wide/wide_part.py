@@ -21,7 +21,7 @@ class WidePart(nn.Module):
         """`crosses`: the pairs of fields that stay, at most."""
         super().__init__()
         self.schema, self.fields, self.max_pairs = schema, WideFields.of(schema), crosses
-        initial = WideParameters.initial(self.fields, len(schema.dense), len(schema.labels), crosses=crosses > 0)
+        initial = WideParameters.initial(self.fields, len(schema.dense), len(schema.labels), crosses=crosses)
         for name, array in initial.named().items():
             self.register_buffer(name, torch.from_numpy(array.copy()))
 

@@ -34,6 +34,9 @@ def strengths_of(arrays: Any) -> Any:
     if samples > 0:
         first = max(1.0, arrays.slot_totals_4[1] / samples)
         crossed = arrays.slot_totals_4[2] / samples
+    num_possible = num_fields * (num_fields - 1) // 2
+    if num_pairs < num_possible:  # of many fields not all pairs are tried
+        crossed *= num_pairs / num_possible
     num_live, live_P = 0, arrays.pair_is_live_P
     for p in range(num_pairs):
         num_live += live_P[p]

@@ -8,7 +8,7 @@ from springtide_client.keys import GOLDEN, MASK, MISSING_ID, mix64
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
 from springtide_client.wide.bins import bin_ids, signed_logs, standardize
-from springtide_client.wide.crosses import CROSS_SEED, all_pairs, cross_slots, row_hashes
+from springtide_client.wide.crosses import CROSS_SEED, all_pairs, cross_slots, pairs_to_try, row_hashes
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import born_of, buckets_of, wide_width
 from springtide_client.wide.slots import MAX_CROSSED, bin_keys, slots_of
@@ -128,3 +128,12 @@ def test_crosses_are_those_of_live_pairs_whose_rows_were_used_before() -> None:
         own = slice(crosses.offsets_N1[n], crosses.offsets_N1[n + 1])
         assert list(zip(crosses.pairs_C[own].tolist(), crosses.ids_C[own].tolist(), strict=True)) == wanted
     assert len(cross_slots(slots, pairs, live[:0], hashes, born).ids_C) == 0
+
+
+def test_of_many_fields_some_pairs_are_tried_whatever_the_order_of_the_fields() -> None:
+    numbers = np.arange(150)
+    assert pairs_to_try(numbers[:46], 1035).tolist() == all_pairs(46).tolist()
+    pairs, other = pairs_to_try(numbers, 1024), pairs_to_try(numbers[::-1].copy(), 1024)
+    assert len(np.unique(pairs, axis=0)) == 1024
+    assert {frozenset(pair) for pair in pairs.tolist()} == {frozenset((149 - other).tolist()[n]) for n in range(1024)}
+    assert len(np.unique(pairs)) == 150  # each field has some

@@ -27,6 +27,19 @@ def all_pairs(num_fields: int) -> Int64Array:
     return np.stack(np.triu_indices(num_fields, 1), axis=1).astype(np.int64)
 
 
+def pairs_to_try(numbers_F: Int64Array, at_most: int) -> Int64Array:
+    """Return the pairs of fields that live at first, int64 (P, 2): all, or of too many those of the smallest hashes.
+
+    The same ones whatever the order of the fields: the hash is of both feature numbers, the smaller one first.
+    """
+    pairs_P2 = all_pairs(len(numbers_F))
+    if len(pairs_P2) <= at_most:
+        return pairs_P2
+    numbers_P2 = np.sort(numbers_F[pairs_P2], axis=1)
+    hashes_P = mix_keys(numbers_P2[:, 0].astype(np.uint16), numbers_P2[:, 1])
+    return pairs_P2[np.sort(np.argsort(hashes_P, kind="stable")[:at_most])]
+
+
 def row_hashes(numbers_U: Int64Array, ids_U: Int64Array, born_U: Float32Array) -> UInt64Array:
     """Return what the crosses of these rows are made of: a hash of feature number, id and `born`.
 

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from springtide_client.array_types import Int64Array
 from springtide_client.wide.bins import Float64Array
-from springtide_client.wide.crosses import all_pairs
+from springtide_client.wide.crosses import pairs_to_try
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import NUM_BUCKETS
 
 PREFIX = "wide."
+MAX_PAIRS = 1024  # that live at first; pairs grow with the square of the fields
 # the parts of a score, in the order in which they are added
 FIRST_ORDER, CROSSED, NUMBERS, FACTORIZED, NET, SEEN = range(6)
 NUM_GROUPS = 6
@@ -60,10 +61,15 @@ class WideParameters:
     mixture_L: Float64Array  # weight of the other in the mixture
 
     @staticmethod
-    def initial(wide_fields: WideFields, num_dense: int, num_labels: int, *, crosses: bool = True) -> "WideParameters":
-        """Return the arrays before the first sample; all pairs of fields live at first."""
+    def initial(wide_fields: WideFields, num_dense: int, num_labels: int, *, crosses: int = 64) -> "WideParameters":
+        """Return the arrays before the first sample.
+
+        `crosses`: the pairs that stay, at most. All live at first, of many fields MAX_PAIRS, or `crosses` if more.
+        """
         num_fields = len(wide_fields)
-        pairs_P2 = all_pairs(num_fields) if crosses else np.zeros((0, 2), np.int64)
+        pairs_P2 = (
+            pairs_to_try(wide_fields.numbers_F, max(MAX_PAIRS, crosses)) if crosses else np.zeros((0, 2), np.int64)
+        )
         num_pairs, num_numbers = len(pairs_P2), 2 * num_dense
 
         def zeros(*shape: int) -> Float64Array:

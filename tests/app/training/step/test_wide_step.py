@@ -3,7 +3,9 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
+from springtide_client.features import Features
 from springtide_client.keys import CROSSES
+from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_column, wide_width
 
 from app.models.config import ModelConfig
@@ -154,3 +156,15 @@ def test_a_net_with_a_part_of_that_name_is_refused():
     net.wide = 1
     with pytest.raises(ValueError, match="rename it, or set wide = false"):
         add_wide_part(net, config, SCHEMA)
+
+
+def test_many_fields_do_not_make_pairs_without_number():
+    schema = Schema(labels=("click",), categorical=tuple(f"f{number}" for number in range(150)))
+    learner = make_learner(schema=schema, crosses=8)
+    assert len(learner.wide.arrays.live_pairs) == 1024
+    batch, random = make_batch(0, 40), np.random.default_rng(0)
+    features = Features(random.integers(0, 9, (40, 150)), (), np.zeros((40, 0), np.float32))
+    reports = [learner.step(dataclasses.replace(batch, features=features, id_strings=[])) for _ in range(3)]
+    assert all(np.isfinite(report.logits_NL).all() for report in reports)
+    assert sum(report.loss for report in reports[1:]) < 2 * reports[0].loss
+    assert (learner.table.export().features == CROSSES).sum() <= 40 * 1024
