@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from springtide_client.schema import Schema
 
+from app.models.wide.wide_part import WidePart
 from app.scores.progressive import ProgressiveScores
 from app.training.config import GateConfig
 from app.training.health.gate import Gate, mean_and_error
@@ -268,3 +270,38 @@ def test_a_model_that_was_never_calibrated_does_not_trip_the_gate():
 def test_invalid_settings_are_rejected(settings, says):
     with pytest.raises(ValueError, match=says):
         GateConfig(**settings)
+
+
+class WideModel(Model):
+    """The same with a wide part, whose arrays grow."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.net.add_module("wide", WidePart(Schema(labels=("click",), categorical=("user", "item")), crosses=4))
+
+
+def test_information_and_statistics_of_the_wide_part_grow_freely():
+    model = WideModel(logloss_samples=500)
+    for number in range(20):
+        model.learn(100, wrong=0.1)
+        arrays = model.net.wide.arrays
+        for name, array in arrays.named().items():
+            if "information" in name or "totals" in name or "samples" in name:
+                array[...] = 10 ** min(6, number)
+        assert model.judge() is None
+
+
+def test_a_wide_part_that_explodes_trips_the_gate():
+    model = WideModel(logloss_samples=500)
+    model.learn(1000)
+    assert model.judge() is None
+    model.net.wide.arrays.gates_LTB[0, 1, 3] = np.nan
+    model.learn(10)
+    verdict = model.judge()
+    assert verdict.reason == "not_finite"
+    assert "wide.gates_LTB" in verdict.detail
+    exploded = WideModel(logloss_samples=500)
+    exploded.learn(1000)
+    assert exploded.judge() is None
+    exploded.learn(500, wrong=0.6)  # what exploded weights do to the scores
+    assert exploded.judge().reason == "logloss"

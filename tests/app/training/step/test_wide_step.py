@@ -3,8 +3,8 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
-from springtide_client.features import Features
-from springtide_client.keys import CROSSES
+from springtide_client.features import Features, Ragged
+from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_column, wide_width
 
@@ -168,3 +168,63 @@ def test_many_fields_do_not_make_pairs_without_number():
     assert all(np.isfinite(report.logits_NL).all() for report in reports)
     assert sum(report.loss for report in reports[1:]) < 2 * reports[0].loss
     assert (learner.table.export().features == CROSSES).sum() <= 40 * 1024
+
+
+def test_an_erased_id_that_comes_again_begins_anew():
+    learner = make_learner()
+    batch = make_batch(0, 200)
+    learner.step(batch)
+    learner.step(make_batch(1, 200))
+    keys = np.zeros(40, np.uint16), np.arange(40)
+    before = wide_columns(learner, *keys)
+    assert (before[:, born_column(1)] > 0).all()
+    crosses = set(crosses_in(learner))
+    learner.table.forget(*keys)
+    assert not wide_columns(learner, *keys).any()
+    learner.step(part_of(batch, 0, 100))
+    learner.step(part_of(batch, 100, 200))
+    seen = np.unique(batch.features.categorical_NC[:, 0])
+    after = wide_columns(learner, np.zeros(len(seen), np.uint16), seen)
+    assert (after[:, born_column(1)] > 400).all()
+    assert len(crosses_in(learner) - crosses) > 100
+
+
+def wide_columns(learner: Learner, features_K, ids_K) -> np.ndarray:
+    lookup = learner.table.lookup(features_K, ids_K, np.full(len(ids_K), 1_600_000_000_000))
+    states = learner.table.read_rows(lookup).states_NS
+    lookup.release()
+    return states[:, -wide_width(1) :]
+
+
+def crosses_in(learner: Learner) -> set[int]:
+    rows = learner.table.export()
+    return set(rows.ids[rows.features == CROSSES].tolist())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        Schema(labels=("click",), dense=("age", "price")),
+        Schema(labels=("click",), categorical=("user_id",)),
+        Schema(labels=("click",), multi_value=("genres",)),
+        Schema(
+            labels=tuple(f"label{n}" for n in range(8)), categorical=("user_id",), sequence=("last",), dense=("age",)
+        ),
+    ],
+    ids=["numbers only", "one field", "one list", "eight labels"],
+)
+@pytest.mark.parametrize("model", ["dlrm", "deepfm"])
+def test_unusual_schemas_learn_in_batches_of_any_size(schema, model):
+    learner = make_learner(model, schema)
+    for number, size in enumerate((1, 50, 1)):
+        assert np.isfinite(learner.step(make_batch(number, size, schema)).logits_NL).all()
+    batch = make_batch(9, 20, schema)
+    nothing = tuple(Ragged(np.zeros(0, np.int64), np.zeros(21, np.int64)) for _ in batch.features.lists)
+    long = tuple(Ragged(np.arange(1000) % 60, np.arange(21) * 50) for _ in batch.features.lists)
+    for lists, dense in ((nothing, np.nan), (long, 1e38)):
+        features = Features(
+            np.full_like(batch.features.categorical_NC, MISSING_ID), lists, np.full_like(batch.features.dense_NF, dense)
+        )
+        report = learner.step(dataclasses.replace(batch, features=features))
+        assert np.isfinite(report.logits_NL).all()
+    assert learner.skipped_steps == 0
