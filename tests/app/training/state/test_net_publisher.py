@@ -301,3 +301,23 @@ def test_an_exact_end_shows_followers_the_net_as_it_is(run: PacedRun, tmp_path) 
     assert_same(parameters, {name: expected[name] for name in parameters})
     run.restart()
     assert not run.net.is_shown  # an exact state may be newer than what followers have
+
+
+@pytest.mark.parametrize("more", [SLOW, EAGER + 'dense_dtype = "bfloat16"\n'])
+def test_every_version_has_the_wide_parts_arrays_exactly(tmp_path, more) -> None:
+    wide = "[model]\nwide = true\ncrosses = 4\n"
+    run, other = PacedRun(tmp_path / "run", more + wide), PacedRun(tmp_path / "other", wide)
+    run.learn(0, 1)
+    run.publish(exact=True)
+    for number in range(2, 5):
+        run.learn(number)
+        published = run.view(run.publish()).wide.named()
+        for name, array in run.state.learner.wide.arrays.named().items():
+            np.testing.assert_array_equal(published[name], array, err_msg=name)
+    run.restart()
+    assert run.state.samples_trained == 2 * 32
+    run.learn(*range(2, 6))
+    other.learn(*range(6))
+    assert_same(snapshot(run.state), snapshot(other.state))
+    run.kill()
+    other.kill()
