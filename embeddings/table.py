@@ -203,8 +203,13 @@ class EmbeddingTable:
         stochastically.
         """
         slots_U, store = self._current_slots(lookup), self.parts.memory.store
-        dirty_N = self.ops.write_learned(store, slots_U, values_UD, states_US, self.seed)
-        self._note_learned(slots_U, dirty_N)
+
+        def write_part(start: int, stop: int) -> Array:
+            part = slice(start, stop)
+            return self.ops.write_learned(store, slots_U[part], values_UD[part], states_US[part], self.seed)
+
+        dirty = self.parts.pool.map(write_part, len(slots_U))
+        self._note_learned(slots_U, dirty[0] if len(dirty) == 1 else self.ops.xp.concatenate(dirty))
 
     @on_current_stream
     def touch(self, lookup: Lookup) -> None:

@@ -33,6 +33,9 @@ def copy_values(values: Any, slots_U: Any, values_UD: Any) -> None:
     """Float32 rows into their slots."""
     source, width = values_UD.reshape(-1), np.uint64(values_UD.shape[1])
     for u in range(len(slots_U)):
+        if u + AHEAD < len(slots_U) and slots_U[u + AHEAD] >= 0:
+            for d in range(np.uint64(0), width, np.uint64(16)):
+                prefetch(values, np.uint64(slots_U[u + AHEAD]) * width + np.uint64(d))
         if slots_U[u] >= 0:
             copy_row(source, np.uint64(u) * width, values, np.uint64(slots_U[u]) * width, width)
 
@@ -59,12 +62,17 @@ def round_values(
 @njit(nogil=True, cache=True)
 def write_states(meta: Any, scalars: Any, states_CS: Any, wide: Any, slots_U: Any, states_US: Any) -> Any:
     """Write states, mark the rows as changed; return the slots that were not DIRTY."""
-    states, states_in = states_CS.reshape(-1), states_US.reshape(-1)
+    states, states_in, records = states_CS.reshape(-1), states_US.reshape(-1), meta.reshape(-1)
     own, state_width, wide_width = np.uint64(states_CS.shape[1]), np.uint64(states_US.shape[1]), np.uint64(wide)
     has_scalar = own < state_width
     before = own - wide_width if has_scalar else own
     fresh_N, num_fresh = np.empty(len(slots_U), np.int64), 0
     for u in range(len(slots_U)):
+        if u + AHEAD < len(slots_U) and slots_U[u + AHEAD] >= 0:
+            ahead = np.uint64(slots_U[u + AHEAD])
+            prefetch(records, ahead * U4)
+            for s in range(np.uint64(0), own, np.uint64(16)):
+                prefetch(states, ahead * own + np.uint64(s))
         if slots_U[u] < 0:
             continue
         slot = np.uint64(slots_U[u])
