@@ -63,12 +63,13 @@ def top_decile_lift(groups: ScoreGroups) -> float | None:
     return float((1 - below / positive_until_G[-1]) / TOP_SHARE)
 
 
-def normalized_entropy(logloss: float, label_rate: float) -> float | None:
-    """Return the logloss over that of always predicting the label rate (He et al. 2014); None if that is 0.
+def normalized_entropy(logloss: float | None, label_rate: float | None) -> float | None:
+    """Return the logloss over that of always predicting the label rate (He et al. 2014); None if that is 0
+    or one of them is not known.
 
     Below 1 the scores say more than the rate alone. 1 minus it is the relative information gain.
     """
-    if not 0 < label_rate < 1:
+    if logloss is None or label_rate is None or not 0 < label_rate < 1:
         return None
     return float(logloss / -(label_rate * np.log(label_rate) + (1 - label_rate) * np.log1p(-label_rate)))
 

@@ -19,7 +19,7 @@ def label_scores(sums_Q: Float64Array, groups: ScoreGroups, *, curve: bool) -> d
     """Return the scores of a label from its sums (weight, loss, predicted, positive) and its samples by score."""
     weight, loss, predicted, positive = map(float, sums_Q)
     logloss, rate = (loss / weight, positive / weight) if weight > 0 else (None, None)
-    entropy = None if logloss is None or rate is None else normalized_entropy(logloss, rate)
+    entropy = normalized_entropy(logloss, rate)
     bins = calibration_curve(groups)
     scores = {
         "auc": groups.auc(),

@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from app.tools.evaluate.evaluation import Evaluation
-from app.tools.evaluate.scores import EvaluatedSamples, Score, entropy_of, score_of
+from app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
 from app.tools.replay.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
+
+# what a trainer's status says too, by the same names
+STATUS_SCORES = ("auc", "logloss", "normalized_entropy", "calibration", "label_rate")
 
 
 class ProgressReport:
@@ -64,16 +67,13 @@ class EvaluationResult:
 
     @staticmethod
     def of(evaluation: Evaluation, seconds: float, *, is_complete: bool) -> "EvaluationResult":
-        """Return the result. AUC, logloss and calibration of all samples are those that a trainer's status has."""
+        """Return the result. The STATUS_SCORES of all samples are those that a trainer's status has."""
         samples, source = evaluation.samples(), evaluation.source
         document = evaluation.state.scores.document()
         whole = {}
         for index, label in enumerate(evaluation.config.schema.labels):
             trainers = document.get("tasks", {}).get(label, document)["whole"]
-            score = replace(
-                score_of(samples, label=index), **{n: trainers[n] for n in ("auc", "logloss", "calibration")}
-            )
-            whole[label] = replace(score, normalized_entropy=entropy_of(score.logloss, score.mean_label))
+            whole[label] = replace(score_of(samples, label=index), **{name: trainers[name] for name in STATUS_SCORES})
         newest = slice(-evaluation.config.train.window_samples, None)
         return EvaluationResult(
             config=str(evaluation.config.path),

@@ -48,7 +48,7 @@ class Score:
     logloss: float | None
     normalized_entropy: float | None
     calibration: float | None  # clicks predicted over clicks seen
-    mean_label: float | None
+    label_rate: float | None
 
 
 def score_of(samples: EvaluatedSamples, *, label: int = 0) -> Score:
@@ -57,16 +57,16 @@ def score_of(samples: EvaluatedSamples, *, label: int = 0) -> Score:
     positive, weight = float(positive_N.sum()), float(positive_N.sum() + negative_N.sum())
     logloss = float(losses(scores_N, positive_N, negative_N).sum()) / weight if weight > 0 else None
     predicted = float(((positive_N + negative_N) / (1 + np.exp(-scores_N))).sum())
-    mean_label = positive / weight if weight > 0 else None
+    label_rate = positive / weight if weight > 0 else None
     auc = exact_auc(scores_N, positive_N, negative_N)
     return Score(
         samples=int(np.count_nonzero(~np.isnan(samples.labels_NL[:, label]))),
         auc=auc,
         auc_standard_error=None if auc is None else standard_error(scores_N, positive_N, negative_N),
         logloss=logloss,
-        normalized_entropy=entropy_of(logloss, mean_label),
+        normalized_entropy=normalized_entropy(logloss, label_rate),
         calibration=predicted / positive if positive > 0 else None,
-        mean_label=mean_label,
+        label_rate=label_rate,
     )
 
 
@@ -74,8 +74,3 @@ def losses(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64
     """Return each sample's weighted logloss."""
     found: Float64Array = positive_N * np.logaddexp(0.0, -scores_N) + negative_N * np.logaddexp(0.0, scores_N)
     return found
-
-
-def entropy_of(logloss: float | None, mean_label: float | None) -> float | None:
-    """Return the normalized entropy (He et al. 2014); None without a logloss."""
-    return None if logloss is None or mean_label is None else normalized_entropy(logloss, mean_label)

@@ -13,6 +13,7 @@ from springtide_client.log.directory import LogDirectory
 from app.config.load import load_config
 from app.errors import UserError
 from app.tools.evaluate.passes import evaluate_files
+from app.tools.evaluate.report import STATUS_SCORES
 from app.tools.replay.input_file import InputFile
 from app.tools.replay.replay import Replay, ReplayConfig
 from app.training.trainer import Trainer
@@ -95,7 +96,7 @@ def test_scores_equal_those_of_a_trainer_fed_through_kafka(tmp_path: Path, devic
     assert {name: whole[name] for name in trained["scores"]["whole"] if name in whole} == {
         name: value for name, value in trained["scores"]["whole"].items() if name in whole
     }
-    assert {"auc", "logloss", "calibration"} <= trained["scores"]["whole"].keys()
+    assert set(STATUS_SCORES) <= trained["scores"]["whole"].keys()
     assert (result.samples, result.dead_letters) == (trained["samples"], trained["dead_letters"])
     assert result.dead_letters["wrong_type"] == 31
     assert result.first_dead_letter.startswith("row 6: wrong_type: click")
@@ -129,7 +130,7 @@ def test_segments_are_scored_with_the_most_frequent_first(tmp_path: Path) -> Non
     learned = [row for row in rows if row["click"] != "often"]
     assert germany.samples == sum(row["country"] == "DE" for row in learned)
     assert germany.samples + japan.samples == result.samples == len(learned)
-    assert germany.mean_label == pytest.approx(
+    assert germany.label_rate == pytest.approx(
         sum(row["click"] for row in learned if row["country"] == "DE") / germany.samples
     )
 
