@@ -18,13 +18,19 @@ from springtide_client.errors import LogError
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import MODEL, ONNX, Base
 from springtide_client.system import parent_death
+from springtide_client.wide.parameters import PREFIX
 
 EXPORT_TIMEOUT_SECONDS = 600.0
 
 # field numbers: ModelProto.graph, GraphProto.initializer, TensorProto.name and .raw_data
 GRAPH, INITIALIZER, NAME, RAW_DATA = 7, 5, 8, 9
+# ModelProto.metadata_props, StringStringEntryProto.key and .value
+METADATA, KEY, VALUE = 14, 1, 2
 # protobuf wire types
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+# what the file's `logits` are, under OUTPUTS in its metadata: with a wide part no prediction, only its offset
+OUTPUTS, NET_ONLY, WHOLE_MODEL = "springtide.outputs", "net only", "whole model"
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +49,8 @@ class OnnxBuilder:
         try:
             known = (base.path / ONNX).read_bytes() if ONNX in base.manifest.files else self._export(base.path / MODEL)
             weights = {name.removeprefix("dense."): a for name, a in arrays.items() if name.startswith("dense.")}
-            return replace_weights(known, weights)
+            has_wide = any(name.startswith(f"dense.{PREFIX}") for name in (*base.dense, *arrays))
+            return with_property(replace_weights(known, weights), OUTPUTS, NET_ONLY if has_wide else WHOLE_MODEL)
         except (LogError, OSError, subprocess.TimeoutExpired) as error:
             self._failed.add(program.crc32)
             logger.warning("bases are written without model.onnx", extra={"reason": str(error)})
@@ -67,6 +74,7 @@ class Field(NamedTuple):
     number: int
     start: int
     end: int
+    whole: int  # where the field begins, with its number
 
 
 def replace_weights(content: bytes, weights: Mapping[str, Array]) -> bytes:
@@ -91,9 +99,26 @@ def replace_weights(content: bytes, weights: Mapping[str, Array]) -> bytes:
     return bytes(changed)
 
 
+def with_property(content: bytes, key: str, value: str) -> bytes:
+    """Return the ONNX file with this property among its metadata, in place of another of the same key."""
+    kept, start = b"", 0
+    for field in message_fields(content, 0, len(content), METADATA):
+        (name,) = message_fields(content, field.start, field.end, KEY)
+        if content[name.start : name.end] == key.encode():
+            kept, start = kept + content[start : field.whole], field.end
+    entry = bytes_field(KEY, key.encode()) + bytes_field(VALUE, value.encode())
+    return kept + content[start:] + bytes_field(METADATA, entry)
+
+
+def bytes_field(number: int, value: bytes) -> bytes:
+    """Return a field of fewer than 128 bytes."""
+    return bytes([number << 3 | BYTES, len(value)]) + value
+
+
 def message_fields(content: bytes, start: int, end: int, number: int) -> Iterator[Field]:
     """Yield the fields with this number of the message between two offsets; ValueError if it is malformed."""
     while start < end:
+        whole = start
         tag, start = read_varint(content, start)
         wire_type = tag & 7
         if wire_type == VARINT:
@@ -108,7 +133,7 @@ def message_fields(content: bytes, start: int, end: int, number: int) -> Iterato
         if stop > end:
             raise ValueError("a field ends beyond its message")
         if tag >> 3 == number:
-            yield Field(number, start, stop)
+            yield Field(number, start, stop, whole)
         start = stop
 
 

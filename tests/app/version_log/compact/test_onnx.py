@@ -24,7 +24,7 @@ from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import compact_log
-from app.version_log.compact.onnx import OnnxBuilder, replace_weights
+from app.version_log.compact.onnx import NET_ONLY, OUTPUTS, WHOLE_MODEL, OnnxBuilder, replace_weights, with_property
 from app.version_log.write.writer import LogWriter
 from tests.support.waiting import wait_until
 from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config, put, sync_twice
@@ -92,6 +92,7 @@ def test_a_compacted_base_predicts_in_onnxruntime_as_in_torch(log: WriterLog, wr
         append(writer, model, seed)
         base = Base.open(compact_log(log.directory, window_samples=10, onnx=maker))
         session = runtime.InferenceSession(base.path / ONNX, providers=["CPUExecutionProvider"])
+        assert session.get_modelmeta().custom_metadata_map[OUTPUTS] == WHOLE_MODEL
         served = ExportedModel.load(base.model_path)
         for given in (inputs(1, 1), inputs(7, 4)):
             (logits_NL,) = session.run(["logits"], given._asdict())
@@ -99,6 +100,25 @@ def test_a_compacted_base_predicts_in_onnxruntime_as_in_torch(log: WriterLog, wr
             np.testing.assert_allclose(1 / (1 + np.exp(-logits_NL)), expected_NL, rtol=2e-6, atol=1e-7)
         # the next base has the same graph, which is not exported again
         monkeypatch.delattr(OnnxBuilder, "_export", raising=False)
+
+
+@pytest.mark.skipif(not is_possible(), reason="the extra onnx is not installed: pip install 'springtide[onnx]'")
+def test_beside_a_wide_part_the_file_says_that_it_holds_the_net_only(log: WriterLog, writer, model) -> None:
+    import onnx
+
+    writer.append(VersionMeta(), {"dense.wide.base_L": np.zeros(2)})
+    writer.sync()
+    append(writer, model, 1)
+    base = Base.open(compact_log(log.directory, window_samples=10, onnx=OnnxBuilder()))
+    assert [(p.key, p.value) for p in onnx.load(base.path / ONNX).metadata_props if p.key == OUTPUTS] == [
+        (OUTPUTS, NET_ONLY)
+    ]
+
+
+def test_a_property_replaces_another_of_its_key() -> None:
+    assert with_property(b"", "a", "b") == b"\x72\x06\x0a\x01a\x12\x01b"
+    both = with_property(with_property(b"\x08\x07", "a", "long before"), "b", "c")
+    assert with_property(both, "a", "d") == with_property(with_property(b"\x08\x07", "b", "c"), "a", "d")
 
 
 def test_a_failed_export_is_logged_once_and_bases_are_written_without_it(log: WriterLog, caplog) -> None:
