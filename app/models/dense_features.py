@@ -11,7 +11,8 @@ MAX_DEVIATIONS = 5.0  # standard deviations
 class DenseFeatureNormalizer(nn.Module):
     """From raw values (N, F), NaN where missing, to (N, 2F): the standardized values, then the missing indicators.
 
-    `observe` updates the statistics (pairwise update of Chan, Golub and LeVeque 1979); `forward` only reads them.
+    `observe` updates the statistics (pairwise update of Chan, Golub and LeVeque 1979); `forward` only reads them. A
+    feature without any value so far is 0, as in the wide part.
     """
 
     mean_F: Tensor
@@ -50,7 +51,8 @@ class DenseFeatureNormalizer(nn.Module):
         # a constant feature has no variance: the floor keeps its rounding errors from becoming a signal
         scale_F = torch.rsqrt(self.variance_F + 1e-4)
         standard_NF = ((_signed_log(dense_NF) - self.mean_F) * scale_F).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
-        return torch.cat([torch.where(missing_NF, 0.0, standard_NF), missing_NF.float()], dim=1)
+        standard_NF = torch.where(missing_NF | (self.count_F == 0), 0.0, standard_NF)
+        return torch.cat([standard_NF, missing_NF.float()], dim=1)
 
 
 def _signed_log(x: Tensor) -> Tensor:

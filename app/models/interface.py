@@ -60,7 +60,7 @@ class DenseModel(nn.Module):
         raise NotImplementedError
 
     def observe_inputs(self, dense_NF: Tensor) -> None:
-        """Called with a batch's dense features before it is scored."""
+        """Called with a batch's dense features after it was scored, before `observe_labels`."""
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
         """Called with a batch's logits and labels (NaN: masked) after it was scored, before the optimizer's step."""

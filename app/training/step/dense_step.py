@@ -37,15 +37,14 @@ class HostStep:
         self.model, self.optimizer = model, optimizer
 
     def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
-        logits_NL = score(self.model, self.model, inputs, bfloat16=bfloat16)
+        logits_NL = score(self.model, inputs, bfloat16=bfloat16)
         loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         skipped = ~torch.isfinite(gradient_norm(self.model))
         # one overflow would stay in the net for ever; the table rejects such gradients row by row
         if not skipped:
-            if isinstance(self.model, DenseModel):
-                self.model.observe_labels(logits_NL.detach(), labels_NL, weights_N)
+            observe(self.model, inputs, logits_NL.detach(), labels_NL, weights_N)
             self.optimizer.step()
         return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped)
 
@@ -67,7 +66,7 @@ class DeviceStep:
 
     def learn(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
         """Update the net, and leave gradients in the row inputs, which are leaves."""
-        logits_NL = score(self.model, self.net, inputs, bfloat16=bfloat16)
+        logits_NL = score(self.net, inputs, bfloat16=bfloat16)
         loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -75,20 +74,25 @@ class DeviceStep:
         if isinstance(self.model, DenseModel):
             statistics = list(self.model.buffers())
             before = [buffer.clone() for buffer in statistics]
-            self.model.observe_labels(logits_NL.detach(), labels_NL, weights_N)
+            observe(self.model, inputs, logits_NL.detach(), labels_NL, weights_N)
             for buffer, old in zip(statistics, before, strict=True):
                 buffer.copy_(torch.where(skipped, old, buffer))
         self.optimizer.step(skipped)
         return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped)
 
 
-def score(model: nn.Module, net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
-    """Return float32 logits, after the model's input statistics have counted the inputs."""
-    if isinstance(model, DenseModel):
-        model.observe_inputs(inputs.dense)
+def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
+    """Return float32 logits."""
     with torch.autocast(inputs.dense.device.type, torch.bfloat16, enabled=bfloat16):
         logits_NL: Tensor = net(*inputs)
     return logits_NL.float()
+
+
+def observe(model: nn.Module, inputs: ModelInputs, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+    """Count a batch in the model's statistics: after it was scored, for a server has not seen it either."""
+    if isinstance(model, DenseModel):
+        model.observe_inputs(inputs.dense)
+        model.observe_labels(logits_NL, labels_NL, weights_N)
 
 
 def gradient_norm(model: nn.Module) -> Tensor:

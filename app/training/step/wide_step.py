@@ -15,11 +15,10 @@ from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import Slots, slots_of
 from torch import Tensor, nn
 
-from app.models.interface import DenseModel
 from app.models.wide.wide_part import NAME, WidePart
 from app.training.step.batch_keys import BatchKeys
 from app.training.step.dense_optimizer import Optimizer
-from app.training.step.dense_step import StepOutcome, gradient_norm, score, weighted_loss_sum
+from app.training.step.dense_step import StepOutcome, gradient_norm, observe, score, weighted_loss_sum
 from embeddings.collection.collection import AnyTable, tables_by_name
 from embeddings.lookup.handle import Lookup
 from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
@@ -203,7 +202,7 @@ def learn_offset(
     SpillError: everything is as before.
     """
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if not name.startswith(f"{NAME}.")}
-    net_NL = score(model, model, inputs, bfloat16=bfloat16)
+    net_NL = score(model, inputs, bfloat16=bfloat16)
     try:
         logits, errors = step(np.ascontiguousarray(net_NL.detach().numpy()))
     except BaseException:
@@ -215,8 +214,7 @@ def learn_offset(
     net_NL.backward(errors_NL)  # type: ignore[no-untyped-call]
     skipped = ~torch.isfinite(gradient_norm(model))
     if not skipped:
-        if isinstance(model, DenseModel):
-            model.observe_labels(logits_NL, labels_NL, weights_N)
+        observe(model, inputs, logits_NL, labels_NL, weights_N)
         optimizer.step()
     with torch.no_grad():
         loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)

@@ -248,11 +248,8 @@ def test_followers_predict_what_the_trainer_predicts(tmp_path):
         view = view.apply(record)
     batch = make_batch(40)
     served = view.predict(batch.features)
-    before = {name: value.clone() for name, value in state.learner.model.state_dict().items()}
     learned = torch.sigmoid(torch.from_numpy(state.learner.step(batch).logits_NL)).numpy()
-    # the trainer has counted the batch's numbers before it scored; a server has not seen them
-    moved = state.learner.model.normalizer.mean_F - before["normalizer.mean_F"]
-    np.testing.assert_allclose(served, learned, atol=0.02 + float(moved.abs().max()))
+    np.testing.assert_allclose(served, learned, atol=1e-6)  # the whole batch: exp is not the same on both sides
     end(state, log)
 
 
