@@ -186,14 +186,28 @@ def test_ids_that_are_not_admitted_predict_with_their_shared_row(make_log) -> No
     log.append({(SHARED_ROW_OFFSET, 0): row(log, 5)}, seen={(0, 2): 1, (0, 4): 1, (1, 2): 1})
     view = newest(log)
     features_K, ids_K = np.array([0, 0, 0, 1], np.uint16), np.array([2, 3, 4, 2])
-    rows = view.rows_for_model(features_K, ids_K)[0]
+    rows, status = view.rows_for_model(features_K, ids_K)
     shared = log.rows[SHARED_ROW_OFFSET, 0][0]
     shape = {"dim": log.dim, "seed": log.seed, "scale": log.init_scale}
-    np.testing.assert_array_equal(rows[[0, 2]], [shared, shared])
-    np.testing.assert_array_equal(rows[1], initial_values(features_K[1:2], ids_K[1:2], **shape)[0])
+    np.testing.assert_array_equal(rows[:3], [shared] * 3)  # also the one that was never seen
+    assert status.tolist() == [NOT_ADMITTED, UNKNOWN, NOT_ADMITTED, NOT_ADMITTED]
     # the shared row of feature 1 was never written: it has its initial value
     born = initial_values(np.array([1 + SHARED_ROW_OFFSET], np.uint16), np.array([0]), **shape)[0]
     np.testing.assert_array_equal(rows[3], born)
+
+
+def test_an_id_that_its_next_use_would_admit_predicts_as_a_new_row(make_log) -> None:
+    log = make_log()
+    log.admission = {"0": 3}
+    log.append({(SHARED_ROW_OFFSET, 0): row(log, 5), (0, 1): row(log, 6)}, seen={(0, 2): 2})
+    log.append({}, [(0, 1)])
+    view = newest(log)
+    features_K, ids_K = np.array([0, 0], np.uint16), np.array([2, 1])
+    rows, status = view.rows_for_model(features_K, ids_K)
+    assert status.tolist() == [NOT_ADMITTED, FORGOTTEN]
+    shape = {"dim": log.dim, "seed": log.seed, "scale": log.init_scale}
+    np.testing.assert_array_equal(rows[0], initial_values(features_K[:1], ids_K[:1], **shape)[0])
+    np.testing.assert_array_equal(rows[1], log.rows[SHARED_ROW_OFFSET, 0][0])
 
 
 def test_counts_in_many_layers_equal_those_in_one(make_log) -> None:

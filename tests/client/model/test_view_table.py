@@ -99,11 +99,11 @@ def test_ids_that_are_not_admitted_share_a_row_of_their_feature_in_its_table(mak
     log = make_log(tables=TABLES)
     log.admission = {"1": 3}
     shared = (SHARED_ROW_OFFSET + 1, 0)
-    log.append({shared: row(shared, 5)}, seen={(1, 8): 2})
+    log.append({shared: row(shared, 5)}, seen={(1, 8): 1})
     view = newest(log)
-    rows, status = view.rows_for_model(np.array([1], np.uint16), np.array([8]))
-    assert status.tolist() == [NOT_ADMITTED]
-    np.testing.assert_array_equal(rows, [[*log.rows[shared][0], 0, 0]])
+    rows, status = view.rows_for_model(np.array([1, 1], np.uint16), np.array([8, 9]))
+    assert status.tolist() == [NOT_ADMITTED, UNKNOWN]
+    np.testing.assert_array_equal(rows, [[*log.rows[shared][0], 0, 0]] * 2)
 
 
 def test_the_files_of_all_tables_share_one_limit(make_log) -> None:

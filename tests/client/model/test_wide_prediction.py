@@ -62,7 +62,7 @@ def test_every_version_scores_as_the_oracle_does(tmp_path, crosses_table) -> Non
 
 def test_ids_that_are_not_admitted_are_scored_and_crossed_by_the_row_that_they_share(tmp_path) -> None:
     log = WideLog(tmp_path / "log", crosses_table=True)
-    log.log.admission, log.shared_users = {"0": 3}, {2, 4}
+    log.log.admission, log.shared_users = {"0": 4}, {2, 4}
     log.learn(40)
     log.publish(seen={(0, 2): 2, (0, 4): 1})
     view = View.open(LogDirectory(log.log.path).newest_base())

@@ -176,8 +176,9 @@ class View:
     def rows_for_model(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
         """Return the rows that a model sees, float32 (K, D) without NaN, and status uint8 (K).
 
-        An id that is not admitted gets the shared row of its feature. Any other id without a row gets the initial value
-        that its row would be created with. Rows of narrower tables end in zeros.
+        They are those that the trainer would score a sample with. An id without a row that would not be admitted yet
+        gets the shared row of its feature, also one that was never seen; any other the initial value that its row would
+        be created with. Rows of narrower tables end in zeros.
         """
         if self.only_table is not None:
             return self.only_table.rows_for_model(features_K, ids_K)

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.format.records import VersionMeta
-from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.layers import merge_layers, record_layer
 from springtide_client.rows.row_layer import RowLayer
-from springtide_client.rows.search import KNOWN, NOT_ADMITTED, FoundStates, LayerStack, RowSearch, SearchFactory
+from springtide_client.rows.search import KNOWN, UNKNOWN, FoundStates, LayerStack, RowSearch, SearchFactory
 from springtide_client.rows.table_names import TableNames
 
 # layers are merged once there are more than MAX_UNMERGED_LAYERS; then each is at least LAYER_RATIO times as long as the
@@ -145,12 +145,26 @@ class ViewTable:
         self, features_M: UInt16Array, ids_M: Int64Array, status_M: UInt8Array
     ) -> tuple[BoolArray, UInt16Array, Int64Array]:
         """Return the keys of the rows that a model sees for keys without one of their own, and which are shared."""
-        is_shared_M = status_M == NOT_ADMITTED
+        is_shared_M = self._shares(features_M, ids_M, status_M)
         return (
             is_shared_M,
             np.where(is_shared_M, features_M + np.uint16(SHARED_ROW_OFFSET), features_M),
             np.where(is_shared_M, 0, ids_M),
         )
+
+    def _shares(self, features_M: UInt16Array, ids_M: Int64Array, status_M: UInt8Array) -> BoolArray:
+        """Return which keys without a row would not get one if the trainer saw them now, once: they share a row."""
+        is_shared_M = np.zeros(len(ids_M), np.bool_)
+        for feature, min_count in self.meta.admission.items():
+            at_J = np.flatnonzero(features_M == int(feature))
+            if len(at_J) == 0 or min_count <= 1:
+                continue
+            seen_J = np.zeros(len(at_J), np.int64)
+            asked = np.flatnonzero(status_M[at_J] != UNKNOWN)  # unknown ones were never counted
+            mixed = mix_keys(features_M[at_J[asked]], ids_M[at_J[asked]])
+            seen_J[asked] = self.admission_counts.estimates(mixed, self.meta.sketch_age)
+            is_shared_M[at_J] = seen_J + 1 < min_count
+        return is_shared_M
 
     def _initial_values(self, features_M: UInt16Array, ids_M: Int64Array) -> Float32Array:
         spec = self.spec
