@@ -15,7 +15,7 @@ from app.serving.model.version_index import VersionEntry
 from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import VersionRange
 from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_score import compiled_score
+from kernels.cpu.serving.wide_steps import compiled_steps
 
 
 class FixedFollower:
@@ -61,7 +61,7 @@ class FixedFollower:
     def _open(self) -> View:
         index = LogIndex(self._directory)
         base = index.base_before(self._number)
-        view = View.open(base.path, search_factory=LayerSearchCache(), wide_score=compiled_score)
+        view = View.open(base.path, search_factory=LayerSearchCache(), wide_steps=compiled_steps())
         for record in VersionRange(index, base.tip.number, self._number).records():
             self._id_strings.add(record)
             view = view.apply(record).merged()

@@ -14,7 +14,7 @@ from app.serving.model.id_dictionary import LiveIdDictionary
 from app.serving.model.served_view import ServedView
 from app.serving.model.version_index import VersionEntry
 from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_score import compiled_score
+from kernels.cpu.serving.wide_steps import compiled_steps
 
 
 class LogFollower:
@@ -44,7 +44,7 @@ class LogFollower:
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
             search_factory=LayerSearchCache(),
-            wide_score=compiled_score,
+            wide_steps=compiled_steps(),
         )
         self._on_version = on_version
         self._on_swap = on_swap

@@ -1,21 +1,21 @@
 """Warm-up: call every compiled lookup kernel once before the first request, because loading one takes a while."""
 
 import numpy as np
+from springtide_client.features import Features
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.row_layer import sorted_layer
 from springtide_client.rows.search import LayerStack
-from springtide_client.wide.crosses import CrossSlots
+from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows
-from springtide_client.wide.slots import Slots
 
 from app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
 from app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
 from app.serving.lookup.neighbors import measure_similarity
 from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
-from kernels.cpu.serving.wide_score import compiled_score
+from kernels.cpu.serving.wide_steps import compiled_steps
 
 
 def warm_up() -> None:
@@ -26,7 +26,7 @@ def warm_up() -> None:
     search = LayerSearchCache()(
         LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
     )
-    warm_up_wide_score()
+    warm_up_wide_steps()
     measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for requested_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, requested_N)
@@ -37,14 +37,17 @@ def warm_up() -> None:
         encode_response(MediaType(JSON), request, *search(feature, requested_N), feature="", version=0)
 
 
-def warm_up_wide_score() -> None:
-    """Score no sample of a wide part without fields."""
-    parameters = WideParameters.initial(WideFields((), np.empty(0, np.int64)), 0, 1)
-    none, offsets_1 = np.empty(0, np.int64), np.zeros(1, np.int64)
-    slots = Slots(none, none, offsets_1, none, none)
+def warm_up_wide_steps() -> None:
+    """Score no sample."""
+    schema = Schema(labels=("label",), categorical=("id",))
+    parameters = WideParameters.initial(WideFields.of(schema), 0, 1)
+    none = np.empty(0, np.int64)
+    features = Features(np.empty((0, 1), np.int64), (), np.empty((0, 0), np.float32))
     rows = WideRows(np.empty((0, 1), np.float32), np.empty((0, wide_width(1)), np.float32), none)
-    no_crosses, no_numbers = CrossSlots(none, none, offsets_1), np.empty((0, 0))
-    compiled_score(parameters, slots, rows, no_crosses, np.empty((0, 2), np.float32), no_numbers, no_numbers)
+    steps = compiled_steps()
+    x_NX, _ = steps.numbers(features.dense_NF, parameters.number_statistics_3D)
+    slots, crosses = steps.slots(schema, features, parameters, np.empty(0, np.uint16), none, rows.wide_UW)
+    steps.score(parameters, slots, rows, crosses, np.empty((0, 2), np.float32), x_NX, np.empty((0, 1)))
 
 
 if __name__ == "__main__":

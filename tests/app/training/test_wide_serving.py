@@ -11,7 +11,7 @@ from springtide_client.model.wide_prediction import predict_wide
 from app.training.bootstrap import load_state
 from app.version_log.write.writer import LogWriter
 from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_score import compiled_score
+from kernels.cpu.serving.wide_steps import compiled_steps
 from stream.columns import Batch
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.test_wide_log import Log
@@ -44,7 +44,7 @@ def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, edits):
         state.scores.observe = noting
         directory = LogDirectory(config.log.path)
         plain = View.open(directory.newest_base())
-        compiled = View.open(directory.newest_base(), plain, LayerSearchCache(), compiled_score)
+        compiled = View.open(directory.newest_base(), plain, LayerSearchCache(), compiled_steps())
         for number in range(NUM_BATCHES):
             batch = make_batch(number, 24, config.schema)
             batch.features.categorical_NC[:, 1] %= 60

@@ -13,7 +13,7 @@ from springtide_client.model.wide_prediction import predict_wide
 from springtide_client.wide.layout import wide_width
 
 from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_score import compiled_score
+from kernels.cpu.serving.wide_steps import compiled_steps
 from tests.support.toy_model import TOY_SCHEMA
 from tests.support.wide_log import WideLog
 
@@ -33,7 +33,7 @@ def test_every_version_scores_as_the_oracle_does(tmp_path, crosses_table) -> Non
     log = WideLog(tmp_path / "log", crosses_table=crosses_table)
     base = LogDirectory(log.log.path).newest_base()
     plain = moved = View.open(base)
-    compiled = View.open(base, plain, LayerSearchCache(), compiled_score)
+    compiled = View.open(base, plain, LayerSearchCache(), compiled_steps())
     for number in range(6):
         log.learn(8)
         log.publish()
@@ -52,7 +52,7 @@ def test_every_version_scores_as_the_oracle_does(tmp_path, crosses_table) -> Non
     assert plain.predict_with_status(features)[1].tolist() == [FORGOTTEN, UNKNOWN]
     log.log.write_base()
     newest = LogDirectory(log.log.path).newest_base()
-    for view in (View.open(newest, plain), View.open(newest, plain, LayerSearchCache(), compiled_score)):
+    for view in (View.open(newest, plain), View.open(newest, plain, LayerSearchCache(), compiled_steps())):
         assert_scores_as_oracle(view, log, instances)
         np.testing.assert_array_equal(
             view.predict(encode_instances(TOY_SCHEMA, instances)),

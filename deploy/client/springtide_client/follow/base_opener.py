@@ -10,7 +10,7 @@ from springtide_client.follow.memory_limit import MemoryLimit
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.search import SearchFactory
-from springtide_client.wide.score import WideScore
+from springtide_client.wide.steps import WideSteps
 
 # from this many changed rows on a newer base is looked for, at most this often
 REBASE_ROWS, REBASE_SECONDS = 200_000, 5.0
@@ -22,10 +22,10 @@ class BaseOpener:
     """Opens bases of one log as views; programs of `like` are reused."""
 
     def __init__(
-        self, source: LogSource, limit: MemoryLimit, search_factory: SearchFactory, wide_score: WideScore
+        self, source: LogSource, limit: MemoryLimit, search_factory: SearchFactory, wide_steps: WideSteps
     ) -> None:
         self._source, self._limit = source, limit
-        self._search_factory, self._wide_score = search_factory, wide_score
+        self._search_factory, self._wide_steps = search_factory, wide_steps
         self._next_rebase = 0.0
 
     def open_newest(self, like: View | None) -> View | None:
@@ -37,11 +37,11 @@ class BaseOpener:
         if base_path is None:
             return None
         try:
-            return View.open(base_path, like, self._search_factory, self._wide_score)
+            return View.open(base_path, like, self._search_factory, self._wide_steps)
         except LogError as error:
             for older in self._source.bases_before(base_path):
                 with suppress(LogError):
-                    view = View.open(older, like, self._search_factory, self._wide_score)
+                    view = View.open(older, like, self._search_factory, self._wide_steps)
                     logger.warning("starting from an older base: %s", error)
                     return view
             raise
@@ -57,4 +57,4 @@ class BaseOpener:
             return None
         if base_number(base_path) > served.version and not self._limit.is_exceeded_by(served):
             return None  # the versions up to it arrive as records, and listeners hear of each
-        return View.open(base_path, served, self._search_factory, self._wide_score)
+        return View.open(base_path, served, self._search_factory, self._wide_steps)

@@ -25,7 +25,7 @@ from springtide_client.model.view import View
 from springtide_client.rows.search import NumpySearch, SearchFactory
 from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms
-from springtide_client.wide.score import WideScore, score
+from springtide_client.wide.steps import NUMPY_STEPS, WideSteps
 
 # how long one poll may rebuild beside a live view: freshness comes before less memory
 REBUILD_SECONDS = 0.02
@@ -62,7 +62,7 @@ class Follower:
         wait: Callable[[float], object] | None = None,
         clock_ms: Callable[[], int] = wall_ms,
         search_factory: SearchFactory = NumpySearch,
-        wide_score: WideScore = score,
+        wide_steps: WideSteps = NUMPY_STEPS,
     ) -> None:
         """`cache_bytes` limits the memory of changed rows and parameters. Half of it is for merging layers; rows beyond
         the other half move to an unnamed file of at most `disk_bytes` in `cache_dir`. When both are full, the served
@@ -77,7 +77,7 @@ class Follower:
         self._is_finalized = False
         self._wait = wait if wait is not None else self._stopping.wait
         self._clock_ms = clock_ms
-        self._bases = BaseOpener(source, self._limit, search_factory, wide_score)
+        self._bases = BaseOpener(source, self._limit, search_factory, wide_steps)
         self._polling = threading.Lock()
         self._swapped = threading.Condition()
         self._listeners = Listeners()

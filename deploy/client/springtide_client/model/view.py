@@ -33,7 +33,7 @@ from springtide_client.schema import Schema
 from springtide_client.system.switch_interval import short_switch_interval
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.score import WideScore, score
+from springtide_client.wide.steps import NUMPY_STEPS, WideSteps
 
 if TYPE_CHECKING:
     from springtide_client.model.exported_model import ExportedModel, ModelParameters
@@ -57,14 +57,14 @@ class View:
     model: "ExportedModel"
     parameters: "ModelParameters"
     wide: WideParameters | None  # where it is, the program's logits are a part of the score
-    wide_score: WideScore = score
+    wide_steps: WideSteps = NUMPY_STEPS
 
     @staticmethod
     def open(
         base_path: Path,
         like: "View | None" = None,
         search_factory: SearchFactory = NumpySearch,
-        wide_score: WideScore = score,
+        wide_steps: WideSteps = NUMPY_STEPS,
     ) -> "View":
         """Open a base as a view; LogError when its files do not fit together.
 
@@ -99,7 +99,7 @@ class View:
             model=model,
             parameters=model.parameters(dense_of(base.dense)),
             wide=wide_of(dense_of(base.dense), schema),
-            wide_score=wide_score,
+            wide_steps=wide_steps,
         )
 
     @property
@@ -111,6 +111,15 @@ class View:
     def only_table(self) -> ViewTable | None:
         """The table that holds all rows; None where there are several."""
         return self.tables[MAIN_TABLE] if len(self.tables) == 1 else None
+
+    @cached_property
+    def model_table(self) -> ViewTable | None:
+        """The table that holds the rows of all features, bins of dense ones included; None where there are several."""
+        numbers = [self.schema.number(name) for name in self.schema.features]
+        numbers += [self.schema.dense_number(name) for name in self.schema.dense]
+        names = {self.table_names.name_of(number) for number in numbers} or {MAIN_TABLE}
+        table = self.tables[names.pop()]
+        return table if not names and table.dim == self.dim else None
 
     def table_of(self, feature: int) -> ViewTable:
         """Return the table that holds the rows of a feature."""
@@ -180,8 +189,8 @@ class View:
         gets the shared row of its feature, also one that was never seen; any other the initial value that its row would
         be created with. Rows of narrower tables end in zeros.
         """
-        if self.only_table is not None:
-            return self.only_table.rows_for_model(features_K, ids_K)
+        if self.model_table is not None:
+            return self.model_table.rows_for_model(features_K, ids_K)
         rows_KD, status_K = np.zeros((len(ids_K), self.dim), np.float32), np.empty(len(ids_K), np.uint8)
         places_K = self.table_names.places(features_K)
         for place in np.unique(places_K).tolist():

@@ -11,11 +11,10 @@ from springtide_client.keys import CROSSES
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view_table import WideKeys
 from springtide_client.rows.search import KNOWN, FoundStates
-from springtide_client.wide.bins import Float64Array, bin_ids, signed_logs, standardize
-from springtide_client.wide.crosses import born_of_rows, cross_slots, row_hashes
+from springtide_client.wide.bins import Float64Array
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT
 from springtide_client.wide.score import WideRows
-from springtide_client.wide.slots import bin_keys, slots_of
+from springtide_client.wide.slots import bin_keys
 
 if TYPE_CHECKING:
     from springtide_client.model.view import View
@@ -34,18 +33,15 @@ def predict_wide(view: "View", features: Features) -> WidePrediction:
     """Score samples by one version's net and wide part."""
     schema, wide = view.schema, view.wide
     assert wide is not None
-    x_NX = standardize(signed_logs(features.dense_NF), wide.number_statistics_3D)
+    x_NX, bins_ND = view.wide_steps.numbers(features.dense_NF, wide.number_statistics_3D)
     features_K, ids_K = lookup_keys(schema, features)
     num_ids = len(ids_K)
-    bin_features_B, bins_B = bin_keys(schema, bin_ids(x_NX))
+    bin_features_B, bins_B = bin_keys(schema, bins_ND)
     keys = wide_rows(view, np.concatenate([features_K, bin_features_B]), np.concatenate([ids_K, bins_B]))
     found = keys.found
     net_NL = view.model.logits(view.parameters, assemble(schema, features, found.rows_KD[:num_ids]))
-    slots = slots_of(schema, features)
-    born_K = born_of_rows(found.states_KW, wide.num_labels)
-    hashes_K = row_hashes(keys.features_K.astype(np.int64), keys.ids_K, born_K)
-    crosses = cross_slots(slots, wide.pair_fields_P2, wide.live_pairs, hashes_K, born_K)
-    logits_NL = view.wide_score(
+    slots, crosses = view.wide_steps.slots(schema, features, wide, keys.features_K, keys.ids_K, found.states_KW)
+    logits_NL = view.wide_steps.score(
         wide,
         slots,
         WideRows(found.rows_KD, found.states_KW, found.counts_K),
@@ -59,12 +55,10 @@ def predict_wide(view: "View", features: Features) -> WidePrediction:
 
 def wide_rows(view: "View", features_K: UInt16Array, ids_K: Int64Array) -> WideKeys:
     """Return the rows that the model sees, with what the wide part knows of them, whatever tables they live in."""
-    if view.only_table is not None:
-        return view.only_table.wide_rows(features_K, ids_K)
+    if view.model_table is not None:
+        return view.model_table.wide_rows(features_K, ids_K)
     places_K = view.table_names.places(features_K)
     used = [view.tables[view.table_names.names[place]] for place in np.unique(places_K).tolist() or [0]]
-    if len(used) == 1 and used[0].dim == view.dim:
-        return used[0].wide_rows(features_K, ids_K)
     num_keys, (wide_width, *_) = len(ids_K), {table.spec.wide_width for table in used}
     row_features_K, row_ids_K = np.empty(num_keys, np.uint16), np.empty(num_keys, np.int64)
     rows_KD, status_K = np.zeros((num_keys, view.dim), np.float32), np.empty(num_keys, np.uint8)

@@ -1,0 +1,172 @@
+"""Numbers, slots and crosses of samples that are scored, compiled: equal to springtide_client.wide.steps bit by bit."""
+
+# N samples, D dense features, X numbers of a sample, F fields, L list features, K keys, S slots, C crosses,
+# W columns of the wide part
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
+from springtide_client.features import Features
+from springtide_client.keys import MISSING_ID
+from springtide_client.schema import Schema
+from springtide_client.wide.bins import Float64Array, signed_logs
+from springtide_client.wide.crosses import CrossSlots
+from springtide_client.wide.parameters import WideParameters
+from springtide_client.wide.slots import MAX_CROSSED, Slots
+
+from kernels.cpu.hashing import GOLDEN, mix64, mix_key
+from kernels.cpu.wide.prepare import crosses_of
+
+# what a field is made of, and in a field's line: its kind, its place among those, whether its last elements are crossed
+CATEGORICAL, LIST, DENSE = 0, 1, 2
+KIND, PLACE, TAKES_LAST = 0, 1, 2
+ALL_CROSSES = 1 << 62
+
+
+def compiled_numbers(dense_ND: Float32Array, statistics_3D: Float64Array) -> tuple[Float64Array, Int64Array]:
+    """Return standardized numbers (N, X) and bins (N, D), as springtide_client.wide.steps.numbers_and_bins does."""
+    x_NX, bins_ND = _numbers(signed_logs(dense_ND), statistics_3D)
+    return x_NX, bins_ND
+
+
+class CompiledSlots:
+    """Remembers the fields of the schema that it was called with last."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Schema | None, Int64Array] = None, np.empty((0, 3), np.int64)
+
+    def __call__(
+        self,
+        schema: Schema,
+        features: Features,
+        parameters: WideParameters,
+        features_K: UInt16Array,
+        ids_K: Int64Array,
+        wide_KW: Float32Array,
+    ) -> tuple[Slots, CrossSlots]:
+        """Return slots and crosses, as springtide_client.wide.steps.slots_and_crosses does."""
+        known, fields_F3 = self._known
+        if known is not schema:
+            fields_F3 = fields_of(schema)
+            self._known = schema, fields_F3
+        num_samples, num_categorical = features.categorical_NC.shape
+        if features.lists:
+            offsets_LN1 = np.array([ragged.offsets for ragged in features.lists])
+        else:
+            offsets_LN1 = np.empty((0, num_samples + 1), np.int64)
+        found = _slots_and_crosses(
+            fields_F3,
+            num_samples,
+            num_categorical,
+            len(schema.dense),
+            offsets_LN1,
+            parameters.pair_fields_P2,
+            parameters.pair_is_live_P,
+            features_K,
+            ids_K,
+            wide_KW,
+        )
+        return Slots(*found[:5]), CrossSlots(*found[5:])
+
+
+def fields_of(schema: Schema) -> Int64Array:
+    """Return a line for each field, in the order of springtide_client.wide.fields."""
+    lines = [(CATEGORICAL, place, 0) for place, name in enumerate(schema.categorical) if name not in schema.share]
+    lines += [
+        (LIST, place, int(name in schema.sequence))
+        for place, name in enumerate(schema.lists)
+        if name not in schema.share
+    ]
+    lines += [(DENSE, place, 0) for place in range(len(schema.dense))]
+    return np.array(lines, np.int64).reshape(-1, 3)
+
+
+@njit(nogil=True, cache=True)
+def _numbers(logs_ND: Any, statistics_3D: Any) -> Any:
+    num_samples, num_dense = logs_ND.shape
+    x_NX, bins_ND = np.zeros((num_samples, 2 * num_dense)), np.empty((num_samples, num_dense), np.int64)
+    for d in range(num_dense):
+        mean, count, scale = statistics_3D[0, d], statistics_3D[2, d], math.sqrt(statistics_3D[1, d] + 1e-4)
+        for n in range(num_samples):
+            value = logs_ND[n, d]
+            if math.isnan(value):
+                x_NX[n, 2 * d + 1] = 1.0
+                bins_ND[n, d] = MISSING_ID
+                continue
+            x = 0.0
+            if count > 0.0:
+                x = min(max((value - mean) / scale, -5.0), 5.0)
+            x_NX[n, 2 * d] = x
+            bins_ND[n, d] = np.int64(math.floor(x * 2.0))
+    return x_NX, bins_ND
+
+
+@njit(nogil=True, cache=True)
+def _slots_and_crosses(
+    fields_F3: Any,
+    num_samples: Any,
+    num_categorical: Any,
+    num_dense: Any,
+    offsets_LN1: Any,
+    pair_fields_P2: Any,
+    pair_is_live_P: Any,
+    features_K: Any,
+    ids_K: Any,
+    wide_KW: Any,
+) -> Any:
+    num_fields, num_lists = len(fields_F3), len(offsets_LN1)
+    starts_L, end = np.empty(num_lists, np.int64), num_samples * num_categorical
+    for place in range(num_lists):
+        starts_L[place] = end
+        end += offsets_LN1[place, num_samples]
+    num_slots = 0
+    for f in range(num_fields):
+        is_list = fields_F3[f, KIND] == LIST
+        num_slots += offsets_LN1[fields_F3[f, PLACE], num_samples] if is_list else num_samples
+    rows_S, fields_S = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
+    offsets_N1 = np.empty(num_samples + 1, np.int64)
+    crossed_from_NF = np.empty((num_samples, num_fields), np.int64)
+    num_crossed_NF = np.empty((num_samples, num_fields), np.int64)
+    s = 0
+    for n in range(num_samples):
+        offsets_N1[n] = s
+        for f in range(num_fields):
+            kind, place = fields_F3[f, KIND], fields_F3[f, PLACE]
+            length = 1
+            if kind == CATEGORICAL:
+                first = n * num_categorical + place
+            elif kind == DENSE:
+                first = end + n * num_dense + place
+            else:
+                first = starts_L[place] + offsets_LN1[place, n]
+                length = offsets_LN1[place, n + 1] - offsets_LN1[place, n]
+            crossed = min(length, MAX_CROSSED)
+            num_crossed_NF[n, f] = crossed
+            crossed_from_NF[n, f] = s + (length - crossed if fields_F3[f, TAKES_LAST] else 0)
+            for k in range(first, first + length):
+                rows_S[s], fields_S[s] = k, f
+                s += 1
+    offsets_N1[num_samples] = s
+
+    num_keys, born_column = wide_KW.shape[0], wide_KW.shape[1] - 1
+    hashes_K, usable_from_K = np.empty(num_keys, np.uint64), np.empty(num_keys, np.int64)
+    for k in range(num_keys):
+        born = wide_KW[k, born_column]
+        hashes_K[k] = mix64(mix_key(features_K[k], ids_K[k]) ^ (np.uint64(born) * GOLDEN))
+        usable_from_K[k] = -1 if born != 0 else num_samples
+    live_P = np.flatnonzero(pair_is_live_P)
+    ids_C, pairs_C, cross_offsets_N1, _ = crosses_of(
+        rows_S,
+        crossed_from_NF,
+        num_crossed_NF,
+        pair_fields_P2,
+        live_P,
+        usable_from_K,
+        hashes_K,
+        0,
+        num_samples,
+        ALL_CROSSES,
+    )
+    return rows_S, fields_S, offsets_N1, crossed_from_NF, num_crossed_NF, ids_C, pairs_C, cross_offsets_N1

@@ -1,0 +1,11 @@
+"""A view's wide prediction, compiled: the same bits as springtide_client.wide.steps.NUMPY_STEPS."""
+
+from springtide_client.wide.steps import WideSteps
+
+from kernels.cpu.serving.wide_score import compiled_score
+from kernels.cpu.serving.wide_slots import CompiledSlots, compiled_numbers
+
+
+def compiled_steps() -> WideSteps:
+    """Return steps for the views of one follower."""
+    return WideSteps(compiled_numbers, CompiledSlots(), compiled_score)
