@@ -98,6 +98,7 @@ def load_config(
     except ValueError as error:
         raise UserError(f"[scores] {error}") from None
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
+    train = bind(TrainConfig, "[train]", document.get("train", {}))
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     return Config(
         name=name,
@@ -106,8 +107,8 @@ def load_config(
         schema=schema,
         features=features,
         table=table,
-        model=bind(ModelConfig, "[model]", document.get("model", {})),
-        train=bind(TrainConfig, "[train]", document.get("train", {})),
+        model=bind(ModelConfig, "[model]", document.get("model", {})).for_device(train.device),
+        train=train,
         gate=bind(GateConfig, "[gate]", document.get("gate", {})),
         scores=scores,
         log=log,

@@ -1,7 +1,7 @@
 """The keys of `[model]`. Imports no torch."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -25,16 +25,25 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     )
 
     wide: Annotated[
-        bool,
+        Literal["auto"] | bool,
         Meta(
             description="Score with a wide part beside the net: weights of ids and of pairs of ids, learned sample by "
-            "sample."
+            'sample. "auto": yes, unless `[train] device = "cuda"`, where it cannot be learned yet.'
         ),
-    ] = False
+    ] = "auto"
     crosses: Annotated[
         int,
         Meta(ge=0, le=4096, description="Pairs of fields that the wide part crosses, at most; 0: none."),
     ] = 64
+
+    @property
+    def has_wide_part(self) -> bool:
+        """True if there is a wide part; "auto" stands for False until a configuration has decided."""
+        return self.wide is True
+
+    def for_device(self, device: str) -> "ModelConfig":
+        """Return the same settings with "auto" decided for `[train] device`."""
+        return self if self.wide != "auto" else msgspec.structs.replace(self, wide=device != "cuda")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -113,9 +113,9 @@ def empty_state(
 
     UserError if the wide part is to be learned on a device.
     """
-    if config.model.wide and device.transfer is not None:
+    if config.model.has_wide_part and device.transfer is not None:
         raise UserError(
-            'the wide part is learned on the CPU so far: set [model] wide = false or [train] device = "cpu"'
+            'the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"'
         )
     table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
@@ -166,7 +166,7 @@ def open_table(
 
 def with_wide_columns(config: TrainerConfig) -> TableConfig:
     """Return the table's settings with the columns of the wide part; crosses are never held back by admission."""
-    if not config.model.wide:
+    if not config.model.has_wide_part:
         return config.table
     features = {**config.table.features, CROSSES: FeaturePolicy(min_count=1)}
     return replace(config.table, wide_width=wide_width(len(config.schema.labels)), features=features)

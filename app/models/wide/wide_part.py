@@ -53,7 +53,7 @@ def add_wide_part(model: nn.Module, config: ModelConfig, schema: Schema) -> None
 
     ValueError if the net has something else of that name.
     """
-    if not config.wide:
+    if not config.has_wide_part:
         return
     if hasattr(model, NAME):
         raise ValueError(f"model {config.name!r} has an attribute {NAME!r} of its own: rename it, or set wide = false")

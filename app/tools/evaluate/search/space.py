@@ -36,7 +36,7 @@ def dimensions(config: Config) -> list[list[Change]]:
         # options of one net mean nothing to another
         names = [config.model.name] if config.model.options else list(BUILT_IN_MODELS)
         found.append([{"model": {"name": name}} for name in names])
-    if config.model.wide:
+    if config.model.has_wide_part:
         found.append([{"model": {"crosses": num}} for num in CROSSES])
     return found
 
