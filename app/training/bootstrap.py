@@ -114,9 +114,7 @@ def empty_state(
     UserError if the wide part is to be learned on a device.
     """
     if config.model.has_wide_part and device.transfer is not None:
-        raise UserError(
-            'the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"'
-        )
+        raise UserError('the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"')
     table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
     learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
     row_budget = RowBudget(budget.max_base_bytes, dim=table.dim, state_width=table.layout.state_width)

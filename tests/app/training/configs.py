@@ -28,6 +28,9 @@ path = "{folder}/log"
 """
 
 
+NET_ALONE = "[model]\nwide = false\n"
+
+
 def make_config(folder: Path, device_bytes: str = "8MiB", more: str = "", table: str = "", train: str = "") -> Config:
     """`table`, `train`: more keys of [table] and [train]; `more`: more sections."""
     folder.mkdir(exist_ok=True)

@@ -40,6 +40,7 @@ disk_path = "spill"
 admission = { min_count = 2, sketch_bytes = "64KiB" }
 [model]
 name = "logistic"
+wide = false
 [train]
 batch_size = 32
 window_samples = 100

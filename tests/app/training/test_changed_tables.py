@@ -78,7 +78,7 @@ def test_a_feature_gets_rows_of_its_own_width_and_back(folder: Path) -> None:
 
 
 def test_the_wide_part_is_turned_off_and_on_without_a_loss_of_anything_else(folder: Path) -> None:
-    wide, narrow = (CONFIG.replace("[model]\n", f"[model]\nwide = {value}\n") for value in ("true", "false"))
+    wide, narrow = (CONFIG.replace("wide = false", f"wide = {value}") for value in ("true", "false"))
     config, then = learned(folder, wide)
     of_ids = config.schema.owner_names()
     ids = {key: row for key, row in then.rows.items() if key[0] % 32768 in of_ids}
@@ -95,7 +95,7 @@ def test_the_wide_part_is_turned_off_and_on_without_a_loss_of_anything_else(fold
 
 
 def test_the_wide_part_goes_on_with_the_fields_and_labels_that_stay(folder: Path) -> None:
-    wide = CONFIG.replace("[model]\n", "[model]\nwide = true\n")
+    wide = CONFIG.replace("wide = false", "wide = true")
     _, then = learned(folder, wide)
     changed = wide.replace('multi_value = ["genres"]', 'multi_value = ["tags"]').replace(
         '["age", "price"]', '["price"]'

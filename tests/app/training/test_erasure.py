@@ -16,7 +16,7 @@ from embeddings.rows import Int64Array
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.record_kinds import ROW
 from kernels.types import NO_SLOT
-from tests.app.training.configs import make_config
+from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import make_batch
 
 ITEMS = np.arange(2000)
@@ -27,7 +27,7 @@ class Tiers:
     """A trainer's parts over a table too small for its rows."""
 
     def __init__(self, folder) -> None:
-        self.config = make_config(folder, "24KiB", table="host_bytes = '16KiB'")
+        self.config = make_config(folder, "24KiB", NET_ALONE, table="host_bytes = '16KiB'")
         self.open()
         self.path = self.config.log.path
 

@@ -109,7 +109,7 @@ def test_on_a_device_the_wide_part_is_refused_with_what_to_do(tmp_path, monkeypa
     device = resolve_device(Log(tmp_path).config.train)
     on_device = device._replace(transfer=object())
     monkeypatch.setattr("app.training.bootstrap.resolve_device", lambda _: on_device)
-    with pytest.raises(UserError, match=r"set \[model\] wide = false"):
+    with pytest.raises(UserError, match=r"leave out \[model\] wide"):
         state_without_log(Log(tmp_path).config)
 
 

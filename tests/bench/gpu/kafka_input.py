@@ -26,7 +26,7 @@ def filled_topic(num_samples: int) -> Iterator[Path]:
 
 def full(batcher: Batcher) -> Batch | None:
     """Return the next batch if there are enough samples for it."""
-    return batcher.take() if batcher.num_rows >= batcher.batch_size else None
+    return batcher.take() if batcher.num_rows >= batcher.size.batch_size else None
 
 
 def from_topic(learner: Learner, log: Path, num_samples: int) -> None:

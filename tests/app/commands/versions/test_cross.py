@@ -21,7 +21,7 @@ def test_every_cross_of_a_batch_that_has_a_row_is_found_by_its_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("springtide.toml").write_text(CONFIG.replace("[model]\n", "[model]\nwide = true\n"))
+    Path("springtide.toml").write_text(CONFIG.replace("wide = false", "wide = true"))
     config = load_config(Path("springtide.toml"))
     learn(config)
     index = LogIndex(LogDirectory(config.log.path))

@@ -25,7 +25,7 @@ from app.version_log.write.writer import LogWriter
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.table import EmbeddingTable
 from kernels.cuda.ops import CudaOps
-from tests.app.training.configs import make_config
+from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
 from tests.support.gpu_emulation.transfer_stream import (
@@ -135,7 +135,7 @@ def test_a_prefetch_waits_for_rows_that_the_update_evicted() -> None:
 def test_a_log_can_continue_on_a_device_and_back_on_the_host(tmp_path, monkeypatch) -> None:
     states, evicted = {}, 0
     for name, places in {"host": [None, None, None], "both": [None, True, None]}.items():
-        config = make_config(tmp_path / name, "48KiB")  # rows leave memory, and come back from below
+        config = make_config(tmp_path / name, "48KiB", NET_ALONE)  # rows leave memory, and come back from below
         for turn, there in enumerate(places):
             emulated = CudaOps(device_of_tests("host"), late=True)
             place = emulated_device(captures=True)._replace(table=emulated) if there else TrainDevice()

@@ -21,7 +21,7 @@ from app.version_log.export.snapshot_file import view_at_version
 from app.version_log.read.exact_state import find_state, state_numbers
 from app.version_log.verify.verify import verify
 from app.version_log.write.writer import LogWriter
-from tests.app.training.configs import make_config
+from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.state.test_training_state import assert_same, snapshot
 from tests.support.waiting import wait_until
@@ -35,7 +35,7 @@ class PacedRun:
     """A trainer's state and log; `versions`: numbers, newest last."""
 
     def __init__(self, folder, more=SLOW) -> None:
-        self.config = make_config(folder, "24KiB", more)
+        self.config = make_config(folder, "24KiB", more if "[model]" in more else more + NET_ALONE)
         self.seconds = 0.0
         self.start()
 

@@ -15,7 +15,7 @@ from app.training.state.unpublished import sample_times
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
-from tests.app.training.configs import make_config
+from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 
@@ -173,12 +173,12 @@ def refuse(*_: object, **__: object) -> None:
 
 def test_mapping_a_base_frees_the_spill_and_changes_no_row(tmp_path):
     """Run as the trainer does, with a compactor that makes a base every few versions."""
-    config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
+    config = make_config(tmp_path / "whole", "24KiB", POLICIES + NET_ALONE, LFU)
     whole_log = LogWriter.open(config.log, schema=config.schema)
     whole = load_state(config, whole_log)
     learn(whole, whole_log, range(40))
 
-    config = make_config(tmp_path / "merged", "24KiB", POLICIES, LFU)
+    config = make_config(tmp_path / "merged", "24KiB", POLICIES + NET_ALONE, LFU)
     log = LogWriter.open(config.log, schema=config.schema)
     state = load_state(config, log)
     table, destroyed = state.learner.table, []
@@ -237,7 +237,7 @@ def test_a_heartbeat_carries_no_arrays(tmp_path):
 
 
 def test_followers_predict_what_the_trainer_predicts(tmp_path):
-    config = make_config(tmp_path)
+    config = make_config(tmp_path, more=NET_ALONE)
     log = LogWriter.open(config.log, schema=SCHEMA)
     state = load_state(config, log)
     learn(state, log, range(9))
