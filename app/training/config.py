@@ -51,7 +51,7 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             description="The fewest samples of a full batch. Batches grow from here to `batch_size` with experience: "
-            "one has at most a 64th of the samples learned before it. Once the stream is caught up, so many are "
+            "one has at most a 128th of the samples learned before it. Once the stream is caught up, so many are "
             "learned as soon as no step runs, unless `max_wait_seconds` is infinite. 0: every batch is `batch_size`.",
         ),
     ] = 16

@@ -98,7 +98,7 @@ def test_policies_hold_through_kills_as_without_kills(workspace: Workspace) -> N
     expected = Expected()
     start = 0
     while start < NUM_CLICKS:
-        size = LARGER_BATCH if start >= 64 * LARGER_BATCH else BATCH
+        size = LARGER_BATCH if start >= 128 * LARGER_BATCH else BATCH
         expected.learn(clicks[start : start + size])
         start += size
     assert min(expected.num_expired, len(expected.waiting), len(expected.items)) > 10

@@ -26,7 +26,7 @@ def test_batches_grow_with_what_was_learned_in_powers_of_two():
 
 
 def test_a_short_log_is_learned_in_small_steps():
-    assert max(sizes_of_a_stream(BatchSize(4096, 16), 20_000)) == 256
+    assert max(sizes_of_a_stream(BatchSize(4096, 16), 20_000)) == 128
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ class Learner:
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
         self.steps = 0
         self._next: BatchKeys | None = None  # of the next batch, if it is known
+        self._failed: tuple[Batch, Lookup] | None = None  # a batch to be tried again, and its lookup, still open
         model.train()
 
     @property
@@ -116,14 +117,18 @@ class Learner:
         with ExitStack() as releases:
             releases.callback(keys.release)
             keys = self.keys.at_table(keys)
-            lookup = self.table.lookup(
-                keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
-            )
-            releases.callback(lookup.release)
+            lookup = self._look_up(keys)
             transfer = self.device.transfer
             if transfer is None:
                 self._prefetch_next()
-                return self._update(keys, lookup)
+                try:
+                    outcome = self._update(keys, lookup)
+                except SpillError:  # of the crosses: nothing is updated
+                    self._failed = keys.batch, lookup
+                    raise
+                lookup.release()
+                return outcome
+            releases.callback(lookup.release)
             # a prefetch reads the table back: after the update it would wait for the whole step, so it runs on a side
             # stream that waits for the lookup only, or for the update if that has evicted rows
             looked_up, num_removals = transfer.record_event(), self.table.num_removals
@@ -132,6 +137,17 @@ class Learner:
             with transfer.side_stream(after):
                 self._prefetch_next()
             return outcome
+
+    def _look_up(self, keys: BatchKeys) -> Lookup:
+        """Look up the rows, or return the lookup of this batch's failed try: it has counted the ids for admission."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            if failed[0] is keys.batch:
+                return failed[1]
+            failed[1].release()
+        return self.table.lookup(
+            keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
+        )
 
     def _prefetch_next(self) -> None:
         """Start to recall the next batch's rows. Its lookup reports a failure: this batch must not be tried again.

@@ -37,8 +37,8 @@ class ExpectedRows:
                 after._execute(waiting.pop(0))
             if after.num_samples >= num_samples:
                 break
-            size = FEWEST  # a batch has at most a 64th of the samples learned before it
-            while size < BATCH and 2 * size * 64 <= after.num_samples:
+            size = FEWEST  # a batch has at most a 128th of the samples learned before it
+            while size < BATCH and 2 * size * 128 <= after.num_samples:
                 size *= 2
             after._learn_batch(min(size, num_samples - after.num_samples))
         assert after.num_samples == num_samples, f"{num_samples} samples are not a whole number of batches"
