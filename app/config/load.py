@@ -97,8 +97,8 @@ def load_config(
         scores.check_by(schema)
     except ValueError as error:
         raise UserError(f"[scores] {error}") from None
-    # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     train = bind(TrainConfig, "[train]", document.get("train", {}))
+    # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     return Config(
         name=name,

@@ -47,7 +47,7 @@ def feature_codes(features: Features, rows_R: npt.NDArray[np.int64], turns_R: np
 
 
 def id_codes(ids: npt.NDArray[np.int64]) -> Codes:
-    """Return a hash of 16 bits: ids cannot be told from it, and few frequent ones share one."""
+    """Return a hash of 16 bits: it does not reveal the id, and few frequent ids share one."""
     words = ids.view(np.uint64) if ids.flags.c_contiguous else np.ascontiguousarray(ids).view(np.uint64)
     hashed = ((words ^ (words >> np.uint64(32))) * MULTIPLIER) >> np.uint64(48)
     return np.where(ids == MISSING_ID, MISSING, hashed % np.uint64(65534) + np.uint64(2)).astype(np.uint32)

@@ -40,7 +40,7 @@ class Proposal:
 
 
 def propose(sample: SampledRows, labels: Sequence[str] = ()) -> Proposal:
-    """Return a proposal for rows; UserError if the label cannot be told, or if no feature is left."""
+    """Return a proposal for rows; UserError if the label is not clear, or if no feature is left."""
     columns = {name: ColumnProfile(name, [row.get(name) for row in sample.rows]) for name in sample.columns}
     proposal = Proposal(labels=[])
     chosen, note = choose_labels(columns, labels)
@@ -166,7 +166,7 @@ def _choose_role(proposal: Proposal, column: ColumnProfile, labels: Sequence[Col
 def scalar_role(column: ColumnProfile) -> str:
     """Return "categorical" or "dense" for a field with one value per row.
 
-    Strings and booleans are ids, fractions are numbers. Whole numbers are told by the name, else by how often they
+    Strings and booleans are ids, fractions are numbers. Whole numbers are classified by name, else by how often they
     repeat: few different ones, or ones seen many times, are ids.
     """
     if not column.has_only("integer", "number"):

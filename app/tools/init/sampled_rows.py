@@ -37,7 +37,7 @@ class SampledRows:
 def sample_file(file: InputFile, num: int) -> SampledRows:
     """Return the first rows of a file; UserError if there is none."""
     messages = [row.value for row in itertools.islice(file.rows(), num + 1)]
-    # cells of delimited files are all strings: there, numbers are told by their looks
+    # cells of delimited files are all strings: there, what parses as a number is one
     return _sample(str(file.path), messages, num, has_types=file.format not in ("csv", "tsv"))
 
 

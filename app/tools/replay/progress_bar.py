@@ -23,7 +23,7 @@ class ProgressBar:
 
     @property
     def is_terminal(self) -> bool:
-        """True if somebody sees the bar."""
+        """True if the bar is drawn on a terminal."""
         return self._is_terminal
 
     def show(self, num: int, fraction: float, note: Callable[[], str] = str) -> None:

@@ -122,12 +122,13 @@ class Learner:
             if transfer is None:
                 self._prefetch_next()
                 try:
-                    outcome = self._update(keys, lookup)
+                    return self._update(keys, lookup)
                 except SpillError:  # of the crosses: nothing is updated
                     self._failed = keys.batch, lookup
                     raise
-                lookup.release()
-                return outcome
+                finally:
+                    if self._failed is None:
+                        lookup.release()
             releases.callback(lookup.release)
             # a prefetch reads the table back: after the update it would wait for the whole step, so it runs on a side
             # stream that waits for the lookup only, or for the update if that has evicted rows
@@ -213,5 +214,5 @@ class Learner:
         except RuntimeError as error:
             raise ValueError(f"the log holds another net than [model] describes: {error}") from None
         restore_optimizer(self.optimizer, self.model, optimizer)
-        self._next = None
+        self._next = self._failed = None
         self.dense_step = self._dense_step()  # captured graphs refer to the state from before

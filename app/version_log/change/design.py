@@ -48,7 +48,7 @@ class Design:
 
     @property
     def net(self) -> dict[str, ArrayForm]:
-        """The parameters and buffers without those of the wide part, which are told apart by their fields."""
+        """The parameters and buffers without those of the wide part, which are compared by field."""
         return {name: form for name, form in self.dense.items() if not name.startswith(PREFIX)}
 
     def numbered_as(self, schema: Schema) -> "Design":

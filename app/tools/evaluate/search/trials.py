@@ -89,7 +89,7 @@ class TrialRunner:
                 worker.terminate()
 
     def run(self, requests: Sequence[TrialRequest], on_trial: Callable[[int], None] = lambda num: None) -> list[Trial]:
-        """Return the trials in the order of their requests; `on_trial` is told how many are done."""
+        """Return the trials in the order of their requests; `on_trial` gets the number done so far."""
         done: list[Trial] = []
         for trial in self._in_turn(requests) if self._pool is None else self._beside(self._pool, requests, on_trial):
             done.append(trial)
