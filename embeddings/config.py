@@ -114,6 +114,11 @@ class TableConfig(Settings, frozen=True, kw_only=True):
         return max([self.dim, *(table.dim for table in self.tables.values())])
 
     @property
+    def dims(self) -> dict[int, int]:
+        """The width of rows by feature number; empty where all have `dim`."""
+        return {number: table.dim for table in self.tables.values() for number in table.features}
+
+    @property
     def layout(self) -> RowLayout:
         """The columns of the table's rows."""
         state_width = RowOptimizer.of(self.optimizer).state_width(self.dim) + self.wide_width

@@ -8,9 +8,13 @@ from msgspec import Meta
 from springtide_client.system.settings import Settings, nearest
 
 BUILT_IN_MODELS = {
-    "dlrm": "app.models.dlrm:DLRM",
-    "deepfm": "app.models.deepfm:DeepFM",
-    "logistic": "app.models.logistic:Logistic",
+    # feature interactions
+    "dlrm": "app.models.interactions.dlrm:DLRM",
+    "deepfm": "app.models.interactions.deepfm:DeepFM",
+    "logistic": "app.models.interactions.logistic:Logistic",
+    # several labels
+    # sequences
+    # retrieval
 }
 
 
@@ -18,7 +22,11 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     """Which dense net is trained."""
 
     name: Annotated[
-        str, Meta(description='`"dlrm"`, `"deepfm"`, `"logistic"`, or a class of your own as `"package.module:Class"`.')
+        str,
+        Meta(
+            description=", ".join(f'`"{name}"`' for name in BUILT_IN_MODELS)
+            + ', or a class of your own as `"package.module:Class"`.'
+        ),
     ] = "dlrm"
     options: Annotated[Mapping[str, Any], Meta(description="Keyword arguments of the model's class.")] = msgspec.field(
         default_factory=dict

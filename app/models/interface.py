@@ -1,6 +1,7 @@
 """The interface of a dense net: a torch module from rows and dense features to logits. Knows no table and no stream."""
 
 # N samples, C categorical, P multi_value, S sequence features, T longest sequence, F dense, D dimension, L labels
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,32 +10,109 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """The sizes of a model's inputs and outputs."""
+class FieldSpec:
+    """One id feature, as a model may ask for it by name."""
 
-    num_categorical: int
-    num_pooled: int
-    num_sequence: int
-    num_dense: int
-    num_labels: int
-    dim: int
+    name: str
+    dim: int  # numbers of its rows: its vectors are padded with zeros to `ModelSpec.dim`
+    owner: str  # the feature whose rows it uses: itself, or the one that it shares with ([schema] share)
+    max_length: int = 1  # elements of a list feature, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What a model's inputs and outputs are called, in the order in which they come."""
+
+    categorical: tuple[FieldSpec, ...] = ()
+    multi_value: tuple[FieldSpec, ...] = ()
+    sequence: tuple[FieldSpec, ...] = ()
+    dense: tuple[str, ...] = ()
+    labels: tuple[str, ...]
+    dim: int  # numbers of a vector that a model sees: of the widest rows
 
     @staticmethod
-    def of(schema: Schema, dim: int) -> "ModelSpec":
-        """Return the sizes for a schema and a row dimension."""
+    def of(schema: Schema, dim: int, dims: Mapping[int, int] | None = None) -> "ModelSpec":
+        """Return what a model of this schema sees.
+
+        `dims`: the widths of features whose rows are narrower than `dim`, by feature number.
+        """
+
+        def fields(names: Sequence[str]) -> tuple[FieldSpec, ...]:
+            return tuple(
+                FieldSpec(
+                    name=name,
+                    dim=(dims or {}).get(schema.number(name), dim),
+                    owner=schema.share.get(name, name),
+                    max_length=schema.length_limit(name) if name in schema.lists else 1,
+                )
+                for name in names
+            )
+
         return ModelSpec(
-            num_categorical=len(schema.categorical),
-            num_pooled=len(schema.multi_value),
-            num_sequence=len(schema.sequence),
-            num_dense=len(schema.dense),
-            num_labels=len(schema.labels),
+            categorical=fields(schema.categorical),
+            multi_value=fields(schema.multi_value),
+            sequence=fields(schema.sequence),
+            dense=schema.dense,
+            labels=schema.labels,
             dim=dim,
         )
 
     @property
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """The id features in the order of `join_fields`."""
+        return (*self.categorical, *self.multi_value, *self.sequence)
+
+    @property
+    def num_categorical(self) -> int:
+        return len(self.categorical)
+
+    @property
+    def num_pooled(self) -> int:
+        """How many multi_value features there are."""
+        return len(self.multi_value)
+
+    @property
+    def num_sequence(self) -> int:
+        return len(self.sequence)
+
+    @property
+    def num_dense(self) -> int:
+        return len(self.dense)
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.labels)
+
+    @property
     def num_fields(self) -> int:
         """Vectors per sample, once its sequences are averaged."""
-        return self.num_categorical + self.num_pooled + self.num_sequence
+        return len(self.fields)
+
+    def categorical_index(self, name: str) -> int:
+        """Return the place of a categorical feature in axis C; ValueError that lists the ones there are."""
+        return _index("categorical feature", name, [field.name for field in self.categorical])
+
+    def multi_value_index(self, name: str) -> int:
+        """Return the place of a multi_value feature in axis P; ValueError that lists the ones there are."""
+        return _index("multi_value feature", name, [field.name for field in self.multi_value])
+
+    def sequence_index(self, name: str) -> int:
+        """Return the place of a sequence in axis S; ValueError that lists the ones there are."""
+        return _index("sequence", name, [field.name for field in self.sequence])
+
+    def dense_index(self, name: str) -> int:
+        """Return the place of a dense feature in axis F; ValueError that lists the ones there are."""
+        return _index("dense feature", name, self.dense)
+
+    def label_index(self, name: str) -> int:
+        """Return the place of a label in axis L; ValueError that lists the ones there are."""
+        return _index("label", name, self.labels)
+
+
+def _index(what: str, name: str, names: Sequence[str]) -> int:
+    if name not in names:
+        raise ValueError(f"[schema] has no {what} {name!r}: it has {', '.join(names) or 'none'}")
+    return names.index(name)
 
 
 class DenseModel(nn.Module):

@@ -13,9 +13,8 @@ from springtide_client.log.directory import LogDirectory
 
 from app.config.load import Config
 from app.errors import UserError
-from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.training.bootstrap import design_of
+from app.training.bootstrap import design_of, model_spec
 from app.version_log.change.design import Design
 from app.version_log.change.plan import plan_change
 from app.version_log.compact.kept_size import kept_size
@@ -52,7 +51,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
 def check_model(config: Config) -> Iterator[Diagnosis]:
     """Build the dense net; if a log is there, say what a start keeps of it."""
     try:
-        model = build_model(config.model, ModelSpec.of(config.schema, config.table.widest_dim), seed=0)
+        model = build_model(config.model, model_spec(config), seed=0)
     except ValueError as error:
         raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")
@@ -129,7 +128,7 @@ def check_disk_caps(config: Config) -> Diagnosis:
 
 def _net_bytes(config: Config) -> int:
     """What a base holds beside rows: parameters and their optimizer's state, and the exported programs."""
-    model = build_model(config.model, ModelSpec.of(config.schema, config.table.widest_dim), seed=0)
+    model = build_model(config.model, model_spec(config), seed=0)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return NET_COPIES * 4 * num_parameters + PROGRAM_BYTES
 

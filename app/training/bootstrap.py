@@ -46,12 +46,17 @@ from kernels.ops import Ops
 logger = logging.getLogger(__name__)
 
 
+def model_spec(config: TrainerConfig) -> ModelSpec:
+    """Return what the net of a configuration sees."""
+    return ModelSpec.of(config.schema, config.table.widest_dim, config.table.dims)
+
+
 def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -> TrainingState:
     """Return the state at the end of the log; a new log gets its first base.
 
     UserError if the configuration does not fit the log or cannot be used, LogError if the log cannot be read.
     """
-    spec = ModelSpec.of(config.schema, config.table.widest_dim)
+    spec = model_spec(config)
     try:
         device = resolve_device(config.train)
     except ValueError as error:
@@ -91,7 +96,7 @@ def state_without_log(config: TrainerConfig) -> TrainingState:
         raise UserError(str(error)) from error
     torch.manual_seed(config.train.seed)
     try:
-        model = build_model(config.model, ModelSpec.of(config.schema, config.table.widest_dim), seed=config.train.seed)
+        model = build_model(config.model, model_spec(config), seed=config.train.seed)
         add_wide_part(model, config.model, config.schema)
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
@@ -229,7 +234,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
         return resume
     logger.warning("the log goes on with changed settings", extra=plan.document())
     is_same_net = (old.model.name, old.model.options) == (new.model.name, new.model.options) and old.dense == new.dense
-    is_same_net &= ModelSpec.of(old.schema, old.widest_dim) == ModelSpec.of(new.schema, new.widest_dim)
+    is_same_net &= ModelSpec.of(old.schema, old.widest_dim, old.dims) == model_spec(config)
     return begin_changed(
         log,
         resume,
@@ -237,7 +242,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
         old,
         new,
         initial={f"dense.{name}": value.numpy() for name, value in model.state_dict().items()},
-        program=None if is_same_net else export_model(model, ModelSpec.of(config.schema, config.table.widest_dim)),
+        program=None if is_same_net else export_model(model, model_spec(config)),
         window_samples=config.train.window_samples,
     )
 

@@ -72,6 +72,13 @@ class Design:
         return max([self.table.dim, *(spec.dim for name, spec in self.tables.items() if name != CROSSES_TABLE)])
 
     @property
+    def dims(self) -> dict[int, int]:
+        """The width of rows by feature number; empty where all have the main table's."""
+        if not self.tables:
+            return {}
+        return {number: self.table_of(number).spec.dim for number in map(self.schema.number, self.schema.owners)}
+
+    @property
     def is_wide(self) -> bool:
         """True if rows have numbers of the wide part."""
         return self.table.wide_width > 0

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from springtide_client.features import Features
 
-from app.models import dlrm
 from app.models.config import ModelConfig
-from app.models.dot_interaction import torch_dot_interaction
+from app.models.interactions import dlrm
+from app.models.interactions.dot_interaction import torch_dot_interaction
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.training.config import TrainConfig, with_adagrad_eps

@@ -11,7 +11,6 @@ from springtide_client.log.base import Base
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.training.config import DenseOptimizerConfig
 from app.training.state.base_rows import BaseRows
@@ -24,10 +23,11 @@ from embeddings.torch_api.autograd import embed
 from kernels.cpu.index.buckets import WIDTH
 from tests.bench.peers.serving import timed
 from tests.bench.workloads.keys import zipf_ranks
+from tests.support.model_specs import spec_of_sizes
 
 CATEGORICAL, DENSE, DIM = 26, 13, 16
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
-SPEC = ModelSpec(num_categorical=CATEGORICAL, num_pooled=0, num_sequence=0, num_dense=DENSE, num_labels=1, dim=DIM)
+SPEC = spec_of_sizes(CATEGORICAL, dense=DENSE, dim=DIM)
 OPTIMIZER = {"name": "rowwise-adagrad", "lr": 0.05, "eps": 0.1}
 CHUNK = 1 << 15
 

@@ -17,18 +17,18 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, SpringtideSpill
+from tests.support.model_specs import spec_of_sizes
 
 READ_KEYS, WRITE_KEYS = 1000, 10_000
 CATEGORICAL, DENSE, DIM, BATCH = 26, 13, 16, 4096
 MISSES = CATEGORICAL * BATCH // 10  # with 90 % of the keys in memory
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
-SPEC = ModelSpec(num_categorical=CATEGORICAL, num_pooled=0, num_sequence=0, num_dense=DENSE, num_labels=1, dim=DIM)
+SPEC = spec_of_sizes(CATEGORICAL, dense=DENSE, dim=DIM)
 NEEDED = {"rocksdb-py as it comes": 2.0, "rocksdict tuned": 1.2, "LMDB": 1.2}
 STALL = 0.95  # of the speed without a store
 

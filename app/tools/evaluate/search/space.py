@@ -7,7 +7,6 @@ from typing import Any
 
 from app.config.assignments import merge_document
 from app.config.load import Config
-from app.models.config import BUILT_IN_MODELS
 from app.training.config import DenseOptimizerConfig
 from embeddings.optimizer import RowOptimizer
 
@@ -17,12 +16,13 @@ BATCH_SIZES = (64, 256, 1024, 4096)
 DIMS = (8, 16, 32)
 LR_FACTORS = (0.3, 1.0, 3.0)
 CROSSES = (0, 64)
+NETS = ("dlrm", "deepfm", "logistic")
 
 
 def dimensions(config: Config) -> list[list[Change]]:
     """Return the choices for each setting that is varied.
 
-    Learning rates are factors of the configuration's own. A net of the user's own stays; `crosses` are varied only
+    Learning rates are factors of the configuration's own. A net that is not in NETS stays; `crosses` are varied only
     where `[model] wide` is on.
     """
     rows_lr, dense_lr = RowOptimizer.of(config.table.optimizer).lr, DenseOptimizerConfig.of(config.train.optimizer).lr
@@ -32,9 +32,9 @@ def dimensions(config: Config) -> list[list[Change]]:
         [{"table": {"optimizer": {"lr": short(rows_lr * factor)}}} for factor in LR_FACTORS],
         [{"train": {"optimizer": {"lr": short(dense_lr * factor)}}} for factor in LR_FACTORS],
     ]
-    if config.model.name in BUILT_IN_MODELS:
+    if config.model.name in NETS:
         # options of one net mean nothing to another
-        names = [config.model.name] if config.model.options else list(BUILT_IN_MODELS)
+        names = [config.model.name] if config.model.options else list(NETS)
         found.append([{"model": {"name": name}} for name in names])
     if config.model.has_wide_part:
         found.append([{"model": {"crosses": num}} for num in CROSSES])

@@ -20,16 +20,16 @@ from springtide_client.model.view import dense_of
 from app.models.config import ModelConfig
 from app.models.export.onnx_export import is_possible
 from app.models.export.torch_export import export_model
-from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.onnx import NET_ONLY, OUTPUTS, WHOLE_MODEL, OnnxBuilder, replace_weights, with_property
 from app.version_log.write.writer import LogWriter
+from tests.support.model_specs import spec_of_sizes
 from tests.support.waiting import wait_until
 from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config, put, sync_twice
 
-SPEC = ModelSpec(num_categorical=2, num_pooled=1, num_sequence=1, num_dense=2, num_labels=2, dim=DIM)
+SPEC = spec_of_sizes(2, 1, 1, 2, 2, dim=DIM)
 
 
 def inputs(num_samples: int, longest: int) -> ModelInputs:

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.models import dot_interaction as ops
-from app.models.dlrm import DLRM
 from app.models.export.example_inputs import example_inputs
 from app.models.export.torch_export import export_model
-from app.models.interface import ModelSpec
+from app.models.interactions import dot_interaction as ops
+from app.models.interactions.dlrm import DLRM
 from kernels.cuda.launchers.dot_interaction import DotInteraction
 from tests.support.gpu_emulation.emulated_ops import device_of
+from tests.support.model_specs import spec_of_sizes
 
-SPEC = ModelSpec(num_categorical=4, num_pooled=1, num_sequence=0, num_dense=3, num_labels=1, dim=8)
+SPEC = spec_of_sizes(4, 1, 0, 3, dim=8)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def test_the_op_passes_torchs_opcheck(transposed: bool) -> None:
 
 @pytest.mark.usefixtures("on_host")
 def test_a_compiled_net_keeps_the_op_whole_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.models.dlrm.dot_interaction", lambda vectors, _: ops.fused_dot_interaction(vectors))
+    monkeypatch.setattr(
+        "app.models.interactions.dlrm.dot_interaction", lambda vectors, _: ops.fused_dot_interaction(vectors)
+    )
     model, inputs = (
         DLRM(SPEC),
         [x + 0.1 * torch.randn_like(x) if x.is_floating_point() else x for x in example_inputs(SPEC)],

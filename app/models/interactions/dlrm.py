@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
-from app.models.dot_interaction import dot_interaction
+from app.models.interactions.dot_interaction import dot_interaction
 from app.models.interface import ModelSpec
 
 

@@ -1,0 +1,1 @@
+"""Nets that multiply the vectors of different fields: feature interactions."""

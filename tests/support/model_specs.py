@@ -1,0 +1,32 @@
+"""What a model of made-up features sees, for tests of models."""
+
+from collections.abc import Mapping
+
+from springtide_client.schema import Schema
+
+from app.models.interface import ModelSpec
+
+
+def spec_of_sizes(
+    categorical: int = 0,
+    multi_value: int = 0,
+    sequence: int = 0,
+    dense: int = 0,
+    labels: int = 1,
+    *,
+    dim: int = 4,
+    dims: Mapping[int, int] | None = None,
+) -> ModelSpec:
+    """Return a spec with so many features of each kind, called c0, c1, ..., m0, ..., s0, ..., d0, ..., y0, ..."""
+
+    def names(letter: str, num: int) -> tuple[str, ...]:
+        return tuple(f"{letter}{i}" for i in range(num))
+
+    schema = Schema(
+        labels=names("y", labels),
+        categorical=names("c", categorical),
+        multi_value=names("m", multi_value),
+        sequence=names("s", sequence),
+        dense=names("d", dense),
+    )
+    return ModelSpec.of(schema, dim, dims)
