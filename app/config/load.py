@@ -18,6 +18,7 @@ from app.config.schema import SchemaConfig
 from app.config.unknown_keys import check_keys, unknown_key_error
 from app.errors import UserError
 from app.models.config import ModelConfig
+from app.models.losses.config import LabelConfig, LabelLoss, label_losses
 from app.scores.config import ScoresConfig
 from app.serving.config import ServeConfig
 from app.training.config import GateConfig, TableSettings, TrainConfig
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "source": SourceConfig,
     "schema": SchemaConfig,
     "features": FeatureConfig,  # a table by feature
+    "labels": LabelConfig,  # a table by label
     "table": TableSettings,
     "model": ModelConfig,
     "train": TrainConfig,
@@ -50,6 +52,7 @@ class Config:
     source: SourceConfig
     schema: Schema
     features: Mapping[str, FeatureConfig]
+    losses: tuple[LabelLoss, ...]  # of each label
     table: TableSettings
     model: ModelConfig
     train: TrainConfig
@@ -98,6 +101,11 @@ def load_config(
     except ValueError as error:
         raise UserError(f"[scores] {error}") from None
     train = bind(TrainConfig, "[train]", document.get("train", {}))
+    labels = {
+        label: bind(LabelConfig, f"[labels.{label}]", keys)
+        for label, keys in _require_table("[labels]", document.get("labels", {})).items()
+    }
+    losses = _losses(train, labels, schema)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     return Config(
@@ -106,6 +114,7 @@ def load_config(
         source=bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path),
         schema=schema,
         features=features,
+        losses=losses,
         table=table,
         model=bind(ModelConfig, "[model]", document.get("model", {})).for_device(train.device),
         train=train,
@@ -114,6 +123,17 @@ def load_config(
         log=log,
         serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
     )
+
+
+def _losses(train: TrainConfig, labels: Mapping[str, LabelConfig], schema: Schema) -> tuple[LabelLoss, ...]:
+    """Return the loss of each label; UserError where `[labels.*]` does not fit the schema."""
+    for label in labels:
+        if label not in schema.labels:
+            raise unknown_key_error("[labels]", label, schema.labels)
+    try:
+        return label_losses(train.loss, labels, schema)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def numbered(schema: Schema, log_path: Path) -> Schema:

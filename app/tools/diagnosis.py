@@ -14,7 +14,7 @@ from springtide_client.log.directory import LogDirectory
 from app.config.load import Config
 from app.errors import UserError
 from app.models.registry import build_model
-from app.training.bootstrap import design_of, model_spec
+from app.training.bootstrap import add_parts, design_of, model_spec
 from app.version_log.change.design import Design
 from app.version_log.change.plan import plan_change
 from app.version_log.compact.kept_size import kept_size
@@ -52,6 +52,7 @@ def check_model(config: Config) -> Iterator[Diagnosis]:
     """Build the dense net; if a log is there, say what a start keeps of it."""
     try:
         model = build_model(config.model, model_spec(config), seed=0)
+        add_parts(model, config)
     except ValueError as error:
         raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")

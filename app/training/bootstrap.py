@@ -14,6 +14,7 @@ from torch import nn
 from app.errors import UserError
 from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
+from app.models.losses.task_weights import add_task_weights
 from app.models.registry import build_model
 from app.models.wide.wide_part import add_wide_part
 from app.scores.progressive import ProgressiveScores
@@ -64,7 +65,7 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
     resume = Resume.of(log.directory, log.last_encoded)
     try:
         model = build_model(config.model, spec, seed=config.train.seed)
-        add_wide_part(model, config.model, config.schema)
+        add_parts(model, config)
         program = export_model(model, spec) if resume is None else b""
         if resume is not None:
             resume = go_on_with(config, log, resume, model)
@@ -97,11 +98,18 @@ def state_without_log(config: TrainerConfig) -> TrainingState:
     torch.manual_seed(config.train.seed)
     try:
         model = build_model(config.model, model_spec(config), seed=config.train.seed)
-        add_wide_part(model, config.model, config.schema)
+        add_parts(model, config)
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
     budget = DiskBudget(config.log.log_bytes)
     return empty_state(config, model, device, budget, epoch=1, base=None, num_threads=config.train.num_threads)
+
+
+def add_parts(model: nn.Module, config: TrainerConfig) -> None:
+    """Add to the net what is learned beside it; ValueError if it has something else of the same name."""
+    add_wide_part(model, config.model, config.schema)
+    if config.train.task_weights == "uncertainty":
+        add_task_weights(model, len(config.schema.labels))
 
 
 def empty_state(
@@ -121,7 +129,15 @@ def empty_state(
     if config.model.has_wide_part and device.transfer is not None:
         raise UserError('the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"')
     table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
-    learner = Learner(model, table, config.train, config.schema, score_field=config.table.score, device=device)
+    learner = Learner(
+        model,
+        table,
+        config.train,
+        config.schema,
+        score_field=config.table.score,
+        device=device,
+        losses=config.losses,
+    )
     row_budget = RowBudget(budget.max_base_bytes, dim=table.dim, state_width=table.layout.state_width)
     scores = ProgressiveScores(config.schema.labels, config.train.window_samples, config.scores, config.schema)
     return TrainingState(learner, scores, config.schema, row_budget)

@@ -1,7 +1,7 @@
 """The keys of `[train]`, `[gate]` and `[table]`, and the part of the configuration that a trainer reads. No torch."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -11,6 +11,7 @@ from springtide_client.system.settings import FINITE, Settings
 
 from app.errors import UserError
 from app.models.config import ModelConfig
+from app.models.losses.config import LabelLoss, LossName
 from app.scores.config import ScoresConfig
 from app.version_log.config import LogConfig
 from embeddings.config import TableConfig
@@ -59,6 +60,20 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
     optimizer: Annotated[
         Mapping[str, Any], Meta(description="Optimizer of the dense net.", extra={"table": DenseOptimizerConfig})
     ] = msgspec.field(default_factory=lambda: {"name": "adam", "lr": 0.001})
+    loss: Annotated[
+        LossName,
+        Meta(
+            description='What the net minimizes: `"bce"` (logistic), `"focal"`, or how samples rank against each '
+            'other: `"pairwise"`, `"listwise"`. The wide part always learns the logistic loss.'
+        ),
+    ] = "bce"
+    task_weights: Annotated[
+        Literal["fixed", "uncertainty"],
+        Meta(
+            description='Of several labels: `"fixed"` counts each as `[labels.NAME] weight` says, `"uncertainty"` '
+            "learns how much beside that."
+        ),
+    ] = "fixed"
     window_samples: Annotated[int, Meta(ge=1, description="Samples in the window of recent scores.")] = 20_000
     seed: Annotated[
         int, Meta(ge=0, le=2**63 - 1, description="Seed of the initial weights and of the rows' first values.")
@@ -174,6 +189,11 @@ class TrainerConfig(Protocol):
 
     @property
     def schema(self) -> Schema: ...
+
+    @property
+    def losses(self) -> Sequence[LabelLoss]:
+        """What is minimized for each label of the schema."""
+        ...
 
     @property
     def table(self) -> TableSettings: ...

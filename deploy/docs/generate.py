@@ -90,7 +90,7 @@ def configuration() -> str:
 
 def section(name: str, settings_class: type[Settings]) -> str:
     """Return one section: its purpose, and a row for each key."""
-    title = "[features.NAME]" if name == "features" else f"[{name}]"
+    title = f"[{name}.NAME]" if name in ("features", "labels") else f"[{name}]"
     purpose = (settings_class.__doc__ or "").split("\n\n")[0].replace("\n", " ").strip()
     rows = "".join(f"| {' | '.join(row)} |\n" for row in key_rows(settings_class))
     return f"\n## `{title}`\n\n{purpose}\n\n| key | default | value | meaning |\n|---|---|---|---|\n{rows}"

@@ -35,6 +35,7 @@ class CapturedStep(NamedTuple):
     inputs: ModelInputs
     labels_NL: Tensor
     weights_N: Tensor
+    groups_NG: Tensor | None
     output: GraphOutput
     replay: Callable[[], None]
 
@@ -47,13 +48,24 @@ class CudaGraphStep:
         self.num_replays = 0
         self._graphs: dict[Any, CapturedStep | None] = {}  # by shape; None: it cannot be captured
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
-        captured = self._graph_for(inputs, labels_NL, weights_N, bfloat16=bfloat16)
+    def __call__(
+        self,
+        inputs: ModelInputs,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        *,
+        bfloat16: bool,
+        groups_NG: Tensor | None = None,
+    ) -> StepOutcome:
+        captured = self._graph_for(inputs, labels_NL, weights_N, groups_NG, bfloat16=bfloat16)
         if captured is None:
-            return self.step(inputs, labels_NL, weights_N, bfloat16=bfloat16)
+            return self.step(inputs, labels_NL, weights_N, bfloat16=bfloat16, groups_NG=groups_NG)
         copy_into_static(captured.inputs, inputs)
         captured.labels_NL.copy_(labels_NL)
         captured.weights_N.copy_(weights_N)
+        if captured.groups_NG is not None:
+            assert groups_NG is not None
+            captured.groups_NG.copy_(groups_NG)
         captured.replay()
         self.num_replays += 1
         longest = inputs.sequence.shape[2]
@@ -62,7 +74,13 @@ class CudaGraphStep:
         return captured.output.outcome
 
     def _graph_for(
-        self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool
+        self,
+        inputs: ModelInputs,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        groups_NG: Tensor | None,
+        *,
+        bfloat16: bool,
     ) -> CapturedStep | None:
         if len(labels_NL) != self.batch_size:
             return None
@@ -71,21 +89,29 @@ class CudaGraphStep:
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 return None
-            self._graphs[key] = self._capture(inputs, labels_NL, weights_N, longest, bfloat16=bfloat16)
+            self._graphs[key] = self._capture(inputs, labels_NL, weights_N, groups_NG, longest, bfloat16=bfloat16)
         return self._graphs[key]
 
     def _capture(
-        self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, longest: int, *, bfloat16: bool
+        self,
+        inputs: ModelInputs,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        groups_NG: Tensor | None,
+        longest: int,
+        *,
+        bfloat16: bool,
     ) -> CapturedStep | None:
         static = static_inputs(inputs, longest)
         copy_into_static(static, inputs)
         labels, weights = labels_NL.clone(), weights_N.clone()
+        groups = None if groups_NG is None else groups_NG.clone()
         leaves = static[:NUM_ROW_INPUTS]
 
         def work() -> GraphOutput:
             for leaf in leaves:
                 leaf.grad = None
-            outcome = self.step.learn(static, labels, weights, bfloat16=bfloat16)
+            outcome = self.step.learn(static, labels, weights, bfloat16=bfloat16, groups_NG=groups)
             return GraphOutput(outcome, [leaf.grad for leaf in leaves])
 
         updated = self._updated_tensors()
@@ -100,7 +126,7 @@ class CudaGraphStep:
             with torch.no_grad():
                 for tensor, old in zip(updated, before, strict=True):
                     tensor.copy_(old)
-        return CapturedStep(static, labels, weights, output, replay)
+        return CapturedStep(static, labels, weights, groups, output, replay)
 
     def _updated_tensors(self) -> list[Tensor]:
         """Return everything that a step updates: parameters, statistics, optimizer state."""

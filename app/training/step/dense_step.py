@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 import torch
 from springtide_client.model.inputs import ModelInputs
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.interface import DenseModel
+from app.models.losses.loss import Loss
 from app.training.step.dense_optimizer import Optimizer
 
 NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
@@ -27,18 +27,36 @@ class StepOutcome(NamedTuple):
 class DenseStep(Protocol):
     """One step of the dense net; gradients flow back through the inputs to the rows."""
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome: ...
+    def __call__(
+        self,
+        inputs: ModelInputs,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        *,
+        bfloat16: bool,
+        groups_NG: Tensor | None = None,
+    ) -> StepOutcome:
+        """`groups_NG`: `Loss.groups_of`, for losses that rank a sample against others of its group."""
+        ...
 
 
 class HostStep:
     """On the host, where reading a tensor's value costs nothing."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizer: Optimizer, loss: Loss | None = None) -> None:
+        self.model, self.optimizer, self.loss = model, optimizer, loss or Loss((), model)
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
+    def __call__(
+        self,
+        inputs: ModelInputs,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        *,
+        bfloat16: bool,
+        groups_NG: Tensor | None = None,
+    ) -> StepOutcome:
         logits_NL = score(self.model, inputs, bfloat16=bfloat16)
-        loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
+        loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         skipped = ~torch.isfinite(gradient_norm(self.model))
@@ -55,19 +73,39 @@ class DeviceStep:
     `net` is called in the model's place, for example its compiled form.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, net: nn.Module | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, net: nn.Module | None = None, loss: Loss | None = None
+    ) -> None:
         self.model, self.optimizer, self.net = model, optimizer, net or model
+        self.loss = loss or Loss((), model)
 
-    def __call__(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
+    def __call__(
+        self,
+        inputs: ModelInputs,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        *,
+        bfloat16: bool,
+        groups_NG: Tensor | None = None,
+    ) -> StepOutcome:
         leaves = [rows.detach().requires_grad_(rows.requires_grad) for rows in inputs[:NUM_ROW_INPUTS]]
-        outcome = self.learn(inputs._replace(**row_inputs_by_name(leaves)), labels_NL, weights_N, bfloat16=bfloat16)
+        inputs_of_leaves = inputs._replace(**row_inputs_by_name(leaves))
+        outcome = self.learn(inputs_of_leaves, labels_NL, weights_N, bfloat16=bfloat16, groups_NG=groups_NG)
         backward_into_rows(inputs, [leaf.grad for leaf in leaves])
         return outcome
 
-    def learn(self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, *, bfloat16: bool) -> StepOutcome:
+    def learn(
+        self,
+        inputs: ModelInputs,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        *,
+        bfloat16: bool,
+        groups_NG: Tensor | None = None,
+    ) -> StepOutcome:
         """Update the net, and leave gradients in the row inputs, which are leaves."""
         logits_NL = score(self.net, inputs, bfloat16=bfloat16)
-        loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
+        loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         skipped = ~torch.isfinite(gradient_norm(self.model)).to(loss.device)
@@ -109,15 +147,3 @@ def backward_into_rows(inputs: ModelInputs, grads: Sequence[Tensor | None]) -> N
     """Continue the backward pass from the row inputs to the table's rows."""
     pairs = [(rows, g) for rows, g in zip(inputs, grads, strict=False) if rows.requires_grad and g is not None]
     torch.autograd.backward([rows for rows, _ in pairs], [g for _, g in pairs])
-
-
-def weighted_loss_sum(logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of the samples' losses times weights, and the sum of weights; masked labels (NaN) do not count.
-
-    A sum, not a mean: how far a row moves must not depend on the number of other samples in its batch.
-    """
-    masked_NL = torch.isnan(labels_NL)
-    weights_NL = torch.where(masked_NL, 0.0, weights_N[:, None])
-    labels_NL = torch.where(masked_NL, 0.0, labels_NL)
-    loss = binary_cross_entropy_with_logits(logits_NL, labels_NL, weights_NL, reduction="sum")
-    return loss, weights_NL.sum()

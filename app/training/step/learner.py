@@ -1,6 +1,6 @@
 """One step of learning: every sample is scored before it is learned from. Knows no stream, no log, no clock."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,8 @@ import torch
 from springtide_client.schema import Schema
 from torch import nn
 
+from app.models.losses.config import LabelLoss
+from app.models.losses.loss import Loss
 from app.models.wide.wide_part import wide_part_of
 from app.training.config import DenseOptimizerConfig, TrainConfig
 from app.training.device.device import TrainDevice, resolve_device
@@ -45,10 +47,11 @@ class Learner:
         *,
         score_field: str | None = None,
         device: TrainDevice | None = None,
+        losses: Sequence[LabelLoss] = (),
     ) -> None:
         """`score_field`: the dense field with a sample's score, for custom eviction. ValueError without the device.
 
-        `device` overrides the one that the configuration names.
+        `device` overrides the one that the configuration names. `losses`: by label; none: the logistic loss of each.
         """
         self.device = device or resolve_device(config)
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
@@ -57,6 +60,7 @@ class Learner:
         self.wide = wide_part_of(model)
         self.keys = KeyPreparer(schema, table.ops, self.device.transfer, score_field, wide=self.wide is not None)
         self.wide_step = None if self.wide is None else WideStep(self.wide, table, schema)
+        self.loss = Loss(losses, self.model)
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
         self.steps = 0
@@ -174,21 +178,31 @@ class Learner:
         if self.wide_step is not None:
             tensors = tensors[:-1]  # without the bins
         inputs = assemble_tensors(self.schema, batch.features, tensors, columns)
+        groups = self.loss.groups_of(batch.features)
+        groups_NG = None if groups is None else torch.from_numpy(groups).to(self.device.device)
         use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
         if self.wide_step is not None:
             step = self.wide_step.of_batch(keys, lookup)
             outcome = learn_offset(
-                self.model, self.optimizer, inputs, labels_NL, weights_N, step, bfloat16=use_bfloat16
+                self.model,
+                self.optimizer,
+                inputs,
+                labels_NL,
+                weights_N,
+                step,
+                bfloat16=use_bfloat16,
+                loss=self.loss,
+                groups_NG=groups_NG,
             )
             if not lookup.released:  # the net gives rows no gradients: count them all the same
                 self.table.touch(lookup)
             return outcome
-        return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16)
+        return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16, groups_NG=groups_NG)
 
     def _dense_step(self) -> DenseStep:
         if self.device.transfer is None:
-            return HostStep(self.model, self.optimizer)
-        step, capture = DeviceStep(self.model, self.optimizer), self.device.graph_capture
+            return HostStep(self.model, self.optimizer, self.loss)
+        step, capture = DeviceStep(self.model, self.optimizer, loss=self.loss), self.device.graph_capture
         return step if capture is None else CudaGraphStep(step, capture, self.config.batch_size)
 
     def dense_arrays(self) -> Arrays:

@@ -15,10 +15,11 @@ from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import Slots, slots_of
 from torch import Tensor, nn
 
+from app.models.losses.loss import Loss
 from app.models.wide.wide_part import NAME, WidePart
 from app.training.step.batch_keys import BatchKeys
 from app.training.step.dense_optimizer import Optimizer
-from app.training.step.dense_step import StepOutcome, gradient_norm, observe, score, weighted_loss_sum
+from app.training.step.dense_step import StepOutcome, gradient_norm, observe, score
 from embeddings.collection.collection import AnyTable, tables_by_name
 from embeddings.lookup.handle import Lookup
 from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
@@ -196,11 +197,15 @@ def learn_offset(
     step: OffsetStep,
     *,
     bfloat16: bool,
+    loss: Loss | None = None,
+    groups_NG: Tensor | None = None,
 ) -> StepOutcome:
     """Score with the net, learn the wide part with its logits as offset, then update rows and net.
 
-    SpillError: everything is as before.
+    The wide part learns the logistic loss of every label, whatever the `loss` is: the net learns that of the final
+    score, to which the wide part is a constant. SpillError: everything is as before.
     """
+    loss = loss or Loss((), model)
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if not name.startswith(f"{NAME}.")}
     net_NL = score(model, inputs, bfloat16=bfloat16)
     try:
@@ -211,11 +216,10 @@ def learn_offset(
         raise
     logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
     optimizer.zero_grad()
-    net_NL.backward(errors_NL)  # type: ignore[no-untyped-call]
+    gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
+    net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
     skipped = ~torch.isfinite(gradient_norm(model))
     if not skipped:
         observe(model, inputs, logits_NL, labels_NL, weights_N)
         optimizer.step()
-    with torch.no_grad():
-        loss, weight = weighted_loss_sum(logits_NL, labels_NL, weights_N)
-    return StepOutcome(logits_NL, loss, weight, skipped)
+    return StepOutcome(logits_NL, gradient.loss, gradient.weight, skipped)

@@ -15,6 +15,7 @@ from springtide_client.wide.parameters import PREFIX
 from app.version_log.tables import LogTable, table_holding, tables_from
 
 DENSE = "dense."
+TASK_WEIGHTS = "task_weights."
 CROSSES_TABLE = "crosses"  # its rows have the numbers of one pair of ids, by label
 
 
@@ -82,6 +83,11 @@ class Design:
     def is_wide(self) -> bool:
         """True if rows have numbers of the wide part."""
         return self.table.wide_width > 0
+
+    @property
+    def task_weights(self) -> str:
+        """How labels are weighed against each other: by learned uncertainty if the net has parameters for it."""
+        return "uncertainty" if any(name.startswith(TASK_WEIGHTS) for name in self.dense) else "fixed"
 
     @property
     def has_crosses(self) -> bool:

@@ -84,6 +84,7 @@ def changed_settings(old: Design, new: Design) -> Iterator[str]:
         "[model] name": (old.model.name, new.model.name),
         "[model] options": (old.model.options, new.model.options),
         "[model] wide": (old.is_wide, new.is_wide),
+        "[train] task_weights": (old.task_weights, new.task_weights),
     }
     if old.is_wide and new.is_wide:
         pairs["[model] crosses"] = (old.has_crosses, new.has_crosses)
@@ -100,7 +101,8 @@ def changed_settings(old: Design, new: Design) -> Iterator[str]:
 def _named(design: Design) -> tuple[object, ...]:
     """Return the settings that decide which parameters a net has."""
     dims = {number: design.table_of(number).spec.dim for number in row_owners(design)}
-    return design.schema, design.model.name, design.model.options, dims, design.is_wide, design.has_crosses
+    parts = design.is_wide, design.has_crosses, design.task_weights
+    return design.schema, design.model.name, design.model.options, dims, parts
 
 
 def _changed_tables(old: Design, new: Design) -> Iterator[str]:

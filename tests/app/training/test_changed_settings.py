@@ -12,7 +12,7 @@ from springtide_client.rows.initial_values import initial_values
 from app.config.load import Config, load_config
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.training.bootstrap import load_state
+from app.training.bootstrap import add_parts, load_state
 from app.version_log.write.writer import LogWriter
 from tests.app.training.random_clicks import make_batch
 from tests.torture.verify.log_contents import LogContents, read_log_contents
@@ -90,6 +90,10 @@ EDITS = {
     ("[train] seed", "another value"): ("[train]", "[train]\nseed = 3"),
     ("[train] optimizer", "another name"): ("[train]", '[train]\noptimizer = { name = "sgd", lr = 0.01 }'),
     ("[train] optimizer", "another lr"): ("[train]", "[train]\noptimizer = { lr = 0.01 }"),
+    ("[train] loss", "another value"): ("[train]", '[train]\nloss = "focal"'),
+    ("[train] task_weights", "another value"): ("[train]", '[train]\ntask_weights = "uncertainty"'),
+    ("[labels.*] loss", "another value"): ("[train]", '[labels.click]\nloss = "pairwise"\n[train]'),
+    ("[labels.*] weight", "another value"): ("[train]", "[labels.click]\nweight = 2\n[train]"),
     ("[model] name", "another net"): ('name = "logistic"', 'name = "dlrm"'),
     ("[model] options", "other values"): ('name = "dlrm"', 'name = "dlrm"\noptions = { top = [32] }'),
 }
@@ -193,14 +197,9 @@ class Check:
         self.common = old.keys() & new.keys()
         self.added, self.removed = new.keys() - old.keys(), old.keys() - new.keys()
         self.old_rows = {key: row for key, row in then.rows.items() if key[0] % 32768 in self.common}
-        self.fresh = {
-            f"dense.{name}": value.numpy()
-            for name, value in build_model(
-                after.model, ModelSpec.of(after.schema, after.table.dim), seed=after.train.seed
-            )
-            .state_dict()
-            .items()
-        }
+        net = build_model(after.model, ModelSpec.of(after.schema, after.table.dim), seed=after.train.seed)
+        add_parts(net, after)
+        self.fresh = {f"dense.{name}": value.detach().numpy() for name, value in net.state_dict().items()}
         self.fitting = {
             name for name, array in self.fresh.items() if name in then.arrays and then.arrays[name].shape == array.shape
         }

@@ -1,0 +1,1 @@
+"""What is minimized for each label, and how labels are weighed against each other."""

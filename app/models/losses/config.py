@@ -1,0 +1,82 @@
+"""The keys of `[labels.<name>]`, and what they and `[train]` make of each label. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+from springtide_client.schema import Schema
+from springtide_client.system.settings import FINITE, Settings
+
+LossName = Literal["bce", "focal", "pairwise", "listwise"]
+RANKING = ("pairwise", "listwise")
+
+
+class LabelConfig(Settings, frozen=True, kw_only=True):
+    """What is minimized for one label."""
+
+    loss: Annotated[
+        LossName | None,
+        Meta(
+            description='What the net minimizes: `"bce"`, `"focal"`, `"pairwise"` or `"listwise"`. Default: '
+            "`[train] loss`."
+        ),
+    ] = None
+    weight: Annotated[
+        float, Meta(ge=0, extra=FINITE, description="How much the label's loss counts in the net, beside the others'.")
+    ] = 1.0
+    group: Annotated[
+        str | None,
+        Meta(
+            description="With `pairwise` or `listwise`: the categorical field whose samples are ranked against each "
+            "other, such as a user or a request. Default: the whole batch."
+        ),
+    ] = None
+    gamma: Annotated[
+        float, Meta(ge=0, extra=FINITE, description="With `focal`: how little samples count that are predicted well.")
+    ] = 2.0
+    alpha: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="With `focal`: what a positive counts; a negative counts 1 - alpha. Default: both count 1."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelLoss:
+    """One label's loss, settled."""
+
+    name: LossName = "bce"
+    weight: float = 1.0
+    group: int | None = None  # the place of the categorical feature
+    gamma: float = 2.0
+    alpha: float | None = None
+
+
+def label_losses(default: LossName, labels: Mapping[str, LabelConfig], schema: Schema) -> tuple[LabelLoss, ...]:
+    """Return the loss of each label of the schema; ValueError where a setting does not fit.
+
+    `labels`: `[labels.<name>]`, `default`: `[train] loss`.
+    """
+    losses = []
+    for name in schema.labels:
+        config = labels.get(name, LabelConfig())
+        loss, group = config.loss or default, None
+        if config.group is not None:
+            if loss not in RANKING:
+                raise ValueError(f'[labels.{name}] group goes with {" or ".join(RANKING)}, not with loss = "{loss}"')
+            if config.group not in schema.categorical:
+                raise ValueError(
+                    f"[labels.{name}] group must be a field of [schema] categorical "
+                    f'({", ".join(schema.categorical) or "which is empty"}), not "{config.group}"'
+                )
+            group = schema.categorical.index(config.group)
+        losses.append(
+            LabelLoss(
+                name=loss,
+                weight=config.weight,
+                group=group,
+                gamma=config.gamma,
+                alpha=config.alpha,
+            )
+        )
+    return tuple(losses)

@@ -1,0 +1,130 @@
+"""The loss of a batch: each label's own, weighed and summed over labels and samples."""
+
+# N samples, L labels, G fields that group samples
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from springtide_client.features import Features
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from app.models.losses.config import LabelLoss
+from app.models.losses.pointwise import binary_cross_entropy, focal
+from app.models.losses.ranking import listwise, pairwise
+from app.models.losses.task_weights import task_weights_of
+
+ModelLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class LossGradient(NamedTuple):
+    """Derivatives of a loss by the logits, float32 (N, L), the loss, and the sum of weights."""
+
+    errors_NL: Tensor
+    loss: Tensor
+    weight: Tensor
+
+
+class Loss:
+    """Sums of the samples' losses times weights, not means: a row's step must not depend on its batch's other samples.
+
+    Masked labels (NaN) do not count. A net with a method `loss(logits_NL, labels_NL, weights_N)` replaces them all.
+    """
+
+    def __init__(self, labels: Sequence[LabelLoss], model: nn.Module) -> None:
+        """No labels: the logistic loss of every label."""
+        self.own: ModelLoss | None = getattr(model, "loss", None)
+        self.task_weights = task_weights_of(model)
+        if not labels and self.task_weights is not None:
+            labels = [LabelLoss()] * self.task_weights.num_labels
+        self.labels = tuple(labels)
+        groups = {label.group for label in self.labels if label.group is not None}
+        self.group_columns: tuple[int, ...] = tuple(sorted(groups))
+        device = next((tensor.device for tensor in model.state_dict().values()), None)
+        self.weights_L = torch.tensor([label.weight for label in self.labels], device=device)
+        self.is_logistic_L = torch.tensor([label.name == "bce" for label in self.labels], device=device)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """True if it is the logistic loss of every label, and each counts 1."""
+        has_own = self.own is not None or self.task_weights is not None
+        return not has_own and all(label.name == "bce" and label.weight == 1 for label in self.labels)
+
+    def groups_of(self, features: Features) -> npt.NDArray[Any] | None:
+        """Return for each grouping field the number of each sample's group, below N, int64 (N, G); None: no field."""
+        if not self.group_columns:
+            return None
+        columns = [np.unique(features.categorical_NC[:, c], return_inverse=True)[1] for c in self.group_columns]
+        return np.stack(columns, axis=1).astype(np.int64)
+
+    def __call__(
+        self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor, groups_NG: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of losses, and the sum of weights of labels that are not masked."""
+        masked_NL = torch.isnan(labels_NL)
+        weights_NL = torch.where(masked_NL, 0.0, weights_N[:, None])
+        weight = weights_NL.sum()
+        if self.own is not None:
+            return self.own(logits_NL, labels_NL, weights_N), weight
+        labels_NL = torch.where(masked_NL, 0.0, labels_NL)
+        if self.is_plain:
+            return binary_cross_entropy_with_logits(logits_NL, labels_NL, weights_NL, reduction="sum"), weight
+        losses = [
+            self._of_label(number, logits_NL, labels_NL, weights_NL, groups_NG) for number in range(len(self.labels))
+        ]
+        total = torch.stack(losses) * self.factors()
+        if self.task_weights is not None:
+            total = total + 0.5 * self.task_weights.log_variances_L * weights_NL.sum(dim=0)
+        return total.sum(), weight
+
+    def factors(self) -> Tensor:
+        """Return what each label's loss counts, (L)."""
+        return self.weights_L if self.task_weights is None else self.weights_L * self.task_weights.factors()
+
+    def gradient(
+        self,
+        logits_NL: Tensor,
+        labels_NL: Tensor,
+        weights_N: Tensor,
+        errors_NL: Tensor,
+        groups_NG: Tensor | None = None,
+    ) -> LossGradient:
+        """Return the derivatives by final logits; those by learned weights of labels are left in their `grad`.
+
+        `errors_NL`: those of the logistic loss, which are kept where that is a label's loss.
+        """
+        if self.is_plain:
+            with torch.no_grad():
+                return LossGradient(errors_NL, *self(logits_NL, labels_NL, weights_N))
+        leaf_NL = logits_NL.detach().requires_grad_()
+        loss, weight = self(leaf_NL, labels_NL, weights_N, groups_NG)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert leaf_NL.grad is not None
+        if self.own is None:
+            errors_NL = torch.where(self.is_logistic_L, self.factors().detach() * errors_NL, leaf_NL.grad)
+        else:
+            errors_NL = leaf_NL.grad
+        return LossGradient(errors_NL, loss.detach(), weight)
+
+    def _of_label(
+        self,
+        number: int,
+        logits_NL: Tensor,
+        labels_NL: Tensor,
+        weights_NL: Tensor,
+        groups_NG: Tensor | None,
+    ) -> Tensor:
+        label = self.labels[number]
+        logits_N, labels_N, weights_N = logits_NL[:, number], labels_NL[:, number], weights_NL[:, number]
+        if label.name == "focal":
+            return focal(logits_N, labels_N, weights_N, gamma=label.gamma, alpha=label.alpha)
+        if label.name == "bce":
+            return binary_cross_entropy(logits_N, labels_N, weights_N)
+        groups_N = None
+        if label.group is not None:
+            assert groups_NG is not None
+            groups_N = groups_NG[:, self.group_columns.index(label.group)]
+        return (pairwise if label.name == "pairwise" else listwise)(logits_N, labels_N, weights_N, groups_N)
