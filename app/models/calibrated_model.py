@@ -36,7 +36,10 @@ class CalibratedModel(DenseModel):
         dense_NF: Tensor,
     ) -> Tensor:
         fields_NED = join_fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
-        scores_NL = self.scores(fields_NED, self.normalizer(dense_NF))
+        return self.logits(self.scores(fields_NED, self.normalizer(dense_NF)))
+
+    def logits(self, scores_NL: Tensor) -> Tensor:
+        """Turn scores into logits, or into the wide part's offset, which is 0 where the deep part says nothing."""
         logits_NL: Tensor = scores_NL.float() if self.is_offset else self.calibration(scores_NL)
         return logits_NL
 

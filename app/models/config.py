@@ -13,6 +13,10 @@ BUILT_IN_MODELS = {
     "deepfm": "app.models.interactions.deepfm:DeepFM",
     "logistic": "app.models.interactions.logistic:Logistic",
     # several labels
+    "shared_bottom": "app.models.multitask.shared_bottom:SharedBottom",
+    "mmoe": "app.models.multitask.mmoe:MMoE",
+    "ple": "app.models.multitask.ple:PLE",
+    "esmm": "app.models.multitask.esmm:ESMM",
     # sequences
     # retrieval
 }

@@ -6,6 +6,8 @@ from springtide_client.schema import Schema
 
 from app.models.interface import ModelSpec
 
+LEAST_LABELS = {"esmm": 2}  # of the built-in models that cannot do with one
+
 
 def spec_of_sizes(
     categorical: int = 0,
@@ -30,3 +32,9 @@ def spec_of_sizes(
         dense=names("d", dense),
     )
     return ModelSpec.of(schema, dim, dims)
+
+
+def spec_for(name: str, *sizes: int) -> ModelSpec:
+    """Return a spec of these sizes for a built-in model, with as many labels as it needs at least."""
+    *others, num_labels = sizes
+    return spec_of_sizes(*others, max(num_labels, LEAST_LABELS.get(name, 1)))
