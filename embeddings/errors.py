@@ -11,3 +11,7 @@ class SpillError(EmbeddingsError):
 
 class OwnershipError(EmbeddingsError):
     """The rows belong to one object in one process, and were requested from another."""
+
+
+class ShardError(EmbeddingsError):
+    """Another rank of the process group failed in a call that all ranks make together."""

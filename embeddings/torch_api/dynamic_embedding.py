@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from msgspec.structs import replace
-from torch import nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load a compiler with this module
 
 from embeddings.config import FeaturePolicy, TableConfig
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import LookupSlice
+from embeddings.lookup.prefetched_ids import PrefetchedIds
 from embeddings.memory.capacity import Capacity
 from embeddings.policy.removals import RemovalReason
 from embeddings.policy.row_score import ScoredRows, ScoreFunction
 from embeddings.rows import Rows
+from embeddings.sharding.pooling import pooled
+from embeddings.sharding.ranks import folder_of_rank, rows_of_rank
+from embeddings.sharding.row_format import check_formats
 from embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
 from embeddings.torch_api.autograd import embed_slices
 from embeddings.torch_api.inference import FEATURE, features_of, inference_rows, rows_where
 from embeddings.torch_api.inputs import bags_of, check_capacity, host_rows_of, ids_of, scores_of, size_of
-from embeddings.torch_api.prefetched_ids import PrefetchedIds
 from embeddings.torch_api.table_module import TableModule
 from kernels.backend import backend
 from kernels.ops import Ops
@@ -34,6 +36,7 @@ from kernels.types import Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from torch.distributed import ProcessGroup
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -67,6 +70,9 @@ class DynamicEmbedding(TableModule):
         quota_bytes: int | str | None = None,
         spill_bytes: int | str = "100GiB",
         host_capacity: int | str | None = None,
+        process_group: ProcessGroup | None = None,
+        forward_precision: str = "float32",
+        backward_precision: str = "float32",
     ) -> None:
         """capacity: rows in memory (an int, rounded up to a whole bucket) or bytes ("2GiB").
 
@@ -76,11 +82,14 @@ class DynamicEmbedding(TableModule):
         expire. host_capacity: rows or bytes of RAM, as a second tier between `device` and spill. ttl_seconds: a row
         expires when its id was not learned from for so long (see `advance`). quota_bytes: of the rows in memory,
         beyond which the coldest of all are evicted. clock: seconds, for last-seen.
+        process_group: the rows are spread over its ranks, each with this capacity and a spill folder of its own in
+        `spill`; rows and gradients travel as "float32", "bfloat16" or "int8". See deploy/docs/dynamic-embedding.md.
         ValueError for an invalid setting; SpillError if the folder cannot be used or RocksDB fails.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
         check_capacity("capacity", capacity)
+        check_formats(forward_precision, backward_precision)
         score = None if isinstance(eviction, str) else eviction
         if score is not None and not callable(score):
             raise ValueError(f"eviction must be a name or a function of rows, not {score!r}")
@@ -106,10 +115,12 @@ class DynamicEmbedding(TableModule):
             rows.in_buckets_of(ops.width),
             seed=seed,
             device=ops,
-            folder=None if spill is None else Path(spill),
+            folder=None if spill is None else folder_of_rank(Path(spill), process_group),
             num_host_rows=0 if host_capacity is None else host_rows_of(host_capacity, config),
             score=score,
             clock=clock,
+            group=process_group,
+            precisions=(forward_precision, backward_precision),
         )
         self.dim = dim
 
@@ -163,8 +174,13 @@ class DynamicEmbedding(TableModule):
         For the next call of the module or of `pool` with the same ids in the same order; on a GPU, with this tensor.
         If rows were created or forgotten meanwhile, that call recalls them itself: prefetch after this step's calls.
         Creates and evicts nothing, and counts neither as an access nor towards admission. Nothing in `eval()`.
+        With a process group every rank prefetches, and the ids travel to their owners now.
         """
         ids_K = ids_of(ids, self.ops)
+        if self.shards is not None and self.training:
+            with self._lock, self.ops.on_current_stream():
+                self.shards.prefetch(self._open_table(), ids, ids_K)
+            return
         if not self.training or not len(ids_K):
             return
         with self._lock, self.ops.on_current_stream(), suppress(SpillError):  # which the call itself will report
@@ -178,15 +194,22 @@ class DynamicEmbedding(TableModule):
         """
         ids_K = ids_of(ids, self.ops)
         with self._lock, self.ops.on_current_stream():
-            rows_KD, status_K = self._open_table().find(features_of(self.ops, ids_K), ids_K)
-            self._count_reads(status_K)
-            rows, status = (self.ops.tensor_of(array).to(ids.device) for array in (rows_KD, status_K))
+            table = self._open_table()
+            if self.shards is None:
+                found = table.find(features_of(self.ops, ids_K), ids_K)
+            else:
+                found = self.shards.find(table, ids_K)
+            self._count_reads(found[1])
+            rows, status = (self.ops.tensor_of(array).to(ids.device) for array in found)
         return rows.reshape(*ids.shape, self.dim), status.reshape(ids.shape)
 
     def forget(self, ids: torch.Tensor) -> None:
         """Delete the rows of these ids. An id that is looked up again is new."""
         ids_N = np.unique(ids_of(ids))
         with self._changing() as table:
+            if self.shards is not None:
+                (ids_N,) = self.ops.fetch(self.shards.route(table, *self.ops.put(ids_N)).ids_P)
+                ids_N = np.unique(ids_N)
             table.remove(ids_N, RemovalReason.FORGOTTEN)
 
     def evict_if(self, predicate: Callable[[ScoredRows], torch.Tensor]) -> int:
@@ -228,6 +251,15 @@ class DynamicEmbedding(TableModule):
 
     def _rows(self, ids: torch.Tensor, ids_K: Array, scores_K: Array | None, part: LookupSlice) -> torch.Tensor:
         """The rows or bags of a slice that covers all ids; with a gradient in training."""
+        if self.shards is not None:
+            with self._changing() as table, self.ops.on_current_stream():
+                if self.training and torch.is_grad_enabled():
+                    rows_UD, inverse_K, num_ids = self.shards.embed(table, ids, ids_K, self._advance())
+                    self.num_ids += num_ids
+                else:
+                    rows_UD, inverse_K, status_P = self.shards.read(table, ids_K, inference_rows)
+                    self._count_reads(status_P)
+            return pooled(rows_UD, inverse_K, part)
         if self.training and torch.is_grad_enabled():
             with self._changing() as table, self.ops.on_current_stream():
                 now_ms = self._advance()
@@ -242,12 +274,7 @@ class DynamicEmbedding(TableModule):
             rows_KD, status_K = inference_rows(self._open_table(), ids_K)
             self._count_reads(status_K)
             rows: torch.Tensor = self.ops.tensor_of(rows_KD)
-        if part.offsets_B1 is None:
-            return rows
-        if len(part.offsets_B1) == 1:
-            return rows.new_zeros(0, self.dim)
-        starts_B = torch.from_numpy(part.offsets_B1[:-1]).to(rows.device)
-        return nn.functional.embedding_bag(torch.arange(len(rows), device=rows.device), rows, starts_B, mode=part.mode)
+        return pooled(rows, torch.arange(len(rows), device=rows.device), part)
 
     def _scores(self, scores: Any, ids: torch.Tensor) -> Array | None:
         takes_scores = self.config.eviction == "custom" and self.score is None
@@ -257,7 +284,8 @@ class DynamicEmbedding(TableModule):
         return rows.to(device=ids.device, dtype=self.output_dtype)
 
     def _write(self, rows: Rows) -> int:
-        """Write rows. Return how many rows, these or others, were lost for lack of room."""
+        """Write rows, those of this rank. Return how many rows, these or others, were lost for lack of room."""
+        rows = rows_of_rank(rows, self.shards)
         with self._changing() as table:
             before = table.counters()["lost"]
             table.write(rows)

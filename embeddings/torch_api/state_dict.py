@@ -15,7 +15,18 @@ from embeddings.table import EmbeddingTable
 
 State = dict[str, Any]  # tensors, numbers and strings, which torch.load(weights_only=True) accepts
 COLUMNS = {"features": 1, "ids": 1, "values": 2, "states": 2, "counts": 1, "last_seen": 1}  # name -> number of axes
-OTHERS = "sketch", "sketch_age", "optimizer", "lr", "seed", "init_scale", "num_ids", "time_ms", "has_event_time"
+OTHERS = (
+    "sketch",
+    "sketch_age",
+    "optimizer",
+    "lr",
+    "seed",
+    "init_scale",
+    "num_ids",
+    "time_ms",
+    "has_event_time",
+    "shard",
+)
 FLOATS = ("values", "states")
 AGES, MAX_CALLS = 64, 1024
 

@@ -1,12 +1,14 @@
 """A torch module that owns a table: what happens to its rows when torch saves, moves, casts, copies or shares it."""
 
 # K keys of one call
+from __future__ import annotations
+
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from msgspec.structs import replace
@@ -14,17 +16,22 @@ from torch import nn
 
 from embeddings.config import TableConfig
 from embeddings.errors import OwnershipError
+from embeddings.lookup.prefetched_ids import PrefetchedIds
 from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from embeddings.memory.capacity import Capacity
 from embeddings.policy.row_score import ScoreFunction
+from embeddings.sharding.ranks import shards_of, state_of_rank
+from embeddings.torch_api.inference import FEATURE
 from embeddings.torch_api.listeners import OnEvict, RemovalListeners
 from embeddings.torch_api.module_table import ModuleTable, changing
 from embeddings.torch_api.owner_lock import OwnerLock
-from embeddings.torch_api.prefetched_ids import PrefetchedIds
 from embeddings.torch_api.state_dict import check_state, export_state, import_state
 from kernels.backend import backend
 from kernels.ops import Ops
 from kernels.types import Array
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 READ_COUNTERS = {
     KNOWN: "read_known",
@@ -53,11 +60,15 @@ class TableModule(nn.Module):
         num_host_rows: int = 0,
         score: ScoreFunction | None = None,
         clock: Callable[[], float] = time.time,
+        group: ProcessGroup | None = None,
+        precisions: tuple[str, str] = ("float32", "float32"),
     ) -> None:
+        """group, precisions: of the ranks that hold the rows together, and how rows and gradients travel."""
         super().__init__()
         self.config, self.capacity, self.seed, self.ops = config, capacity, seed, device
         self.folder, self.num_host_rows, self.clock = folder, num_host_rows, clock
         object.__setattr__(self, "score", score)  # a module would become a part of this one
+        self.shards = None if group is None else shards_of(group, device.device, config, precisions, seed, FEATURE)
         self.has_event_time = False  # then `advance` sets the time, not the clock
         self.output_dtype = torch.float32  # until the module is cast
         self._lock, self._listeners = OwnerLock(), RemovalListeners()
@@ -140,7 +151,8 @@ class TableModule(nn.Module):
         with self._lock:
             table = self._open_table()
             clock = {"time_ms": table.parts.ttl.event_ms, "has_event_time": self.has_event_time}
-            return export_state(table) | {"num_ids": self.num_ids} | clock
+            shard = [0, 1] if self.shards is None else [self.shards.exchange.rank, self.shards.exchange.num_ranks]
+            return export_state(table) | {"num_ids": self.num_ids, "shard": shard} | clock
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Called by `load_state_dict`: replace the table by one with these rows, and with their seed for new rows.
@@ -148,6 +160,7 @@ class TableModule(nn.Module):
         ValueError, and nothing changes, if the state does not fit. Rows beyond the capacity are spilled or lost, the
         least recently seen first.
         """
+        state = state_of_rank(state, self.shards)
         with self._changing():  # also reports the rows that do not fit
             check_state(state, self.table)
             self.table.close()
@@ -160,6 +173,11 @@ class TableModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Called by pickle and copy.deepcopy."""
+        if self.shards is not None:
+            raise OwnershipError(
+                "a DynamicEmbedding with a process_group cannot be copied, because the ranks' calls belong together: "
+                "create another object and load the state_dict"
+            )
         if self.folder is not None:
             raise OwnershipError(
                 f"a DynamicEmbedding with a spill cannot be copied, because only one may use {self.folder}: "

@@ -17,10 +17,10 @@ class PrefetchedIds:
 
     ids: torch.Tensor  # of the caller; on the host a copy
     version: int  # of a tensor on a device, which is compared without looking at it
-    prefetch: Prefetch
+    prefetch: Prefetch | None  # None: its rows are not being recalled
 
     @staticmethod
-    def of(ids: torch.Tensor, prefetch: Prefetch) -> PrefetchedIds:
+    def of(ids: torch.Tensor, prefetch: Prefetch | None) -> PrefetchedIds:
         kept = ids.detach().clone() if ids.device.type == "cpu" else ids
         return PrefetchedIds(kept, _version(ids), prefetch)
 
@@ -33,8 +33,10 @@ class PrefetchedIds:
         is_same = ids is self.ids or (ids.data_ptr() == self.ids.data_ptr() and ids.stride() == self.ids.stride())
         return is_same and _version(ids) == self.version >= 0
 
-    def seen_at(self, features_K: Array, ids_K: Array, times_K: Array) -> Prefetch:
+    def seen_at(self, features_K: Array, ids_K: Array, times_K: Array) -> Prefetch | None:
         """The prefetch for these arrays of the same ids, which are looked up at one time."""
+        if self.prefetch is None:
+            return None
         unique = self.prefetch.unique
         unique = unique._replace(last_seen_U=times_K[: len(unique.ids_U)])
         return replace(self.prefetch, features_K=features_K, ids_K=ids_K, event_ms_K=times_K, unique=unique)
