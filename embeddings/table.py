@@ -135,14 +135,20 @@ class EmbeddingTable:
                 unique, rows = prefetched.unique, prefetched.rows_if_current(memory.changes.writes)
                 predicted = prefetched.missing
                 self.parts.counters["prefetched"] += len(predicted.ids_N) if rows else 0
-            unique, slots_U = self.parts.materializer.ensure_resident(unique, rows, predicted, scores_K)
+            unique, slots_U, rowless = self.parts.materializer.ensure_resident(unique, rows, predicted, scores_K)
         except BaseException:
             memory.release(tick)
             raise
         self.parts.counters["keys"] += len(ids_K)
-        self.parts.last_seen_floor.add_keys(len(ids_K))
-        erasures = memory.changes.erasures
-        return Lookup(self.release, self.release_later, tick=tick, erasures=erasures, unique=unique, slots_U=slots_U)
+        return Lookup(
+            self.release,
+            self.release_later,
+            tick=tick,
+            erasures=memory.changes.erasures,
+            unique=unique,
+            slots_U=slots_U,
+            rowless=rowless,
+        )
 
     def gather(self, lookup: Lookup) -> Array:
         """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
@@ -163,8 +169,9 @@ class EmbeddingTable:
     ) -> None:
         """Sum the gradients of each key in the order of the batch, update its row, and release the lookup.
 
-        Key k has the gradient in row bags_K[k] (default: k), times scales_K[k] (default: 1). Counts and last-seen
-        advance too. A gradient that is not finite leaves the row's values and state unchanged and is counted.
+        Key k has the gradient in row bags_K[k] (default: k), times scales_K[k] (default: 1). Counts, last-seen and
+        admission's counts of keys without a row advance too. A gradient that is not finite leaves the row's values and
+        state unchanged and is counted.
         """
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
@@ -181,6 +188,7 @@ class EmbeddingTable:
             self.parts.counters.add("refused_gradients", num_refused)
             if self.tracked:
                 self.parts.dirty_rows.add(dirty_N)
+        self._note_learned_from(lookup)
         try:
             if self.parts.score is not None:
                 self.parts.score.set_priorities(store, slots_U)
@@ -218,6 +226,7 @@ class EmbeddingTable:
         last_seen_U, by_count = self._last_seen_after_update(unique), self.config.eviction == "lfu"
         store = self.parts.memory.store
         dirty_N = self.ops.touch(store, slots_U, unique.occurrences_U, last_seen_U, by_count)
+        self._note_learned_from(lookup)
         try:
             self._note_learned(slots_U, dirty_N)
         finally:
@@ -413,6 +422,12 @@ class EmbeddingTable:
             self.parts.dirty_rows.add(dirty_N)
         if self.parts.score is not None:
             self.parts.score.set_priorities(self.parts.memory.store, slots_U)
+
+    def _note_learned_from(self, lookup: Lookup) -> None:
+        """Count a lookup's keys. Only now: a lookup that waits to be learned from is in no version, in no part."""
+        if lookup.rowless is not None:
+            self.parts.admission.count(lookup.rowless)
+        self.parts.last_seen_floor.add_keys(len(lookup))
 
     def _last_seen_after_update(self, unique: UniqueKeys) -> Array:
         floor_ms = self.parts.last_seen_floor.ms

@@ -53,6 +53,7 @@ class EmbeddingCollection:
         wide_width = self.main.layout.wide_width
         self.layout = RowLayout(self.dim, max(widths) + wide_width, config.dtype, wide_width)
         (self._places_F,) = self.ops.put(self.names.places_F)
+        self._failed: tuple[tuple[Array, ...], list[TableLookup]] = (), []  # a try's keys, and its open lookups
         share_disk(self.tables)
 
     @property
@@ -87,26 +88,30 @@ class EmbeddingCollection:
         scores_K: Array | None = None,
         prefetched: CollectionPrefetch | None = None,
     ) -> CollectionLookup:
-        """Make every key's row resident and pin it, in its table."""
+        """Make every key's row resident and pin it, in its table.
+
+        SpillError leaves the lookups of the tables before the one that failed open: the next call with these keys goes
+        on from there, so that rows created for the first try are still new to admission.
+        """
+        keys_K = features_K, ids_K, event_ms_K
         if prefetched is None:
             prefetches: Sequence[tuple[TableKeys, Prefetch | None]]
-            prefetches = [(keys, None) for keys in self._split(features_K, ids_K, event_ms_K)]
+            prefetches = [(keys, None) for keys in self._split(*keys_K)]
         else:
-            given = zip(prefetched.keys_K, (features_K, ids_K, event_ms_K), strict=True)
+            given = zip(prefetched.keys_K, keys_K, strict=True)
             if not all(before is now for before, now in given):
                 raise ValueError("these are not the keys that were prefetched: pass the same arrays")
             prefetches = prefetched.parts
-        parts: list[TableLookup] = []
+        parts = self._failed_try(keys_K)
         try:
-            for keys, prefetch in prefetches:
+            for keys, prefetch in prefetches[len(parts) :]:
                 scores_M = None if scores_K is None else scores_K[keys.positions_M]
                 lookup = self.tables[keys.name].lookup(
                     keys.features_M, keys.ids_M, keys.event_ms_M, scores_K=scores_M, prefetched=prefetch
                 )
                 parts.append((keys, lookup))
         except BaseException:
-            for _, lookup in parts:
-                lookup.release()
+            self._failed = tuple(array.copy() for array in keys_K), parts
             raise
         return CollectionLookup(parts, joined_keys(self.ops, parts, len(ids_K)))
 
@@ -305,6 +310,15 @@ class EmbeddingCollection:
                 (positions_M,) = self.ops.put(at_M)
                 found.append(TableKeys(name, positions_M, features_K[at_M], ids_K[at_M], event_ms_K[at_M]))
         return found
+
+    def _failed_try(self, keys_K: tuple[Array, ...]) -> list[TableLookup]:
+        """Return the lookups that a failed try of the same keys left open; release those of others."""
+        (failed_K, parts), self._failed = self._failed, ((), [])
+        if failed_K and all(self.ops.xp.array_equal(a, b) for a, b in zip(failed_K, keys_K, strict=True)):
+            return parts
+        for _, lookup in parts:
+            lookup.release()
+        return []
 
     def _parts(self, lookup: Lookup) -> tuple[TableLookup, ...]:
         assert isinstance(lookup, CollectionLookup)

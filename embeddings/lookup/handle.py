@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from embeddings.policy.admission import RowlessKeys
 from kernels.types import Array, UniqueKeys
 
 POOLING_MODES = ("sum", "mean", "max")
@@ -27,7 +28,7 @@ class Lookup:
     Keys that were not admitted are replaced by the shared keys of their features (springtide_client.keys).
     """
 
-    __slots__ = ("_release", "_release_later", "erasures", "slots_U", "tick", "unique")
+    __slots__ = ("_release", "_release_later", "erasures", "rowless", "slots_U", "tick", "unique")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Lookup:
         erasures: int,
         unique: UniqueKeys,
         slots_U: Array,
+        rowless: RowlessKeys | None = None,
     ) -> None:
         self._release: Callable[[int], None] | None = release
         self._release_later = release_later
@@ -45,6 +47,7 @@ class Lookup:
         self.erasures = erasures  # of memory.changes, when `slots_U` were found
         self.unique = unique
         self.slots_U = slots_U
+        self.rowless = rowless  # admission counts them when the lookup is learned from
 
     def __len__(self) -> int:
         """Keys, K."""

@@ -4,7 +4,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from springtide_client.array_types import UInt64Array
 
 from embeddings.config import TableConfig
 from embeddings.counters import TableCounters
@@ -12,7 +11,7 @@ from embeddings.lookup.prefetch import PrefetchedRows
 from embeddings.memory.eviction import EvictionSink
 from embeddings.memory.placement import Placement, PredictedMisses
 from embeddings.memory.resident import ResidentRows
-from embeddings.policy.admission import AdmissionControl, NotAdmitted, share_rows
+from embeddings.policy.admission import AdmissionControl, NotAdmitted, RowlessKeys, share_rows
 from embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
 from embeddings.policy.row_score import RowScore
 from embeddings.policy.ttl import ExpiryCutoffs
@@ -48,14 +47,14 @@ class Materializer:
         prefetched: PrefetchedRows | None,
         predicted: PredictedMisses | None,
         scores_K: Array | None,
-    ) -> tuple[UniqueKeys, Array]:
-        """The batch, with keys that are not admitted replaced by shared keys, and its slots.
+    ) -> tuple[UniqueKeys, Array, RowlessKeys | None]:
+        """The batch, with keys that are not admitted replaced by shared keys, its slots, and keys yet to be counted.
 
         The caller has pinned a tick, with which the rows are stamped. SpillError.
         """
-        counted = admitted_N = taken = None
+        rowless = admitted_N = taken = None
         if self.admission:
-            unique, prefetched, counted, admitted_N = self._admit(unique, prefetched)
+            unique, prefetched, rowless, admitted_N = self._admit(unique, prefetched)
             predicted = None  # the keys may be others now
         if self.lower_tiers.spill.is_exclusive:
             # before rows are evicted into the host tier, which might evict rows of this batch for them
@@ -74,9 +73,7 @@ class Materializer:
                 self.lower_tiers.put_back(taken.recalled)
             raise
         self.counters["hits_device"] += len(slots_U) - len(placement.new_N)
-        if counted is not None and admitted_N is not None:
-            # after the batch has its rows, so that a batch that failed counts nothing
-            self.admission.count(*counted)
+        if admitted_N is not None:
             num_admitted = int(np.count_nonzero(admitted_N))
             self.counters["admitted"] += num_admitted
             self.counters["not_admitted"] += len(admitted_N) - num_admitted
@@ -85,15 +82,14 @@ class Materializer:
             (scores_K,) = self.ops.put(scores_K)
             scores_U = scores_K[order_K[offsets_U1[1:] - 1]]  # the last occurrence counts
             self.ops.set_priorities(self.memory.store, slots_U, priority_of(scores_U, self.ops.xp))
-        return unique, slots_U
+        return unique, slots_U, rowless
 
     def _admit(
         self, unique: UniqueKeys, prefetched: PrefetchedRows | None
-    ) -> tuple[UniqueKeys, PrefetchedRows, tuple[UInt16Array, UInt64Array, Int64Array], BoolArray]:
+    ) -> tuple[UniqueKeys, PrefetchedRows, RowlessKeys, BoolArray]:
         """1. Find the keys that have no row in any tier. 2. Give those seen too seldom a shared row.
 
-        Return the batch, its recalled rows, the keys to count (features, mixed keys, occurrences), and which of them
-        are admitted.
+        Return the batch, its recalled rows, the keys to count, and which of them are admitted.
         """
         features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
         slots_U = self.ops.find(self.memory.store, features_U, ids_U, mixed_U)
@@ -110,12 +106,13 @@ class Materializer:
         features_N, mixed_N, occurrences_N, last_seen_N = self.ops.fetch(
             features_U[rowless_N], mixed_U[rowless_N], unique.occurrences_U[rowless_N], unique.last_seen_U[rowless_N]
         )
-        admitted_N = self.admission.admits(features_N, mixed_N, occurrences_N)
+        keys = RowlessKeys(features_N, mixed_N, occurrences_N)
+        admitted_N = self.admission.admits(keys)
         if not admitted_N.all():
             columns = rowless, features_N, occurrences_N, last_seen_N
             unique, kept_U = share_rows(self.ops, unique, NotAdmitted(*(column[~admitted_N] for column in columns)))
             prefetched = prefetched.keep(kept_U, len(unique.ids_U))
-        return unique, prefetched, (features_N, mixed_N, occurrences_N), admitted_N
+        return unique, prefetched, keys, admitted_N
 
     def _take(self, unique: UniqueKeys, prefetched: PrefetchedRows | None) -> PrefetchedRows:
         """Recall the missing keys' rows before any is inserted, and delete them below."""

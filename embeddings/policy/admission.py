@@ -27,8 +27,20 @@ class SketchInfo(NamedTuple):
     age: int  # how often all counts were halved
 
 
+class RowlessKeys(NamedTuple):
+    """Keys of a batch that had no row, on the host. They are counted once the batch is learned."""
+
+    features_N: UInt16Array
+    mixed_N: UInt64Array
+    occurrences_N: Int64Array
+
+
 class AdmissionControl:
-    """Counts in a sketch how often ids without a row were seen. False while every id is admitted at once."""
+    """Counts in a sketch how often ids without a row were seen. False while every id is admitted at once.
+
+    A lookup asks which keys are admitted; they are counted when it is learned from, by `update` or `touch`. So a
+    version that is taken in between holds no count of a batch that it does not hold.
+    """
 
     def __init__(self, ops: Ops, settings: Admission, features: Mapping[int, FeaturePolicy], *, tracked: bool) -> None:
         self.ops, self.settings, self.tracked = ops, settings, tracked
@@ -65,8 +77,9 @@ class AdmissionControl:
         """Set the age for this number of samples learned so far: all counts halve every `decay_every_samples`."""
         self.age = max(self.age, num_samples // self.settings.decay_every_samples)
 
-    def admits(self, features_N: UInt16Array, mixed_N: UInt64Array, occurrences_N: Int64Array) -> BoolArray:
+    def admits(self, keys: RowlessKeys) -> BoolArray:
         """Which keys without a row get one, given their occurrences in this batch. Counts nothing."""
+        features_N, mixed_N, occurrences_N = keys
         if self.sketch is None or not len(features_N):
             return np.ones(len(features_N), np.bool_)
         if features_N.max() >= SHARED_ROW_OFFSET:
@@ -76,8 +89,9 @@ class AdmissionControl:
         admitted_N: BoolArray = seen_N >= self.min_counts(features_N)
         return admitted_N
 
-    def count(self, features_N: UInt16Array, mixed_N: UInt64Array, occurrences_N: Int64Array) -> None:
+    def count(self, keys: RowlessKeys) -> None:
         """Add the occurrences of keys that had no row."""
+        features_N, mixed_N, occurrences_N = keys
         counted_N = self.min_counts(features_N) > 1
         if self.sketch is not None and counted_N.any():
             _, blocks = self.ops.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)

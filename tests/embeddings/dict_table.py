@@ -1,8 +1,8 @@
 """A reference table: a dictionary without tiers, capacity and eviction."""
 
 # K keys of a batch, D dimension
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from springtide_client.keys import SHARED_ROW_OFFSET
@@ -16,6 +16,14 @@ SKETCH_BLOCKS = 4
 
 def arrays(keys: list[Key]) -> tuple[Any, Any]:
     return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
+
+
+class Taken(NamedTuple):
+    """A batch's rows by key, the times of its keys, and what admission counts once it is learned."""
+
+    keys: list[Key]
+    times: list[int]
+    counted: list[tuple[Key, int]]
 
 
 class DictTable:
@@ -32,8 +40,14 @@ class DictTable:
         self.min_counts = dict(min_counts or {})
         self.sketch, self.age = Sketch(SKETCH_BLOCKS), 0
 
-    def lookup(self, keys: list[Key], times: list[int]) -> list[Key]:
-        """The keys whose rows the batch uses: its own, or the shared ones of their features."""
+    def lookup(self, keys: list[Key], times: list[int], rowless_mixed: Sequence[int] | None) -> "Taken":
+        """The keys whose rows the batch uses: its own, or the shared ones of their features.
+
+        `rowless_mixed`: what the table found no row for, which may have dropped rows that were never learned.
+        """
+        for key in set(keys) & self.rows.keys():
+            if self.rows[key].count == 0 and rowless_mixed is not None and mixed(key) in rowless_mixed:
+                del self.rows[key]
         names, inverse, occurrences, _ = unique(keys, times)
         rowless = [u for u, key in enumerate(names) if not self.is_alive(key)]
         taken = list(names)
@@ -42,14 +56,12 @@ class DictTable:
             seen = self.sketch.estimate(mixed(names[u]), self.age) + occurrences[u]
             if seen < self.min_counts.get(feature, 1):
                 taken[u] = (feature + SHARED_ROW_OFFSET, 0)
-        for u in rowless:
-            if self.min_counts.get(names[u][0], 1) > 1:
-                self.sketch.add(mixed(names[u]), occurrences[u], self.age)
         for key in taken:
             if not self.is_alive(key):
                 self.rows[key] = self.new_row(key)
                 self.dirty.discard(key)
-        return [taken[u] for u in inverse]
+        counted = [(names[u], occurrences[u]) for u in rowless if self.min_counts.get(names[u][0], 1) > 1]
+        return Taken([taken[u] for u in inverse], times, counted)
 
     def new_row(self, key: Key) -> Row:
         width = state_width_of(self.step.name, DIM) + self.wide
@@ -62,8 +74,9 @@ class DictTable:
         """Return True if a key without a row was seen, but not often enough."""
         return self.min_counts.get(key[0], 1) > 1 and self.sketch.estimate(mixed(key), self.age) > 0
 
-    def update(self, keys: list[Key], times: list[int], grads_KD: Any) -> None:
-        names, inverse, _, newest = unique(keys, times)
+    def update(self, taken: "Taken", grads_KD: Any) -> None:
+        self.count(taken)
+        names, inverse, _, newest = unique(taken.keys, taken.times)
         for u, key in enumerate(names):
             if key in self.rows:  # else it was forgotten after its lookup
                 grads = [grads_KD[k] for k, v in enumerate(inverse) if v == u]
@@ -71,13 +84,18 @@ class DictTable:
                 self.dirty.add(key)
                 self.forgotten.discard(key)
 
-    def touch(self, keys: list[Key], times: list[int]) -> None:
-        names, _, occurrences, newest = unique(keys, times)
+    def touch(self, taken: "Taken") -> None:
+        self.count(taken)
+        names, _, occurrences, newest = unique(taken.keys, taken.times)
         for key, num, time in zip(names, occurrences, newest, strict=True):
             if key in self.rows:
                 self.rows[key].touch(num, max(time, self.cutoffs.get(key[0], 0)))
                 self.dirty.add(key)
                 self.forgotten.discard(key)
+
+    def count(self, taken: "Taken") -> None:
+        for key, num in taken.counted:
+            self.sketch.add(mixed(key), num, self.age)
 
     def forget(self, keys: list[Key]) -> None:
         for key in keys:

@@ -28,7 +28,7 @@ from embeddings.tiers.rocksdb.spill import RocksSpill
 from kernels.backend import backend
 from kernels.types import state_width_of
 from tests.embeddings.backends import host, ops_of, uses_shared_row
-from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, arrays
+from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, Taken, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill
 from tests.kernels.oracle import Key, Row, nearest
 from tests.support.gpu_emulation.emulated_ops import gpu_or_why_not
@@ -88,7 +88,7 @@ class TableMachine(RuleBasedStateMachine):
         self.log: list[tuple[TableDelta, Any]] = []  # deltas since the mapped base
         self.base, self.base_sketch = DictBase({}, self.width), (np.empty(0, np.int64), np.empty((0, 64), np.uint8))
         self.next_base: tuple[DictBase, int, int] | None = None  # with its generation and place in the log
-        self.open: list[tuple[Lookup, list[Key], list[int]]] = []
+        self.open: list[tuple[Lookup, Taken]] = []
         self.ahead: tuple[list[Key], list[int], Any, Prefetch] | None = None
         self.config = TableConfig(
             dim=DIM,
@@ -190,17 +190,18 @@ class TableMachine(RuleBasedStateMachine):
             assert self.spill.broken
             assert self.table.parts.memory.num_rows <= num_rows
             return
-        taken = self.truth.lookup(keys, times)
-        shared = [feature >= SHARED_ROW_OFFSET for feature, _ in taken]
+        taken = self.truth.lookup(keys, times, None if lookup.rowless is None else lookup.rowless.mixed_N.tolist())
+        shared = [feature >= SHARED_ROW_OFFSET for feature, _ in taken.keys]
         np.testing.assert_array_equal(uses_shared_row(lookup), shared)
-        for key, row in zip(taken, host(self.table.gather(lookup)), strict=True):
+        for key, row in zip(taken.keys, host(self.table.gather(lookup)), strict=True):
             np.testing.assert_array_equal(row, self.truth.rows[key].value)
-        self.open.append((lookup, taken, times))
+        self.open.append((lookup, taken))
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 5), seed=st.integers(0, 1000))
     def update(self, which: int, seed: int) -> None:
-        lookup, keys, times = self.open.pop(which % len(self.open))
+        lookup, taken = self.open.pop(which % len(self.open))
+        keys = taken.keys
         grads = np.random.default_rng(seed).standard_normal((len(keys), DIM)).astype(np.float32)
         if keys and seed % 5 == 0:
             grads[seed % len(keys), 0] = np.nan
@@ -208,14 +209,14 @@ class TableMachine(RuleBasedStateMachine):
             self.table.update(lookup, grads)
         except SpillError:  # rows of the overflow area could not be spilled and stay in memory
             assert self.spill.broken
-        self.truth.update(keys, times, grads)
+        self.truth.update(taken, grads)
         self.samples += len(keys)
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 5), seed=st.integers(0, 1000))
     def learn_elsewhere(self, which: int, seed: int) -> None:
         """Rows are read with all their columns, written back, and only counted, or updated too."""
-        lookup, keys, times = self.open[which % len(self.open)]
+        lookup, taken = self.open[which % len(self.open)]
         values, states, counts, last_seen, _ = map(host, self.table.read_rows(lookup))
         unique = zip(host(lookup.unique.features_U).tolist(), host(lookup.unique.ids_U).tolist(), strict=True)
         rng = np.random.default_rng(seed)
@@ -240,7 +241,7 @@ class TableMachine(RuleBasedStateMachine):
             self.table.touch(lookup)
         except SpillError:  # rows of the overflow area could not be spilled and stay in memory
             assert self.spill.broken
-        self.truth.touch(keys, times)
+        self.truth.touch(taken)
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 5))
@@ -307,7 +308,7 @@ class TableMachine(RuleBasedStateMachine):
     def forget_keys_of_an_open_lookup(self, seed: int) -> None:
         for _ in range(len(self.open) - 1):
             self.drop(0)
-        keys = sorted(set(self.open[0][1][::2]))
+        keys = sorted(set(self.open[0][1].keys[::2]))
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
         if seed % 3:

@@ -144,7 +144,10 @@ class Learner:
             return outcome
 
     def _look_up(self, keys: BatchKeys) -> Lookup:
-        """Look up the rows, or return the lookup of this batch's failed try: it has counted the ids for admission."""
+        """Look up the rows, or return the lookup of this batch's failed try: it is still open.
+
+        A second one would find rows that the first has created, and admission would not count their ids.
+        """
         failed, self._failed = self._failed, None
         if failed is not None:
             if failed[0] is keys.batch:

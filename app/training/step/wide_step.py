@@ -203,9 +203,11 @@ def learn_offset(
     """Score with the net, learn the wide part with its logits as offset, then update rows and net.
 
     The wide part learns the logistic loss of every label, whatever the `loss` is: the net learns that of the final
-    score, to which the wide part is a constant. SpillError: everything is as before.
+    score, to which the wide part is a constant. SpillError: everything is as before, the random numbers of a dropout
+    too, and the batch's ids are not counted.
     """
     loss = loss or Loss((), model)
+    random = torch.get_rng_state()
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if not name.startswith(f"{NAME}.")}
     net_NL = score(model, inputs, bfloat16=bfloat16)
     try:
@@ -213,6 +215,7 @@ def learn_offset(
     except BaseException:
         for name, before in statistics.items():
             model.get_buffer(name).copy_(before)
+        torch.set_rng_state(random)
         raise
     logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
     optimizer.zero_grad()

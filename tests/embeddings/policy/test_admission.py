@@ -37,3 +37,15 @@ def test_admission_counts_halve_with_samples(ops: Ops) -> None:
     table.advance(0, 100)
     learn(table, [2])
     assert status(table, [1, 2]) == [KNOWN, NOT_ADMITTED]
+
+
+def test_ids_are_counted_when_their_lookup_is_learned_from(ops: Ops) -> None:
+    table = make(Capacity.of_rows(64), device=ops, admission={"min_count": 3, "sketch_bytes": "64KiB"})
+    keys = np.zeros(2, np.uint16), np.array([42, 43]), np.zeros(2, np.int64)
+    table.lookup(*keys).release()
+    lookup = table.lookup(*keys)
+    assert len(table.take_sketch_delta()[0]) == 0
+    assert status(table, [42, 43]) == [UNKNOWN] * 2
+    table.touch(lookup)
+    assert len(table.take_sketch_delta()[0]) == 2
+    assert status(table, [42, 43]) == [NOT_ADMITTED] * 2

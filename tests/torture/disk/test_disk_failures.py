@@ -167,10 +167,6 @@ def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) 
     running.stop_and_compare()
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a refused look-up of crosses has counted the batch's ids for admission: deploy/docs/decisions/wide.md",
-)
 def test_a_trainer_that_waits_for_its_spill_can_be_stopped(running: RunningTrainer) -> None:
     spill: Any = running.trainer.state.learner.table.parts.spill
     worker = spill._worker

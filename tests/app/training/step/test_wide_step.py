@@ -3,6 +3,7 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
+import torch
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
@@ -134,8 +135,11 @@ def test_a_batch_that_the_spill_refuses_may_be_tried_again(monkeypatch):
     batch = make_batch(1, 600)
     monkeypatch.setattr(tried.table, "lookup", failing)
     monkeypatch.setattr("app.training.step.wide_step.MAX_CROSSES", 500)
+    tried.model.register_forward_pre_hook(lambda *_: torch.rand(1) and None)  # as a dropout does
+    random = torch.get_rng_state()
     with pytest.raises(SpillError):
         tried.step(batch)
+    assert torch.equal(torch.get_rng_state(), random)
     np.testing.assert_array_equal(tried.step(batch).logits_NL, plain.step(batch).logits_NL)
     mine, theirs = tried.dense_arrays(), plain.dense_arrays()
     for name in mine:
