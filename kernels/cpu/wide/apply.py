@@ -28,7 +28,7 @@ SEEN_PRIOR = 10.0  # samples that the first variance is worth
 @in_place
 def count_sample(batch: Any, crosses: Any, arrays: Any, n: Any) -> None:
     """Count the slots of sample n, and how often their ids were seen before its chunk."""
-    statistics_3F, totals_4 = arrays.seen_statistics_3F, arrays.slot_totals_4
+    statistics_3F = arrays.seen_statistics_3F
     rows_S, fields_S, counts_U = batch.rows_S, batch.fields_S, batch.counts_U
     for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
         f, x = fields_S[s], np.float64(bits_of_count(counts_U[rows_S[s]]))
@@ -38,6 +38,13 @@ def count_sample(batch: Any, crosses: Any, arrays: Any, n: Any) -> None:
         variance = statistics_3F[1, f]
         statistics_3F[1, f] = variance + (change * (x - mean) - variance) / (count + SEEN_PRIOR)
         statistics_3F[0, f], statistics_3F[2, f] = mean, count
+    count_totals(batch, crosses, arrays, n)
+
+
+@in_place
+def count_totals(batch: Any, crosses: Any, arrays: Any, n: Any) -> None:
+    """Count sample n, its slots and its crosses if all pairs lived."""
+    totals_4 = arrays.slot_totals_4
     arrays.num_samples_1[0] += 1
     totals_4[0] += 1.0
     totals_4[1] += batch.offsets_N1[n + 1] - batch.offsets_N1[n]
@@ -171,8 +178,8 @@ def _step_vector(values_UD: Any, squares_U: Any, slopes_VD: Any, u: Any, v: Any,
 
 
 @in_place
-def _step_shared(arrays: Any, scratch: Any, strengths: Any) -> None:
-    """Biases, groups, numbers, counts; fields whose sums are zero keep their weights."""
+def step_biases_and_groups(arrays: Any, scratch: Any) -> None:
+    """Labels whose sums are zero keep their weights."""
     biases_L4 = scratch.biases_L4
     for label in range(len(arrays.base_L)):
         information = min(arrays.bias_information_L[label] + biases_L4[label, 1], MAX_SHARED_INFORMATION)
@@ -191,6 +198,12 @@ def _step_shared(arrays: Any, scratch: Any, strengths: Any) -> None:
         scratch.plain_group_added_L2,
         0.0,
     )
+
+
+@in_place
+def _step_shared(arrays: Any, scratch: Any, strengths: Any) -> None:
+    """Biases, groups, numbers, counts; fields whose sums are zero keep their weights."""
+    step_biases_and_groups(arrays, scratch)
     _step(
         arrays.number_weights_LX,
         arrays.number_information_LX,

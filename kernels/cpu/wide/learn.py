@@ -107,10 +107,10 @@ def add_sample(
             number_added_LX[label, k] += curvature * x * x
             plain_number_slopes_LX[label, k] += number_step * x
             plain_number_added_LX[label, k] += plain_curvature * x * x
-        _add_groups(
+        add_groups(
             arrays, scratch, r, num_samples, label, whole_weight, residual, curvature, plain_residual, plain_curvature
         )
-        _mix_and_count(arrays, label, y, whole_weight, p, q)
+        mix_and_count(arrays, label, y, whole_weight, p, q)
     if factorized != 0.0:
         scale, sums_RD = factorized * strengths.factorized, scratch.sums_RD
         for s in range(slots_from, slots_to):
@@ -155,7 +155,7 @@ def _add_slots(
 
 
 @in_place
-def _add_groups(
+def add_groups(
     arrays: Any,
     scratch: Any,
     r: Any,
@@ -193,7 +193,7 @@ def _add_groups(
 
 
 @in_place
-def _mix_and_count(arrays: Any, label: Any, y: Any, weight: Any, p: Any, q: Any) -> None:
+def mix_and_count(arrays: Any, label: Any, y: Any, weight: Any, p: Any, q: Any) -> None:
     """Compare both learners by their losses, and count the label."""
     loss = -math.log(max(p if y > 0.5 else 1.0 - p, MIN_PROBABILITY))
     plain_loss = -math.log(max(q if y > 0.5 else 1.0 - q, MIN_PROBABILITY))

@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from kernels.cpu.hashing import mix64
+from kernels.cpu.intrinsics.instructions import prefetch
 
 CROSS_SEED = np.uint64(0x4352_4F53_5345_5321)
 MAX_COUNT = 1e6  # values that statistics remember
@@ -82,37 +83,86 @@ def crosses_of(
     A row takes part from sample usable_from_U on. It ends early before the sample that would make more than `most`
     crosses, but not before the first.
     """
-    num_allocated = 1024
+    num_fields, num_live, width = num_crossed_NF.shape[1], len(live_P), np.uint64(4)
+    num_allocated = min((stop - start) * num_live, most) + num_live
     ids_C, pairs_C = np.empty(num_allocated, np.int64), np.empty(num_allocated, np.int64)
-    offsets_R1 = np.zeros(stop - start + 1, np.int64)
-    num, lefts_U = 0, np.empty(len(hashes_U), np.uint64)
+    offsets_R1, num = np.zeros(stop - start + 1, np.int64), 0
+    lefts_P, rights_P = np.empty(num_live, np.uint64), np.empty(num_live, np.uint64)
+    for k in range(num_live):
+        lefts_P[k], rights_P[k] = pair_fields_P2[live_P[k], 0], pair_fields_P2[live_P[k], 1]
+    # what a sample needs of a row is in one cache line: its hash on the left, on the right, the first sample
+    rows_U4 = np.empty(4 * len(hashes_U), np.uint64)  # the fourth number is not used
     for u in range(len(hashes_U)):
-        lefts_U[u] = mix64(hashes_U[u] ^ CROSS_SEED)
+        rows_U4[4 * u] = mix64(hashes_U[u] ^ CROSS_SEED)
+        rows_U4[4 * u + 1], rows_U4[4 * u + 2] = hashes_U[u], np.uint64(max(usable_from_U[u], 0))
+    lefts_F, rights_F, usable_F = (
+        np.empty(num_fields, np.uint64),
+        np.empty(num_fields, np.uint64),
+        np.empty(num_fields, np.uint64),
+    )
     for n in range(start, stop):
-        before = num
-        for p in live_P:
-            i, j = pair_fields_P2[p, 0], pair_fields_P2[p, 1]
-            i_from, j_from, num_j = crossed_from_NF[n, i], crossed_from_NF[n, j], num_crossed_NF[n, j]
-            for s in range(i_from, i_from + num_crossed_NF[n, i]):
-                left = rows_S[s]
-                if usable_from_U[left] > n:
-                    continue
-                for t in range(j_from, j_from + num_j):
-                    right = rows_S[t]
-                    if usable_from_U[right] > n:
-                        continue
-                    if num == num_allocated:
-                        num_allocated *= 2
-                        more_C = np.empty(num_allocated, np.int64)
-                        more_C[:num] = ids_C
-                        ids_C = more_C
-                        more_C = np.empty(num_allocated, np.int64)
-                        more_C[:num] = pairs_C
-                        pairs_C = more_C
-                    ids_C[num] = np.int64(mix64(lefts_U[left] ^ hashes_U[right]))
-                    pairs_C[num] = p
-                    num += 1
+        before, longest = num, 1
+        for f in range(num_fields):
+            longest = max(longest, num_crossed_NF[n, f])
+        if num + num_live * longest * longest > num_allocated:
+            num_allocated = 2 * num + num_live * longest * longest
+            ids_C, pairs_C = _longer(ids_C, num, num_allocated), _longer(pairs_C, num, num_allocated)
+        if longest > 1:
+            num = _crosses_of_lists(
+                rows_S, crossed_from_NF, num_crossed_NF, pair_fields_P2, live_P, rows_U4, n, ids_C, pairs_C, num
+            )
+        else:
+            if n + 1 < stop:
+                for f in range(num_fields):
+                    if num_crossed_NF[n + 1, f]:
+                        prefetch(rows_U4, np.uint64(rows_S[crossed_from_NF[n + 1, f]]) * width)
+            for f in range(num_fields):
+                usable_F[f] = 0
+                if num_crossed_NF[n, f]:
+                    at = np.uint64(rows_S[crossed_from_NF[n, f]]) * width
+                    lefts_F[f], rights_F[f] = rows_U4[at], rows_U4[at + np.uint64(1)]
+                    usable_F[f] = rows_U4[at + np.uint64(2)] <= np.uint64(n)
+            for k in range(num_live):  # written where there is none too: the next one overwrites it
+                i, j = lefts_P[k], rights_P[k]
+                ids_C[num], pairs_C[num] = np.int64(mix64(lefts_F[i] ^ rights_F[j])), live_P[k]
+                num += np.int64(usable_F[i] & usable_F[j])
         if num > most and n > start:
             return ids_C[:before], pairs_C[:before], offsets_R1[: n - start + 1], n
         offsets_R1[n - start + 1] = num
     return ids_C[:num], pairs_C[:num], offsets_R1, stop
+
+
+@njit(nogil=True, cache=True)
+def _crosses_of_lists(
+    rows_S: Any,
+    crossed_from_NF: Any,
+    num_crossed_NF: Any,
+    pair_fields_P2: Any,
+    live_P: Any,
+    rows_U4: Any,
+    n: Any,
+    ids_C: Any,
+    pairs_C: Any,
+    num: Any,
+) -> Any:
+    """Write the crosses of a sample with several ids in a field from place `num` on; return the place after them."""
+    for p in live_P:
+        i, j = pair_fields_P2[p, 0], pair_fields_P2[p, 1]
+        i_from, j_from, num_j = crossed_from_NF[n, i], crossed_from_NF[n, j], num_crossed_NF[n, j]
+        for s in range(i_from, i_from + num_crossed_NF[n, i]):
+            left = rows_S[s]
+            if rows_U4[4 * left + 2] > np.uint64(n):
+                continue
+            for t in range(j_from, j_from + num_j):
+                right = rows_S[t]
+                if rows_U4[4 * right + 2] <= np.uint64(n):
+                    ids_C[num], pairs_C[num] = np.int64(mix64(rows_U4[4 * left] ^ rows_U4[4 * right + 1])), p
+                    num += 1
+    return num
+
+
+@njit(nogil=True, cache=True)
+def _longer(array_C: Any, num: Any, num_allocated: Any) -> Any:
+    longer_C = np.empty(num_allocated, np.int64)
+    longer_C[:num] = array_C[:num]
+    return longer_C

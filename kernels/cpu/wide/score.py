@@ -27,8 +27,8 @@ class Strengths(NamedTuple):
 
 
 @in_place
-def strengths_of(arrays: Any) -> Any:
-    """From the mean numbers of slots so far."""
+def strengths_of(arrays: Any, num_live: Any) -> Any:
+    """From the mean numbers of slots so far, and the number of pairs that live."""
     samples, num_fields, num_pairs = arrays.slot_totals_4[0], len(arrays.numbers_F), len(arrays.pair_is_live_P)
     first, crossed = float(max(1, num_fields)), float(num_pairs)
     if samples > 0:
@@ -37,9 +37,6 @@ def strengths_of(arrays: Any) -> Any:
     num_possible = num_fields * (num_fields - 1) // 2
     if num_pairs < num_possible:  # of many fields not all pairs are tried
         crossed *= num_pairs / num_possible
-    num_live, live_P = 0, arrays.pair_is_live_P
-    for p in range(num_pairs):
-        num_live += live_P[p]
     ratio, live = 6.0 / first, max(num_live / max(1, num_pairs), 0.1)
     return Strengths(
         max(0.5 * first, 3.0),
@@ -149,7 +146,7 @@ def score_sample(
     seen_S, never_S, places_S, places_C = scratch.seen_S, scratch.never_S, scratch.places_S, scratch.places_C
     times_V, cross_times_V = scratch.times_V, scratch.cross_times_V
     buckets_SL, buckets_CL, parts_RLG = scratch.buckets_SL, scratch.buckets_CL, scratch.parts_RLG
-    pairs = _factorize(batch, scratch, r, slots_from, slots_to)
+    pairs = factorize(batch, scratch, r, slots_from, slots_to)
     for s in range(slots_from, slots_to):
         f = fields_S[s]
         bits = bits_of_count(counts_U[rows_S[s]])
@@ -197,22 +194,31 @@ def score_sample(
         parts_RLG[r, label, 0], parts_RLG[r, label, 1], parts_RLG[r, label, 2] = summed, crossed, numbers
         parts_RLG[r, label, 3], parts_RLG[r, label, 5] = pairs * strengths.factorized, seen
         parts_RLG[r, label, 4] = batch.net_NL[n, label]
-        logit = arrays.base_L[label] + arrays.bias_L[label]
-        for g in range(NUM_PARTS):
-            logit += arrays.group_weights_LG[label, g] * parts_RLG[r, label, g]
-        other = arrays.base_L[label] + arrays.plain_bias_L[label]
-        other += arrays.plain_group_weights_L2[label, 0] * plain
-        other += arrays.plain_group_weights_L2[label, 1] * plain_numbers
-        scratch.plain_RL2[r, label, 0], scratch.plain_RL2[r, label, 1] = plain, plain_numbers
-        scratch.logits_RL2[r, label, 0], scratch.logits_RL2[r, label, 1] = logit, other
+        write_logits(arrays, scratch, r, n, label, plain, plain_numbers, logits_NL)
         scratch.damping_RL[r, label] = damping + num_samples * moved
         scratch.gate_damping_RL[r, label] = num_samples * gate_damping
-        share = arrays.mixture_L[label]
-        logits_NL[n, label] = share * logit + (1.0 - share) * other
 
 
 @in_place
-def _factorize(batch: Any, scratch: Any, r: Any, slots_from: Any, slots_to: Any) -> Any:
+def write_logits(
+    arrays: Any, scratch: Any, r: Any, n: Any, label: Any, plain: Any, plain_numbers: Any, logits_NL: Any
+) -> None:
+    """Add up the parts of sample n, the r-th of its chunk: logits of both learners, and their mixture."""
+    parts_RLG = scratch.parts_RLG
+    logit = arrays.base_L[label] + arrays.bias_L[label]
+    for g in range(NUM_PARTS):
+        logit += arrays.group_weights_LG[label, g] * parts_RLG[r, label, g]
+    other = arrays.base_L[label] + arrays.plain_bias_L[label]
+    other += arrays.plain_group_weights_L2[label, 0] * plain
+    other += arrays.plain_group_weights_L2[label, 1] * plain_numbers
+    scratch.plain_RL2[r, label, 0], scratch.plain_RL2[r, label, 1] = plain, plain_numbers
+    scratch.logits_RL2[r, label, 0], scratch.logits_RL2[r, label, 1] = logit, other
+    share = arrays.mixture_L[label]
+    logits_NL[n, label] = share * logit + (1.0 - share) * other
+
+
+@in_place
+def factorize(batch: Any, scratch: Any, r: Any, slots_from: Any, slots_to: Any) -> Any:
     """Add up the vectors of a sample; return the sum of the dot products of all pairs."""
     sums_D, squares_D, values_UD, rows_S = scratch.sums_RD[r], scratch.squares_D, batch.values_UD, batch.rows_S
     dim = len(sums_D)

@@ -143,7 +143,7 @@ class SmallTable:
         )
 
 
-def samples(num: int, seed: int):  # type: ignore[no-untyped-def]
+def samples(num: int, seed: int, longest=(3, 11)):  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(seed)
 
     def ragged(longest: int) -> Ragged:
@@ -152,7 +152,7 @@ def samples(num: int, seed: int):  # type: ignore[no-untyped-def]
 
     dense = (rng.normal(size=(num, 1)) * 40).astype(np.float32)
     dense[rng.random((num, 1)) < 0.2] = np.nan
-    features = Features(rng.integers(0, 8, (num, 2)), (ragged(3), ragged(11)), dense)
+    features = Features(rng.integers(0, 8, (num, 2)), tuple(map(ragged, longest)), dense)
     labels = (rng.random((num, 2)) < 0.3).astype(np.float32)
     labels[rng.random((num, 2)) < 0.2] = np.nan
     net = rng.normal(0, 0.5, (num, 2)).astype(np.float32)
@@ -168,13 +168,16 @@ def as_oracle(features: Features, n: int):  # type: ignore[no-untyped-def]
     return fields, [*fields[:2], *crossed], signed_logs(features.dense_NF[n : n + 1])[0].tolist()
 
 
-def test_the_pass_learns_what_the_oracle_learns_and_scores_what_the_reference_scores() -> None:
+@pytest.mark.parametrize("longest", [(3, 11), (1, 1), (1, 2)])
+def test_the_pass_learns_what_the_oracle_learns_and_scores_what_the_reference_scores(
+    longest: tuple[int, int],
+) -> None:
     table, oracle = (
         SmallTable(SCHEMA),
         WideOracle([0, 1, 2, 3, 4], 1, 2, DIM, first_vector=vector, cross_id=oracle_cross),
     )
     for number, num in enumerate((1, 40, 1, 100, 1)):
-        features, net, labels, weights = samples(num, seed=number)
+        features, net, labels, weights = samples(num, seed=number, longest=longest)
         reference = table.score(features, net) if num == 1 else None
         most = 1 << 20 if number < 3 else 100
         logits, errors = table.learn(features, net, labels, weights, most=most)
