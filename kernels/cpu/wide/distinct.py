@@ -26,16 +26,17 @@ from kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
     INFORMATION,
+    MAX_SEEN_BITS,
     NUM_BUCKETS,
     PLAIN_SQUARES,
     PLAIN_WEIGHT,
     WEIGHT,
-    bits_of_count,
     factorize,
     write_logits,
 )
 
-EXPONENT_AT, EXPONENT_OF_A_QUARTER = 52, 1020  # bucket 0 ends where 4 H is 1
+# exponents of float64: bucket 0 ends where 4 H is 1; a count of 1 has one bit
+EXPONENT_AT, EXPONENT_OF_A_QUARTER, EXPONENT_OF_A_HALF = 52, 1020, 1022
 
 
 class Lines(NamedTuple):
@@ -159,10 +160,18 @@ def _standardize_counts(batch: Any, arrays: Any, lines: Any, n: Any) -> None:
     bits_K, seen_K, never_K, moves_K = lines.bits_K, lines.seen_K, lines.never_K, lines.moves_K
     first = batch.offsets_N1[n]
     num_slots = batch.offsets_N1[n + 1] - first
+    counts_K, count_bits_K = lines.informations_K, lines.information_bits_K
     for k in range(num_slots):
-        f, bits = np.uint64(fields_S[first + k]), bits_of_count(counts_U[np.uint64(rows_S[first + k])])
-        bits_K[k], never_K[k] = bits, 1.0 if bits == 0 else 0.0
-        seen_K[k], moves_K[k] = bits - statistics_3F[0, f], statistics_3F[1, f]
+        f = np.uint64(fields_S[first + k])
+        counts_K[k] = counts_U[np.uint64(rows_S[first + k])]
+        seen_K[k], moves_K[k] = statistics_3F[0, f], statistics_3F[1, f]
+    for k in range(num_slots):
+        bits = (count_bits_K[k] >> EXPONENT_AT) - EXPONENT_OF_A_HALF
+        bits = bits if bits > 0 else 0
+        bits_K[k] = bits if bits < MAX_SEEN_BITS else MAX_SEEN_BITS
+    for k in range(num_slots):
+        never_K[k] = 1.0 if bits_K[k] == 0.0 else 0.0
+        seen_K[k] = bits_K[k] - seen_K[k]
     for k in range(num_slots):
         standard = seen_K[k] / math.sqrt(moves_K[k] + 0.01)
         standard = standard if standard > -3.0 else -3.0

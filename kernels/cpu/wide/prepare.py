@@ -95,11 +95,8 @@ def crosses_of(
     for u in range(len(hashes_U)):
         rows_U4[4 * u] = mix64(hashes_U[u] ^ CROSS_SEED)
         rows_U4[4 * u + 1], rows_U4[4 * u + 2] = hashes_U[u], np.uint64(max(usable_from_U[u], 0))
-    lefts_F, rights_F, usable_F = (
-        np.empty(num_fields, np.uint64),
-        np.empty(num_fields, np.uint64),
-        np.empty(num_fields, np.uint64),
-    )
+    lefts_F, rights_F = np.empty(num_fields, np.uint64), np.empty(num_fields, np.uint64)
+    usable_F = np.empty(num_fields, np.int64)
     for n in range(start, stop):
         before, longest = num, 1
         for f in range(num_fields):
@@ -125,7 +122,7 @@ def crosses_of(
             for k in range(num_live):  # written where there is none too: the next one overwrites it
                 i, j = lefts_P[k], rights_P[k]
                 ids_C[num], pairs_C[num] = np.int64(mix64(lefts_F[i] ^ rights_F[j])), live_P[k]
-                num += np.int64(usable_F[i] & usable_F[j])
+                num += usable_F[i] & usable_F[j]
         if num > most and n > start:
             return ids_C[:before], pairs_C[:before], offsets_R1[: n - start + 1], n
         offsets_R1[n - start + 1] = num
