@@ -19,7 +19,10 @@ BUILT_IN_MODELS = {
     "esmm": "app.models.multitask.esmm:ESMM",
     # sequences
     # retrieval
+    "two_tower": "app.models.retrieval.two_tower:TwoTower",
 }
+# their scores are dot products of two vectors: a weight for a pair of ids has no place there
+MODELS_WITHOUT_WIDE = ("two_tower",)
 
 
 class ModelConfig(Settings, frozen=True, kw_only=True):
@@ -55,10 +58,16 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
 
     def for_device(self, device: str) -> "ModelConfig":
         """Return the same settings with "auto" decided for `[train] device`."""
-        return self if self.wide != "auto" else msgspec.structs.replace(self, wide=device != "cuda")
+        if self.wide != "auto":
+            return self
+        return msgspec.structs.replace(self, wide=device != "cuda" and self.name not in MODELS_WITHOUT_WIDE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.has_wide_part and self.name in MODELS_WITHOUT_WIDE:
+            raise ValueError(
+                f'wide = true does not fit name = "{self.name}", which finds items by dot products: leave out wide'
+            )
         if self.name not in BUILT_IN_MODELS and ":" not in self.name:
             near = nearest(self.name, BUILT_IN_MODELS, cutoff=0.4)
             hint = f': did you mean "{near}"?' if near else ""

@@ -16,6 +16,7 @@ from app.models.export.torch_export import export_model
 from app.models.interface import ModelSpec
 from app.models.losses.task_weights import add_task_weights
 from app.models.registry import build_model
+from app.models.retrieval.two_tower import TwoTower
 from app.models.wide.wide_part import add_wide_part
 from app.scores.progressive import ProgressiveScores
 from app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
@@ -124,10 +125,12 @@ def empty_state(
 ) -> TrainingState:
     """Return a state that has learned nothing, over a table whose lowest tier is the base.
 
-    UserError if the wide part is to be learned on a device.
+    UserError if the wide part is to be learned on a device, or if two towers are to have another loss.
     """
     if config.model.has_wide_part and device.transfer is not None:
         raise UserError('the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"')
+    if isinstance(model, TwoTower) and any(loss.name != "bce" for loss in config.losses):
+        raise UserError(f'[model] name = "{config.model.name}" has a loss of its own: leave out [train] loss')
     table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
     learner = Learner(
         model,

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from springtide_client.log.base import ID_STRINGS, Base, BaseManifest, optimizer_file, rows_file
+from springtide_client.log.base import ID_STRINGS, ITEMS, Base, BaseManifest, optimizer_file, rows_file
 
 from app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
 from embeddings.policy.live_row_sample import LiveRowSample
@@ -48,7 +48,7 @@ class RowBudget:
         """Take the sizes of a newer base: id strings and the net take space too."""
         sizes = {name: file.bytes for name, file in manifest.files.items()}
         files = [file(name) for name in manifest.all_tables for file in (rows_file, optimizer_file)]
-        by_rows = sum(sizes.pop(name, 0) for name in (*files, ID_STRINGS))
+        by_rows = sum(sizes.pop(name, 0) for name in (*files, ID_STRINGS, ITEMS))
         self._other_bytes = sum(sizes.values())
         if num_rows:
             self._row_bytes = by_rows / num_rows

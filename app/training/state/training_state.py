@@ -11,6 +11,7 @@ from springtide_client.log.base import Base
 from springtide_client.schema import Schema
 
 from app.errors import UserError
+from app.models.retrieval.two_tower import TwoTower
 from app.scores.progressive import ProgressiveScores
 from app.scores.segments.names import SegmentNames
 from app.training.state.limit_overrides import LimitOverrides
@@ -29,6 +30,7 @@ from app.training.step.learner import Learner
 from app.training.step.report import StepReport
 from app.version_log.commands.erasures import erasures_to_meta
 from app.version_log.commands.limits import LimitName, to_table_limits
+from app.version_log.items import ItemLayout, items_to_arrays
 from app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
 from embeddings.collection.collection import tables_by_name
 from stream.columns import Batch
@@ -54,7 +56,11 @@ class TrainingState:
         self._segment_names = SegmentNames(schema, scores.by)
         self._pending_report: Callable[[], StepReport] | None = None  # of the newest step, not counted yet
         self._pending_features: Features | None = None  # of the same step
-        self._unpublished = Unpublished()
+        model = learner.model
+        self._item_layout = (
+            ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
+        )
+        self._unpublished = Unpublished(self._item_layout)
         self._published_step = 0
         self._must_expire = False
         self._batch_in_progress: Batch | None = None  # the table's clock has moved to it, but it is not learned yet
@@ -160,8 +166,9 @@ class TrainingState:
             arrays |= self._dense_arrays()
         arrays |= with_prefix("state.scores.", self.scores.delta())
         arrays |= id_strings_to_arrays(self._unpublished.id_strings)
+        arrays |= items_to_arrays(self._unpublished.items())
         meta = self.meta(created_ms)
-        self._unpublished, self._published_step = Unpublished(), self.learner.steps
+        self._unpublished, self._published_step = Unpublished(self._item_layout), self.learner.steps
         return meta, arrays
 
     @property

@@ -6,19 +6,25 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.features import IdStrings
 from springtide_client.format.records import CommandEntry
+from springtide_client.format.tensors import Arrays
 
 from app.training.step.batch_keys import num_keys
+from app.version_log.items import ItemLayout
+from app.version_log.read.replay_state import newest_items
 from app.version_log.trainer_meta import SeekMeta
 from stream.columns import Batch
 
 MAX_RECORD_TIMES = 64  # of a version
+PENDING_ITEMS = 32  # batches whose items are merged at once
 
 
 class Unpublished:
     """Gathers what happens between two versions; replaced by an empty one at each checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, item_layout: ItemLayout | None = None) -> None:
+        """`item_layout`: of a model with two towers, whose versions carry the items of their samples."""
         self.has_changes = False
+        self._item_layout, self._items = item_layout, list[Arrays]()
         self.num_keys = 0  # of the batches, every occurrence
         self.id_strings: list[IdStrings] = []
         self.commands: list[CommandEntry] = []
@@ -30,8 +36,17 @@ class Unpublished:
         self.has_changes = True
         self.id_strings += batch.id_strings
         self.num_keys += num_keys(batch)
+        if self._item_layout is not None and len(batch):
+            self._items.append(self._item_layout.encode(batch.features))
+            if len(self._items) > PENDING_ITEMS:
+                self._items = [newest_items(self._items)]
         if len(batch):
             self._record_ms.append(batch.record_ms_N)
+
+    def items(self) -> Arrays | None:
+        """Return the items of the batches, each as its newest sample has it; None if there are none."""
+        items = [part for part in self._items if len(part["id"])]
+        return newest_items(items) if items else None
 
     def add_command(self, entry: CommandEntry) -> None:
         """Note an executed command and its result."""

@@ -68,13 +68,20 @@ class KeyPreparer:
     """Builds the keys of a batch, and starts the copy of its columns if training runs on a device."""
 
     def __init__(
-        self, schema: Schema, ops: Ops, transfer: TransferStream | None, score_field: str | None, *, wide: bool = False
+        self,
+        schema: Schema,
+        ops: Ops,
+        transfer: TransferStream | None,
+        score_field: str | None,
+        *,
+        wide: bool = False,
+        item_column: int | None = None,
     ) -> None:
         """`ops` are the table's; `score_field` is the dense field with a sample's score for custom eviction.
 
-        `wide`: bins of dense features have keys too.
+        `wide`: bins of dense features have keys too. `item_column`: the categorical feature whose ids the step needs.
         """
-        self._wide = wide
+        self._wide, self._item_column = wide, item_column
         self._schema, self._ops = schema, ops
         self._buffers = None if transfer is None else PinnedBuffers(transfer)
         self._keys_on_device = transfer is not None and ops.device != "cpu"
@@ -103,11 +110,18 @@ class KeyPreparer:
         if self._buffers is not None:
             columns = input_columns(self._schema, batch.features)
             columns |= {"labels": batch.labels_NL, "weights": batch.weights_N}
+            if self._item_column is not None:
+                columns["item_ids"] = self.item_ids(batch)
             if self._keys_on_device:
                 keys = zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
                 columns |= {name: column for name, column in keys if column is not None}
             staged = self._buffers.stage(columns)
         return BatchKeys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged, numbers=numbers)
+
+    def item_ids(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """Return the samples' items."""
+        assert self._item_column is not None
+        return np.ascontiguousarray(batch.features.categorical_NC[:, self._item_column])
 
     def at_table(self, keys: BatchKeys) -> BatchKeys:
         """Return the keys as arrays where the table is, without a copy: the staged ones, if it is on the device."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from app.models.losses.config import LabelLoss
 from app.models.losses.loss import Loss
+from app.models.retrieval.two_tower import TwoTower
 from app.models.wide.wide_part import wide_part_of
 from app.training.config import DenseOptimizerConfig, TrainConfig
 from app.training.device.device import TrainDevice, resolve_device
@@ -22,6 +23,7 @@ from app.training.step.cuda_graphs import CudaGraphStep
 from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, optimizer_tensors, restore_optimizer
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from app.training.step.report import StepReport, fetch_outcome, report_of
+from app.training.step.retrieval_step import RetrievalStep
 from app.training.step.wide_step import WideStep, learn_offset
 from embeddings.collection.collection import AnyTable
 from embeddings.errors import SpillError
@@ -58,8 +60,16 @@ class Learner:
         self.optimizer = build_optimizer(DenseOptimizerConfig.of(config.optimizer), model)
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
         self.wide = wide_part_of(model)
-        self.keys = KeyPreparer(schema, table.ops, self.device.transfer, score_field, wide=self.wide is not None)
+        self.keys = KeyPreparer(
+            schema,
+            table.ops,
+            self.device.transfer,
+            score_field,
+            wide=self.wide is not None,
+            item_column=model.item_column if isinstance(model, TwoTower) else None,
+        )
         self.wide_step = None if self.wide is None else WideStep(self.wide, table, schema)
+        self.retrieval_step = RetrievalStep(model, self.optimizer) if isinstance(model, TwoTower) else None
         self.loss = Loss(losses, self.model)
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
@@ -200,6 +210,9 @@ class Learner:
             if not lookup.released:  # the net gives rows no gradients: count them all the same
                 self.table.touch(lookup)
             return outcome
+        if self.retrieval_step is not None:
+            ids_N = torch.from_numpy(self.keys.item_ids(batch)) if columns is None else columns["item_ids"]
+            return self.retrieval_step(inputs, labels_NL, weights_N, ids_N, bfloat16=use_bfloat16)
         return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16, groups_NG=groups_NG)
 
     def _dense_step(self) -> DenseStep:

@@ -68,6 +68,7 @@ def begin_changed(
         blocks=main.blocks,
         tables=dict(zip(new.tables, others, strict=True)),
         id_strings=carry.id_strings(*state.id_strings, *known_strings, dead=merge_layers(*dead)),
+        items=carry.items(state.live_items()),
         program=base.model_path if program is None else program,
     )
     failpoint("before a changed schema begins")

@@ -29,6 +29,7 @@ from app.version_log.change.design import (
 )
 from app.version_log.change.plan import Plan
 from app.version_log.change.wide_arrays import carry_wide
+from app.version_log.items import ItemLayout
 from app.version_log.read.id_dictionary import merge_id_strings, take_strings
 from app.version_log.tables import LogTable
 from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
@@ -162,6 +163,13 @@ class Carry:
         kept = take_strings(merged, np.flatnonzero(numbers_n >= 0))
         kept["feature"] = numbers_n[numbers_n >= 0].astype(np.uint16)
         return merge_id_strings([kept], empty_layer(0))  # sorted by the new numbers
+
+    def items(self, items: Arrays | None) -> Arrays | None:
+        """Return the items of a model with two towers, if the new one describes an item by the same features."""
+        old, new = ItemLayout.of(self.old.schema, self.old.model), ItemLayout.of(self.new.schema, self.new.model)
+        if items is None or old is None or new is None or old.form != new.form:
+            return None
+        return self.id_strings(items, dead=empty_layer(0))
 
     def meta(self, meta: VersionMeta) -> VersionMeta:
         """Return what a version says, for the new design: where it stands in the stream, and what stays of the rest."""

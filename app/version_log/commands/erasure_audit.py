@@ -1,8 +1,8 @@
 """Find the files of a log that still hold an erased id, and say what must happen before each is deleted.
 
-A file holds an id if it has its row or its string. Tombstones and command entries do not count: they only say that the
-id was erased, and followers need them. Files that readers ignore are searched too; half a record at the end of a file
-is not, because it was never readable.
+A file holds an id if it has its row, its string or its features as an item. Tombstones and command entries do not
+count: they only say that the id was erased, and followers need them. Files that readers ignore are searched too; half a
+record at the end of a file is not, because it was never readable.
 """
 
 import mmap
@@ -16,7 +16,7 @@ import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
 from springtide_client.keys import mix_keys
-from springtide_client.log.base import ID_STRINGS, read_base_manifest
+from springtide_client.log.base import ID_STRINGS, ITEMS, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import Listing, base_name
 
@@ -133,7 +133,7 @@ def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: i
         path = directory.path / base_name(number)
         for name in _searched(path):
             arrays = _mapped(path / name)
-            if arrays is not None and _holds_sorted(arrays, feature, row_id, is_rows=name != ID_STRINGS):
+            if arrays is not None and _holds_sorted(arrays, feature, row_id, is_rows=name not in (ID_STRINGS, ITEMS)):
                 yield _Found(f"{path.name}/{name}", number, number + 1)
 
 
@@ -177,13 +177,13 @@ def _records(path: Path) -> Iterator[tuple[int, Arrays]]:
 
 
 def _searched(folder: Path) -> list[str]:
-    """Return the files of a base that hold rows, one for each table, or strings."""
-    return [*sorted(path.name for path in folder.glob(ROWS_FILES)), ID_STRINGS]
+    """Return the files of a base that hold rows, one for each table, strings or items."""
+    return [*sorted(path.name for path in folder.glob(ROWS_FILES)), ID_STRINGS, ITEMS]
 
 
 def _groups(arrays: Arrays) -> list[str]:
-    """Return the groups of a record's tensors with rows, one for each table, and with strings."""
-    return [*(name.removesuffix(".id") for name in arrays if is_row_id(name)), "texts"]
+    """Return the groups of a record's tensors with rows, one for each table, with strings and with items."""
+    return [*(name.removesuffix(".id") for name in arrays if is_row_id(name)), "texts", "items"]
 
 
 def _holds(arrays: Arrays, group: str, feature: int, row_id: int) -> bool:

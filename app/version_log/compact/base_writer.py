@@ -19,6 +19,7 @@ from springtide_client.format.tensors import Array, Arrays, TensorShape, shape_o
 from springtide_client.log.base import (
     DENSE,
     ID_STRINGS,
+    ITEMS,
     MANIFEST,
     MODEL,
     ONNX,
@@ -68,6 +69,7 @@ class BaseImage:
     tables: Mapping[str, TableImage] = field(default_factory=dict)  # the others
     sketch: Array | None = None  # admission sketch, uint8 (blocks, 64); None if nothing was ever counted
     id_strings: Arrays | None = None  # columns `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id)
+    items: Arrays | None = None  # of a model with two towers, columns as those of id strings
     program: bytes | Path | None = None  # the exported model, or the file that has it
     onnx: bytes | None = None  # the model as ONNX with this version's weights
 
@@ -95,6 +97,8 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
             _write_arrays(draft / SKETCH, {"sketch.bytes": image.sketch})
         if image.id_strings is not None and len(image.id_strings["id"]):
             _write_arrays(draft / ID_STRINGS, image.id_strings)
+        if image.items is not None:
+            _write_arrays(draft / ITEMS, image.items)
         _write_file(draft / MODEL, image.program)
         _write_file(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)

@@ -161,6 +161,7 @@ def write_merged_base(
         blocks=main.blocks,
         tables={table.name: other for table, other in zip(state.tables[1:], others, strict=True)},
         id_strings=merge_id_strings([*state.id_strings, *known_strings], merge_layers(*dead)),
+        items=state.live_items(),
         program=base.model_path,
         onnx=None if onnx is None else onnx.build(base, state.arrays),
     )

@@ -9,15 +9,17 @@ from springtide_client.format.records import CommandEntry, Record, Tip, VersionM
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_layer import RowLayer, empty_layer
 
 from app.scores.progressive import ProgressiveScores
+from app.version_log.items import items_of
 from app.version_log.read.exact_state import is_exact_state
-from app.version_log.read.id_dictionary import id_strings_of
+from app.version_log.read.id_dictionary import id_strings_of, merge_id_strings, take_strings
 from app.version_log.tables import LogTable, tables_of
 
 MAX_COMMANDS = 10_000  # that a base remembers, beside erasures; the files of older ones are long deleted
 SCORES = "state.scores."
+PENDING_ITEMS = 32  # versions whose items are merged at once
 PENDING_BYTES = 256 << 20  # of records whose rows are merged at once: merging few at a time copies a row more often
 
 
@@ -124,6 +126,7 @@ class ReplayState(ModelReplayState):
     def __init__(self, base: Base, *, window_samples: int) -> None:
         super().__init__(base, window_samples=window_samples)
         self.id_strings: list[Arrays] = []
+        self._items: list[Arrays] = [] if base.items is None else [base.items]
         self.num_changes = 0  # records that hold more than meta
         self.num_bytes = 0  # of the records replayed
         self.tables = tables_of(base.manifest)
@@ -142,6 +145,10 @@ class ReplayState(ModelReplayState):
             self._merge_pending()
         if (strings := id_strings_of(tensors)) is not None:
             self.id_strings.append({name: np.array(array) for name, array in strings.items()})
+        if (items := items_of(tensors)) is not None:
+            self._items.append({name: np.array(array) for name, array in items.items()})
+            if len(self._items) > PENDING_ITEMS:
+                self._items[1:] = [newest_items(self._items[1:])]
         self.num_bytes += record.num_bytes
 
     @property
@@ -155,6 +162,20 @@ class ReplayState(ModelReplayState):
         """Return a table's changed rows with their optimizer states, and tombstones of deleted ones, as one layer."""
         self._merge_pending()
         return self._rows[table.name].merged()
+
+    def live_items(self) -> Arrays | None:
+        """Return the newest features of all items that have a row; None if there are none."""
+        if not self._items:
+            return None
+        items = newest_items(self._items)
+        feature, id, cutoffs = items["feature"], items["id"], self._meta.expiry_cutoffs
+        alive_n = np.zeros(len(id), np.bool_)
+        for table in self.tables:
+            for layer in (table.base_rows(self.base), self.changed_rows(table)):  # the newer one decides
+                rows_n = layer.find(feature, id)
+                found_n = rows_n >= 0
+                alive_n[found_n] = layer.live_at(rows_n[found_n], cutoffs)
+        return take_strings(items, np.flatnonzero(alive_n)) if alive_n.any() else None
 
     def _merge_pending(self) -> None:
         for rows in self._rows.values():
@@ -184,6 +205,13 @@ class _TableRows:
         if self._pending:
             self._layers = push_layer(self._layers, merge_layers(*self._pending))
             self._pending = []
+
+
+def newest_items(oldest_first: Sequence[Arrays]) -> Arrays:
+    """Return each item as the newest of the parts has it; at least one part has an item."""
+    merged = merge_id_strings(reversed(oldest_first), empty_layer(0))
+    assert merged is not None
+    return merged
 
 
 def remembered_commands(commands: Sequence[CommandEntry], known: Collection[str]) -> list[CommandEntry]:

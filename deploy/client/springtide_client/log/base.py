@@ -21,7 +21,7 @@ from springtide_client.schema import Schema
 
 MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
 DENSE, ID_STRINGS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
-SKETCH, ONNX = "sketch.safetensors", "model.onnx"
+SKETCH, ONNX, ITEMS = "sketch.safetensors", "model.onnx", "items.safetensors"
 STATE = "state.safetensors"  # of the dense net: exact parameters, optimizer state, random state
 TABLE_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -200,6 +200,11 @@ class Base:
     def id_strings(self) -> Arrays | None:
         """The strings of hashed ids: `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id); None without any."""
         return map_tensors(self.path / ID_STRINGS) if ID_STRINGS in self.manifest.files else None
+
+    @cached_property
+    def items(self) -> Arrays | None:
+        """The items of a model with two towers: columns as those of `id_strings`; None without any."""
+        return map_tensors(self.path / ITEMS) if ITEMS in self.manifest.files else None
 
     @cached_property
     def sketch(self) -> UInt8Array | None:

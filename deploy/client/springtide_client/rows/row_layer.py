@@ -108,6 +108,13 @@ class RowLayer:
             live_n &= self.last_seen >= expiry_cutoffs_of(self.feature, expiry_cutoffs)
         return live_n
 
+    def live_at(self, rows: Indices, expiry_cutoffs: Mapping[str, int]) -> BoolArray:
+        """Return which of some rows, given by their numbers in any order, are neither tombstones nor expired."""
+        live_n = self.last_seen[rows] >= expiry_cutoffs_of(self.feature[rows], expiry_cutoffs)
+        if self.tombstone is not None:
+            live_n &= ~self.tombstone[rows]
+        return live_n
+
 
 def expiry_cutoffs_of(features_K: UInt16Array, expiry_cutoffs: Mapping[str, int]) -> Int64Array:
     """Return for each key the event time before which a row of its feature is expired, int64 (K)."""

@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+from springtide_client.features import Features
+from springtide_client.schema import Schema
+
+from app.models.config import ModelConfig
+from app.models.interface import ModelSpec
+from app.models.registry import build_model
+from app.training.config import TrainConfig, with_adagrad_eps
+from app.training.step.learner import Learner
+from embeddings.config import TableConfig
+from embeddings.table import EmbeddingTable
+from stream.columns import Batch
+
+SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
+TABLE = TableConfig(dim=8, device_bytes="8MiB")
+NUM_ITEMS = 40
+
+
+def make_learner() -> Learner:
+    table = EmbeddingTable(with_adagrad_eps(TABLE), seed=0, tracked=False)
+    options = {"item": ["item_id"], "hidden": [16], "dim": 8, "buckets": 256}
+    net = build_model(ModelConfig(name="two_tower", options=options), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+    return Learner(net, table, TrainConfig(bfloat16=False), SCHEMA)
+
+
+def make_batch(number: int, num: int = 256) -> Batch:
+    """Users of group g click items of group g only; items come as often as 1 / (1 + rank)."""
+    draw = np.random.default_rng(number)
+    shares = 1 / (1 + np.arange(NUM_ITEMS))
+    users, items = draw.integers(0, 100, num), draw.choice(NUM_ITEMS, num, p=shares / shares.sum())
+    features = Features(np.stack([users, items], axis=1), (), np.zeros((num, 0), np.float32))
+    labels = (users % 4 == items % 4).astype(np.float32)[:, None]
+    return Batch(
+        features=features,
+        labels_NL=labels,
+        weights_N=np.ones(num, np.float32),
+        event_ms_N=np.full(num, number + 1, np.int64),
+        record_ms_N=np.full(num, number + 1, np.int64),
+        positions={},
+    )
+
+
+def test_towers_learn_which_items_a_user_clicks():
+    learner = make_learner()
+    losses = [learner.step(make_batch(number)).loss for number in range(60)]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    report = learner.step(make_batch(60))
+    scores, is_click = report.logits_NL[:, 0], report.labels_NL[:, 0] == 1
+    assert (scores[is_click][:, None] > scores[~is_click]).mean() > 0.9
+
+
+def test_the_same_batches_give_the_same_bits_and_a_restored_learner_continues():
+    whole, first, second = make_learner(), make_learner(), make_learner()
+    for number in range(4):
+        whole.step(make_batch(number))
+    for number in range(2):
+        first.step(make_batch(number))
+    second.table = first.table
+    second.restore(first.dense_arrays(), first.optimizer_arrays())
+    for number in range(2, 4):
+        second.step(make_batch(number))
+    for name, array in whole.dense_arrays().items():
+        np.testing.assert_array_equal(array, second.dense_arrays()[name])
+
+
+def test_gradients_that_are_not_finite_change_nothing_of_the_net():
+    learner = make_learner()
+    learner.step(make_batch(0))
+    before = learner.dense_arrays()
+    batch = make_batch(1)
+    batch.weights_N[3] = np.inf
+    assert learner.step(batch).skipped
+    for name, array in learner.dense_arrays().items():
+        np.testing.assert_array_equal(array, before[name])
+    assert not learner.step(make_batch(2)).skipped
+
+
+@pytest.mark.parametrize("label", [0.0, np.nan])
+def test_a_batch_without_positive_samples_is_counted_but_teaches_nothing(label):
+    learner = make_learner()
+    batch = make_batch(0)
+    batch.labels_NL[:] = label
+    before = learner.dense_arrays()
+    report = learner.step(batch)
+    assert np.isnan(report.loss)
+    assert not report.skipped
+    after = learner.dense_arrays()
+    np.testing.assert_array_equal(before["user.layers.0.weight"], after["user.layers.0.weight"])
+    assert int(after["frequency.num_samples_1"][0]) == len(batch)
