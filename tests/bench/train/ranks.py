@@ -1,0 +1,187 @@
+"""train.ranks: DLRM over one DynamicEmbedding whose rows are spread over two ranks of one thread each, under Gloo.
+
+Against one process of two threads with the same batches. Then with rows and gradients in int8 over a link of 1 Gbit/s
+between two hosts (network namespaces, which need root), against float32 over the same link.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.bench.harness.hosts import ADDRESSES, DEVICE, two_hosts
+from tests.bench.harness.report import Case, argument_parser, fail, report
+
+ROOT = Path(__file__).parents[3]
+FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
+STEPS, WARM_UP, REPEATS = 60, 15, 3
+AGAINST_ONE_PROCESS, INT8_AGAINST_FLOAT32 = 0.8, 1.5
+
+
+def rank_main(rank: int, num_ranks: int, address: str, precision: str, num_steps: int) -> None:
+    """One rank: learn, and print rate, loss, bytes sent and seconds in collectives as JSON."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from app.models.interactions.dlrm import DLRM
+    from app.models.interface import FieldSpec, ModelSpec
+    from embeddings import DynamicEmbedding
+    from tests.bench.workloads.keys import positions
+
+    waited = [0.0]
+
+    def timed(collective: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            result = collective(*arguments, **options)
+            waited[0] += time.perf_counter() - start
+            return result
+
+        return call
+
+    torch.set_num_threads(1 if num_ranks > 1 else 2)
+    group = None
+    if num_ranks > 1:
+        dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=num_ranks)
+        dist.all_to_all_single, dist.all_reduce = timed(dist.all_to_all_single), timed(dist.all_reduce)
+        group = dist.group.WORLD
+    rows = DynamicEmbedding(
+        DIM, "1GiB", process_group=group, forward_precision=precision, backward_precision=precision, seed=1
+    )
+    torch.manual_seed(1)
+    fields = tuple(FieldSpec(name=f"f{number}", dim=DIM, owner=f"f{number}") for number in range(FIELDS))
+    net: Any = DLRM(ModelSpec(categorical=fields, labels=("click",), dim=DIM))
+    parallel = net if group is None else DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
+    batch, offset = BATCH // num_ranks, np.arange(FIELDS) * IDS_A_FIELD
+    num_samples = (num_steps + WARM_UP) * BATCH
+    ids = np.stack([positions("zipf", num_samples, IDS_A_FIELD, seed=field) for field in range(FIELDS)], axis=1)
+    labels = ((ids[:, :4] % 7).sum(axis=1) > 12).astype(np.float32)
+    all_ids, all_labels = torch.from_numpy(ids + offset), torch.from_numpy(labels)
+    empty = torch.zeros(batch, 0, DIM), torch.zeros(batch, 0, 1, DIM), torch.zeros(batch, 0), torch.zeros(batch, 0)
+    losses, start, sent_before = [], 0.0, 0
+    for step in range(num_steps + WARM_UP):
+        if step == WARM_UP:
+            start, waited[0] = time.perf_counter(), 0.0
+            sent_before = rows.shards.exchange.bytes_sent.total() if rows.shards is not None else 0
+        first = step * BATCH + rank * batch
+        pooled, sequence, length, dense = empty
+        logits = parallel(rows(all_ids[first : first + batch]), pooled, sequence, length, dense)[:, 0]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, all_labels[first : first + batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    seconds = time.perf_counter() - start
+    sent = rows.shards.exchange.bytes_sent.total() - sent_before if rows.shards is not None else 0
+    result = {
+        "rate": num_steps * BATCH / seconds,
+        "loss": float(np.mean(losses[-10:])),
+        "bytes_a_sample": sent / (num_steps * batch),
+        "waited": waited[0] / seconds,
+    }
+    print(json.dumps(result))
+    if group is not None:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+class Contender:
+    """Processes that learn together; the results of their runs."""
+
+    def __init__(self, num_ranks: int, precision: str, num_steps: int, hosts: tuple[str, ...] = ()) -> None:
+        self.num_ranks, self.precision, self.num_steps, self.hosts = num_ranks, precision, num_steps, hosts
+        self.results: list[dict[str, float]] = []
+        self.port = 29_500 + os.getpid() % 1000
+
+    def run(self) -> None:
+        """Start the ranks anew and wait for their end."""
+        self.port += 1
+        address = f"{ADDRESSES[0] if self.hosts else '127.0.0.1'}:{self.port}"
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"}
+        environment |= {"OMP_NUM_THREADS": "1" if self.num_ranks > 1 else "2"}
+        environment |= {"GLOO_SOCKET_IFNAME": DEVICE if self.hosts else "lo"}
+        processes = []
+        for rank in range(self.num_ranks):
+            inside = ["ip", "netns", "exec", self.hosts[rank]] if self.hosts else []
+            arguments = [str(rank), str(self.num_ranks), address, self.precision, str(self.num_steps)]
+            command = [*inside, sys.executable, "-m", "tests.bench.train.ranks", "--rank", *arguments]
+            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        printed = [process.communicate(timeout=300)[0] for process in processes]
+        if any(process.returncode for process in processes):
+            fail(f"a rank of {self.num_ranks} failed")
+        lines = [json.loads(text.splitlines()[-1]) for text in printed]
+        self.results.append({name: sum(line[name] for line in lines) / len(lines) for name in lines[0]})
+
+    def median_of(self, name: str) -> float:
+        return median(result[name] for result in self.results)
+
+    @property
+    def rates(self) -> list[float]:
+        return [result["rate"] for result in self.results]
+
+
+def main() -> None:
+    if "--rank" in sys.argv:
+        rank, num_ranks, address, precision, num_steps = sys.argv[sys.argv.index("--rank") + 1 :]
+        rank_main(int(rank), int(num_ranks), address, precision, int(num_steps))
+        return
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--link", default="1gbit", help='rate of the link between two hosts; "": leave this part out')
+    options = parser.parse_args()
+    num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
+    with ExitStack() as stack:
+        contenders = {
+            "one process, 2 threads": Contender(1, "float32", num_steps),
+            "2 ranks": Contender(2, "float32", num_steps),
+            "2 ranks, int8": Contender(2, "int8", num_steps),
+        }
+        if options.link and os.geteuid() == 0:
+            hosts = tuple(stack.enter_context(two_hosts(options.link)))
+            for precision in ("float32", "bfloat16", "int8"):
+                contenders[f"2 hosts, {precision}"] = Contender(2, precision, num_steps, hosts)
+        for _ in range(repeats):
+            for contender in contenders.values():
+                contender.run()
+    for name, contender in contenders.items():
+        print(
+            f"{name}: {median(contender.rates):,.0f} samples/s, {contender.median_of('bytes_a_sample'):.0f} bytes a "
+            f"sample to the other rank, {100 * contender.median_of('waited'):.0f} % of the time in collectives, "
+            f"loss {contender.median_of('loss'):.4f}"
+        )
+    alone, ranks = contenders["one process, 2 threads"], contenders["2 ranks"]
+    if abs(alone.median_of("loss") - ranks.median_of("loss")) > 0.01:
+        fail("two ranks learned something else than one process")
+    cases = [
+        Case(
+            "2 ranks of one thread",
+            "samples/s",
+            ranks.rates,
+            {"one process, 2 threads": alone.rates},
+            needed=AGAINST_ONE_PROCESS,
+            contest=False,
+        )
+    ]
+    if "2 hosts, int8" in contenders:
+        cases.append(
+            Case(
+                f"2 hosts, {options.link}, int8",
+                "samples/s",
+                contenders["2 hosts, int8"].rates,
+                {"float32": contenders["2 hosts, float32"].rates},
+                needed=INT8_AGAINST_FLOAT32,
+                contest=False,
+            )
+        )
+    report("train.ranks", cases, packages=("torch", "numba", "numpy"), out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
