@@ -92,6 +92,10 @@ class ModelSpec:
         """Return the place of a categorical feature in axis C; ValueError that lists the ones there are."""
         return _index("categorical feature", name, [field.name for field in self.categorical])
 
+    def field_index(self, name: str) -> int:
+        """Return the place of an id feature in axis E of `join_fields`; ValueError that lists the ones there are."""
+        return _index("id feature", name, [field.name for field in self.fields])
+
     def multi_value_index(self, name: str) -> int:
         """Return the place of a multi_value feature in axis P; ValueError that lists the ones there are."""
         return _index("multi_value feature", name, [field.name for field in self.multi_value])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
+from app.models.field_vectors import FieldProjection
 from app.models.interface import ModelSpec
 
 
@@ -18,6 +19,7 @@ class DeepFM(CalibratedModel):
         num_normalized = self.normalizer.num_outputs
         self.linear = ZeroLinear(num_normalized, spec.num_labels)
         sizes = [spec.num_fields * spec.dim + num_normalized, *check_layer_sizes("hidden", hidden), spec.num_labels]
+        self.project = FieldProjection(spec)
         self.deep = perceptron(sizes, last_is_linear=True)
 
     def last_layer(self) -> nn.Linear:
@@ -27,14 +29,15 @@ class DeepFM(CalibratedModel):
 
     def become_offset(self) -> None:
         super().become_offset()
-        del self.linear
+        del self.linear, self.project
 
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
         if self.is_offset:
             return deep_NL
-        sum_ND = fields_NED.sum(dim=1)
-        pairs_N = 0.5 * (sum_ND.square() - fields_NED.square().sum(dim=1)).sum(dim=1)
+        vectors_NED = self.project(fields_NED)
+        sum_ND = vectors_NED.sum(dim=1)
+        pairs_N = 0.5 * (sum_ND.square() - vectors_NED.square().sum(dim=1)).sum(dim=1)
         linear_NL: Tensor = self.linear(dense_NX)
         wide_NL = self.first_order(fields_NED) + self.pair_scale * pairs_N[:, None]
         scores_NL: Tensor = wide_NL + linear_NL.float() + deep_NL.float()

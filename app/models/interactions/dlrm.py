@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
-from app.models.interactions.dot_interaction import dot_interaction
+from app.models.field_vectors import FieldProjection
+from app.models.interactions.dot_interaction import dot_interaction, pair_places
 from app.models.interface import ModelSpec
 
 
@@ -37,10 +38,11 @@ class DLRM(CalibratedModel):
         self.bottom: nn.Sequential | None = None
         if num_normalized:
             self.bottom = perceptron([num_normalized, *bottom_sizes, dim], last_is_linear=False)
+        self.project = FieldProjection(spec)
         num_vectors = spec.num_fields + (1 if self.bottom is not None else 0)
-        left_I, right_I = torch.triu_indices(num_vectors, num_vectors, 1)
-        self.register_buffer("pairs_I", left_I * num_vectors + right_I, persistent=False)
-        num_top = len(left_I) + (dim if self.bottom is not None else 0) + (spec.num_fields * dim if rows_on_top else 0)
+        self.register_buffer("pairs_I", pair_places(num_vectors), persistent=False)
+        num_vectors_on_top = num_vectors if rows_on_top else num_vectors - spec.num_fields
+        num_top = len(self.pairs_I) + num_vectors_on_top * dim
         self.top = perceptron([num_top, *top_sizes, spec.num_labels], last_is_linear=True)
 
     def last_layer(self) -> nn.Linear:
@@ -50,11 +52,11 @@ class DLRM(CalibratedModel):
 
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         parts = [fields_NED.flatten(1)] if self.rows_on_top else []
-        vectors_NVD = fields_NED
+        vectors_NVD = projected_NED = self.project(fields_NED)
         if self.bottom is not None:
             vector_ND: Tensor = self.bottom(dense_NX)
             parts.append(vector_ND.to(fields_NED.dtype))
-            vectors_NVD = torch.cat([parts[-1].unsqueeze(1), fields_NED], dim=1)
+            vectors_NVD = torch.cat([parts[-1].unsqueeze(1), projected_NED], dim=1)
         pairs_NI = dot_interaction(vectors_NVD, self.pairs_I)
         scores_NL: Tensor = self.top(torch.cat([*parts, pairs_NI], dim=1)).float()
         if self.adds_pairs and not self.is_offset:

@@ -27,6 +27,13 @@ def dot_interaction(vectors_NVD: Tensor, pairs_I: Tensor) -> Tensor:
     return torch_dot_interaction(vectors_NVD, pairs_I)
 
 
+def pair_places(num_vectors: int) -> Tensor:
+    """Return the places i * V + j of all pairs i < j, in the order of `dot_interaction`."""
+    left_I, right_I = torch.triu_indices(num_vectors, num_vectors, 1)
+    places_I: Tensor = left_I * num_vectors + right_I
+    return places_I
+
+
 def torch_dot_interaction(vectors_NVD: Tensor, pairs_I: Tensor) -> Tensor:
     """Compute the products in plain torch: all of them, then pick each pair once."""
     products_NVV = torch.bmm(vectors_NVD, vectors_NVD.transpose(1, 2))

@@ -1,0 +1,52 @@
+"""Field-aware factorization machine (Juan et al. 2016): an id has another vector for each field that it meets."""
+
+# N samples, E fields, D dimension, H numbers of a part (D // E), X normalized dense features, I pairs, L labels
+import torch
+from torch import Tensor, nn
+
+from app.models.calibrated_model import CalibratedModel, ZeroLinear
+from app.models.field_vectors import FieldProjection
+from app.models.interactions.dot_interaction import pair_places
+from app.models.interface import ModelSpec
+
+
+class FFM(CalibratedModel):
+    """A row is divided into one part for each field: its part e meets field e. Dense features are linear.
+
+    So `[table] dim` is the number of fields times the numbers of a part, 4 for example; what is left over is unused.
+    Beside a wide part each pair of fields has a weight for each label, 0 at first.
+    """
+
+    pairs_I: Tensor
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.num_numbers = spec.dim // max(1, spec.num_fields)
+        if self.num_numbers == 0:
+            raise ValueError(
+                f"ffm divides a row among the {spec.num_fields} fields: raise [table] dim from {spec.dim} to "
+                f"{4 * spec.num_fields}, or to another multiple of {spec.num_fields}"
+            )
+        self.linear = ZeroLinear(self.normalizer.num_outputs, spec.num_labels)
+        self.project = FieldProjection(spec)
+        self.register_buffer("pairs_I", pair_places(spec.num_fields), persistent=False)
+        self.weight_LI: nn.Parameter | None = None
+
+    def become_offset(self) -> None:
+        super().become_offset()
+        del self.linear
+        self.weight_LI = nn.Parameter(torch.zeros(self.spec.num_labels, len(self.pairs_I)))
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        num_fields, num_numbers = self.spec.num_fields, self.num_numbers
+        used = self.project(fields_NED)[:, :, : num_fields * num_numbers]
+        parts_NEEH = used.unflatten(2, (num_fields, num_numbers)) if num_fields else used.unsqueeze(3)
+        products_NEE = (parts_NEEH * parts_NEEH.transpose(1, 2)).sum(dim=3)
+        products_NI = products_NEE.flatten(1).gather(1, self.pairs_I.expand(fields_NED.shape[0], -1))
+        if self.weight_LI is not None:
+            weighted_NL: Tensor = nn.functional.linear(products_NI, self.weight_LI)
+            return weighted_NL.float()
+        pairs_N1 = products_NI.float().sum(dim=1, keepdim=True)
+        linear_NL: Tensor = self.linear(dense_NX)
+        scores_NL: Tensor = self.first_order(fields_NED) + linear_NL.float() + self.pair_scale * pairs_N1
+        return scores_NL

@@ -1,0 +1,36 @@
+"""Field-weighted factorization machine (Pan et al. 2018): the product of each pair of fields has a weight."""
+
+# N samples, E fields, D dimension, X normalized dense features, I pairs of fields, L labels
+import torch
+from torch import Tensor, nn
+
+from app.models.calibrated_model import CalibratedModel, ZeroLinear
+from app.models.field_vectors import FieldProjection
+from app.models.interactions.dot_interaction import dot_interaction, pair_places
+from app.models.interface import ModelSpec
+
+
+class FwFM(CalibratedModel):
+    """A weight for each pair of fields and label, 0 at first beside a wide part; dense features are linear."""
+
+    pairs_I: Tensor
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.linear = ZeroLinear(self.normalizer.num_outputs, spec.num_labels)
+        self.project = FieldProjection(spec)
+        self.register_buffer("pairs_I", pair_places(spec.num_fields), persistent=False)
+        self.weight_LI = nn.Parameter(torch.full((spec.num_labels, len(self.pairs_I)), self.pair_scale))
+
+    def become_offset(self) -> None:
+        super().become_offset()
+        del self.linear
+        nn.init.zeros_(self.weight_LI)
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        products_NI = dot_interaction(self.project(fields_NED), self.pairs_I)
+        pairs_NL = nn.functional.linear(products_NI, self.weight_LI).float()
+        if self.is_offset:
+            return pairs_NL
+        linear_NL: Tensor = self.linear(dense_NX)
+        return self.first_order(fields_NED) + linear_NL.float() + pairs_NL

@@ -1,0 +1,41 @@
+"""Wide & Deep (Cheng et al. 2016): first-order weights, and a perceptron over the same rows."""
+
+# N samples, E fields, D dimension, X normalized dense features
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
+from app.models.interface import ModelSpec
+
+
+class WideAndDeep(CalibratedModel):
+    """`hidden` are the perceptron's layers; its inputs are all rows and the normalized dense features.
+
+    The paper's crossed features are those of the wide part ([model] wide).
+    """
+
+    def __init__(self, spec: ModelSpec, *, hidden: Sequence[int] = (128,)) -> None:
+        super().__init__(spec)
+        num_normalized = self.normalizer.num_outputs
+        self.linear = ZeroLinear(num_normalized, spec.num_labels)
+        sizes = [spec.num_fields * spec.dim + num_normalized, *check_layer_sizes("hidden", hidden), spec.num_labels]
+        self.deep = perceptron(sizes, last_is_linear=True)
+
+    def last_layer(self) -> nn.Linear:
+        last = self.deep[-1]
+        assert isinstance(last, nn.Linear)
+        return last
+
+    def become_offset(self) -> None:
+        super().become_offset()
+        del self.linear
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
+        if self.is_offset:
+            return deep_NL
+        linear_NL: Tensor = self.linear(dense_NX)
+        scores_NL: Tensor = self.first_order(fields_NED) + linear_NL.float() + deep_NL.float()
+        return scores_NL
