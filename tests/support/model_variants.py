@@ -1,0 +1,13 @@
+"""Every built-in ranking net with its defaults, and the nets that an option makes of them."""
+
+from app.models.config import BUILT_IN_MODELS, MODELS_WITHOUT_WIDE, ModelConfig
+from tests.support.scale import IS_LONG
+
+# nets for retrieval need options, and have tests of their own
+VARIANTS = {name: ModelConfig(name=name) for name in BUILT_IN_MODELS if name not in MODELS_WITHOUT_WIDE} | {
+    "dcn, low rank": ModelConfig(name="dcn", options={"rank": 8}),
+    "pnn, outer": ModelConfig(name="pnn", options={"product": "outer"}),
+}
+# simple ones, whose parts others have too; in `make test` they are exported, in `make torture` they pass the whole loop
+SIMPLE = {"dlrm", "deepfm", "logistic", "wide_and_deep", "dcn", "pnn", "shared_bottom", "mmoe"}
+LOOPED = [name for name in VARIANTS if IS_LONG or name not in SIMPLE]
