@@ -33,11 +33,14 @@ from app.serving.ops.routes import router as ops_router
 from app.serving.pages.routes import router as page_router
 from app.serving.predict.routes import PredictParts
 from app.serving.predict.routes import router as predict_router
+from app.serving.retrieve.routes import RetrieveParts
+from app.serving.retrieve.routes import router as retrieve_router
 from app.serving.service import Service
 
 ROUTERS = (
     lookup_router,
     predict_router,
+    retrieve_router,
     version_router,
     log_router,
     base_router,
@@ -124,6 +127,9 @@ def _set_parts(api: FastAPI, service: Service) -> None:
     api.state.lookup = LookupParts(replica, service.metrics, pools.neighbors, config.max_neighbors)
     api.state.predict = PredictParts(
         replica, service.metrics, service.micro_batcher, pools.lookups, config.max_instances
+    )
+    api.state.retrieve = RetrieveParts(
+        replica, service.retriever, service.metrics, pools.retrievals, config.max_neighbors, config.max_ids
     )
     api.state.versions = VersionParts(log_path, replica, limits, pools.files)
     api.state.log = LogParts(log_path, replica, limits, service.record_cache, service.fixed_version)

@@ -51,7 +51,7 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Largest request body.")] = 16 << 20
     max_ids: Annotated[int, Meta(ge=1, description="Ids in one embeddings request.")] = 65_536
     max_instances: Annotated[int, Meta(ge=1, description="Instances in one predict request.")] = 8_192
-    max_neighbors: Annotated[int, Meta(description="Largest `k` of a neighbors request.")] = 1_000
+    max_neighbors: Annotated[int, Meta(description="Largest `k` of a neighbors or retrieve request.")] = 1_000
     max_streams: Annotated[int, Meta(ge=1, description="Open log streams, event streams and long polls.")] = 256
     max_in_flight: Annotated[int, Meta(ge=1, description="Requests at once; more are answered with 429.")] = 512
     max_connections: Annotated[int, Meta(ge=1, description="Open connections; more are answered with 429.")] = 4_096

@@ -25,6 +25,7 @@ from app.serving.ops.scrape import MetricsScraper
 from app.serving.ops.status import ServerStatusReporter
 from app.serving.ops.status_history import StatusHistory
 from app.serving.predict.micro_batcher import MicroBatcher
+from app.serving.retrieve.retriever import Retriever
 from app.version_log.config import LogConfig
 
 SAMPLE_SECONDS = 1.0
@@ -38,6 +39,7 @@ class Pools:
     def __init__(self) -> None:
         self.lookups = BoundedPool("lookup", num_threads=2, max_waiting=128)
         self.neighbors = BoundedPool("neighbors", num_threads=1, max_waiting=32)
+        self.retrievals = BoundedPool("retrieve", num_threads=2, max_waiting=128)
         self.files = BoundedPool("file", num_threads=2, max_waiting=64)
         self.snapshots = BoundedPool("snapshot", num_threads=1, max_waiting=8)
         self.commands = BoundedPool("command", num_threads=1, max_waiting=32)
@@ -93,6 +95,7 @@ class Service:
             metrics=self.metrics,
             wait=DirectoryWatcher(log_path).wait,
         )
+        self.retriever = Retriever(lambda: self.replica.view, self.metrics)
         self.trainer = TrainerStatusReader(log_path)
         self.micro_batcher = MicroBatcher(
             max_rows=config.predict_max_batch_rows, wait_seconds=config.predict_batch_timeout_ms / 1000
@@ -116,11 +119,13 @@ class Service:
     def start(self) -> None:
         """Start to follow the log and to sample the status; call inside the event loop."""
         self.replica.start()
+        self.retriever.start()
         self._sampler = asyncio.create_task(self._sample())
 
     def stop(self) -> None:
         """Wake every stream so that it ends; does not block."""
         self.replica.stop()
+        self.retriever.stop()
         self.snapshots.stop()
         self.scraper.publish()
         if self._sampler is not None:
@@ -129,6 +134,7 @@ class Service:
     def close(self) -> None:
         """Release threads and files, after the event loop has sent its last response."""
         self.replica.join()
+        self.retriever.join()
         self.micro_batcher.close()
         self.pools.close()
         self._folder.close()

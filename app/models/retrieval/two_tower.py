@@ -23,6 +23,7 @@ class Tower(nn.Module):
 
     def __init__(self, spec: ModelSpec, names: Sequence[str], hidden: Sequence[int], num_out: int) -> None:
         super().__init__()
+        self.num_out = num_out
         kinds = (spec.categorical, spec.multi_value, spec.sequence)
         self.places = tuple([place for place, field in enumerate(kind) if field.name in names] for kind in kinds)
         self.dense_places = [place for place, name in enumerate(spec.dense) if name in names]

@@ -49,7 +49,7 @@ def scope_of(path: str) -> str | None:
         return None
     if path.rstrip("/") in ADMIN_PATHS or path.startswith("/v1/commands/"):
         return "admin"
-    return "predict" if path.rstrip("/") == "/v1/predict" else "read"
+    return "predict" if path.rstrip("/") in ("/v1/predict", "/v1/retrieve") else "read"
 
 
 @lru_cache(maxsize=256)

@@ -25,6 +25,26 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     metrics.counter(
         "springtide_predict_rows_total", "Rows used by predictions, by status: only known rows are learned."
     )
+    metrics.counter("springtide_retrieved_items_total", "Items of retrieve responses.")
+    metrics.gauge("springtide_retrieve_items", "Items in the index of a model with two towers.", aggregation="min")
+    metrics.gauge(
+        "springtide_retrieve_changed_items",
+        "Items that came since the index was built, which are compared one by one.",
+        aggregation="max",
+    )
+    metrics.gauge(
+        "springtide_retrieve_version", "The version from which retrieve requests are answered.", aggregation="min"
+    )
+    metrics.gauge(
+        "springtide_retrieve_index_age_seconds",
+        "From the version whose vectors propose candidates until the one that scores them.",
+        aggregation="max",
+    )
+    metrics.gauge(
+        "springtide_retrieve_recall",
+        "Share of the 10 best items by exact search that the index finds, for the users who asked last.",
+        aggregation="min",
+    )
     metrics.gauge("springtide_version", "The served version: the oldest of all workers.", aggregation="min")
     metrics.gauge("springtide_ready", "1 if every worker serves a version.", aggregation="min")
     metrics.counter("springtide_view_swaps_total", "Versions that became servable, counted by each worker.")

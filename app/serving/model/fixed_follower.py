@@ -10,6 +10,7 @@ from springtide_client.model.view import View
 
 from app.errors import UserError
 from app.serving.model.id_dictionary import LiveIdDictionary
+from app.serving.model.live_items import LiveItems
 from app.serving.model.served_view import ServedView
 from app.serving.model.version_index import VersionEntry
 from app.version_log.read.index import LogIndex
@@ -27,6 +28,7 @@ class FixedFollower:
         self._number = number
         self._on_swap = on_swap
         self._id_strings = LiveIdDictionary()
+        self._items = LiveItems()
         self._view: ServedView | None = None
         self._error: Exception | None = None
 
@@ -51,7 +53,7 @@ class FixedFollower:
             self._error = error
             return False
         self._error = None
-        self._view = ServedView(view, self._id_strings)
+        self._view = ServedView(view, self._id_strings, self._items)
         self._on_swap(VersionEntry.of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
         return False
 
@@ -64,6 +66,7 @@ class FixedFollower:
         view = View.open(base.path, search_factory=LayerSearchCache(), wide_steps=compiled_steps())
         for record in VersionRange(index, base.tip.number, self._number).records():
             self._id_strings.add(record)
+            self._items.add(record)
             view = view.apply(record).merged()
         view.prepare()
         return view

@@ -11,6 +11,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 
 from app.serving.model.id_dictionary import LiveIdDictionary
+from app.serving.model.live_items import LiveItems
 from app.serving.model.served_view import ServedView
 from app.serving.model.version_index import VersionEntry
 from kernels.cpu.serving.layer_search import LayerSearchCache
@@ -37,7 +38,8 @@ class LogFollower:
         one that became servable, `on_record(record)` for each record as it is read.
         """
         self._id_strings = LiveIdDictionary()
-        self._source = ObservedSource(LogDirectory(log_path), (on_record, self._id_strings.add))
+        self._items = LiveItems()
+        self._source = ObservedSource(LogDirectory(log_path), (on_record, self._id_strings.add, self._items.add))
         self._follower = Follower(
             self._source,
             cache_bytes=cache_bytes,
@@ -59,7 +61,7 @@ class LogFollower:
         if view is None:
             return None
         if wrapped is None or wrapped.client_view is not view:
-            wrapped = self._wrapped = ServedView(view, self._id_strings)
+            wrapped = self._wrapped = ServedView(view, self._id_strings, self._items)
         return wrapped
 
     @property
@@ -74,6 +76,8 @@ class LogFollower:
         self._follower.poll()
         view = self._follower.view
         if view is not None and view.base.manifest.number != self._base_number:
+            # items of the base before stay until those who read it have gone on to this one
+            self._items.drop_through(self._base_number)
             self._base_number = view.base.manifest.number
             self._id_strings.drop_through(self._base_number)
         return self._follower.is_busy

@@ -145,13 +145,17 @@ class Replica:
     def view_satisfying(self, preconditions: Preconditions) -> ModelView:
         """The newest view if it satisfies the preconditions; ApiError 503 with Retry-After, counted, if not."""
         view = self.require_view()
+        self.check(view, preconditions)
+        return view
+
+    def check(self, view: ModelView, preconditions: Preconditions) -> None:
+        """Raise ApiError 503 with Retry-After, counted, if a view does not satisfy the preconditions."""
         violation = preconditions.violation(view.version, lambda: self.staleness_ms(view))
         if violation is not None:
             reason = "min_version" if violation.code == VERSION_NOT_REACHED else "max_staleness"
             self._metrics.increment("springtide_requests_rejected_total", reason=reason)
             violation.headers |= self.version_headers(view)
             raise violation
-        return view
 
     def view_if_satisfying(self, preconditions: Preconditions) -> ModelView | None:
         """The newest view if there is one and it satisfies the preconditions, else None; nothing is counted."""

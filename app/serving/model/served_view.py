@@ -13,6 +13,7 @@ from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.serving.model.id_dictionary import LiveIdDictionary
+from app.serving.model.live_items import LiveItems
 from app.serving.model.view import IdArray, RowArray, StatusArray
 from kernels.cpu.serving.layer_search import LayerSearch
 
@@ -20,9 +21,11 @@ from kernels.cpu.serving.layer_search import LayerSearch
 class ServedView:
     """Implements ModelView; its docstrings say what each method returns."""
 
-    def __init__(self, client_view: View, id_strings: LiveIdDictionary) -> None:
+    def __init__(self, client_view: View, id_strings: LiveIdDictionary, items: LiveItems) -> None:
+        """`items` are those of the log's versions, of a model with two towers."""
         self.client_view = client_view
         self._id_strings = id_strings
+        self.items = items
 
     @property
     def version(self) -> int:

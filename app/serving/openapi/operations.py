@@ -105,6 +105,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         headers=PRECONDITION_HEADERS,
         response_headers=VERSION_HEADER,
     ),
+    ("post", "/v1/retrieve"): Operation(
+        {JSON: ref("RetrievedItems")},
+        (400, 413, 422, 503),
+        body={JSON: ref("RetrieveRequest")},
+        headers=PRECONDITION_HEADERS,
+        response_headers=VERSION_HEADER,
+    ),
     ("get", "/v1/versions"): Operation({JSON: ref("Versions")}, (410, 422, 503), headers=ETAGS, others=NOT_MODIFIED),
     ("get", "/v1/versions/latest"): Operation(
         {JSON: ref("Version")},

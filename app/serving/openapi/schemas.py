@@ -118,6 +118,26 @@ SCHEMAS: dict[str, JsonSchema] = {
         ),
         version=INTEGER,
     ),
+    "RetrieveRequest": object_of(
+        user=INSTANCE,
+        optional={
+            "k": {"type": "integer", "minimum": 1, "default": 10},
+            "filter": {
+                "type": "object",
+                "description": "By feature of the items: ids of which an item must have one, or a range of numbers.",
+                "additionalProperties": {
+                    "anyOf": [
+                        list_of(ID_IN_BODY, minItems=1),
+                        object_of(optional={"min": NUMBER, "max": NUMBER}) | {"minProperties": 1},
+                    ]
+                },
+            },
+            "exclude": list_of(ID_IN_BODY),
+            "exact": {"type": "boolean", "description": "Compare all vectors instead of asking the index."},
+            "max_staleness_ms": STALENESS,
+        },
+    ),
+    "RetrievedItems": object_of(items=list_of(object_of(id={}, score=NUMBER)), version=INTEGER),
     "Version": VERSION,
     "Versions": object_of(
         versions=list_of(ref("Version")),

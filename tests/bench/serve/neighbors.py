@@ -17,6 +17,7 @@ from springtide_client.rows.row_layer import RowLayer, sorted_layer
 
 from app.serving.lookup.neighbors import find_neighbors
 from app.serving.model.id_dictionary import LiveIdDictionary
+from app.serving.model.live_items import LiveItems
 from app.serving.model.served_view import ServedView
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
@@ -66,8 +67,8 @@ def main() -> None:
         base = View.open(path)
         number = base.schema.number(FEATURE)
         layers = tuple(changes(number, num_rows, min(n, num_rows // 2), n) for n in LAYERS)
-        id_strings = LiveIdDictionary()
-        views = {"base": ServedView(base, id_strings), "layers": ServedView(replace(base, layers=layers), id_strings)}
+        known = LiveIdDictionary(), LiveItems()
+        views = {"base": ServedView(base, *known), "layers": ServedView(replace(base, layers=layers), *known)}
         rows_ND = values_of(np.arange(num_rows))
         check(views["base"], rows_ND, number)
         matrix, row_ids = torch.from_numpy(rows_ND), count()

@@ -1,0 +1,1 @@
+"""POST /v1/retrieve: the best items for a user, by two towers."""

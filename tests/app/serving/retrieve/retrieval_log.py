@@ -1,0 +1,130 @@
+"""A log that two towers learn in, its versions one by one, and what a server must find at each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from springtide_client.encode import encode_instances
+from springtide_client.model.inputs import assemble, lookup_keys
+from springtide_client.model.view import KNOWN, View
+
+from app.config.load import load_config
+from app.models.retrieval.two_tower import TwoTower
+from app.training.bootstrap import load_state
+from app.version_log.write.writer import LogWriter
+from stream.columns import Batch
+from tests.app.training.random_clicks import make_batch
+
+CONFIG = """
+name = "retrieval"
+
+[schema]
+label = "click"
+timestamp = "ts"
+weight = "w"
+categorical = ["user_id", "item_id"]
+multi_value = ["genres"]
+sequence = ["last_items"]
+dense = ["age", "price"]
+share = { last_items = "item_id" }
+
+[table]
+dim = 4
+device_bytes = "16MiB"
+disk_path = "FOLDER/spill"
+
+[model]
+name = "two_tower"
+options = { item = ["item_id", "genres", "price"], hidden = [8], dim = 8, buckets = 64 }
+
+[log]
+path = "FOLDER/log"
+log_bytes = "1GiB"
+"""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the samples up to a version said, and the net that had learned them."""
+
+    net: TwoTower
+    items: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class RetrievalLog:
+    """Use it in a `with`. `known` and `views` hold what the oracle needs, by version."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "springtide.toml"
+        path.write_text(CONFIG.replace("FOLDER", str(folder)))
+        self.config = load_config(path)
+        self.path = self.config.log.path
+        self.known: dict[int, Known] = {}
+        self.views: dict[int, View] = {}
+        self._items: dict[int, dict[str, Any]] = {}
+
+    def __enter__(self) -> "RetrievalLog":
+        self._writer = LogWriter.open(self.config.log, schema=self.config.schema)
+        self._state = load_state(self.config, self._writer)
+        self._view = View.open(self._writer.directory.newest_base())
+        self.number = self._view.version
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._state.learner.table.close()
+        self._writer.close()
+
+    def learn(self, batch_number: int, *, first_item: int = 0, num_items: int = 60, samples: int = 120) -> int:
+        """Learn a batch of these items, publish a version, and return its number."""
+        batch = make_batch(batch_number, samples, self.config.schema)
+        batch.features.categorical_NC[:, 1] = first_item + batch.features.categorical_NC[:, 1] % num_items
+        self._state.learn(batch)
+        self._note(batch)
+        return self.publish()
+
+    def forget_item(self, item: int) -> int:
+        """Forget an item, and publish a version."""
+        number = self.config.schema.number("item_id")
+        self._state.learner.table.forget(np.array([number], np.uint16), np.array([item], np.int64))
+        return self.publish()
+
+    def publish(self) -> int:
+        """Append a version, and wait until readers see it."""
+        tip = self._writer.append(*self._state.checkpoint(created_ms=1, complete_until_ms=1))
+        self._writer.sync()
+        for record in self._writer.directory.records(self._view.tip):
+            self._view = self._view.apply(record)
+        assert self._view.tip == tip
+        model = self._state.learner.model
+        assert isinstance(model, TwoTower)
+        net = TwoTower(model.spec, **self.config.model.options).eval()
+        net.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+        self.known[tip.number], self.views[tip.number] = Known(net, dict(self._items)), self._view
+        self.number = tip.number
+        return tip.number
+
+    def scores(self, number: int, user: Mapping[str, Any]) -> dict[int, float]:
+        """Score all items with a row at a version for a user: each pair as a sample with all its features."""
+        view, known, schema = self.views[number], self.known[number], self.config.schema
+        features = encode_instances(schema, [{**user, **item} for item in known.items.values()])
+        rows_KD, status_K = view.rows_for_model(*lookup_keys(schema, features))
+        inputs = assemble(schema, features, rows_KD)
+        with torch.no_grad():
+            users, items = known.net.vectors(*(torch.from_numpy(np.ascontiguousarray(x)) for x in inputs))
+        scores = (users.numpy() * items.numpy()).sum(axis=1) / known.net.temperature
+        has_row = status_K[: features.categorical_NC.size].reshape(-1, 2)[:, 1] == KNOWN
+        return {item: float(scores[n]) for n, item in enumerate(known.items) if has_row[n]}
+
+    def _note(self, batch: Batch) -> None:
+        genres, features = batch.features.lists[0], batch.features
+        for n, item in enumerate(features.categorical_NC[:, 1].tolist()):
+            price = features.dense_NF[n, 1].item()
+            self._items[item] = {
+                "item_id": item,
+                "genres": genres.ids_M[genres.offsets[n] : genres.offsets[n + 1]].tolist(),
+                "price": None if np.isnan(price) else price,
+            }

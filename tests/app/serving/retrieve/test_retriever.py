@@ -1,0 +1,122 @@
+"""The retriever step by step, over a log that is applied by hand; with and without HNSW."""
+
+import numpy as np
+import pytest
+from springtide_client.encode import encode_instances
+
+from app.serving.metrics.registry import MetricsRegistry
+from app.serving.metrics.server_metrics import declare_metrics
+from app.serving.model.id_dictionary import LiveIdDictionary
+from app.serving.model.live_items import LiveItems
+from app.serving.model.served_view import ServedView
+from app.serving.retrieve import retriever as retriever_module
+from app.serving.retrieve.retriever import Retriever, recall
+from app.serving.retrieve.vector_index import ExactIndex, HnswIndex, build_hnsw
+from tests.app.serving.retrieve.retrieval_log import RetrievalLog
+
+USER = {"user_id": 3, "last_items": [1, 2, 3], "age": 40}
+NOTHING = np.zeros(0, np.int64)
+
+
+class Followed:
+    """A log, its items as a server notes them, and a retriever whose clock stands still."""
+
+    def __init__(self, log: RetrievalLog, **options) -> None:
+        self.log, self.items, self.now = log, LiveItems(), 0.0
+        self.metrics = declare_metrics(MetricsRegistry())
+        self._read = log.views[min(log.views)].base.tip
+        self.retriever = Retriever(lambda: self.view, self.metrics, clock=lambda: self.now, **options)
+        self.follow()
+
+    def follow(self) -> None:
+        for record in self.log._writer.directory.records(self._read):
+            self.items.add(record)
+            self._read = record.tip
+        self.view = ServedView(self.log.views[self.log.number], LiveIdDictionary(), self.items)
+        self.retriever.step()
+
+    def found(self, k: int, user=USER, **more) -> list[int]:
+        served = self.retriever.require()
+        features = encode_instances(served.towers.template.user_part, [user])
+        options = {"wanted": {}, "excluded": NOTHING} | more
+        return served.retrieve(features, k, **options)[0].tolist()
+
+    def best(self, k: int) -> list[int]:
+        scores = self.log.scores(self.log.number, USER)
+        return sorted(scores, key=lambda item: (-scores[item], item))[:k]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    with RetrievalLog(tmp_path_factory.mktemp("retriever")) as log:
+        log.learn(0, num_items=1_500, samples=1_500)
+        yield log
+
+
+def test_items_of_later_versions_are_searched_beside_the_index(log):
+    followed = Followed(log)
+    assert len(followed.retriever.served.changed) == 0
+    log.learn(1, first_item=5_000, num_items=7)
+    followed.now = -1.0  # not yet time for another index
+    followed.retriever._built_seconds = 1e9
+    followed.follow()
+    served = followed.retriever.served
+    assert len(served.changed) == 7
+    assert served.towers.view.version == log.number > served.base.version
+    everything = followed.found(5_000)
+    assert set(range(5_000, 5_007)) <= set(everything)
+    assert len(set(everything)) == len(everything) == len(log.scores(log.number, USER))
+    assert followed.found(20, exact=True)[:5] == followed.best(5)
+
+
+def test_the_index_is_built_anew_once_it_is_time(log):
+    followed = Followed(log)
+    first = followed.retriever.served.base
+    log.learn(2, num_items=1_500)
+    followed.follow()
+    assert followed.retriever.served.base.version == log.number > first.version
+    assert len(followed.retriever.served.changed) == 0
+
+
+def test_an_hnsw_index_finds_what_exact_search_finds(log):
+    pytest.importorskip("usearch", reason="needs the extra retrieval: pip install usearch")
+    followed = Followed(log, hnsw_items=100)
+    served = followed.retriever.served
+    assert isinstance(served.base.index, HnswIndex)
+    users = [{"user_id": user, "age": 20 + user} for user in range(40)]
+    features = [encode_instances(served.towers.template.user_part, [user]) for user in users]
+    assert recall(served, features) >= 0.95
+    for user in features:
+        followed.retriever.note(user)
+    followed.now = 100.0
+    followed.retriever._check_recall()
+    assert "springtide_retrieve_recall" in followed.metrics.text(followed.metrics.values())
+    some = tuple(range(0, 1_500, 3))
+    assert set(followed.found(30, wanted={"item_id": some})) <= set(some)
+    log.forget_item(followed.best(1)[0])
+    followed.follow()
+    assert followed.found(10)[:3] == followed.best(3)
+
+
+def test_a_filter_that_many_items_pass_asks_the_index_for_more(log, monkeypatch):
+    pytest.importorskip("usearch", reason="needs the extra retrieval: pip install usearch")
+    monkeypatch.setattr("app.serving.retrieve.search.EXACT_ITEMS", 10)
+    followed = Followed(log, hnsw_items=100)
+    some = tuple(range(0, 1_500, 2))
+    found = followed.found(10, wanted={"item_id": some})
+    exact = followed.found(10, wanted={"item_id": some}, exact=True)
+    assert len(set(found) & set(exact)) >= 9
+
+
+def test_a_build_ends_when_it_is_told_to(log):
+    pytest.importorskip("usearch", reason="needs the extra retrieval: pip install usearch")
+    assert build_hnsw(np.eye(8, dtype=np.float32), between=lambda: False) is None
+
+
+def test_without_usearch_all_items_are_compared_and_a_warning_says_so(log, monkeypatch, caplog):
+    monkeypatch.setattr(retriever_module, "has_usearch", lambda: False)
+    followed = Followed(log, hnsw_items=100)
+    assert isinstance(followed.retriever.served.base.index, ExactIndex)
+    assert [record.reason for record in caplog.records] == [
+        "usearch is not installed: pip install 'springtide[retrieval]'"
+    ]
