@@ -10,7 +10,6 @@ from embeddings import DynamicEmbedding
 
 
 def main(num_steps: int = 30, batch_size: int = 256) -> None:
-    dist.init_process_group("gloo")  # "nccl" between GPUs
     users = DynamicEmbedding(
         16,
         "16MiB",  # of each rank
@@ -31,9 +30,10 @@ def main(num_steps: int = 30, batch_size: int = 256) -> None:
         optimizer.step()
         losses.append(loss.item())
     print(f"rank {dist.get_rank()}: {len(users)} rows here, loss {losses[0]:.2f} -> {losses[-1]:.2f}")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")  # "nccl" between GPUs
     main()
+    dist.barrier()
+    dist.destroy_process_group()  # once nothing refers to the group any more: Gloo's threads must end before Python does

@@ -4,27 +4,25 @@ Against one process of two threads with the same batches. Then with rows and gra
 between two hosts (network namespaces, which need root), against float32 over the same link.
 """
 
-import json
 import os
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
-from statistics import median
+from functools import partial
 from typing import Any
 
-from tests.bench.harness.hosts import ADDRESSES, DEVICE, two_hosts
+from tests.bench.harness.hosts import two_hosts
+from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
 from tests.bench.harness.report import Case, argument_parser, fail, report
 
-ROOT = Path(__file__).parents[3]
+MODULE = "tests.bench.train.ranks"
 FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
 STEPS, WARM_UP, REPEATS = 60, 15, 3
 AGAINST_ONE_PROCESS, INT8_AGAINST_FLOAT32 = 0.8, 1.5
 
 
-def rank_main(rank: int, num_ranks: int, address: str, precision: str, num_steps: int) -> None:
-    """One rank: learn, and print rate, loss, bytes sent and seconds in collectives as JSON."""
+def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str, float]:
+    """Learn on one rank; return rate, loss, bytes sent and share of time in collectives."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -49,7 +47,6 @@ def rank_main(rank: int, num_ranks: int, address: str, precision: str, num_steps
     torch.set_num_threads(1 if num_ranks > 1 else 2)
     group = None
     if num_ranks > 1:
-        dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=num_ranks)
         dist.all_to_all_single, dist.all_reduce = timed(dist.all_to_all_single), timed(dist.all_reduce)
         group = dist.group.WORLD
     rows = DynamicEmbedding(
@@ -81,57 +78,19 @@ def rank_main(rank: int, num_ranks: int, address: str, precision: str, num_steps
         losses.append(loss.item())
     seconds = time.perf_counter() - start
     sent = rows.shards.exchange.bytes_sent.total() - sent_before if rows.shards is not None else 0
-    result = {
+    return {
         "rate": num_steps * BATCH / seconds,
         "loss": float(np.mean(losses[-10:])),
         "bytes_a_sample": sent / (num_steps * batch),
         "waited": waited[0] / seconds,
     }
-    print(json.dumps(result))
-    if group is not None:
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-class Contender:
-    """Processes that learn together; the results of their runs."""
-
-    def __init__(self, num_ranks: int, precision: str, num_steps: int, hosts: tuple[str, ...] = ()) -> None:
-        self.num_ranks, self.precision, self.num_steps, self.hosts = num_ranks, precision, num_steps, hosts
-        self.results: list[dict[str, float]] = []
-        self.port = 29_500 + os.getpid() % 1000
-
-    def run(self) -> None:
-        """Start the ranks anew and wait for their end."""
-        self.port += 1
-        address = f"{ADDRESSES[0] if self.hosts else '127.0.0.1'}:{self.port}"
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"}
-        environment |= {"OMP_NUM_THREADS": "1" if self.num_ranks > 1 else "2"}
-        environment |= {"GLOO_SOCKET_IFNAME": DEVICE if self.hosts else "lo"}
-        processes = []
-        for rank in range(self.num_ranks):
-            inside = ["ip", "netns", "exec", self.hosts[rank]] if self.hosts else []
-            arguments = [str(rank), str(self.num_ranks), address, self.precision, str(self.num_steps)]
-            command = [*inside, sys.executable, "-m", "tests.bench.train.ranks", "--rank", *arguments]
-            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT))
-        printed = [process.communicate(timeout=300)[0] for process in processes]
-        if any(process.returncode for process in processes):
-            fail(f"a rank of {self.num_ranks} failed")
-        lines = [json.loads(text.splitlines()[-1]) for text in printed]
-        self.results.append({name: sum(line[name] for line in lines) / len(lines) for name in lines[0]})
-
-    def median_of(self, name: str) -> float:
-        return median(result[name] for result in self.results)
-
-    @property
-    def rates(self) -> list[float]:
-        return [result["rate"] for result in self.results]
 
 
 def main() -> None:
-    if "--rank" in sys.argv:
-        rank, num_ranks, address, precision, num_steps = sys.argv[sys.argv.index("--rank") + 1 :]
-        rank_main(int(rank), int(num_ranks), address, precision, int(num_steps))
+    if (given := rank_arguments(sys.argv)) is not None:
+        rank, num_ranks, address, precision, num_steps = given
+        work = partial(learn, int(rank), int(num_ranks), precision, int(num_steps))
+        run_rank(int(rank), int(num_ranks), address, work)
         return
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--link", default="1gbit", help='rate of the link between two hosts; "": leave this part out')
@@ -139,21 +98,21 @@ def main() -> None:
     num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
     with ExitStack() as stack:
         contenders = {
-            "one process, 2 threads": Contender(1, "float32", num_steps),
-            "2 ranks": Contender(2, "float32", num_steps),
-            "2 ranks, int8": Contender(2, "int8", num_steps),
+            "one process, 2 threads": Ranks(MODULE, 1, "float32", num_steps),
+            "2 ranks": Ranks(MODULE, 2, "float32", num_steps),
+            "2 ranks, int8": Ranks(MODULE, 2, "int8", num_steps),
         }
         if options.link and os.geteuid() == 0:
             hosts = tuple(stack.enter_context(two_hosts(options.link)))
             for precision in ("float32", "bfloat16", "int8"):
-                contenders[f"2 hosts, {precision}"] = Contender(2, precision, num_steps, hosts)
+                contenders[f"2 hosts, {precision}"] = Ranks(MODULE, 2, precision, num_steps, hosts=hosts)
         for _ in range(repeats):
             for contender in contenders.values():
                 contender.run()
     for name, contender in contenders.items():
         print(
-            f"{name}: {median(contender.rates):,.0f} samples/s, {contender.median_of('bytes_a_sample'):.0f} bytes a "
-            f"sample to the other rank, {100 * contender.median_of('waited'):.0f} % of the time in collectives, "
+            f"{name}: {contender.median_of('rate'):,.0f} samples/s, {contender.median_of('bytes_a_sample'):.0f} bytes "
+            f"a sample to the other rank, {100 * contender.median_of('waited'):.0f} % of the time in collectives, "
             f"loss {contender.median_of('loss'):.4f}"
         )
     alone, ranks = contenders["one process, 2 threads"], contenders["2 ranks"]
@@ -163,8 +122,8 @@ def main() -> None:
         Case(
             "2 ranks of one thread",
             "samples/s",
-            ranks.rates,
-            {"one process, 2 threads": alone.rates},
+            ranks.all_of("rate"),
+            {"one process, 2 threads": alone.all_of("rate")},
             needed=AGAINST_ONE_PROCESS,
             contest=False,
         )
@@ -174,8 +133,8 @@ def main() -> None:
             Case(
                 f"2 hosts, {options.link}, int8",
                 "samples/s",
-                contenders["2 hosts, int8"].rates,
-                {"float32": contenders["2 hosts, float32"].rates},
+                contenders["2 hosts, int8"].all_of("rate"),
+                {"float32": contenders["2 hosts, float32"].all_of("rate")},
                 needed=INT8_AGAINST_FLOAT32,
                 contest=False,
             )

@@ -1,5 +1,6 @@
 """What each rank of the tests of sharding does: run as `torchrun --nproc-per-node 2 two_ranks.py FOLDER`."""
 
+import gc
 import io
 import runpy
 import sys
@@ -41,6 +42,16 @@ def main(folder: Path) -> None:
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     results["example"] = printed.getvalue()
     dist.init_process_group("gloo")
+    results |= results_of_rank(folder)
+    torch.save(results, folder / f"rank-{dist.get_rank()}.pt")
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def results_of_rank(folder: Path) -> dict[str, Any]:
+    """What this rank found; nothing refers to the process group afterwards."""
+    results: dict[str, Any] = {}
     group, rank, num_ranks = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     assert group is not None
     embedding = DynamicEmbedding(DIM, 4096, process_group=group, spill=folder / "spill", **SETTINGS)
@@ -80,9 +91,7 @@ def main(folder: Path) -> None:
         failing(torch.arange(10))
     except Exception as error:
         results["error"] = f"{type(error).__name__}: {error}"
-    torch.save(results, folder / f"rank-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 def _fail(*_: Any, **__: Any) -> None:

@@ -1,0 +1,79 @@
+"""Runs the ranks of a process group as processes of their own, on this host or on two (network namespaces)."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from app.processes.tuning import GOMP_SPIN_COUNT
+from tests.bench.harness.hosts import ADDRESSES, DEVICE
+from tests.bench.harness.report import fail
+
+ROOT = Path(__file__).parents[3]
+
+
+class Ranks:
+    """Processes that learn together, and the results of their runs.
+
+    Each runs `python -m MODULE --rank RANK NUM_RANKS HOST:PORT ARGUMENTS...` and prints its result, a JSON object of
+    numbers, as its last line; a result of a run is their mean.
+    """
+
+    def __init__(self, module: str, num_ranks: int, *arguments: object, hosts: Sequence[str] = ()) -> None:
+        """hosts: of `two_hosts`, one for each rank; by default all run on this one."""
+        self.module, self.num_ranks, self.hosts = module, num_ranks, hosts
+        self.arguments = [str(argument) for argument in arguments]
+        self.results: list[dict[str, float]] = []
+        self.port = 29_500 + os.getpid() % 1000
+
+    def run(self) -> None:
+        """Start the ranks anew and wait for their end."""
+        self.port += 1
+        address = f"{ADDRESSES[0] if self.hosts else '127.0.0.1'}:{self.port}"
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"}
+        environment |= {"OMP_NUM_THREADS": "1" if self.num_ranks > 1 else "2"}
+        environment |= {"GLOO_SOCKET_IFNAME": DEVICE if self.hosts else "lo"}
+        processes = []
+        for rank in range(self.num_ranks):
+            inside = ["ip", "netns", "exec", self.hosts[rank]] if self.hosts else []
+            arguments = ["--rank", str(rank), str(self.num_ranks), address, *self.arguments]
+            # as a trainer has it: threads that wait for work give up their core soon
+            environment["GOMP_SPINCOUNT"] = GOMP_SPIN_COUNT
+            command = [*inside, sys.executable, "-m", self.module, *arguments]
+            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        printed = [process.communicate(timeout=300)[0] for process in processes]
+        if any(process.returncode for process in processes):
+            fail(f"a rank of {self.num_ranks} failed")
+        lines = [json.loads(text.splitlines()[-1]) for text in printed]
+        self.results.append({name: sum(line[name] for line in lines) / len(lines) for name in lines[0]})
+
+    def median_of(self, name: str) -> float:
+        return median(self.all_of(name))
+
+    def all_of(self, name: str) -> list[float]:
+        return [result[name] for result in self.results]
+
+
+def run_rank(rank: int, num_ranks: int, address: str, learn: Callable[[], dict[str, float]]) -> None:
+    """In the process of a rank: make the group, learn, print the result, and end the group.
+
+    Nothing may refer to the group once `learn` has returned: Gloo's threads must end before Python does.
+    """
+    import torch.distributed as dist
+
+    if num_ranks > 1:
+        dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=num_ranks)
+    print(json.dumps(learn()))
+    if num_ranks > 1:
+        dist.barrier()
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def rank_arguments(arguments: Sequence[str]) -> list[str] | None:
+    """Return what follows `--rank` among a program's arguments; None if it is not a rank."""
+    return list(arguments[arguments.index("--rank") + 1 :]) if "--rank" in arguments else None
