@@ -36,4 +36,5 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")  # "nccl" between GPUs
     main()
     dist.barrier()
-    dist.destroy_process_group()  # once nothing refers to the group any more: Gloo's threads must end before Python does
+    # once nothing refers to the group any more: Gloo's threads must end before Python does
+    dist.destroy_process_group()
