@@ -19,6 +19,8 @@ from app.version_log.read.replay_state import newest_items
 
 FloatArray = npt.NDArray[np.float32]
 
+NEAR_COSINE = 0.98  # an item whose vector has moved no further is still proposed by the old one
+
 
 class NumberRange(NamedTuple):
     """Both ends are in it."""
@@ -78,6 +80,24 @@ class ItemSet:
             vectors_IO[np.searchsorted(columns["id"], part.ids_I)] = part.vectors_IO
         return replace(newer, columns=columns, vectors_IO=vectors_IO, index=ExactIndex(vectors_IO))
 
+    def describes(self, newer: "ItemSet") -> npt.NDArray[np.bool_]:
+        """Return which of the newer items are here with the same features and almost the same vector."""
+        same_M = np.zeros(len(newer), np.bool_)
+        if not len(self) or not len(newer):
+            return same_M
+        places_M = np.minimum(np.searchsorted(self.ids_I, newer.ids_I), len(self) - 1)
+        found_M = np.flatnonzero(self.ids_I[places_M] == newer.ids_I)
+        here, there = take_strings(self.columns, places_M[found_M]), take_strings(newer.columns, found_M)
+        cosines = np.einsum("mo,mo->m", self.vectors_IO[places_M[found_M]], newer.vectors_IO[found_M])
+        same_M[found_M] = (cosines >= NEAR_COSINE) & _equal_bytes(here, there)
+        return same_M
+
+    def subset(self, places_M: Places) -> "ItemSet":
+        """Return some of the items, given in ascending order."""
+        vectors_MO = self.vectors_IO[places_M]
+        columns = take_strings(self.columns, places_M)
+        return replace(self, columns=columns, vectors_IO=vectors_MO, index=ExactIndex(vectors_MO))
+
     def passing(self, wanted: ItemFilter) -> Places:
         """Return the places of the items that pass a filter."""
         passes_I = np.ones(len(self), np.bool_)
@@ -97,6 +117,19 @@ class ItemSet:
     def take(self, places_M: Places) -> Features:
         """Return the features of some of the items."""
         return self.layout.decode(take_strings(self.columns, places_M))
+
+
+def _equal_bytes(left: Arrays, right: Arrays) -> npt.NDArray[np.bool_]:
+    """Return for each two items of equal place whether their features are equal."""
+    lengths_M = np.diff(left["offsets"])
+    equal_M: npt.NDArray[np.bool_] = lengths_M == np.diff(right["offsets"])
+    if equal_M.all():
+        differs = np.concatenate([[0], np.cumsum(left["bytes"] != right["bytes"])])
+        equal_M = differs[left["offsets"][1:]] == differs[left["offsets"][:-1]]
+    else:
+        kept = np.flatnonzero(equal_M)
+        equal_M[kept] = _equal_bytes(take_strings(left, kept), take_strings(right, kept))
+    return equal_M
 
 
 def no_items() -> Arrays:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 from springtide_client.features import Features
+from springtide_client.format.tensors import Arrays
 
 from app.processes.priority import take_short_slices
 from app.serving.http.errors import ApiError, not_ready
@@ -25,11 +26,13 @@ from app.serving.retrieve.search import ServedItems
 from app.serving.retrieve.towers import Towers, TowerTemplate
 from app.serving.retrieve.vector_index import MISSING_USEARCH, build_hnsw, has_usearch
 from app.version_log.items import ItemLayout
+from app.version_log.read.replay_state import newest_items
 
 HNSW_ITEMS = 20_000  # fewer are compared one by one
 REBUILD_SHARE = 0.1  # of the thread's time
 POLL_SECONDS = 0.02
 RECALL_SECONDS, RECALL_USERS = 10.0, 16
+TIE = 1e-4  # scores closer than this are equal: rounding differs by the place of an item in a batch
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +101,8 @@ class Retriever:
         self._advance(view)
         if self.served is None or self._clock() - self._built_at >= self._built_seconds / REBUILD_SHARE:
             self._rebuild(view)
+        if self.served is not None:
+            view.items.drop_through(self.served.towers.view.version)
 
     def _run(self) -> None:
         take_short_slices()
@@ -141,22 +146,22 @@ class Retriever:
         if served is None or served.towers.view.version >= view.version:
             return
         newer = ItemSet.encode(view.items.between(served.towers.view.version, view.version), towers)
-        self._serve(ServedItems(towers, served.base, served.changed.merged(newer)))
+        self._serve(served.followed_by(towers, newer))
 
     def _rebuild(self, view: ServedView) -> None:
         """Encode all items at this view, and serve them; then build their graph while later views are followed."""
         began = self._clock()
         towers = self._towers(view)
-        base = ItemSet.encode(view.items.at(view.client_view.base, view.version), towers)
+        base = ItemSet.encode(self._items(view), towers)
         wants_hnsw = len(base) >= self._hnsw_items
         if wants_hnsw and not has_usearch():
             wants_hnsw = False
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning("all items are compared for each request", extra={"reason": MISSING_USEARCH})
-        nothing = ItemSet.encode(None, towers)
+        first = ServedItems(towers, base, towers, ItemSet.encode(None, towers))
         if not wants_hnsw or self.served is None:
-            self._serve(ServedItems(towers, base, nothing))
+            self._serve(first)
         if wants_hnsw:
             index = build_hnsw(base.vectors_IO, between=self._follow_meanwhile)
             if index is None or self._template is not towers.template:
@@ -166,9 +171,23 @@ class Retriever:
             now = self.served.towers
             assert isinstance(now.view, ServedView)
             since = ItemSet.encode(now.view.items.between(base.version, now.view.version), now)
-            self._serve(ServedItems(now, indexed, since))
+            self._serve(replace(first, base=indexed).followed_by(now, since))
         self._built_at = self._clock()
         self._built_seconds = self._built_at - began
+
+    def _items(self, view: ServedView) -> Arrays | None:
+        """Return the items at a view: those that are served, with those of a base that is newer, after a gap."""
+        served, base = self.served, view.client_view.base
+        if served is None:
+            return view.items.at(base, view.version)
+        parts = [served.base.columns, served.changed.columns]
+        if base.items is not None:
+            is_newer = base.manifest.number > served.base.version
+            parts.insert(2 if is_newer else 0, base.items)
+        if (since := view.items.between(base.manifest.number, view.version)) is not None:
+            parts.append(since)
+        parts = [part for part in parts if len(part["id"])]
+        return newest_items(parts) if parts else None
 
     def _follow_meanwhile(self) -> bool:
         """Follow a newer view, if there is one; False if the build must end."""
@@ -197,12 +216,16 @@ class Retriever:
 
 
 def recall(served: ServedItems, users: Sequence[Features], k: int = 10) -> float:
-    """Return which share of the k best items of exact search the index finds, over some users."""
+    """Return which share of the k best items of exact search the index finds, over some users.
+
+    An item as good as the worst of them counts as one of them (as in ann-benchmarks): which of equal items is found
+    does not matter.
+    """
     nothing = np.zeros(0, np.int64)
     shares = []
     for user in users:
-        exact, found = (
-            served.retrieve(user, k, wanted={}, excluded=nothing, exact=is_exact)[0] for is_exact in (True, False)
+        exact_K, found_K = (
+            served.retrieve(user, k, wanted={}, excluded=nothing, exact=is_exact)[1] for is_exact in (True, False)
         )
-        shares.append(np.isin(exact, found).mean() if len(exact) else 1.0)
+        shares.append((found_K >= exact_K[-1] - TIE).sum() / len(exact_K) if len(exact_K) else 1.0)
     return float(np.mean(shares))

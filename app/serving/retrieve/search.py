@@ -27,16 +27,24 @@ class ServedItems:
 
     towers: Towers
     base: ItemSet
-    changed: ItemSet
+    base_towers: Towers  # the nets that made the base's vectors, over the rows of the view
+    changed: ItemSet  # of the items since: new ones, others than before, and those whose vectors have moved far
+
+    def followed_by(self, towers: Towers, newer: ItemSet) -> "ServedItems":
+        """Return the same base at a later view, whose towers have encoded the items of the versions since."""
+        known = self.base.describes(newer) & ~np.isin(newer.ids_I, self.changed.ids_I)
+        changed = self.changed.merged(newer.subset(np.flatnonzero(~known)) if known.any() else newer)
+        return ServedItems(towers, self.base, self.base_towers.at(towers.view), changed)
 
     def retrieve(
         self, user: Features, k: int, *, wanted: ItemFilter, excluded: npt.NDArray[np.int64], exact: bool = False
     ) -> tuple[npt.NDArray[np.int64], FloatArray]:
         """Return ids and scores of at most k items, the best first; ties by id. `exact`: compare all vectors."""
         query_O = self.towers.users(user)[0]
+        base_query_O = query_O if self.base_towers is self.towers else self.base_towers.users(user)[0]
         num = max(MIN_CANDIDATES, CANDIDATES_PER_ITEM * k) + len(excluded)
         while True:
-            ids_M, scores_M, is_all = self._scored(query_O, num, wanted, exact=exact)
+            ids_M, scores_M, is_all = self._scored(query_O, base_query_O, num, wanted, exact=exact)
             kept = ~np.isin(ids_M, excluded)
             ids_M, scores_M = ids_M[kept], scores_M[kept]
             if len(ids_M) >= k or is_all:
@@ -46,17 +54,20 @@ class ServedItems:
         return ids_M[order], scores_M[order]
 
     def _scored(
-        self, query_O: FloatArray, num: int, wanted: ItemFilter, *, exact: bool
+        self, query_O: FloatArray, base_query_O: FloatArray, num: int, wanted: ItemFilter, *, exact: bool
     ) -> tuple[npt.NDArray[np.int64], FloatArray, bool]:
         """Return ids and scores of candidates at the view, and whether those are all items that pass."""
         parts, is_all = [], True
         # an item in both is described by the newer
-        for items, newer in ((self.changed, None), (self.base, self.changed)):
-            places, is_whole = candidates(items, query_O, num, wanted, exact=exact)
-            if newer is not None:
+        for items, query, newer in ((self.changed, query_O, None), (self.base, base_query_O, self.changed)):
+            places, is_whole = candidates(items, query, num, wanted, exact=exact)
+            if newer is not None and len(newer):
                 places = places[~np.isin(items.ids_I[places], newer.ids_I)]
-            parts.append(items.take(places))
+            if len(places):
+                parts.append(items.take(places))
             is_all &= is_whole
+        if not parts:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32), is_all
         features = Features.concatenate(parts)
         vectors_MO, known_M = self.towers.items(features)
         layout = self.base.layout

@@ -61,6 +61,10 @@ class Towers:
     def __init__(self, template: TowerTemplate, net: TwoTower, view: ModelView) -> None:
         self.template, self.view, self._net = template, view, net
 
+    def at(self, view: ModelView) -> "Towers":
+        """Return the same nets over the rows of another view."""
+        return Towers(self.template, self._net, view)
+
     @property
     def temperature(self) -> float:
         """By which dot products are divided."""

@@ -13,7 +13,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float32]
 Places = npt.NDArray[np.intp]
 
-CONNECTIVITY, EXPANSION_ADD, EXPANSION_SEARCH = 16, 64, 64
+# users are no items: a search starts far from its goal, and must look wider than among items
+CONNECTIVITY, EXPANSION_ADD, EXPANSION_SEARCH = 16, 64, 512
 CHUNK_VECTORS = 512  # added at once: other work of the thread waits so long
 MISSING_USEARCH = "usearch is not installed: pip install 'springtide[retrieval]'"
 

@@ -69,6 +69,25 @@ def test_items_of_later_versions_are_searched_beside_the_index(log):
     assert followed.found(20, exact=True)[:5] == followed.best(5)
 
 
+def test_an_item_that_is_as_it_was_stays_with_the_index(log):
+    """Ten samples of 1,500 items move few vectors; an item with another price, or a vector far away, is searched."""
+    followed = Followed(log)
+    followed.retriever._built_seconds = 1e9
+    base = followed.retriever.served.base
+    places = np.arange(0, 40)
+    same, moved, other = base.subset(places), base.subset(places), base.subset(places)
+    moved.vectors_IO[7] = -moved.vectors_IO[7]
+    other.columns["bytes"] = other.columns["bytes"].copy()
+    other.columns["bytes"][other.columns["offsets"][9]] += 1
+    assert base.describes(same).all()
+    assert np.flatnonzero(~base.describes(moved)).tolist() == [7]
+    assert np.flatnonzero(~base.describes(other)).tolist() == [9]
+    served = followed.retriever.served.followed_by(followed.retriever.served.towers, moved)
+    assert served.changed.ids_I.tolist() == [base.ids_I[7]]
+    again = served.followed_by(served.towers, base.subset(np.array([7])))
+    assert again.changed.vectors_IO[0].tolist() == base.vectors_IO[7].tolist()
+
+
 def test_the_index_is_built_anew_once_it_is_time(log):
     followed = Followed(log)
     first = followed.retriever.served.base
