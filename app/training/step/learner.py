@@ -69,7 +69,9 @@ class Learner:
             item_column=model.item_column if isinstance(model, TwoTower) else None,
         )
         self.wide_step = None if self.wide is None else WideStep(self.wide, table, schema)
-        self.retrieval_step = RetrievalStep(model, self.optimizer) if isinstance(model, TwoTower) else None
+        self.retrieval_step = None
+        if isinstance(model, TwoTower):
+            self.retrieval_step = RetrievalStep(model, self.optimizer, on_device=self.device.transfer is not None)
         self.loss = Loss(losses, self.model)
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from springtide_client.features import Features
 from springtide_client.schema import Schema
 
@@ -7,21 +8,23 @@ from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.training.config import TrainConfig, with_adagrad_eps
+from app.training.device.device import TrainDevice
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
 from embeddings.table import EmbeddingTable
 from stream.columns import Batch
+from tests.support.gpu_emulation.transfer_stream import EmulatedTransferStream
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
 TABLE = TableConfig(dim=8, device_bytes="8MiB")
 NUM_ITEMS = 40
 
 
-def make_learner() -> Learner:
+def make_learner(device: TrainDevice | None = None) -> Learner:
     table = EmbeddingTable(with_adagrad_eps(TABLE), seed=0, tracked=False)
     options = {"item": ["item_id"], "hidden": [16], "dim": 8, "buckets": 256}
     net = build_model(ModelConfig(name="two_tower", options=options), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
-    return Learner(net, table, TrainConfig(bfloat16=False), SCHEMA)
+    return Learner(net, table, TrainConfig(bfloat16=False), SCHEMA, device=device)
 
 
 def make_batch(number: int, num: int = 256) -> Batch:
@@ -62,6 +65,20 @@ def test_the_same_batches_give_the_same_bits_and_a_restored_learner_continues():
         second.step(make_batch(number))
     for name, array in whole.dense_arrays().items():
         np.testing.assert_array_equal(array, second.dense_arrays()[name])
+
+
+def test_a_device_learns_what_the_host_learns():
+    on_host = make_learner()
+    on_device = make_learner(TrainDevice(torch.device("cpu"), EmulatedTransferStream(run_inline=True)))
+    for number in range(4):
+        batch = make_batch(number)
+        if number == 2:
+            batch.weights_N[3] = np.inf  # its gradients are not finite: skipped
+        reports = on_host.step(batch), on_device.step(batch)
+        assert reports[0].skipped == reports[1].skipped == (number == 2)
+        np.testing.assert_allclose(reports[0].logits_NL, reports[1].logits_NL, rtol=1e-5, atol=1e-5)
+    for name, array in on_host.dense_arrays().items():
+        np.testing.assert_allclose(on_device.dense_arrays()[name], array, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_that_are_not_finite_change_nothing_of_the_net():
