@@ -73,7 +73,7 @@ class EmbeddingTable:
         )
         self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.ops, self.layout, self.optimizer = self.parts.ops, self.parts.layout, self.parts.optimizer
-        self.lr = self.optimizer.lr
+        self.lr, self.lr_factor = self.optimizer.lr, 1.0
 
     # training and reading
 
@@ -176,7 +176,7 @@ class EmbeddingTable:
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
         last_seen_U = self._last_seen_after_update(unique)
-        settings = last_seen_U, self.optimizer.step(self.lr, self.seed), self.config.eviction == "lfu"
+        settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), self.config.eviction == "lfu"
         store = self.parts.memory.store
 
         def update_part(start: int, stop: int) -> tuple[Array, int]:
@@ -355,6 +355,11 @@ class EmbeddingTable:
         self.parts.spill.destroy_generations(generation)
 
     # limits and statistics
+
+    @property
+    def step_lr(self) -> float:
+        """The learning rate of the next update: `lr`, times the factor of a schedule."""
+        return self.lr * self.lr_factor
 
     def set_lr(self, lr: float) -> None:
         self.lr = self.optimizer.with_lr(lr).lr

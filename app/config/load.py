@@ -106,6 +106,7 @@ def load_config(
         for label, keys in _require_table("[labels]", document.get("labels", {})).items()
     }
     losses = _losses(train, labels, schema)
+    table.check_schedule(train.schedule)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     return Config(

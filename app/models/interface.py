@@ -3,6 +3,7 @@
 # N samples, C categorical, P multi_value, S sequence features, T longest sequence, F dense, D dimension, L labels
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from springtide_client.schema import Schema
@@ -119,6 +120,14 @@ def _index(what: str, name: str, names: Sequence[str]) -> int:
     return names.index(name)
 
 
+class ParameterGroup(NamedTuple):
+    """Parameters that are learned with a learning rate and a weight decay of their own, as factors of the settings."""
+
+    parameters: list[nn.Parameter]
+    lr_factor: float = 1.0
+    weight_decay_factor: float = 1.0
+
+
 class DenseModel(nn.Module):
     """From a sample's rows and dense features to one logit per label.
 
@@ -146,6 +155,18 @@ class DenseModel(nn.Module):
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
         """Called with a batch's logits and labels (NaN: masked) after it was scored, before the optimizer's step."""
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return every parameter once. Biases and norms, of one dimension or none, have no weight decay here."""
+        return parameter_groups(self)
+
+
+def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
+    """Return the parameters with weight decay, and those of one dimension or none, which have none."""
+    parameters = list(model.parameters())
+    decayed = [parameter for parameter in parameters if parameter.dim() > 1]
+    others = [parameter for parameter in parameters if parameter.dim() <= 1]
+    return [ParameterGroup(decayed), ParameterGroup(others, weight_decay_factor=0.0)]
 
 
 def join_fields(categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:

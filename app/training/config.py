@@ -13,6 +13,7 @@ from app.errors import UserError
 from app.models.config import ModelConfig
 from app.models.losses.config import LabelLoss, LossName
 from app.scores.config import ScoresConfig
+from app.training.lr_schedule import LearningRateSchedule
 from app.version_log.config import LogConfig
 from embeddings.config import TableConfig
 from stream.config import SourceConfig
@@ -28,13 +29,52 @@ USES_EPS = ("rowwise-adagrad", "adagrad")
 
 
 class DenseOptimizerConfig(Settings, frozen=True, kw_only=True):
-    """The keys of `[train] optimizer`: Adam (Kingma and Ba 2014) or plain gradient descent."""
+    """The keys of `[train] optimizer`.
 
-    name: Annotated[Literal["adam", "sgd"], Meta(description="Optimizer of the dense net.")] = "adam"
+    Adam (Kingma and Ba 2014), AdamW (Loshchilov and Hutter 2019), Adagrad (Duchi et al. 2011), Lion (Chen et al. 2023),
+    or gradient descent, with momentum if wanted.
+    """
+
+    name: Annotated[
+        Literal["adam", "adamw", "sgd", "adagrad", "lion"], Meta(description="Optimizer of the dense net.")
+    ] = "adam"
     lr: Annotated[float, Meta(ge=0, extra=FINITE, description="Learning rate.")] = 0.001
-    beta1: Annotated[float, Meta(ge=0, lt=1, description="Decay of the mean gradient (adam).")] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1, description="Decay of the mean squared gradient (adam).")] = 0.999
-    eps: Annotated[float, Meta(gt=0, extra=FINITE, description="Added to the denominator (adam).")] = 1e-8
+    beta1: Annotated[
+        float,
+        Meta(ge=0, lt=1, description="Decay of the mean gradient (adam, adamw); its share in the direction (lion)."),
+    ] = 0.9
+    beta2: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Decay of the mean squared gradient (adam, adamw), of the mean gradient (lion: 0.99 is usual).",
+        ),
+    ] = 0.999
+    eps: Annotated[float, Meta(gt=0, extra=FINITE, description="Added to the denominator (adam, adamw, adagrad).")] = (
+        1e-8
+    )
+    momentum: Annotated[float, Meta(ge=0, lt=1, description="Part of the last step that goes on (sgd).")] = 0.0
+    weight_decay: Annotated[
+        float,
+        Meta(
+            ge=0,
+            extra=FINITE,
+            description="Each step multiplies parameters by 1 - lr * weight_decay; not biases and norms, unless the "
+            "model's `parameter_groups` says so. Not with adam: adamw has it.",
+        ),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name == "adam" and self.weight_decay:
+            raise ValueError('weight_decay does not go with name = "adam": adamw has it')
+        if self.name != "sgd" and self.momentum:
+            raise ValueError(f'momentum goes with name = "sgd", not with "{self.name}"')
+        if self.lr * self.weight_decay > 1:
+            raise ValueError(
+                f"lr * weight_decay must be at most 1, not {self.lr} * {self.weight_decay}: weights would change sign"
+            )
 
 
 class TrainConfig(Settings, frozen=True, kw_only=True):
@@ -74,6 +114,41 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
             "learns how much beside that."
         ),
     ] = "fixed"
+    lr_schedule: Annotated[
+        Mapping[str, Any],
+        Meta(
+            description="The learning rate by samples trained; without it, it is constant.",
+            extra={"table": LearningRateSchedule},
+        ),
+    ] = msgspec.field(default_factory=dict)
+    clip_norm: Annotated[
+        float,
+        Meta(
+            ge=0,
+            extra=FINITE,
+            description="The largest norm of the dense net's mean gradient; a larger one is scaled down. 0: no limit.",
+        ),
+    ] = 0.0
+    clip_value: Annotated[
+        float,
+        Meta(
+            ge=0,
+            extra=FINITE,
+            description="The largest magnitude of an element of the dense net's mean gradient. 0: no limit.",
+        ),
+    ] = 0.0
+    accumulate_batches: Annotated[
+        int,
+        Meta(ge=1, description="Batches whose gradients the dense net learns in one step; rows learn from each batch."),
+    ] = 1
+    ema_half_life_samples: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Followers get an exponential moving average of the dense net's parameters, in which the "
+            "weight of what is older than so many samples is a half. 0: the parameters themselves.",
+        ),
+    ] = 0
     window_samples: Annotated[int, Meta(ge=1, description="Samples in the window of recent scores.")] = 20_000
     seed: Annotated[
         int, Meta(ge=0, le=2**63 - 1, description="Seed of the initial weights and of the rows' first values.")
@@ -96,6 +171,13 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         super().__post_init__()
         if self.cuda_graphs and self.device != "cuda":
             raise ValueError('cuda_graphs = true needs device = "cuda"')
+        if self.clip_norm and self.clip_value:
+            raise ValueError("clip_norm and clip_value do not go together: leave one of them out")
+
+    @property
+    def schedule(self) -> LearningRateSchedule:
+        """The learning rate by samples trained."""
+        return LearningRateSchedule.of(self.lr_schedule)
 
     @property
     def num_threads(self) -> int:
@@ -176,6 +258,15 @@ class TableSettings(TableConfig, frozen=True, kw_only=True):
             raise UserError(f'[table] eviction = "custom" needs score = "...", {choices}')
         if self.score not in schema.dense:
             raise UserError(f'[table] score must be {choices}, not "{self.score}"')
+
+    def check_schedule(self, schedule: LearningRateSchedule) -> None:
+        """Raise UserError if the rows' learning rate is to follow a schedule and their optimizer cannot."""
+        settings = [self.optimizer, *(table.optimizer for table in self.tables.values() if table.optimizer is not None)]
+        if schedule.rows and any(one.get("name") == "ftrl" for one in settings):
+            raise UserError(
+                "[train] lr_schedule rows = true does not go with ftrl, whose rows mean something else under another "
+                "lr: leave it out, or take another [table] optimizer"
+            )
 
 
 class TrainerConfig(Protocol):

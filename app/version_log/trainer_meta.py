@@ -43,6 +43,7 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     idle: list[str] = []  # partitions that do not hold back the event clock
     loss: float | None = None  # of the newest batch
     skipped_steps: int = 0  # of the dense net, because gradients were not finite
+    clipped_steps: int = 0  # of the dense net
     table: dict[str, Any] = {}  # EmbeddingTable.clock_state()
     limits: dict[str, Any] = {}  # changed at run time: [the limit, the configured value that it overrides]
     gate: GateMeta = GateMeta()

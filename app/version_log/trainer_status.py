@@ -158,6 +158,16 @@ class TableStatus(msgspec.Struct, frozen=True):
     limits: dict[str, Any] = {}  # changed at run time: [the limit, the configured value that it overrides]
 
 
+class NetStatus(msgspec.Struct, frozen=True):
+    """The dense net's learning: present learning rates, and what became of its gradients."""
+
+    lr: float | None = None
+    rows_lr: float | None = None  # of the main table
+    gradient_norm: float | None = None  # of the newest batch's mean gradient, before clipping
+    steps: int = 0  # batches learned since the log began
+    clipped_steps: int = 0  # of them, those whose gradients were clipped
+
+
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a trainer reports. Partitions are written "topic/0"; times are milliseconds since 1970."""
 
@@ -177,6 +187,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     positions: dict[str, PartitionStatus] = {}
     scores: ScoresStatus = ScoresStatus()
     loss: float | None = None
+    net: NetStatus = NetStatus()
     dead_letters: dict[str, int] = {}  # by reason
     topic_resets: int = 0
     commands: list[str] = []  # kinds that this trainer executes

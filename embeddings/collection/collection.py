@@ -61,6 +61,21 @@ class EmbeddingCollection:
         """The learning rate of the main table."""
         return self.main.lr
 
+    @property
+    def step_lr(self) -> float:
+        """The learning rate of the main table's next update."""
+        return self.main.step_lr
+
+    @property
+    def lr_factor(self) -> float:
+        """What a schedule multiplies every table's learning rate by."""
+        return self.main.lr_factor
+
+    @lr_factor.setter
+    def lr_factor(self, factor: float) -> None:
+        for table in self.tables.values():
+            table.lr_factor = factor
+
     # training and reading
 
     def advance(self, event_ms: int, num_samples: int) -> None:

@@ -2,7 +2,7 @@
 
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.score_metrics import declare_score_metrics, update_score_metrics
-from app.version_log.trainer_status import GateStatus, TableStatus, TrainerStatus
+from app.version_log.trainer_status import GateStatus, NetStatus, TableStatus, TrainerStatus
 
 # metric -> help, label, and the trainer's counter for each value of the label
 LABELED_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -62,6 +62,14 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
         "springtide_dead_letters_total", "Records that could not be learned, by reason.", aggregation="local"
     )
     declare_score_metrics(metrics)
+    metrics.gauge("springtide_learning_rate", "The present learning rate, of: net, rows.")
+    metrics.gauge("springtide_gradient_norm", "Norm of the dense net's mean gradient in the newest batch.")
+    metrics.counter("springtide_steps_total", "Batches learned since the log began.", aggregation="local")
+    metrics.counter(
+        "springtide_clipped_steps_total",
+        "Steps in which gradients of the dense net were clipped, since the log began.",
+        aggregation="local",
+    )
     metrics.gauge("springtide_event_clock_lag_seconds", "Now minus the event time by which rows expire.")
     metrics.gauge("springtide_gate_holding", "1 while the health gate holds versions back, by reason.")
     metrics.counter(
@@ -90,10 +98,19 @@ def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_
     metrics.replace_all("springtide_consumer_lag_records", "partition", lags)
     metrics.replace_all("springtide_dead_letters_total", "reason", status.dead_letters)
     update_score_metrics(metrics, status.scores)
+    _update_net_metrics(metrics, status.net)
     _update_gate_metrics(metrics, status.gate)
     _update_table_metrics(metrics, status.table, now_ms)
     event_ms = status.event_clock_ms
     metrics.set("springtide_event_clock_lag_seconds", (now_ms - event_ms) / 1000 if event_ms > 0 else None)
+
+
+def _update_net_metrics(metrics: MetricsRegistry, net: NetStatus) -> None:
+    rates = {"net": net.lr, "rows": net.rows_lr}
+    metrics.replace_all("springtide_learning_rate", "of", {of: lr for of, lr in rates.items() if lr is not None})
+    metrics.set("springtide_gradient_norm", net.gradient_norm)
+    metrics.set("springtide_steps_total", net.steps)
+    metrics.set("springtide_clipped_steps_total", net.clipped_steps)
 
 
 def _update_gate_metrics(metrics: MetricsRegistry, gate: GateStatus) -> None:

@@ -13,6 +13,7 @@ from springtide_client.format.tensors import Arrays
 from torch import Tensor
 
 from app.models.wide.wide_part import NAME
+from app.training.optimization.net_update import ACCUMULATED
 from app.training.state.net_buffers import NetBuffers
 from app.training.state.version_tensors import with_prefix
 from app.training.step.learner import Learner
@@ -77,24 +78,22 @@ class NetPublisher:
 
     @property
     def num_state_bytes(self) -> int:
-        """The size of parameters and optimizer state."""
+        """The size of parameters, optimizer state and averages; gathered gradients come and go, and do not count."""
         learner = self._learner
-        return sum(
-            tensor.nbytes for tensor in (*learner.dense_tensors().values(), *learner.optimizer_tensors().values())
-        )
+        states = {name: one for name, one in learner.state_tensors().items() if not name.startswith(ACCUMULATED)}
+        return sum(tensor.nbytes for tensor in (*learner.dense_tensors().values(), *states.values()))
 
     def _take_whole(self) -> Arrays:
         learner = self._learner
         if learner.steps == self._exact_step:
             return {}
         self._exact_step = self._shown_step = learner.steps
-        parameters = learner.dense_tensors()
         is_rounded = self._config.dense_dtype == "bfloat16"
         # buffers of their own, which nothing overwrites
-        arrays = with_prefix("dense.", NetBuffers(bfloat16=is_rounded).fill(parameters))
-        if is_rounded:
-            arrays |= with_prefix("state.parameters.", NetBuffers().fill(parameters))
-        arrays |= with_prefix("state.optimizer.", NetBuffers().fill(learner.optimizer_tensors()))
+        arrays = with_prefix("dense.", NetBuffers(bfloat16=is_rounded).fill(learner.served_tensors()))
+        if is_rounded or learner.serves_averages:
+            arrays |= with_prefix("state.parameters.", NetBuffers().fill(learner.dense_tensors()))
+        arrays |= with_prefix("state.", NetBuffers().fill(learner.state_tensors()))
         return arrays | {"state.random": torch.get_rng_state().numpy()}
 
     @property
@@ -129,7 +128,7 @@ class NetPublisher:
         self._log.wait_for_state()
         began, learner = self._clock(), self._learner
         tensors = {f"state.parameters.{name}": tensor for name, tensor in learner.dense_tensors().items()}
-        tensors |= {f"state.optimizer.{name}": tensor for name, tensor in learner.optimizer_tensors().items()}
+        tensors |= {f"state.{name}": tensor for name, tensor in learner.state_tensors().items()}
         arrays = self._exact.fill(tensors) | {"state.random": torch.get_rng_state().numpy()}
         self._exact_step, self._exact_at = learner.steps, self._clock()
         self._exact_copy = self._exact_at - began
@@ -137,7 +136,7 @@ class NetPublisher:
 
     def _take_parameters(self) -> Arrays:
         began, learner = self._clock(), self._learner
-        arrays = with_prefix("dense.", self._shown.fill(learner.dense_tensors()))
+        arrays = with_prefix("dense.", self._shown.fill(learner.served_tensors()))
         self._shown_step, self._shown_at, self._shown_until = learner.steps, self._clock(), -1
         self._sample = self._sampled()
         num_bytes = sum(array.nbytes for array in arrays.values())
@@ -146,8 +145,10 @@ class NetPublisher:
         return arrays
 
     def _sampled(self) -> Tensor:
-        """Return some of the parameters, spread evenly over all of them."""
-        parameters = [parameter.detach().view(-1) for parameter in self._learner.model.parameters()]
+        """Return some of the parameters that followers get, spread evenly over all of them."""
+        averages, model = self._learner.update.averages, self._learner.model
+        served = model.parameters() if averages is None else averages.averages
+        parameters = [parameter.detach().view(-1) for parameter in served]
         stride = max(1, sum(map(len, parameters)) // SAMPLED_NUMBERS)
         samples = [parameter[::stride].to("cpu", torch.float32) for parameter in parameters]
         return torch.cat(samples).clone() if samples else torch.zeros(0)

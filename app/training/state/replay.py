@@ -12,6 +12,7 @@ from springtide_client.log.base import Base
 from app.scores.progressive import ProgressiveScores
 from app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
 from app.training.step.learner import Learner
+from app.version_log.read.exact_state import is_exact_state
 from embeddings.collection.collection import AnyTable, tables_by_name
 from embeddings.rows import TableDelta
 
@@ -57,7 +58,7 @@ def replay_log(
     if meta.exact_state > base.tip.number:
         newest = read_state(meta.exact_state)
     parameters = without_prefix("state.parameters.", newest) or without_prefix("dense.", newest)
-    learner.restore(parameters, without_prefix("state.optimizer.", newest))
+    learner.restore(parameters, without_prefix("state.", newest))
     if "state.random" in newest:
         torch.set_rng_state(torch.from_numpy(np.array(newest["state.random"])))
     return meta
@@ -73,5 +74,6 @@ def _restore_sketch(
 
 def _dense_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """Return those arrays of which only the newest version's count, copied out of the record."""
-    prefixes = ("dense.", "state.parameters.", "state.optimizer.", "state.random")
-    return {name: np.array(array) for name, array in arrays.items() if name.startswith(prefixes)}
+    return {
+        name: np.array(array) for name, array in arrays.items() if name.startswith("dense.") or is_exact_state(name)
+    }

@@ -236,7 +236,8 @@ class TrainingState:
         meta = replay_log(self.learner, self._scores, base, records, read_state=read_state, on_delta=on_delta)
         trainer, table = TrainerMeta.of(meta), self.learner.table
         self.learner.steps = self._published_step = meta.step
-        self.learner.skipped_steps = trainer.skipped_steps
+        self.learner.num_samples = meta.samples_trained
+        self.learner.skipped_steps, self.learner.clipped_steps = trainer.skipped_steps, trainer.clipped_steps
         self.stream.restore(meta, trainer)
         self.gate = trainer.gate
         self.published_scores, self._loss = self._scores.document(), trainer.loss
@@ -262,6 +263,7 @@ class TrainingState:
             idle=sorted(map(str, stream.clock.idle)),
             loss=self.loss,
             skipped_steps=self.learner.skipped_steps,
+            clipped_steps=self.learner.clipped_steps,
             table=self._clock_before if is_clock_ahead else self.learner.table.clock_state(),
             limits=self.limits.document(),
             gate=self.gate,
@@ -271,8 +273,11 @@ class TrainingState:
         )
 
     def _dense_arrays(self) -> Arrays:
-        arrays = with_prefix("dense.", self.learner.dense_arrays())
-        arrays |= with_prefix("state.optimizer.", self.learner.optimizer_arrays())
+        learner = self.learner
+        tensors = with_prefix("dense.", learner.served_tensors()) | with_prefix("state.", learner.state_tensors())
+        if learner.serves_averages:
+            tensors |= with_prefix("state.parameters.", learner.dense_tensors())
+        arrays = {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
         return arrays | {"state.random": torch.get_rng_state().numpy()}  # for dropout in a net of the user's own
 
     def _apply_limits(self, limits: Mapping[LimitName, Any]) -> None:

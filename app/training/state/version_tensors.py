@@ -1,7 +1,7 @@
 """The tensor names of a version: rows, erased keys, admission sketch, id strings."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,11 @@ from springtide_client.rows.table_names import MAIN_TABLE, record_tensor
 from embeddings.rows import TableDelta
 
 Arrays = dict[str, npt.NDArray[Any]]
+T = TypeVar("T")
 
 
-def with_prefix(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Return the arrays by their full names."""
+def with_prefix(prefix: str, arrays: Mapping[str, T]) -> dict[str, T]:
+    """Return the arrays or tensors by their full names."""
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 

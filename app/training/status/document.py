@@ -13,7 +13,14 @@ from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.session import TrainingSession
 from app.version_log.retention.pins import pin_names
-from app.version_log.trainer_status import Condition, PartitionStatus, ScoresStatus, TableStatus, TrainerStatus
+from app.version_log.trainer_status import (
+    Condition,
+    NetStatus,
+    PartitionStatus,
+    ScoresStatus,
+    TableStatus,
+    TrainerStatus,
+)
 from stream.positions import Partition, Position
 
 # behind this, the trainer is no longer at the end of the stream
@@ -46,6 +53,13 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         positions=position_status(state.stream.positions, session.committed.offsets, session.batches.end_offsets()),
         scores=msgspec.convert(state.detailed_scores(), ScoresStatus),
         loss=state.loss,
+        net=NetStatus(
+            lr=state.learner.update.lr,
+            rows_lr=table.step_lr,
+            gradient_norm=state.learner.gradient_norm,
+            steps=state.learner.steps,
+            clipped_steps=state.learner.clipped_steps,
+        ),
         dead_letters=dict(state.stream.dead_letters),
         topic_resets=session.source.num_resets,
         commands=list(CommandExecutor.kinds),

@@ -85,7 +85,7 @@ class CudaGraphStep:
         if len(labels_NL) != self.batch_size:
             return None
         longest = padded_length(inputs.sequence.shape[2])
-        key = (longest, bfloat16, tuple(rows.requires_grad for rows in inputs[:NUM_ROW_INPUTS]))
+        key = (longest, bfloat16, self.step.update.form, tuple(rows.requires_grad for rows in inputs[:NUM_ROW_INPUTS]))
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 return None
@@ -129,11 +129,9 @@ class CudaGraphStep:
         return CapturedStep(static, labels, weights, groups, output, replay)
 
     def _updated_tensors(self) -> list[Tensor]:
-        """Return everything that a step updates: parameters, statistics, optimizer state."""
-        model, optimizer = self.step.model, self.step.optimizer
-        optimizer.prepare()
-        states = [tensor for state in optimizer.state.values() for tensor in state.values()]
-        return [*model.parameters(), *model.buffers(), *states]
+        """Return everything that a step updates: parameters, statistics, optimizer state, averages."""
+        model = self.step.model
+        return [*model.parameters(), *model.buffers(), *self.step.update.prepare()]
 
 
 def padded_length(longest: int) -> int:

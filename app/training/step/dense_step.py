@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from app.models.interface import DenseModel
 from app.models.losses.loss import Loss
-from app.training.step.dense_optimizer import Optimizer
+from app.training.optimization.net_update import NetUpdate
 
 NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
 
@@ -22,6 +22,8 @@ class StepOutcome(NamedTuple):
     loss: Tensor
     weight: Tensor
     skipped: Tensor  # True if the net was not updated, because gradients were not finite
+    gradient_norm: Tensor  # of the dense net
+    clipped: Tensor  # True if gradients were clipped
 
 
 class DenseStep(Protocol):
@@ -43,8 +45,8 @@ class DenseStep(Protocol):
 class HostStep:
     """On the host, where reading a tensor's value costs nothing."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, loss: Loss | None = None) -> None:
-        self.model, self.optimizer, self.loss = model, optimizer, loss or Loss((), model)
+    def __init__(self, model: nn.Module, update: NetUpdate, loss: Loss | None = None) -> None:
+        self.model, self.update, self.loss = model, update, loss or Loss((), model)
 
     def __call__(
         self,
@@ -57,14 +59,15 @@ class HostStep:
     ) -> StepOutcome:
         logits_NL = score(self.model, inputs, bfloat16=bfloat16)
         loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
-        self.optimizer.zero_grad()
+        self.update.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        skipped = ~torch.isfinite(gradient_norm(self.model))
+        norm = self.update.gradient_norm()
+        skipped = ~torch.isfinite(norm)
         # one overflow would stay in the net for ever; the table rejects such gradients row by row
         if not skipped:
             observe(self.model, inputs, logits_NL.detach(), labels_NL, weights_N)
-            self.optimizer.step()
-        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped)
+        gradients = self.update.apply(weight, norm, skipped)
+        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped, *gradients)
 
 
 class DeviceStep:
@@ -74,9 +77,9 @@ class DeviceStep:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, net: nn.Module | None = None, loss: Loss | None = None
+        self, model: nn.Module, update: NetUpdate, net: nn.Module | None = None, loss: Loss | None = None
     ) -> None:
-        self.model, self.optimizer, self.net = model, optimizer, net or model
+        self.model, self.update, self.net = model, update, net or model
         self.loss = loss or Loss((), model)
 
     def __call__(
@@ -106,17 +109,18 @@ class DeviceStep:
         """Update the net, and leave gradients in the row inputs, which are leaves."""
         logits_NL = score(self.net, inputs, bfloat16=bfloat16)
         loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
-        self.optimizer.zero_grad()
+        self.update.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        skipped = ~torch.isfinite(gradient_norm(self.model)).to(loss.device)
+        norm = self.update.gradient_norm().to(loss.device)
+        skipped = ~torch.isfinite(norm)
         if isinstance(self.model, DenseModel):
             statistics = list(self.model.buffers())
             before = [buffer.clone() for buffer in statistics]
             observe(self.model, inputs, logits_NL.detach(), labels_NL, weights_N)
             for buffer, old in zip(statistics, before, strict=True):
                 buffer.copy_(torch.where(skipped, old, buffer))
-        self.optimizer.step(skipped)
-        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped)
+        gradients = self.update.apply(weight, norm, skipped)
+        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped, *gradients)
 
 
 def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
@@ -131,11 +135,6 @@ def observe(model: nn.Module, inputs: ModelInputs, logits_NL: Tensor, labels_NL:
     if isinstance(model, DenseModel):
         model.observe_inputs(inputs.dense)
         model.observe_labels(logits_NL, labels_NL, weights_N)
-
-
-def gradient_norm(model: nn.Module) -> Tensor:
-    """Return the norm of all gradients of the dense net."""
-    return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
 
 def row_inputs_by_name(leaves: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -15,12 +15,13 @@ from app.models.losses.config import LabelLoss
 from app.models.losses.loss import Loss
 from app.models.retrieval.two_tower import TwoTower
 from app.models.wide.wide_part import wide_part_of
-from app.training.config import DenseOptimizerConfig, TrainConfig
+from app.training.config import TrainConfig
 from app.training.device.device import TrainDevice, resolve_device
+from app.training.optimization.dense_optimizer import optimizer_arrays
+from app.training.optimization.net_update import NetUpdate
 from app.training.step.assembly import assemble_tensors
 from app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
 from app.training.step.cuda_graphs import CudaGraphStep
-from app.training.step.dense_optimizer import build_optimizer, optimizer_arrays, optimizer_tensors, restore_optimizer
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from app.training.step.report import StepReport, fetch_outcome, report_of
 from app.training.step.retrieval_step import RetrievalStep
@@ -57,7 +58,8 @@ class Learner:
         """
         self.device = device or resolve_device(config)
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
-        self.optimizer = build_optimizer(DenseOptimizerConfig.of(config.optimizer), model)
+        self.update = NetUpdate(model, config, on_device=self.device.transfer is not None)
+        self.optimizer = self.update.optimizer
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
         self.wide = wide_part_of(model)
         self.keys = KeyPreparer(
@@ -69,13 +71,14 @@ class Learner:
             item_column=model.item_column if isinstance(model, TwoTower) else None,
         )
         self.wide_step = None if self.wide is None else WideStep(self.wide, table, schema)
-        self.retrieval_step = None
-        if isinstance(model, TwoTower):
-            self.retrieval_step = RetrievalStep(model, self.optimizer, on_device=self.device.transfer is not None)
+        self.retrieval_step = RetrievalStep(model, self.update) if isinstance(model, TwoTower) else None
         self.loss = Loss(losses, self.model)
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
+        self.clipped_steps = 0  # of the dense net
+        self.gradient_norm: float | None = None  # of the newest batch's mean gradient, of the dense net
         self.steps = 0
+        self.num_samples = 0  # trained, before the next step
         self._next: BatchKeys | None = None  # of the next batch, if it is known
         self._failed: tuple[Batch, Lookup] | None = None  # a batch to be tried again, and its lookup, still open
         model.train()
@@ -107,13 +110,20 @@ class Learner:
         keys = self._take_prepared(batch)
         if next_batch is not None and len(next_batch):
             self._next = self.keys.prepare(next_batch, None if keys.numbers is None else keys.numbers.after_3D)
+        num_trained = self.num_samples + len(batch)
+        self.update.begin_batch(len(batch), num_trained)
+        if self.update.schedule.rows:
+            self.table.lr_factor = self.update.schedule.factor(num_trained)
         outcome = self._train(keys)
-        self.steps += 1
+        self.update.end_batch()
+        self.steps, self.num_samples = self.steps + 1, num_trained
         fetch = fetch_outcome(outcome, self.device.transfer)
 
         def wait() -> StepReport:
             report = report_of(batch, fetch())
             self.skipped_steps += report.skipped
+            self.clipped_steps += report.clipped
+            self.gradient_norm = report.gradient_norm if np.isfinite(report.gradient_norm) else None
             return report
 
         return wait
@@ -200,7 +210,7 @@ class Learner:
             step = self.wide_step.of_batch(keys, lookup)
             outcome = learn_offset(
                 self.model,
-                self.optimizer,
+                self.update,
                 inputs,
                 labels_NL,
                 weights_N,
@@ -219,8 +229,8 @@ class Learner:
 
     def _dense_step(self) -> DenseStep:
         if self.device.transfer is None:
-            return HostStep(self.model, self.optimizer, self.loss)
-        step, capture = DeviceStep(self.model, self.optimizer, loss=self.loss), self.device.graph_capture
+            return HostStep(self.model, self.update, self.loss)
+        step, capture = DeviceStep(self.model, self.update, loss=self.loss), self.device.graph_capture
         return step if capture is None else CudaGraphStep(step, capture, self.config.batch_size)
 
     def dense_arrays(self) -> Arrays:
@@ -231,20 +241,30 @@ class Learner:
         """Return all parameters and buffers by name, themselves."""
         return {name: value.detach() for name, value in self.model.state_dict().items()}
 
-    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the dense optimizer's state by name, itself."""
-        return optimizer_tensors(self.optimizer, self.model)
+    def served_tensors(self) -> dict[str, torch.Tensor]:
+        """Return what followers get by the names of `dense_tensors`: averages, if there are any, of the parameters."""
+        averages = self.update.averages
+        return self.dense_tensors() if averages is None else self.dense_tensors() | averages.named()
+
+    @property
+    def serves_averages(self) -> bool:
+        """True if followers get other parameters than those that are trained."""
+        return self.update.averages is not None
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Return what else a trainer needs to go on, by the names in a version after `state.`, themselves."""
+        return self.update.tensors()
 
     def optimizer_arrays(self) -> Arrays:
         """Return the dense optimizer's state by name, copied."""
         return optimizer_arrays(self.optimizer, self.model)
 
-    def restore(self, dense: Mapping[str, npt.NDArray[Any]], optimizer: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Continue from these arrays. ValueError if they are another net's."""
+    def restore(self, dense: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Continue from these, named as in `dense_tensors` and `state_tensors`. ValueError if they do not fit."""
         try:
             self.model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in dense.items()})
         except RuntimeError as error:
             raise ValueError(f"the log holds another net than [model] describes: {error}") from None
-        restore_optimizer(self.optimizer, self.model, optimizer)
+        self.update.restore(state)
         self._next = self._failed = None
         self.dense_step = self._dense_step()  # captured graphs refer to the state from before

@@ -23,6 +23,8 @@ class StepReport:
     weights_N: npt.NDArray[np.float32]
     loss: float = float("nan")  # the mean over weights; NaN if nothing has weight
     skipped: bool = False  # the dense net was not updated, because gradients were not finite
+    gradient_norm: float = float("nan")  # of the dense net's mean gradient, before clipping
+    clipped: bool = False  # gradients of the dense net were clipped
 
 
 class OutcomeValues(NamedTuple):
@@ -32,6 +34,8 @@ class OutcomeValues(NamedTuple):
     loss: float
     weight: float
     skipped: float
+    gradient_norm: float
+    clipped: float
 
 
 def fetch_outcome(outcome: StepOutcome, transfer: TransferStream | None) -> Callable[[], OutcomeValues]:
@@ -50,5 +54,14 @@ def fetch_outcome(outcome: StepOutcome, transfer: TransferStream | None) -> Call
 
 def report_of(batch: Batch, values: OutcomeValues) -> StepReport:
     """Return the report of a batch's step."""
-    loss = values.loss / values.weight if values.weight > 0 else float("nan")
-    return StepReport(values.logits_NL, batch.labels_NL, batch.weights_N, loss, bool(values.skipped))
+    has_weight = values.weight > 0
+    loss = values.loss / values.weight if has_weight else float("nan")
+    return StepReport(
+        values.logits_NL,
+        batch.labels_NL,
+        batch.weights_N,
+        loss,
+        bool(values.skipped),
+        gradient_norm=values.gradient_norm / values.weight if has_weight else float("nan"),
+        clipped=bool(values.clipped),
+    )

@@ -7,16 +7,15 @@ from torch import Tensor
 
 from app.models.retrieval.item_frequency import Frequencies
 from app.models.retrieval.two_tower import TwoTower
-from app.training.step.dense_optimizer import Optimizer
-from app.training.step.dense_step import StepOutcome, gradient_norm, observe
+from app.training.optimization.net_update import NetUpdate
+from app.training.step.dense_step import StepOutcome, observe
 
 
 class RetrievalStep:
-    """A step whose gradients are not finite updates nothing of the net."""
+    """A step whose gradients are not finite updates nothing of the net. On a device nothing is read back."""
 
-    def __init__(self, model: TwoTower, optimizer: Optimizer, *, on_device: bool) -> None:
-        """`on_device`: submit everything and read nothing back."""
-        self.model, self.optimizer, self.on_device = model, optimizer, on_device
+    def __init__(self, model: TwoTower, update: NetUpdate) -> None:
+        self.model, self.update = model, update
 
     def __call__(
         self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, ids_N: Tensor, *, bfloat16: bool
@@ -29,19 +28,19 @@ class RetrievalStep:
             logits_NL = model.logits(users_NO, items_NO)
         frequencies = model.frequency.after(ids_N)
         loss, weight = model.in_batch_loss(users_NO, items_NO, ids_N, frequencies, labels_NL, weights_N)
-        self.optimizer.zero_grad()
+        self.update.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        skipped = ~torch.isfinite(gradient_norm(model))
-        if self.on_device:
+        norm = self.update.gradient_norm()
+        skipped = ~torch.isfinite(norm)
+        if self.update.on_device:
             before = [buffer.clone() for buffer in model.buffers()]
             self._observe(inputs, logits_NL, labels_NL, weights_N, frequencies)
             for buffer, old in zip(model.buffers(), before, strict=True):
                 buffer.copy_(torch.where(skipped, old, buffer))
-            self.optimizer.step(skipped)
         elif not skipped:
             self._observe(inputs, logits_NL, labels_NL, weights_N, frequencies)
-            self.optimizer.step()
-        return StepOutcome(logits_NL, loss.detach(), weight, skipped)
+        gradients = self.update.apply(weight, norm, skipped)
+        return StepOutcome(logits_NL, loss.detach(), weight, skipped, *gradients)
 
     def _observe(
         self, inputs: ModelInputs, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor, frequencies: Frequencies

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from app.models.losses.loss import Loss
 from app.models.wide.wide_part import NAME, WidePart
+from app.training.optimization.net_update import NetUpdate
 from app.training.step.batch_keys import BatchKeys
-from app.training.step.dense_optimizer import Optimizer
-from app.training.step.dense_step import StepOutcome, gradient_norm, observe, score
+from app.training.step.dense_step import StepOutcome, observe, score
 from embeddings.collection.collection import AnyTable, tables_by_name
 from embeddings.lookup.handle import Lookup
 from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
@@ -124,7 +124,7 @@ class WideStep:
         `crossed` gets the look-ups of crosses and what their rows were before.
         """
         potential_N, kernel_arrays = potential_crosses(slots.num_crossed_NF), WideArrays(**arrays.named())
-        lr, start, num_samples = FACTORIZATION_RATE * self.table.lr, 0, len(slots.offsets_N1) - 1
+        lr, start, num_samples = FACTORIZATION_RATE * self.table.step_lr, 0, len(slots.offsets_N1) - 1
         while start < num_samples:
             ids_C, pairs_C, offsets_R1, stop = crosses_of(
                 slots.rows_S,
@@ -190,7 +190,7 @@ class _Rows(NamedTuple):
 
 def learn_offset(
     model: nn.Module,
-    optimizer: Optimizer,
+    update: NetUpdate,
     inputs: ModelInputs,
     labels_NL: Tensor,
     weights_N: Tensor,
@@ -218,11 +218,12 @@ def learn_offset(
         torch.set_rng_state(random)
         raise
     logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
-    optimizer.zero_grad()
+    update.zero_grad()
     gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
     net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
-    skipped = ~torch.isfinite(gradient_norm(model))
+    norm = update.gradient_norm()
+    skipped = ~torch.isfinite(norm)
     if not skipped:
         observe(model, inputs, logits_NL, labels_NL, weights_N)
-        optimizer.step()
-    return StepOutcome(logits_NL, gradient.loss, gradient.weight, skipped)
+    gradients = update.apply(gradient.weight, norm, skipped)
+    return StepOutcome(logits_NL, gradient.loss, gradient.weight, skipped, *gradients)

@@ -30,11 +30,13 @@ from app.version_log.change.design import (
 from app.version_log.change.plan import Plan
 from app.version_log.change.wide_arrays import carry_wide
 from app.version_log.items import ItemLayout
+from app.version_log.read.exact_state import AVERAGE, serve_averages
 from app.version_log.read.id_dictionary import merge_id_strings, take_strings
 from app.version_log.tables import LogTable
 from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
 
 OPTIMIZER, SCORES = "state.optimizer.", "state.scores."
+OF_PARAMETERS = (AVERAGE, "state.accumulated.gradient.")
 CROSS_COLUMNS = 2  # numbers of a cross for each label
 
 
@@ -144,7 +146,7 @@ class Carry:
         carried = {name: array for name, array in otherwise.items() if not self._goes_on(name)}
         carried |= {name: array for name, array in arrays.items() if self._goes_on(name)}
         carried |= carry_wide(arrays, otherwise, self.old.schema, self.new.schema, self.numbers)
-        return carried | self._scores(arrays, window_samples)
+        return serve_averages(carried) | self._scores(arrays, window_samples)
 
     def _goes_on(self, name: str) -> bool:
         """Return True if an array, by its full name, is taken from the old design, or not at all."""
@@ -152,6 +154,9 @@ class Carry:
             return name.removeprefix(DENSE) in self.plan.dense
         if name.startswith(OPTIMIZER):
             return self.plan.keeps_optimizer and name.removeprefix(OPTIMIZER).rpartition(".")[0] in self.plan.dense
+        for prefix in OF_PARAMETERS:
+            if name.startswith(prefix):
+                return name.removeprefix(prefix) in self.plan.dense
         return True
 
     def id_strings(self, *parts: Arrays, dead: RowLayer) -> Arrays | None:

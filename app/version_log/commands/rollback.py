@@ -29,7 +29,7 @@ from app.version_log.commands.erasures import (
     erasures_to_meta,
     high_water_marks,
 )
-from app.version_log.read.exact_state import ExactStates, exact_net
+from app.version_log.read.exact_state import ExactStates, exact_net, serve_averages
 from app.version_log.read.id_dictionary import IdDictionary
 from app.version_log.read.image_range import ImageRange, versions_between
 from app.version_log.read.index import LogIndex
@@ -85,7 +85,7 @@ def build_rollback(
     known = {entry.id for entry in target.commands}
     entries = [entry for entry in current.commands if entry.id not in known]
     state_file = None if target.state_tip is None else states.file(target.state_tip.number)
-    arrays = exact_net(target.arrays, state_file)
+    arrays = serve_averages(exact_net(target.arrays, state_file))
     arrays |= _sketch(target.sketch, current.sketch)
     schema = base.manifest.decode_schema()
     erased = erased_keys(entries, schema)

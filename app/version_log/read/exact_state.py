@@ -21,7 +21,7 @@ from app.version_log.read.index import IndexEntry
 from app.version_log.retention.pins import read_pins
 from app.version_log.retention.retention_lock import retention_lock
 
-PARAMETERS = "state.parameters."
+PARAMETERS, AVERAGE = "state.parameters.", "state.average."
 
 
 class StateManifest(msgspec.Struct, kw_only=True):
@@ -97,6 +97,16 @@ def exact_net(arrays: Arrays, file: Path | None) -> Arrays:
     exact = {f"dense.{name.removeprefix(PARAMETERS)}": name for name in arrays if name.startswith(PARAMETERS)}
     others = {name: array for name, array in arrays.items() if not name.startswith(PARAMETERS)}
     return others | {name: arrays[source] for name, source in exact.items()}
+
+
+def serve_averages(arrays: Arrays) -> Arrays:
+    """Return what `exact_net` does with averages of parameters, if there are any, under `dense.*`, as followers get."""
+    averages = {name.removeprefix(AVERAGE): array for name, array in arrays.items() if name.startswith(AVERAGE)}
+    if not averages:
+        return arrays
+    trained = {name.removeprefix("dense."): array for name, array in arrays.items() if name.startswith("dense.")}
+    served = {f"dense.{name}": array for name, array in averages.items()}
+    return arrays | {f"{PARAMETERS}{name}": array for name, array in trained.items()} | served
 
 
 def is_exact_state(name: str) -> bool:

@@ -146,7 +146,7 @@ class Bench:
         learner = Learner(model, table, TrainConfig(batch_size=batch_size), SCHEMA, device=device)
         if switches is not None:
             net = torch.compile(learner.model) if switches.compiled else learner.model
-            step = DeviceStep(learner.model, learner.optimizer, net)
+            step = DeviceStep(learner.model, learner.update, net)
             learner.dense_step = CudaGraphStep(step, machine.capture, batch_size) if switches.capture else step
         return learner
 

@@ -13,8 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from app.models.config import ModelConfig
 from app.models.registry import build_model
 from app.training.config import DenseOptimizerConfig
+from app.training.optimization.dense_optimizer import build_optimizer
 from app.training.state.base_rows import BaseRows
-from app.training.step.dense_optimizer import build_optimizer
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.table import EmbeddingTable

@@ -87,7 +87,7 @@ def comparable_fields(one: VersionMeta, other: VersionMeta) -> list[tuple[str, A
     """Return name and both values of each field that must not depend on kills."""
     names = [name for name in VersionMeta.__struct_fields__ if name not in (*TIMING_DEPENDENT_FIELDS, "trainer")]
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
-    trainer = ("loss", "skipped_steps", "watermarks")
+    trainer = ("loss", "skipped_steps", "clipped_steps", "watermarks")
     return pairs + [(name, one.trainer.get(name), other.trainer.get(name)) for name in trainer]
 
 

@@ -9,6 +9,7 @@ from app.serving.metrics.trainer_metrics import (
 )
 from app.version_log.trainer_status import (
     GateStatus,
+    NetStatus,
     PartitionStatus,
     ScoresStatus,
     ScoreStatus,
@@ -28,6 +29,7 @@ STATUS = TrainerStatus(
     dead_letters={"bad_json": 4},
     scores=ScoresStatus(whole=ScoreStatus(auc=0.75)),
     gate=GATE,
+    net=NetStatus(lr=0.001, rows_lr=0.05, gradient_norm=1.5, steps=9, clipped_steps=2),
     event_clock_ms=1_000_000,
     table=TableStatus(
         rows={"device": 7, "disk": 3},
@@ -63,6 +65,11 @@ def test_the_trainers_status_is_exported_by_name_and_label():
         'springtide_consumer_lag_records{partition="clicks/0"} 3',
         'springtide_dead_letters_total{reason="bad_json"} 4',
         'springtide_auc{part="whole"} 0.75',
+        'springtide_learning_rate{of="net"} 0.001',
+        'springtide_learning_rate{of="rows"} 0.05',
+        "springtide_gradient_norm 1.5",
+        "springtide_steps_total 9",
+        "springtide_clipped_steps_total 2",
         'springtide_gate_holding{reason="norm"} 1',
         "springtide_gate_trips_total 2",
         "springtide_gate_rollbacks_total 1",
@@ -86,6 +93,8 @@ def test_labels_that_the_status_no_longer_has_are_removed():
         'springtide_trainer_state{state="stopped"} 1',
         "springtide_samples_trained_total 0",
         "springtide_samples_per_second 0",
+        "springtide_steps_total 0",
+        "springtide_clipped_steps_total 0",
         "springtide_gate_trips_total 0",
         "springtide_gate_rollbacks_total 0",
     ]

@@ -123,6 +123,25 @@ def test_rows_do_not_depend_on_the_other_samples_of_their_batch():
     assert np.abs(moved[1]).max() > 0.01
 
 
+def test_rows_follow_a_schedule_by_choice():
+    """In the middle of a warm-up a row moves as with half the learning rate."""
+    halved = [make_learner(lr_schedule={"warmup_samples": 64, "rows": rows}) for rows in (True, False)]
+    plain = make_learner(optimizer={"lr": 0.0005})
+    plain.table.set_lr(0.025)
+    batch = make_batch(1)
+    key = (np.zeros(32, np.uint16), batch.features.categorical_NC[:, 0])
+    found = []
+    for learner in (*halved, plain):
+        learner.step(batch)
+        found.append(learner.table.find(*key)[0])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert (found[1] != found[2]).any()
+    arrays = [learner.dense_arrays() for learner in (*halved, plain)]
+    for name, array in arrays[2].items():
+        np.testing.assert_array_equal(arrays[0][name], array, err_msg=name)
+        np.testing.assert_array_equal(arrays[1][name], array, err_msg=name)
+
+
 def test_a_sample_without_weight_is_counted_and_updates_nothing():
     learner = make_learner()
     batch = dataclasses.replace(make_batch(1), weights_N=np.zeros(32, np.float32))
@@ -184,7 +203,7 @@ def test_eps_of_the_configuration_wins_over_the_learners():
     [
         ({"batch_size": 0}, "batch_size"),
         ({"device": "cuda:9"}, "device"),
-        ({"optimizer": {"name": "adma"}}, '"adam", "sgd"'),
+        ({"optimizer": {"name": "adma"}}, '"adam", "adamw", "lion", "sgd"'),
         ({"optimizer": {"name": "adam", "rate": 1}}, "'rate'"),
         ({"bfloat16": "sometimes"}, "bfloat16"),
     ],

@@ -17,7 +17,7 @@ from app.models.losses.task_weights import add_task_weights
 from app.models.registry import build_model
 from app.models.wide.wide_part import add_wide_part
 from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.step.dense_optimizer import SGD
+from app.training.optimization.net_update import NetUpdate
 from app.training.step.learner import Learner
 from app.training.step.wide_step import learn_offset
 from embeddings.config import TableConfig
@@ -93,7 +93,7 @@ def test_the_net_learns_its_loss_of_the_final_score_to_which_the_wide_part_is_co
 
     outcome = learn_offset(
         net,
-        SGD(list(net.parameters()), lr=1.0),
+        NetUpdate(net, TrainConfig(optimizer={"name": "sgd", "lr": 1.0})),
         inputs,
         labels_NL,
         weights_N,

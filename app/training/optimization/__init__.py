@@ -1,0 +1,1 @@
+"""What follows a backward pass: clipping, accumulation, the optimizer, averages."""

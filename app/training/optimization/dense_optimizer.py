@@ -1,0 +1,202 @@
+"""The optimizers of the dense net, and their state as named arrays that a version carries."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from app.models.interface import DenseModel, ParameterGroup, parameter_groups
+from app.training.config import DenseOptimizerConfig
+from app.training.optimization.rules import LearningRate, rule_of, state_names
+
+
+def build_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> "Optimizer":
+    """Return an optimizer over the model's parameters. ValueError if its `parameter_groups` do not fit them."""
+    groups = model.parameter_groups() if isinstance(model, DenseModel) else parameter_groups(model)
+    _check_groups(model, groups)
+    kind = Adam if config.name in ("adam", "adamw") else RuleOptimizer
+    return kind(groups, config)
+
+
+class StepGroup(NamedTuple):
+    """Parameters of one dtype that are updated alike."""
+
+    parameters: list[nn.Parameter]
+    lr_factor: float
+    weight_decay: float
+
+
+class Optimizer:
+    """Updates parameters by gradients. An optimizer of torch.optim would import torch's compiler, a second of CPU.
+
+    Weight decay is decoupled (Loshchilov and Hutter 2019): parameters are multiplied by 1 - lr * weight_decay.
+    """
+
+    def __init__(self, groups: Sequence[ParameterGroup], config: DenseOptimizerConfig) -> None:
+        self.config = config
+        self.groups = _step_groups(groups, config.weight_decay)
+        self.parameters = [parameter for group in groups for parameter in group.parameters]
+        self.lr: LearningRate = config.lr
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def prepare(self) -> None:
+        """Create the state that the first step would create."""
+        for parameter in self.parameters:
+            self.state_of(parameter)
+
+    def step(self, skip: Tensor | None = None) -> None:
+        """Update every parameter that has a gradient; none if `skip` is True, which only the device may know."""
+        with torch.no_grad():
+            for group in self.groups:
+                updated: list[Tensor] = [one for one in group.parameters if one.grad is not None]
+                if updated:
+                    lr = self.lr if group.lr_factor == 1 else self.lr * group.lr_factor
+                    gradients = [parameter.grad for parameter in updated if parameter.grad is not None]
+                    self.update(updated, gradients, skip, lr, group.weight_decay)
+
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        skip: Tensor | None,
+        lr: LearningRate,
+        weight_decay: float,
+    ) -> None:
+        """Apply the rule to parameters of one dtype."""
+        raise NotImplementedError
+
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return a parameter's state, zeros at first."""
+        raise NotImplementedError
+
+
+class Adam(Optimizer):
+    """Equal bit by bit to torch.optim.Adam(fused=True), or AdamW: the kernels are the same."""
+
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        skip: Tensor | None,
+        lr: LearningRate,
+        weight_decay: float,
+    ) -> None:
+        states = [self.state_of(parameter) for parameter in parameters]
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        found_inf = None if skip is None else skip.to(torch.float32)
+        torch._foreach_add_(steps, 1)
+        if found_inf is not None:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))  # the kernel updates nothing then
+        fused = torch._fused_adamw_ if self.config.name == "adamw" else torch._fused_adam_
+        fused(
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=lr,
+            beta1=self.config.beta1,
+            beta2=self.config.beta2,
+            eps=self.config.eps,
+            weight_decay=weight_decay,
+            amsgrad=False,
+            maximize=False,
+            found_inf=found_inf,
+        )
+
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state.setdefault(parameter, {})
+        if not state:
+            state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            state["step"] = torch.zeros((), device=parameter.device)
+        return state
+
+
+class RuleOptimizer(Optimizer):
+    """Applies a rule to one parameter after the other."""
+
+    def __init__(self, groups: Sequence[ParameterGroup], config: DenseOptimizerConfig) -> None:
+        super().__init__(groups, config)
+        self.rule = rule_of(config)
+
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        skip: Tensor | None,
+        lr: LearningRate,
+        weight_decay: float,
+    ) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            state = self.state_of(parameter)
+            changed = [parameter, *state.values()]
+            before = [] if skip is None else [tensor.clone() for tensor in changed]
+            if weight_decay:
+                parameter.mul_(1 - lr * weight_decay)
+            self.rule(parameter, gradient, state, lr)
+            if skip is not None:
+                for tensor, old in zip(changed, before, strict=True):
+                    tensor.copy_(torch.where(skip, old, tensor))
+
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state.setdefault(parameter, {})
+        if not state:
+            state |= {name: torch.zeros_like(parameter) for name in state_names(self.config)}
+        return state
+
+
+def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
+    """Return the optimizer's state by "<parameter>.<quantity>", copied."""
+    tensors = optimizer_tensors(optimizer, model)
+    return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
+
+
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return the optimizer's state itself, by "<parameter>.<quantity>"."""
+    return {
+        f"{name}.{quantity}": value.detach()
+        for name, parameter in model.named_parameters()
+        for quantity, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(optimizer: Optimizer, model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Set what `optimizer_arrays` returned; a parameter without arrays has no state yet."""
+    for name, parameter in model.named_parameters():
+        prefix = f"{name}."
+        state = {
+            key[len(prefix) :]: torch.from_numpy(np.array(value)).to(parameter.device)
+            for key, value in arrays.items()
+            if key.startswith(prefix) and "." not in key[len(prefix) :]
+        }
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _step_groups(groups: Sequence[ParameterGroup], weight_decay: float) -> list[StepGroup]:
+    """Join what is updated alike: one call of a kernel costs as much as the update of a small net."""
+    joined: dict[tuple[float, float, torch.dtype], list[nn.Parameter]] = {}
+    for group in groups:
+        for parameter in group.parameters:
+            key = group.lr_factor, weight_decay * group.weight_decay_factor, parameter.dtype
+            joined.setdefault(key, []).append(parameter)
+    return [StepGroup(parameters, *key[:2]) for key, parameters in joined.items()]
+
+
+def _check_groups(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
+    """Raise ValueError unless each parameter is in exactly one group."""
+    grouped = [id(parameter) for group in groups for parameter in group.parameters]
+    for name, parameter in model.named_parameters():
+        if (times := grouped.count(id(parameter))) != 1:
+            raise ValueError(f"parameter_groups() must name each parameter once, but {name} is there {times} times")
+    if len(grouped) != len(list(model.parameters())):
+        raise ValueError("parameter_groups() names a parameter that is not the model's")

@@ -1,0 +1,148 @@
+"""What follows a backward pass: gradients are gathered and clipped, the optimizer steps, averages follow.
+
+Everything that depends on the stream is decided on the host before the batch; on a device nothing is read back.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from app.training.config import DenseOptimizerConfig, TrainConfig
+from app.training.optimization.accumulation import GradientSum
+from app.training.optimization.averages import ParameterAverages
+from app.training.optimization.clipping import clip_by_norm, clip_by_value, total_norm
+from app.training.optimization.dense_optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+
+OPTIMIZER, AVERAGE, ACCUMULATED = "optimizer.", "average.", "accumulated."  # of the names in a version, after `state.`
+
+
+class GradientReport(NamedTuple):
+    """Of a batch: the norm of its gradients, and whether gradients were clipped before they were applied."""
+
+    norm: Tensor
+    clipped: Tensor
+
+
+class NetUpdate:
+    """Owns the optimizer of a net, the learning rate, gathered gradients and averages."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, *, on_device: bool = False) -> None:
+        """`on_device`: numbers that change from step to step are tensors, which a CUDA graph reads.
+
+        ValueError if the model's `parameter_groups` do not fit it.
+        """
+        self.model, self.config, self.on_device = model, config, on_device
+        dense, self.schedule = DenseOptimizerConfig.of(config.optimizer), config.schedule
+        self.optimizer = build_optimizer(dense, model)
+        self.configured_lr = self.lr = dense.lr
+        self.gathered = GradientSum(model, config.accumulate_batches)
+        half_life = config.ema_half_life_samples
+        self.averages = ParameterAverages(model, half_life) if half_life else None
+        self._average_weight: float | Tensor = 0.0
+        if on_device:
+            device = next((parameter.device for parameter in model.parameters()), None)
+            self._average_weight = torch.zeros((), device=device)
+            if not self.schedule.is_constant:
+                self.optimizer.lr = torch.full((), self.lr, device=device)
+
+    def begin_batch(self, num_samples: int, num_trained: int) -> None:
+        """Set what depends on the stream: `num_trained` samples are trained once this batch is learned."""
+        if not self.schedule.is_constant:
+            self.lr = self.configured_lr * self.schedule.factor(num_trained)
+            self.optimizer.lr = set_number(self.optimizer.lr, self.lr)
+        if self.averages is not None:
+            self._average_weight = set_number(self._average_weight, self.averages.weight(num_samples, num_trained))
+
+    def end_batch(self) -> None:
+        """Count the batch, whose gradients are gathered or applied."""
+        self.gathered.end_batch()
+
+    @property
+    def is_gathering(self) -> bool:
+        """True if gradients of several batches are applied together, now or later."""
+        return self.gathered.num_batches > 1 or self.gathered.num_gathered > 0
+
+    @property
+    def form(self) -> tuple[bool, bool]:
+        """Return what differs between the work of one batch and that of another; a CUDA graph is of one form."""
+        return self.is_gathering, self.gathered.is_last
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.optimizer.zero_grad()
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients; not finite if one of them is not."""
+        return total_norm(self._gradients())
+
+    def apply(self, weight: Tensor, norm: Tensor, skip: Tensor) -> GradientReport:
+        """1. Gather gradients. 2. Clip them. 3. Step. 4. Move the averages. Nothing is learned if `skip` is True.
+
+        `weight` is the sum of the batch's weights, `norm` what `gradient_norm` returned.
+        """
+        clipped = torch.zeros_like(skip)
+        gathered = self.gathered
+        if not self.is_gathering:
+            if self.on_device or not skip:
+                clipped = self._clip_and_step(weight, norm, skip if self.on_device else None)
+        else:
+            gathered.add(weight, skip)
+            if gathered.is_last:
+                is_empty = gathered.num_added == 0
+                gathered.hand_over()
+                if self.on_device or not is_empty:
+                    sum_norm = self.gradient_norm()
+                    clipped = self._clip_and_step(gathered.weight, sum_norm, is_empty if self.on_device else None)
+                gathered.clear(keep=self.on_device)
+        if self.averages is not None:
+            self.averages.update(self._average_weight)
+        return GradientReport(norm, clipped)
+
+    def prepare(self) -> list[Tensor]:
+        """Create what the first batches would create, and return everything that a batch changes beside the net."""
+        self.optimizer.prepare()
+        changed = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+        if self.is_gathering:
+            self.gathered.prepare()
+            changed += [*self.gathered.sums.values(), self.gathered.num_added, self.gathered.weight]
+        return changed + ([] if self.averages is None else self.averages.averages)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that a trainer needs to go on, by the names in a version after `state.`."""
+        tensors = {f"{OPTIMIZER}{name}": one for name, one in optimizer_tensors(self.optimizer, self.model).items()}
+        if self.is_gathering:
+            tensors |= {f"{ACCUMULATED}{name}": one for name, one in self.gathered.tensors().items()}
+        if self.averages is not None:
+            tensors |= {f"{AVERAGE}{name}": one for name, one in self.averages.named().items()}
+        return tensors
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from what `tensors` returned. Call it when the net's parameters are restored."""
+        restore_optimizer(self.optimizer, self.model, _group(arrays, OPTIMIZER))
+        self.gathered.restore(_group(arrays, ACCUMULATED))
+        if self.averages is not None:
+            self.averages.restore(_group(arrays, AVERAGE))
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def _clip_and_step(self, weight: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:
+        clipped = torch.zeros_like(norm, dtype=torch.bool)
+        if self.config.clip_norm:
+            clipped = clip_by_norm(self._gradients(), norm, weight * self.config.clip_norm)
+        elif self.config.clip_value:
+            clipped = clip_by_value(self._gradients(), weight * self.config.clip_value)
+        self.optimizer.step(skip)
+        return clipped
+
+
+def set_number(number: float | Tensor, value: float) -> float | Tensor:
+    """Return the value: the same tensor, if it is in one."""
+    return number.fill_(value) if isinstance(number, Tensor) else value
+
+
+def _group(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,127 @@
+"""train.net: prepared columns to updated weights with each setting of the net's training, against none of them.
+
+DLRM-small, as in train.e2e. `--compiled` compares the dense step alone with its net under torch.compile, which needs a
+C++ compiler, and prints how long it takes to compile each size of batch.
+"""
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from springtide_client.features import Features
+from springtide_client.model.inputs import ModelInputs
+from torch import Tensor
+
+from app.models.registry import build_model
+from app.training.config import TrainConfig, with_adagrad_eps
+from app.training.optimization.net_update import NetUpdate
+from app.training.step.dense_step import DeviceStep
+from app.training.step.learner import Learner
+from embeddings.config import TableConfig
+from embeddings.table import EmbeddingTable
+from stream.columns import Batch
+from stream.positions import Partition
+from tests.bench.harness.report import Case, alternate, argument_parser, report, timed, use_trainer_process_settings
+from tests.bench.train.e2e import DIM, MODEL, SPEC
+from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC
+
+CLIP = {"clip_norm": 1.0}
+SCHEDULE = {"lr_schedule": {"name": "cosine", "warmup_samples": 10_000, "decay_samples": 1_000_000}}
+AVERAGES = {"ema_half_life_samples": 100_000}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "clip_norm": CLIP,
+    "averages": AVERAGES,
+    "clip, schedule, averages": CLIP | SCHEDULE | AVERAGES,
+    "accumulate 4": {"accumulate_batches": 4},
+    "adamw": {"optimizer": {"name": "adamw", "lr": 0.001, "weight_decay": 0.01}},
+    "lion": {"optimizer": {"name": "lion", "lr": 0.0003}},
+}
+
+
+def batches_of(size: int, num: int) -> list[Batch]:
+    """Return decoded columns of ids that come again in each pass."""
+    random, batches = np.random.default_rng(0), []
+    for number in range(num):
+        ids_NC = random.integers(0, 50_000, (size, len(CATEGORICAL)))
+        dense_NF = random.lognormal(1, 1, (size, len(DENSE))).astype(np.float32)
+        labels_N1 = (random.random((size, 1)) < 0.3).astype(np.float32)
+        event_ms_N = 1_600_000_000_000 + number * size + np.arange(size)
+        ones_N, positions = np.ones(size, np.float32), {Partition(TOPIC, 0): (number + 1) * size}
+        batches.append(Batch(Features(ids_NC, (), dense_NF), labels_N1, ones_N, event_ms_N, event_ms_N, positions))
+    return batches
+
+
+def learner_with(size: int, settings: dict[str, Any]) -> Learner:
+    """Return an untrained learner in bfloat16."""
+    table = EmbeddingTable(with_adagrad_eps(TableConfig(dim=DIM, num_threads=2)), seed=0, tracked=False)
+    config = TrainConfig(batch_size=size, bfloat16=True, **settings)
+    return Learner(build_model(MODEL, SPEC, seed=0), table, config, SCHEMA)
+
+
+def compare_settings(size: int, num: int, repeats: int) -> list[Case]:
+    """Learn the same batches with each setting, in turn."""
+    batches = batches_of(size, num)
+    learners = {name: learner_with(size, settings) for name, settings in SETTINGS.items()}
+
+    def rate(learner: Learner) -> float:
+        return timed(lambda: [learner.step(batch) for batch in batches], size * num)
+
+    rates = alternate({name: partial(rate, learner) for name, learner in learners.items()}, repeats=repeats)
+    none = {"none": rates.pop("none")}
+    return [Case(f"{name}, B {size}", "samples/s", mine, none) for name, mine in rates.items()]
+
+
+def compare_compiled(size: int, repeats: int, steps: int) -> Case:
+    """Time the dense step on prepared rows, as it is and with its net compiled."""
+    inputs, labels_N1, ones_N = prepared(size)
+    runs = {}
+    for name in ("compiled", "plain"):
+        net = build_model(MODEL, SPEC, seed=0)
+        update = NetUpdate(net, TrainConfig(batch_size=size))
+        step = DeviceStep(net, update, torch.compile(net) if name == "compiled" else net)
+        runs[name] = partial(run_steps, step, inputs, labels_N1, ones_N, steps)
+        began = time.perf_counter()
+        run_steps(step, inputs, labels_N1, ones_N, 1)
+        print(f"{name}, B {size}: the first step took {time.perf_counter() - began:.2f} s", flush=True)
+    rates = alternate({name: partial(timed, run, size * steps) for name, run in runs.items()}, repeats=repeats)
+    return Case(f"dense step compiled, B {size}", "samples/s", rates.pop("compiled"), rates)
+
+
+def prepared(size: int) -> tuple[ModelInputs, Tensor, Tensor]:
+    """Return rows and numbers of a batch, labels and weights."""
+    rows_NCD = (torch.randn(size, len(CATEGORICAL), DIM) * 0.01).requires_grad_()
+    none = torch.zeros(size, 0, DIM), torch.zeros(size, 0, 1, DIM), torch.zeros(size, 0, dtype=torch.int64)
+    inputs = ModelInputs(rows_NCD, *none, torch.rand(size, len(DENSE)))
+    return inputs, (torch.rand(size, 1) < 0.3).float(), torch.ones(size)
+
+
+def run_steps(step: DeviceStep, inputs: ModelInputs, labels_N1: Tensor, ones_N: Tensor, num: int) -> None:
+    """Take dense steps in bfloat16."""
+    for _ in range(num):
+        inputs.categorical.grad = None
+        step(inputs, labels_N1, ones_N, bfloat16=True)
+
+
+def main() -> None:
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--compiled", action="store_true", help="the dense step under torch.compile instead")
+    options = parser.parse_args()
+    use_trainer_process_settings()
+    torch.set_num_threads(2)
+    repeats = 2 if options.quick else 7
+    sizes = [1024] if options.quick else [4096, 1024]
+    cases: list[Case] = []
+    for size in sizes:
+        num = max(2, (4096 if options.quick else 32_768) // size)
+        if options.compiled:
+            cases.append(compare_compiled(size, repeats, num))
+        else:
+            cases += compare_settings(size, num, repeats)
+    report("train.net", cases, packages=("torch", "numba", "numpy"), out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
