@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from app.models.config import BUILT_IN_MODELS, ModelConfig
-from app.models.export.example_inputs import example_inputs
 from app.models.interface import ModelSpec
+from app.models.trial import try_forward
 
 
 def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module:
     """Return the module, its weights a function of the seed. ValueError if the name or the options are wrong.
 
     A class of the user's own is any `nn.Module` that is built as `Class(spec, **options)` and maps the inputs of
-    `interface.DenseModel.forward` to logits [N, L]; it is tried on two samples here.
+    `interface.DenseModel.forward` to logits [N, L]; it is tried on a few samples here.
     """
     model_class = _load_class(BUILT_IN_MODELS.get(config.name, config.name))
     with torch.random.fork_rng(devices=[]):
@@ -23,7 +23,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
             model = model_class(spec, **config.options)
         except TypeError as error:
             raise ValueError(f"model {config.name!r} with options {dict(config.options)}: {error}") from error
-    _check_logits(config.name, model, spec)
+        try_forward(config.name, model, spec)
     return model
 
 
@@ -37,15 +37,3 @@ def _load_class(name: str) -> type[nn.Module]:
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         raise ValueError(f"model {name!r}: {module_name} has no torch.nn.Module called {class_name!r}")
     return model_class
-
-
-def _check_logits(name: str, model: nn.Module, spec: ModelSpec) -> None:
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        logits_NL = model(*example_inputs(spec))
-    model.train(was_training)
-    wanted = (2, spec.num_labels)
-    if not isinstance(logits_NL, torch.Tensor) or tuple(logits_NL.shape) != wanted:
-        got = tuple(logits_NL.shape) if isinstance(logits_NL, torch.Tensor) else type(logits_NL).__name__
-        raise ValueError(f"model {name!r} must give logits of shape [N, L], here {wanted}, not {got}")

@@ -13,6 +13,7 @@ from springtide_client.log.directory import LogDirectory
 
 from app.config.load import Config
 from app.errors import UserError
+from app.models.export.torch_export import export_model
 from app.models.registry import build_model
 from app.training.bootstrap import add_parts, design_of, model_spec
 from app.version_log.change.design import Design
@@ -53,6 +54,7 @@ def check_model(config: Config) -> Iterator[Diagnosis]:
     try:
         model = build_model(config.model, model_spec(config), seed=0)
         add_parts(model, config)
+        export_model(model, model_spec(config))
     except ValueError as error:
         raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")

@@ -45,3 +45,28 @@ def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "springtide.toml"
     path.write_text(re.sub(r"\s+#.*", "", text))
     assert load_config(path).name == "shop"
+
+
+def test_the_example_of_a_model_of_ones_own_is_checked_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.config.load import load_config
+    from app.tools.diagnosis import check_model
+    from app.training.bootstrap import state_without_log
+    from tests.app.training.random_clicks import make_batch
+
+    [code] = blocks(ROOT / "deploy/docs/models.md", "python")
+    [text] = [block for block in blocks(ROOT / "deploy/docs/models.md", "toml") if "my_models" in block]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_models.py").write_text(code)
+    (tmp_path / "springtide.toml").write_text(text + '[table]\ndevice_bytes = "16MiB"\n')
+    config = load_config()
+    assert [one.text for one in check_model(config)] == ["model: my_models:AttentionRanker"]
+    state = state_without_log(config)
+    before = {name: value.clone() for name, value in state.learner.model.state_dict().items()}
+    state.learn(make_batch(0, schema=config.schema))
+    state.finish_step()
+    unchanged = [name for name, value in state.learner.model.state_dict().items() if (value == before[name]).all()]
+    state.learner.table.close()
+    assert not unchanged

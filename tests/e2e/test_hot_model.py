@@ -3,17 +3,25 @@
 import json
 from typing import Any
 
+import pytest
 from springtide_client import HotModel
 
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace
+from tests.support.model_specs import LEAST_LABELS
+from tests.support.model_variants import VARIANTS
 from tests.support.scale import IS_LONG
 
 NUM_VERSIONS = 100 if IS_LONG else 40
 NUM_CHANGES = NUM_VERSIONS // 2
 
 
-def test_predictions_follow_dozens_of_versions_without_a_failed_call(workspace: Workspace) -> None:
+# `make torture`: every net, which the short form sees in tests/app/training/test_every_model.py
+@pytest.mark.parametrize("net", VARIANTS if IS_LONG else ["dlrm"])
+def test_predictions_follow_dozens_of_versions_without_a_failed_call(workspace: Workspace, net: str) -> None:
+    config = VARIANTS[net]
+    labels = {"label": None, "labels": ["click", "order"]} if config.name in LEAST_LABELS else {}
+    workspace.configure({"model": {"name": config.name, "options": dict(config.options)}, "schema": labels})
     workspace.start_broker()
     workspace.produce(make_clicks(2_000))
     workspace.start("train", "--no-compact")

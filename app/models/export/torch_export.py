@@ -6,6 +6,7 @@ import warnings
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from app.models.export.example_inputs import example_inputs
 from app.models.interface import ModelSpec
@@ -30,15 +31,23 @@ def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own warnings, about its internals
             program = torch.export.export(model, tuple(example_inputs(spec)), dynamic_shapes=axes)
+            _check_shapes(program)
             program.example_inputs = None  # they would be pickled
             archive = io.BytesIO()
             torch.export.save(program, archive)
     except Exception as error:  # torch raises whatever its tracer meets
         first_line = str(error).partition("\n")[0]
-        hint = "its forward must not use len(x) or branch on values; x.shape[0] is fine"
+        hint = "its forward must not use len(x), branch on values, or make shapes of them; x.shape[0] is fine"
         raise ValueError(f"{type(model).__name__} cannot be exported by torch.export: {first_line} ({hint})") from error
     finally:
         if wide_part is not None:
             model.add_module(NAME, wide_part)
         model.train(was_training)
     return archive.getvalue()
+
+
+def _check_shapes(program: torch.export.ExportedProgram) -> None:
+    """Raise ValueError where the shape of a tensor depends on values, not on the inputs' shapes alone."""
+    for node in program.graph.nodes:
+        if free_unbacked_symbols(node.meta.get("val")):
+            raise ValueError(f"the size of {node.name} depends on values, as that of x[mask] does; use torch.where")

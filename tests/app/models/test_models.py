@@ -205,6 +205,37 @@ class TooCurious(Own):
         return self.linear(categorical.flatten(1)) * len(categorical)
 
 
+class Averaging(Own):
+    """Writes a buffer while it is trained."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.norm = nn.BatchNorm1d(spec.num_fields * spec.dim)
+
+    def forward(self, categorical, pooled, sequence, length, dense):
+        return self.linear(self.norm(categorical.flatten(1)))
+
+
+class Choosy(Own):
+    """Has tensors of as many rows as there are large values."""
+
+    def forward(self, categorical, pooled, sequence, length, dense):
+        return self.linear(categorical.flatten(1)) + categorical[categorical > 1].sum()
+
+
+def test_a_model_that_writes_a_buffer_in_forward_is_refused(monkeypatch):
+    module = __import__("types").SimpleNamespace(Averaging=Averaging)
+    monkeypatch.setitem(__import__("sys").modules, "my_models", module)
+    with pytest.raises(ValueError, match=r"writes the buffer 'norm.running_mean' in forward: write statistics in obse"):
+        build_model(ModelConfig(name="my_models:Averaging"), spec_of_sizes(2), seed=0)
+
+
+def test_shapes_that_depend_on_values_are_refused():
+    spec = spec_of_sizes(2)
+    with pytest.raises(ValueError, match=r"Choosy cannot be exported .* depends on values, as that of x\[mask\] does"):
+        export_model(Choosy(spec), spec)
+
+
 def test_a_model_that_cannot_be_exported_is_explained_in_one_line():
     spec = spec_of_sizes(2, 0, 0, 0, 1)
     with pytest.raises(ValueError, match=r"TooCurious cannot be exported .*x\.shape\[0\] is fine") as caught:
