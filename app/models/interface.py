@@ -157,16 +157,29 @@ class DenseModel(nn.Module):
         """Called with a batch's logits and labels (NaN: masked) after it was scored, before the optimizer's step."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Return every parameter once. Biases and norms, of one dimension or none, have no weight decay here."""
-        return parameter_groups(self)
+        """Return parameters that are learned otherwise than the settings say: see `groups_of`."""
+        return []
 
 
-def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
-    """Return the parameters with weight decay, and those of one dimension or none, which have none."""
-    parameters = list(model.parameters())
-    decayed = [parameter for parameter in parameters if parameter.dim() > 1]
-    others = [parameter for parameter in parameters if parameter.dim() <= 1]
-    return [ParameterGroup(decayed), ParameterGroup(others, weight_decay_factor=0.0)]
+def groups_of(model: nn.Module) -> list[ParameterGroup]:
+    """Return all parameters: a model's own groups, then the others, with weight decay if they have two dimensions.
+
+    Biases and norms, of one dimension or none, have no weight decay. ValueError if its groups name one twice, or
+    another's.
+    """
+    own = list(model.parameter_groups()) if isinstance(model, DenseModel) else []
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    grouped: set[int] = set()
+    for parameter in (one for group in own for one in group.parameters):
+        if id(parameter) not in names:
+            raise ValueError("parameter_groups() names a parameter that is not the model's")
+        if id(parameter) in grouped:
+            raise ValueError(f"parameter_groups() must name each parameter once, not {names[id(parameter)]} twice")
+        grouped.add(id(parameter))
+    others = [parameter for parameter in model.parameters() if id(parameter) not in grouped]
+    decayed = [parameter for parameter in others if parameter.dim() > 1]
+    plain = [parameter for parameter in others if parameter.dim() <= 1]
+    return [*own, ParameterGroup(decayed), ParameterGroup(plain, weight_decay_factor=0.0)]
 
 
 def join_fields(categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from app.models.config import BUILT_IN_MODELS, ModelConfig
-from app.models.interface import ModelSpec
+from app.models.interface import ModelSpec, groups_of
 from app.models.trial import try_forward
 
 
@@ -24,6 +24,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
         except TypeError as error:
             raise ValueError(f"model {config.name!r} with options {dict(config.options)}: {error}") from error
         try_forward(config.name, model, spec)
+        groups_of(model)
     return model
 
 

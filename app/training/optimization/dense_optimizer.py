@@ -8,17 +8,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from app.models.interface import DenseModel, ParameterGroup, parameter_groups
+from app.models.interface import ParameterGroup, groups_of
 from app.training.config import DenseOptimizerConfig
 from app.training.optimization.rules import LearningRate, rule_of, state_names
 
 
 def build_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> "Optimizer":
     """Return an optimizer over the model's parameters. ValueError if its `parameter_groups` do not fit them."""
-    groups = model.parameter_groups() if isinstance(model, DenseModel) else parameter_groups(model)
-    _check_groups(model, groups)
     kind = Adam if config.name in ("adam", "adamw") else RuleOptimizer
-    return kind(groups, config)
+    return kind(groups_of(model), config)
 
 
 class StepGroup(NamedTuple):
@@ -190,13 +188,3 @@ def _step_groups(groups: Sequence[ParameterGroup], weight_decay: float) -> list[
             key = group.lr_factor, weight_decay * group.weight_decay_factor, parameter.dtype
             joined.setdefault(key, []).append(parameter)
     return [StepGroup(parameters, *key[:2]) for key, parameters in joined.items()]
-
-
-def _check_groups(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
-    """Raise ValueError unless each parameter is in exactly one group."""
-    grouped = [id(parameter) for group in groups for parameter in group.parameters]
-    for name, parameter in model.named_parameters():
-        if (times := grouped.count(id(parameter))) != 1:
-            raise ValueError(f"parameter_groups() must name each parameter once, but {name} is there {times} times")
-    if len(grouped) != len(list(model.parameters())):
-        raise ValueError("parameter_groups() names a parameter that is not the model's")
