@@ -23,6 +23,10 @@ class CalibratedModel(DenseModel):
         self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
         self.is_offset = False
 
+    def fields(self, categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:
+        """Return one vector per field, (N, E, D)."""
+        return join_fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
+
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         """Return scores (N, L), or (N, 1) for all labels alike; zero stands for the base rate."""
         raise NotImplementedError
@@ -35,7 +39,7 @@ class CalibratedModel(DenseModel):
         length_NS: Tensor,
         dense_NF: Tensor,
     ) -> Tensor:
-        fields_NED = join_fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
+        fields_NED = self.fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
         return self.logits(self.scores(fields_NED, self.normalizer(dense_NF)))
 
     def logits(self, scores_NL: Tensor) -> Tensor:

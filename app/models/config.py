@@ -26,6 +26,10 @@ BUILT_IN_MODELS = {
     "ple": "app.models.multitask.ple:PLE",
     "esmm": "app.models.multitask.esmm:ESMM",
     # sequences
+    "din": "app.models.sequence.din:DIN",
+    "sasrec": "app.models.sequence.sasrec:SASRec",
+    "hstu": "app.models.sequence.hstu:HSTU",
+    "transformer": "app.models.sequence.transformer:Transformer",
     # retrieval
     "two_tower": "app.models.retrieval.two_tower:TwoTower",
 }

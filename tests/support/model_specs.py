@@ -6,6 +6,7 @@ from springtide_client.schema import Schema
 
 from app.models.interface import ModelSpec
 
+READ_HISTORIES = ("din", "sasrec", "hstu", "transformer")  # built-in models that need a target and its history
 LEAST_LABELS = {"esmm": 2}  # of the built-in models that cannot do with one
 
 
@@ -18,6 +19,7 @@ def spec_of_sizes(
     *,
     dim: int = 4,
     dims: Mapping[int, int] | None = None,
+    share: Mapping[str, str] | None = None,
 ) -> ModelSpec:
     """Return a spec with so many features of each kind, called c0, c1, ..., m0, ..., s0, ..., d0, ..., y0, ..."""
 
@@ -30,11 +32,15 @@ def spec_of_sizes(
         multi_value=names("m", multi_value),
         sequence=names("s", sequence),
         dense=names("d", dense),
+        share=share or {},
     )
     return ModelSpec.of(schema, dim, dims)
 
 
 def spec_for(name: str, *sizes: int) -> ModelSpec:
-    """Return a spec of these sizes for a built-in model, with as many labels as it needs at least."""
-    *others, num_labels = sizes
-    return spec_of_sizes(*others, max(num_labels, LEAST_LABELS.get(name, 1)))
+    """Return a spec of these sizes for a built-in model, with as many features and labels as it needs at least."""
+    num_categorical, num_multi_value, num_sequence, num_dense, num_labels = sizes
+    num_labels, share = max(num_labels, LEAST_LABELS.get(name, 1)), None
+    if name in READ_HISTORIES:
+        num_categorical, num_sequence, share = max(num_categorical, 1), max(num_sequence, 1), {"s0": "c0"}
+    return spec_of_sizes(num_categorical, num_multi_value, num_sequence, num_dense, num_labels, share=share)

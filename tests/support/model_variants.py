@@ -10,4 +10,5 @@ VARIANTS = {name: ModelConfig(name=name) for name in BUILT_IN_MODELS if name not
 }
 # simple ones, whose parts others have too; in `make test` they are exported, in `make torture` they pass the whole loop
 SIMPLE = {"dlrm", "deepfm", "logistic", "wide_and_deep", "dcn", "pnn", "shared_bottom", "mmoe"}
-LOOPED = [name for name in VARIANTS if IS_LONG or name not in SIMPLE]
+IN_OWN_TESTS = {"din", "sasrec", "transformer"}  # exported in tests/app/models/sequence, looped in `make torture`
+LOOPED = [name for name in VARIANTS if IS_LONG or name not in SIMPLE | IN_OWN_TESTS]

@@ -1,0 +1,1 @@
+"""Nets that read a user's history item by item: target attention and attention blocks."""
