@@ -55,7 +55,7 @@ def test_the_example_of_a_model_of_ones_own_is_checked_and_learns(
     from app.training.bootstrap import state_without_log
     from tests.app.training.random_clicks import make_batch
 
-    [code] = blocks(ROOT / "deploy/docs/models.md", "python")
+    [code] = [block for block in blocks(ROOT / "deploy/docs/models.md", "python") if "AttentionRanker" in block]
     [text] = [block for block in blocks(ROOT / "deploy/docs/models.md", "toml") if "my_models" in block]
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -70,3 +70,23 @@ def test_the_example_of_a_model_of_ones_own_is_checked_and_learns(
     unchanged = [name for name, value in state.learner.model.state_dict().items() if (value == before[name]).all()]
     state.learner.table.close()
     assert not unchanged
+
+
+def test_the_example_of_a_history_fits_its_configuration(tmp_path: Path) -> None:
+    from springtide_client.encode import encode_instances
+
+    from app.config.load import load_config
+    from app.tools.diagnosis import check_model
+
+    [code] = [block for block in blocks(ROOT / "deploy/docs/models.md", "python") if "history_gaps" in block]
+    [text] = [block for block in blocks(ROOT / "deploy/docs/models.md", "toml") if "history_gaps" in block]
+    (tmp_path / "springtide.toml").write_text(text)
+    config = load_config(tmp_path / "springtide.toml")
+    assert [one.text for one in check_model(config)] == ["model: transformer"]
+    names: dict[str, Any] = {"__name__": "example"}
+    run(code, names)
+    assert [names["time_gap"](seconds) for seconds in (0.5, 3600, 86_400, 31_536_000)] == [0, 11, 16, 24]
+    sent = names["record"](1, 2, 1_700_000_000_000, [(5, 1_699_999_996_000), (6, 1_699_999_999_500)])
+    history, gaps = encode_instances(config.schema, [sent]).lists
+    assert len(history.ids_M) == 2
+    assert gaps.ids_M.tolist() == [2, 0]
