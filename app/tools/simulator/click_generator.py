@@ -56,7 +56,7 @@ class ClickGenerator:
     def __init__(self, config: SimulatorConfig, *, start_ms: int) -> None:
         self._config = config
         self._start_ms = start_ms
-        self._world = World(config)
+        self.world = World(config)
         self._chunk = 0
         self._skipped_ms = 0
 
@@ -70,6 +70,6 @@ class ClickGenerator:
         random = np.random.default_rng((self._config.seed, self._start_ms, self._chunk))
         begin_ms = self._start_ms + self._skipped_ms
         ts_N = begin_ms + ((first + np.arange(self.CHUNK)) * 1_000 / self._config.rate).astype(np.int64)
-        impressions = self._world.draw(self.CHUNK, int(ts_N[0]), random)
+        impressions = self.world.draw(self.CHUNK, int(ts_N[0]), random)
         self._chunk += 1
         return Clicks(impressions=impressions, click_N=random.random(self.CHUNK) < impressions.probability_N, ts_N=ts_N)

@@ -54,10 +54,10 @@ class World:
         self._slot_cdf = zipf_cdf(config.num_items, config.item_exponent)
         self._segment_U = random.integers(0, config.num_segments, config.num_users)
         self._country_U = np.searchsorted(zipf_cdf(config.num_countries, 1.0), random.random(config.num_users))
-        self._user_U = random.standard_normal(config.num_users)
+        self.user_U = random.standard_normal(config.num_users)
         self._lifetime_ms = 60_000 / config.replaced_per_minute if config.replaced_per_minute else np.inf
         self._birth_I = random.random(config.num_items)  # as a fraction of a lifetime
-        self._category_GR = unit_rows(random, config.num_categories, RANK)
+        self.category_GR = unit_rows(random, config.num_categories, RANK)
         self._country_CR = unit_rows(random, config.num_countries, CONSTANT_RANK)
         self._tag_TR = random.standard_normal((config.num_tags, CONSTANT_RANK))
         self._device_DP = random.standard_normal((config.num_devices, config.num_placements))
@@ -93,7 +93,7 @@ class World:
             + COUNTRY_TAGS * mean_of_tags(tag_CT, country_N, traits.tags_NT)
             + DEVICE_PLACEMENT * self._device_DP[device_N, placement_N]
             + PRICE * price_S[segment_N] * traits.price_z_N
-            + USER * self._user_U[user_N]
+            + USER * self.user_U[user_N]
             + ITEM * traits.quality_N
             + PLACEMENT * self._placement_P[placement_N]
             + AFFINITY * hash_normal(user_N * 1_000_003 + item_N, config.seed + 7)
@@ -115,7 +115,7 @@ class World:
 
     def preferences(self, now_ms: int) -> Floats:
         """Return the preference of each segment for each category, with unit variance and zero row and column means."""
-        like_SG = self._drift.at(now_ms) @ self._category_GR.T
+        like_SG = self._drift.at(now_ms) @ self.category_GR.T
         like_SG = like_SG - like_SG.mean(axis=0) - like_SG.mean(axis=1)[:, None] + like_SG.mean()
         return np.asarray(like_SG / like_SG.std())
 

@@ -39,24 +39,32 @@ from tests.bench.quality.contenders import (
 from tests.bench.quality.one_pass import Floats, OnePass, RunConfig, learn_once
 from tests.bench.quality.real_logs import SETS, cut, read_batch
 from tests.bench.quality.simulated_log import simulate_log, simulated_schema
+from tests.bench.quality.world_filter import filtered_logits
 
 OURS = "Springtide"
 SIMULATED = "simulated"
+TRUTH = "the true probabilities"
 SIMULATED_SAMPLES = 360_000  # two minutes of event time: a half-life of the preferences
 MOST_SAMPLES = 100_000  # of a real log
 QUICK_SAMPLES = 1_500
+WINDOW = 20_000  # samples, as in the status; of simulated clicks 6.7 s
+AFTER = 160_000  # the window that ends when the demo is 60 s old begins here
 VENV_OF = {"VW": "online", "River": "online"}
 PACKAGES = ("numpy", "numba", "torch")
 
 
-def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iterator[tuple[Log, Floats | None]]:
-    """Yield the logs, and of the simulated one its true probabilities. Names those that are absent."""
+def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iterator[tuple[Log, dict[str, Floats]]]:
+    """Yield the logs, and of the simulated one the logits of who knows more. Names those that are absent."""
     for name in names:
         if name == SIMULATED:
             samples, probability_N = simulate_log(QUICK_SAMPLES if quick else SIMULATED_SAMPLES)
+            bests = {
+                TRUTH: np.log(probability_N) - np.log1p(-probability_N),
+                "a filter that knows the world": filtered_logits(len(samples)),
+            }
             event_ms_N = samples.event_ms_N
             schedules = {f"versions every {s} s": every_ms(1000 * s, event_ms_N) for s in (1, 10, 60)}
-            yield Log(name, RunConfig(schema=simulated_schema()), samples, schedules), probability_N
+            yield Log(name, RunConfig(schema=simulated_schema()), samples, schedules), bests
         elif not (folder / f"{SETS[name].file}.parquet").is_file():
             print(f"skipped: {name}, {folder} does not have it", flush=True)
         else:
@@ -64,7 +72,7 @@ def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iter
             samples = cut(read_batch(folder, real), 0, most)
             schedules = {f"versions every {k:,} samples": every(k, len(samples)) for k in (256, 4096)}
             schedules["trained in daily batches"] = every_ms(DAY_MS, samples.event_ms_N)
-            yield Log(name, RunConfig(schema=real.schema), samples, schedules), None
+            yield Log(name, RunConfig(schema=real.schema), samples, schedules), {}
 
 
 def run_peers(log: Log, peers: Peers, folder: Path, *, quick: bool) -> Iterator[Result]:
@@ -90,8 +98,8 @@ def run_peers(log: Log, peers: Peers, folder: Path, *, quick: bool) -> Iterator[
             yield Result(name, OnePass(arrays["logits"], float(arrays["seconds"])))
 
 
-def case_of(log: Log, result: Result, ours: OnePass) -> dict[str, Any]:
-    """Return a contender's scores, and how far it is from ours on the same samples."""
+def case_of(log: Log, result: Result, ours: OnePass, truth_N: Floats | None = None) -> dict[str, Any]:
+    """Return a contender's scores, and how far it is from ours on the same samples, and from the truth if known."""
     scored = slice(result.first, None)
     clicked_N, logits_N, ours_N = log.clicked_N[scored], result.run.logits_N[scored], ours.logits_N[scored]
     positive_N, negative_N = clicked_N.astype(np.float64), (~clicked_N).astype(np.float64)
@@ -110,7 +118,18 @@ def case_of(log: Log, result: Result, ours: OnePass) -> dict[str, Any]:
         "auc_minus_ours_error": difference_error(logits_N, ours_N, positive_N, negative_N),
         "logloss_minus_ours": loss - our_loss,
         "samples_per_second": len(result.run.logits_N) / result.run.seconds,
+        "shares_of_best": None if truth_N is None else shares_of_best(result.run.logits_N, truth_N, log.clicked_N),
     }
+
+
+def shares_of_best(logits_N: Floats, truth_N: Floats, clicked_N: np.ndarray) -> list[float]:
+    """Return of each window how much of the way from 0.5 to the best AUC that there is was made."""
+    shares = []
+    for start in range(0, len(logits_N) - WINDOW + 1, WINDOW):
+        window = slice(start, start + WINDOW)
+        auc, best = (click_auc(each_N[window], clicked_N[window]) or 0.5 for each_N in (logits_N, truth_N))
+        shares.append((auc - 0.5) / (best - 0.5) if best > 0.5 else 1.0)
+    return shares
 
 
 def logloss(logits_N: Floats, clicked_N: np.ndarray) -> float:
@@ -124,12 +143,14 @@ def describe(case: dict[str, Any]) -> str:
     def number(value: float | None, pattern: str) -> str:
         return "-" if value is None else format(value, pattern)
 
+    shares = case["shares_of_best"] or []
+    way = f"; after 60 s {shares[AFTER // WINDOW]:.3f} of the way to the best" if len(shares) > AFTER // WINDOW else ""
     since = f" from sample {case['first_sample']:,} on" if case["first_sample"] else ""
     return (
         f"{case['log']:25} {case['contender']:36} AUC {number(case['auc'], '.4f')} "
         f"(s.e. {number(case['auc_error'], '.4f')})  logloss {case['logloss']:.4f}  minus ours: "
         f"{number(case['auc_minus_ours'], '+.4f')} (s.e. {number(case['auc_minus_ours_error'], '.4f')}), "
-        f"{case['logloss_minus_ours']:+.4f}{since}; {case['samples_per_second']:,.0f} samples/s"
+        f"{case['logloss_minus_ours']:+.4f}{since}; {case['samples_per_second']:,.0f} samples/s{way}"
     )
 
 
@@ -177,14 +198,12 @@ def arguments() -> argparse.Namespace:
 
 
 def learn_log(
-    log: Log, probability_N: Floats | None, parts: list[str], peers: Peers, folder: Path, *, quick: bool
+    log: Log, bests: dict[str, Floats], parts: list[str], peers: Peers, folder: Path, *, quick: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the case of each contender, ours first."""
     ours = learn_once(log.config, log.samples)
     results = [iter([Result(OURS, ours)])]
-    if probability_N is not None:
-        best = OnePass(np.log(probability_N) - np.log1p(-probability_N), float("inf"))
-        results.append(iter([Result("the true probabilities", best)]))
+    results.append(Result(name, OnePass(logits_N, float("inf"))) for name, logits_N in bests.items())
     if "peers" in parts:
         results.append(run_peers(log, peers, folder, quick=quick))
     if "wide" in parts:
@@ -192,7 +211,7 @@ def learn_log(
     if "ablations" in parts:
         results.append(ablations(log))
     for result in chain.from_iterable(results):
-        yield case_of(log, result, ours)
+        yield case_of(log, result, ours, bests.get(TRUTH))
 
 
 def main() -> int:
@@ -206,8 +225,8 @@ def main() -> int:
         peers = stack.enter_context(Peers(venv_of, venvs=options.peers, threads=1))
         run = describe_run("quality.online", packages=PACKAGES, quick=quick, peers=peers.versions)
         most = QUICK_SAMPLES if quick else options.samples
-        for log, probability_N in read_logs(options.logs, options.data, most, quick=quick):
-            for case in learn_log(log, probability_N, options.parts, peers, folder, quick=quick):
+        for log, bests in read_logs(options.logs, options.data, most, quick=quick):
+            for case in learn_log(log, bests, options.parts, peers, folder, quick=quick):
                 cases.append(case)
                 print(describe(case), flush=True)
     best = best_of_vw(cases)
