@@ -11,6 +11,7 @@ from springtide_client.keys import MISSING_ID
 
 BUCKETS, FM_EPS = 12, 0.1
 INFORMATION_CAP, BIAS_CAP, GROUP_CAP, MEMORY, LOSS_CAP = 1000.0, 1e4, 1e4, 1e6, 100.0
+SQUARES_MEMORY = 1e4
 
 
 def f32(x: float) -> float:
@@ -290,7 +291,10 @@ class WideOracle:
             row.w[label], row.h[label], row.plain[label], row.plain_squares[label] = values
         for key in keys:
             row, g = self.rows[key], gradient[key]
-            row.squares = f32(row.squares + float((g * g).mean()))
+            if not g.any():
+                continue
+            times = sum(other_key == key for _, other_key in slots)
+            row.squares = f32(row.squares * max(1 - times / SQUARES_MEMORY, 0) + float((g * g).mean()))
             row.v = (row.v + self.fm_lr * g / (math.sqrt(row.squares) + FM_EPS)).astype(np.float32)
         for f, key in slots:
             self.seen[f].add(min(self.rows[key].n.bit_length(), 15))

@@ -28,8 +28,8 @@ from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosse
 from kernels.types import RowColumns
 
 MAX_CROSSES = 1 << 18  # looked up at once
-FACTORIZATION_RATE = 2.0  # of the table's learning rate, which is the net's for its rows
-FACTORIZATION_EPS = 0.1
+FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for its rows
+FACTORIZATION_EPS = 0.05
 
 Float32Array = npt.NDArray[np.float32]
 

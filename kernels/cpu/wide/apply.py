@@ -22,6 +22,7 @@ MAX_SHARED_INFORMATION = 1e4  # of weights that every sample has
 MAX_COUNT = 1e6  # samples that statistics remember
 MAX_GATE = 5.0
 PLAIN_EPS = 0.1
+SQUARES_MEMORY = 1e4  # occurrences of a row that its summed squares remember: Adagrad's steps never die either
 SEEN_PRIOR = 10.0  # samples that the first variance is worth
 
 
@@ -97,7 +98,7 @@ def apply_chunk(
             continue
         for label in range(num_labels):
             _step_row(wide_UW, slopes_VL, added_VL, plain_slopes_VL, strengths.first, strengths.plain, u, v, label)
-        _step_vector(values_UD, squares_U, gradients_VD, u, v, lr, eps)
+        _step_vector(values_UD, squares_U, gradients_VD, u, v, times_V[v], lr, eps)
         counts_U[u] += times_V[v]
         times_V[v], places_U[u] = 0, -1
     base = crosses.start
@@ -161,14 +162,14 @@ def _step_row(
 
 
 @in_place
-def _step_vector(values_UD: Any, squares_U: Any, slopes_VD: Any, u: Any, v: Any, lr: Any, eps: Any) -> None:
-    """Row-wise Adagrad, where rows have its state."""
+def _step_vector(values_UD: Any, squares_U: Any, slopes_VD: Any, u: Any, v: Any, times: Any, lr: Any, eps: Any) -> None:
+    """Row-wise Adagrad that forgets, where rows have its state."""
     dim, total = values_UD.shape[1], 0.0
     for d in range(dim):
         total += slopes_VD[v, d] * slopes_VD[v, d]
     if total > 0.0:
         if len(squares_U):
-            squares = squares_U[u] + total / dim
+            squares = squares_U[u] * max(1.0 - times / SQUARES_MEMORY, 0.0) + total / dim
             squares_U[u] = squares
             rate = lr / (math.sqrt(squares) + eps)
             for d in range(dim):

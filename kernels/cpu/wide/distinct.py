@@ -17,6 +17,7 @@ from kernels.cpu.wide.apply import (
     MAX_SHARED_INFORMATION,
     PLAIN_EPS,
     SEEN_PRIOR,
+    SQUARES_MEMORY,
     count_totals,
     step_biases_and_groups,
 )
@@ -425,7 +426,7 @@ def _step_weights(weights_X: Any, informations_X: Any, x_X: Any, step: Any, curv
 
 @in_place
 def _step_vectors(batch: Any, scratch: Any, lines: Any, n: Any, scale: Any, lr: Any, eps: Any) -> None:
-    """Row-wise Adagrad, where rows have its state."""
+    """Row-wise Adagrad that forgets, where rows have its state."""
     rows_S, values_UD, squares_U, sums_D = batch.rows_S, batch.values_UD, batch.squares_U, scratch.sums_RD[0]
     gradients_D, dim = lines.gradients_D, values_UD.shape[1]
     if not len(squares_U):
@@ -438,7 +439,7 @@ def _step_vectors(batch: Any, scratch: Any, lines: Any, n: Any, scale: Any, lr: 
         for d in range(dim):
             total += gradients_D[d] * gradients_D[d]
         if total > 0.0:
-            squares = squares_U[u] + total / dim
+            squares = squares_U[u] * (1.0 - 1 / SQUARES_MEMORY) + total / dim
             squares_U[u] = squares
             rate = lr / (math.sqrt(squares) + eps)
             for d in range(dim):

@@ -204,6 +204,26 @@ def test_the_pass_learns_what_the_oracle_learns_and_scores_what_the_reference_sc
     assert CROSSES not in table.fields.numbers_F
 
 
+@pytest.mark.parametrize("longest", [(3, 11), (1, 1)])
+def test_summed_squares_fade_so_that_steps_never_die(longest: tuple[int, int]) -> None:
+    table, oracle = (
+        SmallTable(SCHEMA),
+        WideOracle([0, 1, 2, 3, 4], 1, 2, DIM, first_vector=vector, cross_id=oracle_cross),
+    )
+    for seed in (1, 2):
+        features, net, labels, weights = samples(30, seed=seed, longest=longest)
+        table.learn(features, net, labels, weights)
+        for n in range(30):
+            oracle.learn(*as_oracle(features, n), net[n].tolist(), labels[n].tolist(), float(weights[n]))
+        if seed == 1:  # as of rows seen often
+            table.squares[: len(table.places)] = 1000.0
+            for row in oracle.rows.values():
+                row.squares = 1000.0
+    squares = [float(table.squares[table.places[key]]) for key in oracle.rows]
+    np.testing.assert_allclose(squares, [row.squares for row in oracle.rows.values()], rtol=1e-5)
+    assert any(999.0 < each < 1000.0 for each in squares)
+
+
 def test_a_batch_learned_at_once_or_in_parts_gives_the_same_bits() -> None:
     features, net, labels, weights = samples(60, seed=9)
     whole, parts = SmallTable(SCHEMA), SmallTable(SCHEMA)
