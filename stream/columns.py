@@ -29,7 +29,7 @@ class Columns:
     """Samples decoded to columns. Within a partition, rows are in the order of their offsets."""
 
     features: Features
-    labels_NL: npt.NDArray[np.float32]  # 0..1; NaN = masked (null where there are several labels)
+    labels_NL: npt.NDArray[np.float32]  # 0..1, or a value (Schema.links); NaN = masked (null among several labels)
     weights_N: npt.NDArray[np.float32]
     event_ms_N: npt.NDArray[np.int64]
     record_ms_N: npt.NDArray[np.int64]  # Kafka's record timestamps

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from app.config.schema import SchemaConfig
 from app.config.unknown_keys import check_keys, unknown_key_error
 from app.errors import UserError
 from app.models.config import ModelConfig
-from app.models.losses.config import LabelConfig, LabelLoss, label_losses
+from app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of
 from app.scores.config import ScoresConfig
 from app.serving.config import ServeConfig
 from app.training.config import GateConfig, TableSettings, TrainConfig
@@ -85,7 +85,13 @@ def load_config(
     }
     schema = bind(SchemaConfig, "[schema]", document.get("schema", {})).to_schema(features)
     log = bind(LogConfig, "[log]", document.get("log", {}), path=Path("var") / name / "log")
-    schema = numbered(schema, log.path)
+    train = bind(TrainConfig, "[train]", document.get("train", {}))
+    labels = {
+        label: bind(LabelConfig, f"[labels.{label}]", keys)
+        for label, keys in _require_table("[labels]", document.get("labels", {})).items()
+    }
+    losses = _losses(train, labels, schema)
+    schema = numbered(replace(schema, links=links_of(losses, schema.labels)), log.path)
     table = bind(
         TableSettings,
         "[table]",
@@ -100,12 +106,6 @@ def load_config(
         scores.check_by(schema)
     except ValueError as error:
         raise UserError(f"[scores] {error}") from None
-    train = bind(TrainConfig, "[train]", document.get("train", {}))
-    labels = {
-        label: bind(LabelConfig, f"[labels.{label}]", keys)
-        for label, keys in _require_table("[labels]", document.get("labels", {})).items()
-    }
-    losses = _losses(train, labels, schema)
     table.check_schedule(train.schedule)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
@@ -117,7 +117,7 @@ def load_config(
         features=features,
         losses=losses,
         table=table,
-        model=bind(ModelConfig, "[model]", document.get("model", {})).for_device(train.device),
+        model=_model(bind(ModelConfig, "[model]", document.get("model", {})), losses).for_device(train.device),
         train=train,
         gate=bind(GateConfig, "[gate]", document.get("gate", {})),
         scores=scores,
@@ -135,6 +135,17 @@ def _losses(train: TrainConfig, labels: Mapping[str, LabelConfig], schema: Schem
         return label_losses(train.loss, labels, schema)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:
+    """Return the settings; without the wide part if it would have no label to learn. UserError if it is asked for."""
+    if not all(loss.is_value for loss in losses):
+        return model
+    if model.wide is True:
+        raise UserError(
+            "[model] wide = true: the wide part learns labels from 0 to 1, every label here is a value: leave it out"
+        )
+    return structs.replace(model, wide=False)
 
 
 def numbered(schema: Schema, log_path: Path) -> Schema:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from app.models.calibration import Calibration
 from app.models.dense_features import DenseFeatureNormalizer
 from app.models.interface import DenseModel, ModelSpec, join_fields
+from app.models.value_scale import ValueScale
 
 
 class CalibratedModel(DenseModel):
@@ -18,6 +19,7 @@ class CalibratedModel(DenseModel):
         super().__init__(spec)
         self.normalizer = DenseFeatureNormalizer(spec.num_dense)
         self.calibration = Calibration(spec.num_labels)
+        self.values = ValueScale(spec.links) if spec.links else None
         # all fields learn from the same label: each takes a smaller part, so that their sum does not overshoot
         self.first_order_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
         self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
@@ -40,7 +42,14 @@ class CalibratedModel(DenseModel):
         dense_NF: Tensor,
     ) -> Tensor:
         fields_NED = self.fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
-        return self.logits(self.scores(fields_NED, self.normalizer(dense_NF)))
+        scores_NL = self.scores(fields_NED, self.normalizer(dense_NF))
+        logits_NL = self.logits(scores_NL)
+        if self.values is None:
+            return logits_NL
+        if self.is_offset:  # the wide part adds nothing to a value
+            scores_NL = scores_NL.float() + self.first_order(fields_NED)
+        outputs_NL: Tensor = self.values(scores_NL, logits_NL)
+        return outputs_NL
 
     def logits(self, scores_NL: Tensor) -> Tensor:
         """Turn scores into logits, or into the wide part's offset, which is 0 where the deep part says nothing."""
@@ -62,9 +71,19 @@ class CalibratedModel(DenseModel):
     def observe_inputs(self, dense_NF: Tensor) -> None:
         self.normalizer.observe(dense_NF)
 
+    def label_scales(self) -> Tensor | None:
+        return None if self.values is None else self.values.scale_L()
+
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        if self.values is not None:
+            self.values.observe(labels_NL, weights_N)
+            labels_NL = torch.where(self.values.is_value_L, torch.nan, labels_NL)
         if not self.is_offset:
-            self.calibration.observe(logits_NL, labels_NL, weights_N)
+            self.calibrate(logits_NL, labels_NL, weights_N)
+
+    def calibrate(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        """Count labels that are probabilities; those that are values are NaN."""
+        self.calibration.observe(logits_NL, labels_NL, weights_N)
 
     def first_order(self, fields_NED: Tensor) -> Tensor:
         """Return the sum of each label's first-order weights: element l of every row, in float32."""

@@ -29,6 +29,7 @@ class ModelSpec:
     sequence: tuple[FieldSpec, ...] = ()
     dense: tuple[str, ...] = ()
     labels: tuple[str, ...]
+    links: tuple[str, ...] = ()  # of the labels, if any is a value and not a probability (Schema.label_links)
     dim: int  # numbers of a vector that a model sees: of the widest rows
 
     @staticmethod
@@ -55,6 +56,7 @@ class ModelSpec:
             sequence=fields(schema.sequence),
             dense=schema.dense,
             labels=schema.labels,
+            links=schema.label_links if schema.links else (),
             dim=dim,
         )
 
@@ -149,6 +151,10 @@ class DenseModel(nn.Module):
     ) -> Tensor:
         """Return logits [N, L], float32. Sequences are padded with zeros at the end; dense is raw, missing is NaN."""
         raise NotImplementedError
+
+    def label_scales(self) -> Tensor | None:
+        """Return by what the loss divides errors of labels that are values, (L); None: by 1. 0: not known yet."""
+        return None
 
     def observe_inputs(self, dense_NF: Tensor) -> None:
         """Called with a batch's dense features after it was scored, before `observe_labels`."""

@@ -1,6 +1,6 @@
 """The state of ProgressiveScores for other labels: those that stay keep their scores, a new one has no sample yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from app.scores.samples import Arrays
 
 
 def with_labels(
-    state: Mapping[str, npt.NDArray[Any]], old: Sequence[str], new: Sequence[str], *, window_samples: int
+    state: Mapping[str, npt.NDArray[Any]], old: Sequence[Hashable], new: Sequence[Hashable], *, window_samples: int
 ) -> Arrays:
     """Return the state with the labels `new`; that of nothing observed where `state` is empty."""
-    fresh = ProgressiveScores(new, window_samples).state()
+    fresh = ProgressiveScores([str(label) for label in new], window_samples).state()
     if not state:
         return fresh
     places = [old.index(label) if label in old else len(old) for label in new]

@@ -34,6 +34,21 @@ def label_scores(sums_Q: Float64Array, groups: ScoreGroups, *, curve: bool) -> d
     return scores | ({"curve": [each._asdict() for each in bins]} if curve else {})
 
 
+def value_scores(sums_Q: Float64Array) -> dict[str, Any]:
+    """Return the scores of a label that is a value from its sums (weight, squared error, predicted, labels).
+
+    What belongs to probabilities is None. `rmse` is of logarithms where the link is log1p.
+    """
+    weight, error, predicted, positive = map(float, sums_Q)
+    return {
+        "auc": None,
+        "logloss": None,
+        "calibration": predicted / positive if positive > 0 else None,
+        "label_rate": positive / weight if weight > 0 else None,
+        "rmse": (error / weight) ** 0.5 if weight > 0 else None,
+    }
+
+
 def segments_document(
     histograms: SegmentHistograms,
     window: Arrays,

@@ -12,7 +12,7 @@ from springtide_client.schema import Schema
 
 from app.scores.auc import Float64Array, RocHistogram, exact_groups
 from app.scores.config import ScoresConfig
-from app.scores.document import label_scores, segments_document
+from app.scores.document import label_scores, segments_document, value_scores
 from app.scores.drift.drift import WindowDrift
 from app.scores.plan import IDS, ScoresPlan
 from app.scores.samples import SAMPLES, TERMS, Arrays, LabelSamples, join, no_samples, samples_of_label, with_terms
@@ -24,7 +24,8 @@ NUM_SUMS = 4  # weight, loss, predicted, positive
 class ProgressiveScores:
     """AUC (within 1e-4 of exact), logloss and calibration of each label; scores by segment; drift.
 
-    Labels between 0 and 1 count in part as positive and in part as negative; NaN is masked. A version holds the samples
+    Labels between 0 and 1 count in part as positive and in part as negative; NaN is masked. Segments and drift are of
+    labels that are probabilities. A version holds the samples
     since the previous one (`delta`), a base holds `state`. A state and the deltas after it give the same bits as
     observing every sample.
     """
@@ -35,9 +36,17 @@ class ProgressiveScores:
         window_samples: int,
         config: ScoresConfig | None = None,
         schema: Schema | None = None,
+        *,
+        links: Sequence[str] = (),
     ) -> None:
-        """Without `config` and `schema` everything that is read back goes on, and no features are observed."""
+        """Without `config` and `schema` everything that is read back goes on, and no features are observed.
+
+        `links`: `Schema.label_links`, if any label is a value: it has a mean, a calibration and an error, and no AUC.
+        """
         self.labels, self.window_samples = tuple(labels), window_samples
+        if schema is not None:
+            links = [schema.links.get(label, "logit") for label in labels]
+        self.links = tuple(links)
         self._schema = schema
         self._wanted = None
         if config is not None and schema is not None:
@@ -120,7 +129,7 @@ class ProgressiveScores:
             histogram.restore(*parts)
         self._follow(ScoresPlan.from_array(state["plan"]))
         names = [*SAMPLES, *(f"{IDS}{feature}" for feature in self._plan.by)]
-        self._window = with_terms({name: np.array(state[f"window.{name}"]) for name in names})
+        self._window = with_terms({name: np.array(state[f"window.{name}"]) for name in names}, self.links)
         for feature, segments in self._segments.items():
             segments.restore({name: state[f"{IDS}{feature}.{name}"] for name in segments.arrays()})
         drift = {name.removeprefix("drift."): array for name, array in state.items() if name.startswith("drift.")}
@@ -146,7 +155,7 @@ class ProgressiveScores:
         """
 
         def of_label(number: int) -> dict[str, Any]:
-            window, histograms = self._join_window(), self._segments
+            window, histograms = self._without_values(self._join_window()), self._segments
             segments = {
                 feature: segments_document(
                     histograms[feature], window, window[f"{IDS}{feature}"], number, partial(name_of, feature)
@@ -156,7 +165,8 @@ class ProgressiveScores:
             return self._label_document(number, curve=True) | ({"segments": segments} if segments else {})
 
         document = self._by_label(of_label)
-        drift = self._drift.document(self.num_samples, self._join_window()) if self._plan.drift else None
+        window = self._without_values(self._join_window())
+        drift = self._drift.document(self.num_samples, window) if self._plan.drift else None
         return document if drift is None else document | {"drift": drift}
 
     def _by_label(self, of_label: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
@@ -164,8 +174,15 @@ class ProgressiveScores:
         first = tasks[self.labels[0]]
         return {**first, "tasks": tasks} if len(self.labels) > 1 else dict(first)
 
+    def is_value(self, number: int) -> bool:
+        """Return True if a label is a value and not a probability."""
+        return bool(self.links) and self.links[number] != "logit"
+
     def _label_document(self, number: int, *, curve: bool) -> dict[str, Any]:
         each = samples_of_label(self._join_window(), number)
+        if self.is_value(number):
+            sums_Q = np.array([terms_N.sum() for terms_N in each.summed_terms()])
+            return {"whole": value_scores(self._sums_LQ[number]), "window": value_scores(sums_Q)}
         groups = exact_groups(each.scores_N, each.probabilities_N, each.positive_N, each.negative_N)
         sums_Q = np.array([terms_N.sum() for terms_N in each.summed_terms()])
         return {
@@ -209,23 +226,33 @@ class ProgressiveScores:
                 first = self.num_samples - self.window_samples
                 self._drift.add(codes_RD[within], numbers_R[within], first=first)
             if self.num_samples == snapshot_at:
-                self._drift.take_snapshot(snapshot_at, self._join_window())
+                self._drift.take_snapshot(snapshot_at, self._without_values(self._join_window()))
             start = stop
             if not num:
                 break
 
+    def _without_values(self, samples: Arrays) -> Arrays:
+        """Return the samples with labels that are values masked."""
+        values = [number for number in range(len(self.labels)) if self.is_value(number)]
+        if not values:
+            return samples
+        labels_NL = samples["labels"].copy()
+        labels_NL[:, values] = np.nan
+        return samples | {"labels": labels_NL}
+
     def _add(self, samples: Arrays) -> None:
-        samples = with_terms(samples)
+        samples = with_terms(samples, self.links)
         for number, histogram in enumerate(self._histograms):
             each = samples_of_label(samples, number)
-            histogram.add(each.scores_N, each.positive_N, each.negative_N)
+            if not self.is_value(number):
+                histogram.add(each.scores_N, each.positive_N, each.negative_N)
             for quantity, terms_N in enumerate(each.summed_terms()):
                 self._sums_LQ[number, quantity] = _add_in_order(self._sums_LQ[number, quantity], terms_N)
         for feature, segments in self._segments.items():
             name = f"{IDS}{feature}"
             if name not in samples:
                 samples[name] = np.full(len(samples["weights"]), NO_VALUE)
-            segments.add(samples[name], samples)
+            segments.add(samples[name], self._without_values(samples))
         self._recent.append(samples)
         self._num_recent += len(samples["weights"])
         self.num_samples += len(samples["weights"])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from springtide_client.links import output_of, value_of
 
 from app.scores.auc import Float64Array
 
@@ -46,12 +47,21 @@ class LabelSamples(NamedTuple):
         yield self.positive_N
 
 
-def with_terms(samples: Arrays) -> Arrays:
-    """Return the samples with TERMS."""
+def with_terms(samples: Arrays, links: Sequence[str] = ()) -> Arrays:
+    """Return the samples with TERMS.
+
+    `links`: `Schema.label_links`. Of a label that is a value "probabilities" are predicted values, and "losses" squared
+    errors: of logarithms where its link is log1p.
+    """
     # an overflowed net has no opinion: NaN is scored as a coin flip
     scores_NL = np.nan_to_num(samples["logits"].astype(np.float64), nan=0.0, posinf=700.0, neginf=-700.0)
     losses_NL = np.logaddexp(0.0, scores_NL) - samples["labels"].astype(np.float64) * scores_NL
     terms = (scores_NL, losses_NL, 1.0 / (1.0 + np.exp(-scores_NL)))
+    for number, link in enumerate(links):
+        if link != "logit":
+            targets_N = output_of(link, samples["labels"][:, number].astype(np.float64))
+            losses_NL[:, number] = np.square(scores_NL[:, number] - targets_N)
+            terms[2][:, number] = value_of(link, scores_NL[:, number])
     return samples | dict(zip(TERMS, terms, strict=True))
 
 

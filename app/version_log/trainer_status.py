@@ -50,6 +50,7 @@ class ScoreStatus(msgspec.Struct, frozen=True):
     information_gain: float | None = None  # 1 minus it
     calibration_error: float | None = None  # expected calibration error
     top_decile_lift: float | None = None
+    rmse: float | None = None  # of a label that is a value: root mean squared error, of logarithms with the loss msle
     curve: list[CalibrationBinStatus] = []
 
 

@@ -1,6 +1,6 @@
 """The keys of `[labels.<name>]`, and what they and `[train]` make of each label. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -8,8 +8,10 @@ from msgspec import Meta
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, Settings
 
-LossName = Literal["bce", "focal", "pairwise", "listwise"]
+LossName = Literal["bce", "focal", "pairwise", "listwise", "mse", "msle", "huber"]
 RANKING = ("pairwise", "listwise")
+# of labels that are values and not probabilities: springtide_client.schema.LINKS
+LINKS = {"mse": "identity", "huber": "identity", "msle": "log1p"}
 
 
 class LabelConfig(Settings, frozen=True, kw_only=True):
@@ -18,8 +20,8 @@ class LabelConfig(Settings, frozen=True, kw_only=True):
     loss: Annotated[
         LossName | None,
         Meta(
-            description='What the net minimizes: `"bce"`, `"focal"`, `"pairwise"` or `"listwise"`. Default: '
-            "`[train] loss`."
+            description='`"bce"`, `"focal"`, `"pairwise"`, `"listwise"` of a label from 0 to 1; `"mse"`, `"msle"` (of '
+            'logarithms), `"huber"` of one that is a value, such as a dwell time. Default: `[train] loss`.'
         ),
     ] = None
     weight: Annotated[
@@ -39,6 +41,14 @@ class LabelConfig(Settings, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(description="With `focal`: what a positive counts; a negative counts 1 - alpha. Default: both count 1."),
     ] = None
+    delta: Annotated[
+        float,
+        Meta(
+            gt=0,
+            extra=FINITE,
+            description="With `huber`: larger errors count linearly; in standard deviations of the label so far.",
+        ),
+    ] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,22 @@ class LabelLoss:
     group: int | None = None  # the place of the categorical feature
     gamma: float = 2.0
     alpha: float | None = None
+    delta: float = 1.0
+
+    @property
+    def link(self) -> str:
+        """How the label's prediction is told from the net's output."""
+        return LINKS.get(self.name, "logit")
+
+    @property
+    def is_value(self) -> bool:
+        """True if the label is a value and not a probability."""
+        return self.name in LINKS
+
+
+def links_of(losses: Sequence[LabelLoss], labels: Sequence[str]) -> dict[str, str]:
+    """Return the links of the labels that are values, for `Schema.links`."""
+    return {label: loss.link for label, loss in zip(labels, losses, strict=True) if loss.is_value}
 
 
 def label_losses(default: LossName, labels: Mapping[str, LabelConfig], schema: Schema) -> tuple[LabelLoss, ...]:
@@ -77,6 +103,7 @@ def label_losses(default: LossName, labels: Mapping[str, LabelConfig], schema: S
                 group=group,
                 gamma=config.gamma,
                 alpha=config.alpha,
+                delta=config.delta,
             )
         )
     return tuple(losses)

@@ -12,10 +12,12 @@ from springtide_client.features import Features
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from app.models.interface import DenseModel
 from app.models.losses.config import LabelLoss
-from app.models.losses.pointwise import binary_cross_entropy, focal
+from app.models.losses.pointwise import binary_cross_entropy, focal, huber, squared_error
 from app.models.losses.ranking import listwise, pairwise
 from app.models.losses.task_weights import task_weights_of
+from app.models.value_scale import MIN_SCALE, targets_of
 
 ModelLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -37,7 +39,7 @@ class Loss:
     def __init__(self, labels: Sequence[LabelLoss], model: nn.Module) -> None:
         """No labels: the logistic loss of every label."""
         self.own: ModelLoss | None = getattr(model, "loss", None)
-        self.task_weights = task_weights_of(model)
+        self.task_weights, self.model = task_weights_of(model), model
         if not labels and self.task_weights is not None:
             labels = [LabelLoss()] * self.task_weights.num_labels
         self.labels = tuple(labels)
@@ -45,6 +47,7 @@ class Loss:
         self.group_columns: tuple[int, ...] = tuple(sorted(groups))
         device = next((tensor.device for tensor in model.state_dict().values()), None)
         self.weights_L = torch.tensor([label.weight for label in self.labels], device=device)
+        self.is_log_L = torch.tensor([label.link == "log1p" for label in self.labels], device=device)
         self.is_logistic_L = torch.tensor([label.name == "bce" for label in self.labels], device=device)
 
     @cached_property
@@ -72,8 +75,10 @@ class Loss:
         labels_NL = torch.where(masked_NL, 0.0, labels_NL)
         if self.is_plain:
             return binary_cross_entropy_with_logits(logits_NL, labels_NL, weights_NL, reduction="sum"), weight
+        scales_L = self._error_scales(labels_NL, weights_NL)
         losses = [
-            self._of_label(number, logits_NL, labels_NL, weights_NL, groups_NG) for number in range(len(self.labels))
+            self._of_label(number, logits_NL, labels_NL, weights_NL, groups_NG, scales_L)
+            for number in range(len(self.labels))
         ]
         total = torch.stack(losses) * self.factors()
         if self.task_weights is not None:
@@ -116,9 +121,17 @@ class Loss:
         labels_NL: Tensor,
         weights_NL: Tensor,
         groups_NG: Tensor | None,
+        scales_L: Tensor | None,
     ) -> Tensor:
         label = self.labels[number]
         logits_N, labels_N, weights_N = logits_NL[:, number], labels_NL[:, number], weights_NL[:, number]
+        if label.is_value:
+            assert scales_L is not None
+            targets_N = torch.log1p(labels_N) if label.link == "log1p" else labels_N
+            errors_N = (logits_N - targets_N) / scales_L[number]
+            if label.name == "huber":
+                return huber(errors_N, weights_N, delta=label.delta)
+            return squared_error(errors_N, weights_N)
         if label.name == "focal":
             return focal(logits_N, labels_N, weights_N, gamma=label.gamma, alpha=label.alpha)
         if label.name == "bce":
@@ -128,3 +141,14 @@ class Loss:
             assert groups_NG is not None
             groups_N = groups_NG[:, self.group_columns.index(label.group)]
         return (pairwise if label.name == "pairwise" else listwise)(logits_N, labels_N, weights_N, groups_N)
+
+    def _error_scales(self, labels_NL: Tensor, weights_NL: Tensor) -> Tensor | None:
+        """Return by what errors of values are divided, (L): the net's, or while it knows none the batch's own size."""
+        if not any(label.is_value for label in self.labels):
+            return None
+        scales_L = self.model.label_scales() if isinstance(self.model, DenseModel) else None
+        if scales_L is None:
+            return torch.ones_like(weights_NL[0])
+        targets_NL = targets_of(self.is_log_L, labels_NL)
+        own_L = torch.sqrt((weights_NL * targets_NL.square()).sum(0) / weights_NL.sum(0).clamp(min=1e-12))
+        return torch.where(scales_L > 0, scales_L, own_L.clamp(min=MIN_SCALE))

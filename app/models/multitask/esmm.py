@@ -39,6 +39,8 @@ class ESMM(MultitaskModel):
             raise ValueError('it needs two labels, such as [schema] labels = ["click", "order"]')
         self.click = 0 if click is None else spec.label_index(click)
         self.conversion = 1 if conversion is None else spec.label_index(conversion)
+        if spec.links and {spec.links[self.click], spec.links[self.conversion]} != {"logit"}:
+            raise ValueError("click and conversion must be labels from 0 to 1: their losses are of values")
         if self.click == self.conversion:
             raise ValueError(f"click and conversion must be two labels, not {spec.labels[self.click]!r} twice")
         sizes = [self.num_inputs, *check_layer_sizes("shared", shared)]
@@ -65,6 +67,11 @@ class ESMM(MultitaskModel):
         return torch.stack(others, dim=1).float()
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        super().observe_labels(logits_NL, labels_NL, weights_N)
+        if self.is_offset:
+            self.calibrate(logits_NL, labels_NL, weights_N)
+
+    def calibrate(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
         """Count the conversions of clicked samples only: their rate, and how well their scores fit."""
         clicked_N = labels_NL[:, self.click]
         labels_NL, logits_NL = labels_NL.clone(), logits_NL.clone()

@@ -22,7 +22,7 @@ class MMoE(MultitaskModel):
         spec: ModelSpec,
         *,
         num_experts: int = 4,
-        expert: Sequence[int] = (64,),
+        expert: Sequence[int] = (128,),
         tower: Sequence[int] = (),
         wide: bool = True,
     ) -> None:

@@ -25,9 +25,9 @@ class PLE(MultitaskModel):
         spec: ModelSpec,
         *,
         num_levels: int = 1,
-        num_specific: int = 2,
-        num_shared: int = 2,
-        expert: Sequence[int] = (64,),
+        num_specific: int = 1,
+        num_shared: int = 1,
+        expert: Sequence[int] = (128,),
         tower: Sequence[int] = (),
         wide: bool = True,
     ) -> None:

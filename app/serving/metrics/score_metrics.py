@@ -13,6 +13,7 @@ LABEL_SCORES = {
     "label_rate": "Mean label.",
     "normalized_entropy": "Logloss over that of always predicting the label rate.",
     "calibration_error": "Expected calibration error: mean distance of predicted and seen over bins of scores.",
+    "rmse": "Root mean squared error of a label that is a value; of logarithms with the loss msle.",
     "top_decile_lift": "Label rate of the tenth with the highest scores over the label rate.",
 }
 SEGMENT_SCORES = {

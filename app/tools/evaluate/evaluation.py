@@ -79,7 +79,9 @@ class Evaluation:
         """Return every sample learned, in order."""
         arrays = {name: np.concatenate([part[name] for part in self._parts]) for name in SAMPLES}
         row_N = self.source.sample_rows()[: self.num_samples]
-        return EvaluatedSamples(arrays["logits"], arrays["labels"], arrays["weights"], row_N)
+        links = self.config.schema.label_links
+        values = frozenset(number for number, link in enumerate(links) if link != "logit")
+        return EvaluatedSamples(arrays["logits"], arrays["labels"], arrays["weights"], row_N, values)
 
     def close(self) -> None:
         """Drop the rows in memory and in the spill."""

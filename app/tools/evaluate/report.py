@@ -73,7 +73,8 @@ class EvaluationResult:
         whole = {}
         for index, label in enumerate(evaluation.config.schema.labels):
             trainers = document.get("tasks", {}).get(label, document)["whole"]
-            whole[label] = replace(score_of(samples, label=index), **{name: trainers[name] for name in STATUS_SCORES})
+            known = {name: trainers.get(name) for name in STATUS_SCORES}
+            whole[label] = replace(score_of(samples, label=index), **known, rmse=trainers.get("rmse"))
         newest = slice(-evaluation.config.train.window_samples, None)
         return EvaluationResult(
             config=str(evaluation.config.path),
@@ -157,6 +158,7 @@ def score_text(score: Score) -> str:
     return (
         f"{number(score.auc, 4):>7}  {number(score.auc_standard_error, 4)[:6]:>6}  {number(score.logloss, 4):>8}  "
         f"{number(score.normalized_entropy, 3):>6}  {number(score.calibration, 3):>11}"
+        + ("" if score.rmse is None else f"  rmse {number(score.rmse, 4)}")
     )
 
 

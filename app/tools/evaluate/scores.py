@@ -19,6 +19,7 @@ class EvaluatedSamples:
     labels_NL: npt.NDArray[np.float32]  # 0..1; NaN = masked
     weights_N: npt.NDArray[np.float32]
     row_N: npt.NDArray[np.int64]  # of the files, counted from 0
+    values: frozenset[int] = frozenset()  # places of the labels that are values: nothing is said of them by score
 
     def __len__(self) -> int:
         return len(self.weights_N)
@@ -26,12 +27,12 @@ class EvaluatedSamples:
     def where(self, chosen_N: npt.NDArray[np.generic] | slice) -> "EvaluatedSamples":
         """Return the samples that a mask, indices or a slice choose."""
         logits_NL, labels_NL, weights_N = self.logits_NL[chosen_N], self.labels_NL[chosen_N], self.weights_N[chosen_N]
-        return EvaluatedSamples(logits_NL, labels_NL, weights_N, self.row_N[chosen_N])
+        return EvaluatedSamples(logits_NL, labels_NL, weights_N, self.row_N[chosen_N], self.values)
 
     def of_label(self, label: int) -> tuple[Float64Array, Float64Array, Float64Array]:
         """Return scores, weights of the positive part and weights of the negative part; masked samples weigh 0."""
         labels_N = self.labels_NL[:, label].astype(np.float64)
-        known_N = ~np.isnan(labels_N)
+        known_N = ~np.isnan(labels_N) & (label not in self.values)
         weights_N, labels_N = self.weights_N * known_N, np.where(known_N, labels_N, 0.0)
         # as ProgressiveScores does: an overflowed net has no opinion
         scores_N = np.nan_to_num(self.logits_NL[:, label].astype(np.float64), nan=0.0, posinf=700.0, neginf=-700.0)
@@ -49,6 +50,7 @@ class Score:
     normalized_entropy: float | None
     calibration: float | None  # clicks predicted over clicks seen
     label_rate: float | None
+    rmse: float | None = None  # of a label that is a value, such as a dwell time
 
 
 def score_of(samples: EvaluatedSamples, *, label: int = 0) -> Score:

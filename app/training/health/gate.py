@@ -122,7 +122,7 @@ class Gate:
             return Verdict("not_finite", detail, self._good_before(num_samples - self._num_new))
         for number, label in enumerate(scores.labels):
             samples = scores.window_of_label(number)
-            for reason, detail in self._rises(samples):
+            for reason, detail in self._rises(samples, is_value=scores.is_value(number)):
                 return Verdict(reason, f"{label}: {detail}", self._good_before(num_samples - self._num_new))
         return None
 
@@ -131,10 +131,12 @@ class Gate:
         before = [good.number for good in self._good if good.samples <= num_samples]
         return before[-1] if before else self._look_back(num_samples) or self._good[0].number
 
-    def _rises(self, samples: LabelSamples) -> Iterator[tuple[str, str]]:
-        """Yield a reason and its description for what became worse."""
+    def _rises(self, samples: LabelSamples, *, is_value: bool) -> Iterator[tuple[str, str]]:
+        """Yield a reason and its description for what became worse; of a value it is the squared error."""
         if detail := self._logloss_rise(samples.losses_N, samples.weights_N):
-            yield "logloss", detail
+            yield "logloss", detail.replace("the logloss", "the squared error") if is_value else detail
+        if is_value:
+            return
         if detail := calibration_fall(samples, self._num_new, self.config.calibration_ratio):
             yield "calibration", detail
 

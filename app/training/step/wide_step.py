@@ -53,6 +53,7 @@ class WideStep:
             )
         self.part, self.table, self.schema = part, table, schema
         self.num_labels = len(schema.labels)
+        self.is_value_L = np.array([link != "logit" for link in schema.label_links])  # the net's alone
         self.columns_from = table.layout.state_width - table.layout.wide_width
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
         # vectors to the net alone
@@ -81,7 +82,7 @@ class WideStep:
             slots.offsets_N1,
             keys.numbers.x_NX,
             net_NL,
-            batch.labels_NL,
+            np.where(self.is_value_L, np.float32(np.nan), batch.labels_NL),
             batch.weights_N,
             rows.values_ND,
             squares_U,
@@ -98,6 +99,7 @@ class WideStep:
                 self.table.write_rows(cross_lookup, columns.values_ND, columns.states_NS)
                 cross_lookup.release()
             raise
+        logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
         for cross_lookup, _ in crossed:
             self.table.touch(cross_lookup)
         arrays.number_statistics_3D[...] = keys.numbers.after_3D
@@ -202,9 +204,9 @@ def learn_offset(
 ) -> StepOutcome:
     """Score with the net, learn the wide part with its logits as offset, then update rows and net.
 
-    The wide part learns the logistic loss of every label, whatever the `loss` is: the net learns that of the final
-    score, to which the wide part is a constant. SpillError: everything is as before, the random numbers of a dropout
-    too, and the batch's ids are not counted.
+    The wide part learns the logistic loss of every label from 0 to 1, whatever the `loss` is: the net learns that of
+    the final score, to which the wide part is a constant. SpillError: everything is as before, the random numbers of a
+    dropout too, and the batch's ids are not counted.
     """
     loss = loss or Loss((), model)
     random = torch.get_rng_state()

@@ -215,7 +215,8 @@ class Carry:
 
     def _scores(self, arrays: Arrays, window_samples: int) -> Arrays:
         """Return the scores of the labels that stay; other labels have no sample yet."""
-        old, new = self.old.schema.labels, self.new.schema.labels
+        # a label that becomes a value, or one no more, is another label
+        old, new = ([(n, schema.links.get(n)) for n in schema.labels] for schema in (self.old.schema, self.new.schema))
         state = {name.removeprefix(SCORES): array for name, array in arrays.items() if name.startswith(SCORES)}
         carried = with_labels(state, old, new, window_samples=window_samples)
         return {f"{SCORES}{name}": array for name, array in carried.items()}
@@ -223,10 +224,11 @@ class Carry:
 
 def _scores_document(document: dict[str, object], old: Schema, new: Schema) -> dict[str, object]:
     """Return the figures of the first label that stays; the next version has those of all."""
-    if old.labels == new.labels:
+    if (old.labels, old.links) == (new.labels, new.links):
         return document
     tasks = document.get("tasks", {old.labels[0]: document})
     assert isinstance(tasks, dict)
-    kept = {label: tasks[label] for label in new.labels if label in tasks}
+    same = [label for label in new.labels if old.links.get(label) == new.links.get(label)]
+    kept = {label: tasks[label] for label in same if label in tasks}
     first = kept.get(new.labels[0], {})
     return {**first, "tasks": kept} if len(new.labels) > 1 else dict(first)

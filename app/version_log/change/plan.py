@@ -70,10 +70,10 @@ def plan_change(old: Design, new: Design) -> Plan:
 def changed_settings(old: Design, new: Design) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
-    sections = {"max_length": "[features.*]", "pooling": "[features.*]"}
+    names = {"max_length": "[features.*] max_length", "pooling": "[features.*] pooling", "links": "[labels.*] loss"}
     for key in before:
         if key not in ("numbers", "next_number") and before[key] != after[key]:
-            yield f"{sections.get(key, '[schema]')} {key}"
+            yield names.get(key, f"[schema] {key}")
     pairs = {
         "[table] dim": (old.table.dim, new.table.dim),
         "[table] dtype": (old.table.dtype, new.table.dtype),
@@ -186,7 +186,8 @@ def _group(was: bool, now: bool) -> str:
 
 def _labels(old: Schema, new: Schema) -> Iterator[tuple[str, str]]:
     for label in new.labels:
-        yield f"scores of {label}", "kept" if label in old.labels else "begun"
+        is_same = label in old.labels and old.links.get(label) == new.links.get(label)
+        yield f"scores of {label}", "kept" if is_same else "begun"
     for label in old.labels:
         if label not in new.labels:
             yield f"scores of {label}", "dropped"

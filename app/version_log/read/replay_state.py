@@ -35,7 +35,8 @@ class ModelReplayState:
         self._state_tip: Tip | None = None  # the newest version replayed whose exact state is beside the log
         arrays = {**base.dense, **base.trainer_state}
         self._arrays = {name: array for name, array in arrays.items() if not name.startswith(SCORES)}
-        self._scores = ProgressiveScores(base.manifest.decode_schema().labels, window_samples)
+        schema = base.manifest.decode_schema()
+        self._scores = ProgressiveScores(schema.labels, window_samples, links=schema.label_links)
         self._scores.restore(_scores_of(arrays))
 
     def apply(self, record: Record) -> None:

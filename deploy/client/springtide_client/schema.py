@@ -11,6 +11,9 @@ from springtide_client.keys import CROSSES
 
 DEFAULT_MAX_LENGTH = 50
 POOLINGS = ("mean", "sum", "max")
+# how the prediction of a label that is a value, such as a dwell time, is told from the net's output: the output itself,
+# or exp(output) - 1
+LINKS = ("identity", "log1p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class Schema:
     max_length: Mapping[str, int] = field(default_factory=dict)
     # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
+    # of labels that are values and not probabilities: LINKS
+    links: Mapping[str, str] = field(default_factory=dict)
     # of the features that own rows and of the dense ones, where they are not as in a new log; and the lowest number
     # that was never used
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -66,6 +71,9 @@ class Schema:
                 raise ValueError(f"pooling of {name!r}: only multi_value features are pooled")
             if pooling not in POOLINGS:
                 raise ValueError(f"pooling of {name!r} must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        for name, link in self.links.items():
+            if name not in self.labels or link not in LINKS:
+                raise ValueError(f"link {link!r} of {name!r} must be of a label, and one of {', '.join(LINKS)}")
         if (self.numbers or self.next_number) and self.numbers.keys() != {*self.owners, *self.dense}:
             raise ValueError(f"[schema] numbers must be those of {', '.join((*self.owners, *self.dense))}")
         used = set(self.numbers.values())
@@ -143,6 +151,11 @@ class Schema:
         is_as_new = unused == len(self.features) + len(self.dense) and ordered == as_new
         return replace(self, numbers={} if is_as_new else ordered, next_number=0 if is_as_new else unused)
 
+    @property
+    def label_links(self) -> tuple[str, ...]:
+        """How each label's prediction is told from the net's output: "logit" is that of probabilities."""
+        return tuple(self.links.get(label, "logit") for label in self.labels)
+
     def length_limit(self, feature: str) -> int:
         """Return how many elements of a list are kept at most."""
         return self.max_length.get(feature, DEFAULT_MAX_LENGTH)
@@ -156,6 +169,8 @@ class Schema:
         document = msgspec.to_builtins(self)
         if not self.pooling:
             del document["pooling"]  # the default is left out, so that logs written before it was an option match
+        if not self.links:
+            del document["links"]  # as before it was an option
         if not self.next_number:
             del document["numbers"], document["next_number"]  # as in a new log
         return msgspec.json.encode(document, order="sorted")

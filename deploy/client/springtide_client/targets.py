@@ -17,7 +17,7 @@ EARLIEST_MS = 315_532_800_000
 class SampleTargets(NamedTuple):
     """The targets of one sample."""
 
-    labels: list[float]  # 0..1; NaN = masked
+    labels: list[float]  # 0..1, or any number where the label is a value; NaN = masked
     weight: float
     event_ms: int
 
@@ -29,7 +29,7 @@ def parse_targets(
 
     `record_ms` is the timestamp of the Kafka record, 0 if it has none.
     """
-    labels = [_label(name, record.get(name)) for name in schema.labels]
+    labels = [_label(name, record.get(name), schema.links.get(name)) for name in schema.labels]
     if all(math.isnan(label) for label in labels):
         raise EncodeError("missing_label", f"no value for {' or '.join(schema.labels)}", field=schema.labels[0])
     weight = 1.0
@@ -53,14 +53,16 @@ def parse_targets(
     return SampleTargets(labels, weight, event_ms)
 
 
-def _label(name: str, value: Any) -> float:
+def _label(name: str, value: Any, link: str | None) -> float:
     if value is None:
         return math.nan
     try:
         label = parse_number(value)
     except EncodeError as error:
         raise error.in_field(name) from None
-    if not 0 <= label <= 1:
+    if link == "log1p" and label < 0:
+        raise EncodeError("label_range", f"{name}: a label with the loss msle is at least 0, not {label}", field=name)
+    if link is None and not 0 <= label <= 1:
         raise EncodeError("label_range", f"{name}: a label is between 0 and 1, not {label}", field=name)
     return label
 

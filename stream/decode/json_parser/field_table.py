@@ -16,7 +16,7 @@ from stream.decode.json_parser.byte_ops import byte_at, partial_word
 from stream.decode.json_parser.jit import compiled, inlined
 from stream.decode.json_parser.strings import QUOTE
 
-LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE = range(6)
+LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE, VALUE_LABEL = range(7)
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 S7, S57 = np.uint64(7), np.uint64(57)
@@ -37,7 +37,10 @@ class FieldTable(NamedTuple):
 def build_field_table(schema: Schema) -> FieldTable:
     """The field table of a schema."""
     fields: list[tuple[str, int, int, int, int]] = [
-        *((name, LABEL, column, 0, 0) for column, name in enumerate(schema.labels)),
+        *(
+            (name, VALUE_LABEL if name in schema.links else LABEL, column, 0, 0)
+            for column, name in enumerate(schema.labels)
+        ),
         *((name, WEIGHT, 0, 0, 0) for name in [schema.weight] if name is not None),
         *((name, TIME, 0, 0, 0) for name in [schema.timestamp] if name is not None),
         *((name, CATEGORICAL, column, schema.number(name), 0) for column, name in enumerate(schema.categorical)),

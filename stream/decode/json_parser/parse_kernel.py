@@ -18,6 +18,7 @@ from stream.decode.json_parser.field_table import (
     LABEL,
     LIST,
     TIME,
+    VALUE_LABEL,
     WEIGHT,
     find_field,
     matches_name,
@@ -73,7 +74,7 @@ def write_missing(role: Any, column: Any, n: Any, out: Any) -> Any:
     elif role == LIST:
         out.start_NP[n, column] = 0
         out.length_NP[n, column] = 0
-    elif role == LABEL:
+    elif role in (LABEL, VALUE_LABEL):
         out.labels_NL[n, column] = NAN32
     elif role == WEIGHT:
         out.weights_N[n] = np.float32(1)
@@ -106,6 +107,9 @@ def read_field(
     elif role == LABEL:
         out.labels_NL[n, column] = value
         return at if 0 <= value <= 1 else np.int64(-1)
+    elif role == VALUE_LABEL:  # a negative one is left to the reference: not every link has it
+        out.labels_NL[n, column] = value
+        return at if value >= 0 else np.int64(-1)
     else:
         out.weights_N[n] = value
         return at if value >= 0 else np.int64(-1)

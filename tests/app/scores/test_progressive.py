@@ -103,3 +103,24 @@ def test_nan_logits_are_scored_and_do_not_spread():
     bad = np.array([[np.nan], [np.inf], [-np.inf]], np.float32)
     scores.observe(bad, np.array([[1], [1], [0]], np.float32), np.ones(3, np.float32))
     assert np.isfinite(scores.document()["whole"]["logloss"])
+
+
+def test_a_label_that_is_a_value_has_an_error_and_a_mean_and_no_auc():
+    links, draw = ("logit", "log1p"), np.random.default_rng(0)
+    scores, read = (ProgressiveScores(["click", "seconds"], 60, links=links) for _ in range(2))
+    seconds = draw.exponential(200, 100).astype(np.float32)
+    logits = np.stack([draw.normal(size=100), np.log1p(seconds) + 0.1], axis=1).astype(np.float32)
+    labels = np.stack([(draw.random(100) < 0.5), seconds], axis=1).astype(np.float32)
+    labels[3, 1] = np.nan
+    scores.observe(logits, labels, np.ones(100, np.float32))
+    whole = scores.document()["tasks"]["seconds"]["whole"]
+    known = np.delete(seconds, 3).astype(np.float64)
+    assert whole["auc"] is whole["logloss"] is None
+    assert whole["rmse"] == pytest.approx(0.1, rel=1e-4)
+    assert whole["label_rate"] == pytest.approx(known.mean())
+    assert whole["calibration"] == pytest.approx(((known + 1) * np.exp(0.1) - 1).sum() / known.sum(), rel=1e-5)
+    alone = ProgressiveScores(["click"], 60)
+    alone.observe(logits[:, :1], labels[:, :1], np.ones(100, np.float32))
+    assert scores.document()["tasks"]["click"] == alone.document()
+    read.restore(scores.state())
+    assert read.document() == scores.document()

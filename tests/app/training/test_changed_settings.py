@@ -97,6 +97,7 @@ EDITS = {
     ("[train] loss", "another value"): ("[train]", '[train]\nloss = "focal"'),
     ("[train] task_weights", "another value"): ("[train]", '[train]\ntask_weights = "uncertainty"'),
     ("[labels.*] loss", "another value"): ("[train]", '[labels.click]\nloss = "pairwise"\n[train]'),
+    ("[labels.*] loss", "now a value"): ("[train]", '[labels.click]\nloss = "huber"\n[train]'),
     ("[labels.*] weight", "another value"): ("[train]", "[labels.click]\nweight = 2\n[train]"),
     ("[model] name", "another net"): ('name = "logistic"', 'name = "dlrm"'),
     ("[model] options", "other values"): ('name = "dlrm"', 'name = "dlrm"\noptions = { top = [32] }'),
@@ -290,6 +291,11 @@ class Check:
         for name in ("sums", "histogram.0.bins", "window.logits"):
             then, now = self.then.arrays[f"state.scores.{name}"], self.now.arrays[f"state.scores.{name}"]
             assert then.tobytes() == (now[:1] if name == "sums" else now[..., :1] if now.ndim == 2 else now).tobytes()
+
+    def begins_scores(self) -> None:
+        assert self.then.arrays["state.scores.sums"].any()
+        assert not self.now.arrays["state.scores.sums"].any()
+        assert np.isnan(self.now.arrays["state.scores.window.labels"]).all()
 
     def begins_scores_of_the_new_one(self) -> None:
         place = self.after.schema.labels.index("new")

@@ -17,10 +17,10 @@ from springtide_client.schema import Schema
 
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
+from app.models.losses.config import LabelLoss
 from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
 from app.scores.config import ScoresConfig
-from app.training.bootstrap import load_state, with_wide_columns
+from app.training.bootstrap import add_parts, load_state, with_wide_columns
 from app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
 from app.version_log.config import LogConfig
@@ -46,6 +46,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(threads=1))
     table: TableSettings = field(default_factory=lambda: TableSettings(device_bytes=DEVICE_BYTES))
+    losses: tuple[LabelLoss, ...] = ()  # none: the logistic loss of each label
     gate: GateConfig = field(default_factory=GateConfig)
     scores: ScoresConfig = field(default_factory=ScoresConfig)
     log: LogConfig = field(default_factory=lambda: LogConfig(path=Path("unused")))
@@ -75,6 +76,13 @@ class OnePass:
 
 def learn_once(config: RunConfig, samples: Batch, *, num_rows: int | None = None) -> OnePass:
     """Score and learn each sample. `num_rows`: of the table, which then forgets what it evicts."""
+    began = time.perf_counter()
+    logits_NL = learn_labels(config, samples, num_rows=num_rows)
+    return OnePass(logits_NL[:, 0], time.perf_counter() - began)
+
+
+def learn_labels(config: RunConfig, samples: Batch, *, num_rows: int | None = None) -> Floats:
+    """Score and learn each sample; return its logits for all labels, (N, L)."""
     table = EmbeddingTable(
         with_adagrad_eps(with_wide_columns(config)),
         seed=config.train.seed,
@@ -82,17 +90,16 @@ def learn_once(config: RunConfig, samples: Batch, *, num_rows: int | None = None
         capacity=None if num_rows is None else Capacity.of_rows(num_rows),
     )
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
-    add_wide_part(model, config.model, config.schema)
-    learner, size = Learner(model, table, config.train, config.schema), config.batch_size
+    add_parts(model, config)
+    learner = Learner(model, table, config.train, config.schema, losses=config.losses)
     logits: list[npt.NDArray[np.float32]] = []
-    began, start = time.perf_counter(), 0
+    start = 0
     while start < len(samples):
-        batch = cut(samples, start, start + size.after(start))
-        logits.append(learner.step(batch).logits_NL[:, 0])
+        batch = cut(samples, start, start + config.batch_size.after(start))
+        logits.append(learner.step(batch).logits_NL)
         start += len(batch)
-    seconds = time.perf_counter() - began
     table.close()
-    return OnePass(np.concatenate(logits).astype(np.float64), seconds)
+    return np.concatenate(logits).astype(np.float64)
 
 
 def learn_and_serve(config: RunConfig, samples: Batch, versions_at: Sequence[int]) -> OnePass:

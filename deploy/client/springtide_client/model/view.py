@@ -18,6 +18,7 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, 
 from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.format.records import Record, Tip, VersionMeta
+from springtide_client.links import value_of
 from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view_table import ViewTable
@@ -199,17 +200,21 @@ class View:
         return rows_KD, status_K
 
     def predict(self, features: Features) -> Float32Array:
-        """Return probabilities float32 (N, L) in the order of the schema's labels."""
+        """Return predictions float32 (N, L) in the order of the schema's labels: probabilities, or values."""
         return self.predict_with_status(features)[0]
 
     def predict_with_status(self, features: Features) -> tuple[Float32Array, UInt8Array]:
-        """Return probabilities (N, L), and the status (K) of each key of `lookup_keys`, in its order."""
+        """Return predictions (N, L), and the status (K) of each key of `lookup_keys`, in its order."""
         if self.wide is not None:
             predicted = predict_wide(self, features)
-            return sigmoid(predicted.logits_NL).astype(np.float32), predicted.status_K
+            return predictions_of(self.schema, predicted.logits_NL), predicted.status_K
         features_K, ids_K = lookup_keys(self.schema, features)
         rows_KD, status_K = self.rows_for_model(features_K, ids_K)
-        return self.model.predict(self.parameters, assemble(self.schema, features, rows_KD)), status_K
+        inputs = assemble(self.schema, features, rows_KD)
+        if self.schema.links:
+            logits_NL = self.model.logits(self.parameters, inputs)
+            return predictions_of(self.schema, logits_NL.astype(np.float64)), status_K
+        return self.model.predict(self.parameters, inputs), status_K
 
     def apply(self, record: Record) -> "View":
         """Return the view of the next version; GapError if the record is not its child, or of another schema."""
@@ -259,6 +264,15 @@ def wide_of(dense: Mapping[str, npt.NDArray[Any]], schema: Schema) -> WideParame
     if not np.array_equal(wide.numbers_F, WideFields.of(schema).numbers_F):
         raise LogError("the wide part's arrays are of other features than the schema's")
     return WideParameters(**{name: np.array(array) for name, array in wide.named().items()})
+
+
+def predictions_of(schema: Schema, logits_NL: npt.NDArray[np.float64]) -> Float32Array:
+    """Return what is predicted of each label, float32 (N, L): a probability, or the value that its link makes."""
+    predictions_NL = sigmoid(logits_NL)
+    for number, link in enumerate(schema.label_links):
+        if link != "logit":
+            predictions_NL[:, number] = value_of(link, logits_NL[:, number])
+    return predictions_NL.astype(np.float32)
 
 
 def sigmoid(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -50,6 +50,9 @@ def predict_wide(view: "View", features: Features) -> WidePrediction:
         x_NX,
         net_NL,
     )
+    for number, link in enumerate(schema.label_links):
+        if link != "logit":  # a value is the net's alone
+            logits_NL[:, number] = net_NL[:, number]
     return WidePrediction(logits_NL, found.status_K[:num_ids])
 
 

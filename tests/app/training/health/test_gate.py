@@ -305,3 +305,18 @@ def test_a_wide_part_that_explodes_trips_the_gate():
     assert exploded.judge() is None
     exploded.learn(500, wrong=0.6)  # what exploded weights do to the scores
     assert exploded.judge().reason == "logloss"
+
+
+def test_a_values_squared_error_may_not_explode_either():
+    model = Model()
+    model.scores = ProgressiveScores(("seconds",), 2000, links=("log1p",))
+    for error in (*[0.5] * 20, *[5.0] * 20):
+        seconds = model.random.exponential(100, 100).astype(np.float32)
+        outputs = np.log1p(seconds) + model.random.normal(0, error, 100)
+        model.scores.observe(outputs[:, None].astype(np.float32), seconds[:, None], np.ones(100, np.float32))
+        model.learner.steps += 1
+        model.samples += 100
+        verdict = model.judge()
+        assert (verdict is None) or error == 5.0
+    assert verdict.reason == "logloss"
+    assert "the squared error of the last" in verdict.detail

@@ -130,3 +130,58 @@ def test_learned_weights_of_labels_move(wide) -> None:
     moved = learner.dense_arrays()["task_weights.log_variances_L"]
     assert (moved > 0).all()  # a loss of 0.69 a sample is more than 1/2
     assert "task_weights.log_variances_L.exp_avg" in learner.optimizer_arrays()
+
+
+VALUES = dataclasses.replace(SCHEMA, labels=("click", "seconds"), links={"seconds": "log1p"})
+VALUE_LOSSES = (LabelLoss(), LabelLoss(name="msle"))
+
+
+def batch_with_seconds(number: int, samples: int = 32):
+    """The second label is a dwell time: long where the user likes to click; that of every fifth sample is masked."""
+    batch = make_batch(number, samples, schema=VALUES)
+    users = batch.features.categorical_NC[:, 0]
+    seconds_N = np.exp(users % 5 + np.random.default_rng(number).normal(2, 0.3, samples)).astype(np.float32)
+    seconds_N[::5] = np.nan
+    return dataclasses.replace(batch, labels_NL=np.stack([batch.labels_NL[:, 0], seconds_N], axis=1))
+
+
+def value_learner(*, wide: bool, device=None) -> Learner:
+    settings = TableConfig(dim=4, device_bytes="8MiB", wide_width=wide_width(2) if wide else 0)
+    table = EmbeddingTable(
+        with_adagrad_eps(settings), seed=0, tracked=False, device="cpu" if device is None else device.table
+    )
+    config = ModelConfig(name="dlrm", wide=wide)
+    net = build_model(config, ModelSpec.of(VALUES, 4), seed=0)
+    add_wide_part(net, config, VALUES)
+    return Learner(net, table, TrainConfig(), VALUES, device=device, losses=VALUE_LOSSES)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_dwell_time_is_learned_by_the_net_beside_a_click(wide) -> None:
+    learner, errors = value_learner(wide=wide), []
+    for number in range(30):
+        batch = batch_with_seconds(number, 64)
+        report = learner.step(batch)
+        known = ~np.isnan(batch.labels_NL[:, 1])
+        errors.append(np.mean((report.logits_NL[known, 1] - np.log1p(batch.labels_NL[known, 1])) ** 2))
+    assert np.mean(errors[-5:]) < 1.2  # the variance is 2
+    assert learner.skipped_steps == 0
+
+
+def test_the_wide_part_learns_nothing_of_a_value_and_clicks_as_without_it() -> None:
+    with_seconds, without = value_learner(wide=True), make_learner(wide=True)
+    batch = batch_with_seconds(0)
+    masked = dataclasses.replace(batch, labels_NL=np.stack([batch.labels_NL[:, 0], np.full(32, np.nan)], axis=1))
+    with_seconds.step(batch)
+    without.step(masked.__class__(**{**vars(masked), "labels_NL": masked.labels_NL.astype(np.float32)}))
+    mine, plain = with_seconds.dense_arrays(), without.dense_arrays()
+    for key in mine:
+        if key.startswith("wide."):
+            np.testing.assert_array_equal(mine[key], plain[key], err_msg=key)
+
+
+def test_a_device_learns_a_value_as_the_host_does() -> None:
+    host, late = value_learner(wide=False), value_learner(wide=False, device=emulated_device(run_inline=True))
+    for number in range(3):
+        batch = batch_with_seconds(number)
+        np.testing.assert_allclose(host.step(batch).logits_NL, late.step(batch).logits_NL, rtol=1e-4, atol=1e-5)

@@ -113,3 +113,13 @@ def test_compile_parser_compiles_the_types_of_a_fetch():
     )
     assert len(Decoder(SCHEMA).decode(raw, NOW_MS)) == 1
     assert len(parse_kernel().signatures) == num_signatures == 1
+
+
+def test_a_label_that_is_a_value_may_be_any_number_and_a_negative_one_is_left_to_the_reference():
+    schema = Schema(labels=("l", "v"), categorical=("c",), timestamp="t", links={"v": "identity"})
+    messages = [json.dumps({"l": 0, "v": value, "t": 0}).encode() for value in (345.5, None, -2, 1)]
+    rows = DecodedRows(schema, len(messages))
+    raw = RawRecords.from_messages(Partition("clicks", 0), messages)
+    unparsed_N, *_ = Decoder(schema).parser.parse(raw, rows, NOW_MS)
+    assert unparsed_N.tolist() == [False, False, True, False]
+    np.testing.assert_array_equal(rows.labels_NL[[0, 1, 3], 1], np.float32([345.5, np.nan, 1]))
