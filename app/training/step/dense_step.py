@@ -79,7 +79,7 @@ class DeviceStep:
     def __init__(
         self, model: nn.Module, update: NetUpdate, net: nn.Module | None = None, loss: Loss | None = None
     ) -> None:
-        self.model, self.update, self.net = model, update, net or model
+        self.model, self.update, self.net = model, update, model if net is None else net
         self.loss = loss or Loss((), model)
 
     def __call__(
