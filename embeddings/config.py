@@ -49,6 +49,8 @@ class FeatureTable(Settings, frozen=True, kw_only=True):
     dim: int
     optimizer: Mapping[str, Any] | None = None  # None: as `[table] optimizer`
     features: tuple[int, ...] = ()  # the numbers of the features that it holds
+    # rows that no model sees: float32 numbers that begin at zero and are written by their owner, without wide columns
+    is_plain: bool = False
 
 
 class TableConfig(Settings, frozen=True, kw_only=True):
@@ -111,7 +113,7 @@ class TableConfig(Settings, frozen=True, kw_only=True):
     @property
     def widest_dim(self) -> int:
         """The width of the rows that a model sees: of the widest table; rows of others end in zeros."""
-        return max([self.dim, *(table.dim for table in self.tables.values())])
+        return max([self.dim, *(table.dim for table in self.tables.values() if not table.is_plain)])
 
     @property
     def dims(self) -> dict[int, int]:

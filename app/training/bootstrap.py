@@ -8,6 +8,9 @@ import torch
 from msgspec.structs import replace
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
+from springtide_client.rows.table_names import MAIN_TABLE
+from springtide_client.schema import Schema
+from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
 from torch import nn
 
@@ -26,7 +29,7 @@ from app.training.state.row_budget import RowBudget
 from app.training.state.training_state import TrainingState
 from app.training.step.learner import Learner
 from app.version_log.change.begin import begin_changed
-from app.version_log.change.design import ArrayForm, Design
+from app.version_log.change.design import CROSSES_TABLE, ArrayForm, Design
 from app.version_log.change.plan import plan_change
 from app.version_log.commands.erasures import erasures_of
 from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
@@ -141,7 +144,9 @@ def empty_state(
         device=device,
         losses=config.losses,
     )
-    row_budget = RowBudget(budget.max_base_bytes, dim=table.dim, state_width=table.layout.state_width)
+    row_budget = RowBudget(
+        budget.max_base_bytes, dim=table.dim, state_width=table.layout.state_width, onnx=config.log.onnx
+    )
     scores = ProgressiveScores(config.schema.labels, config.train.window_samples, config.scores, config.schema)
     return TrainingState(learner, scores, config.schema, row_budget)
 
@@ -187,11 +192,26 @@ def open_table(
 
 
 def with_wide_columns(config: TrainerConfig) -> TableConfig:
-    """Return the table's settings with the columns of the wide part; crosses are never held back by admission."""
+    """Return the table's settings with the columns of the wide part, and a table of its crosses if it has any."""
     if not config.model.has_wide_part:
         return config.table
-    features = {**config.table.features, CROSSES: FeaturePolicy(min_count=1)}
-    return replace(config.table, wide_width=wide_width(len(config.schema.labels)), features=features)
+    return with_wide_rows(config.table, config.schema, crosses=config.model.crosses > 0)
+
+
+def with_wide_rows(table: TableConfig, schema: Schema, *, crosses: bool) -> TableConfig:
+    """Return the settings with the columns of the wide part; crosses are never held back by admission."""
+    num_labels = len(schema.labels)
+    table = replace(table, wide_width=wide_width(num_labels))
+    if not crosses or len(WideFields.of(schema)) < 2:
+        return table
+    main = FeatureTable(dim=table.dim, features=tuple(range(schema.unused_number)))
+    # no optimizer: the wide part writes the rows itself
+    pairs = FeatureTable(dim=2 * num_labels, optimizer={"name": "sgd", "lr": 0.0}, features=(CROSSES,), is_plain=True)
+    return replace(
+        table,
+        features={**table.features, CROSSES: FeaturePolicy(min_count=1)},
+        tables={**(table.tables or {MAIN_TABLE: main}), CROSSES_TABLE: pairs},
+    )
 
 
 def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState, program: bytes) -> None:
@@ -229,11 +249,12 @@ def design_of(config: TrainerConfig, model: nn.Module) -> Design:
             features=[] if holder is None else list(holder.features),
         )
 
-    (_, table), *others = table_configs(with_wide_columns(config), backend("cpu")).items()
+    settings = with_wide_columns(config)
+    (_, table), *others = table_configs(settings, backend("cpu")).items()
     return Design(
         schema=config.schema,
         table=spec(table),
-        tables={name: spec(own, config.table.tables[name]) for name, own in others},
+        tables={name: spec(own, settings.tables[name]) for name, own in others},
         model=ModelIdentity(
             name=config.model.name,
             options=dict(config.model.options),

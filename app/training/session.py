@@ -21,8 +21,6 @@ from embeddings.errors import SpillError
 from stream.positions import Partition, Position
 from stream.source import Source
 
-ROW_OVERHEAD_BYTES = 26  # feature, id, count and last-seen of a row in a version
-
 
 class TrainingSession:
     """The state, the stream that it is fed from, and what follows its versions: commands, spill, committed offsets."""
@@ -99,9 +97,7 @@ class TrainingSession:
         """True if a version must not wait: it may grow too large, or the compactor needs it to make room."""
         if self.state.must_expire or self.must_be_exact or (self.log.is_full and self.log.must_tell_durable):
             return True
-        layout = self.state.learner.table.layout  # of the widest rows
-        row_bytes = 4 * (layout.dim + layout.state_width) + ROW_OVERHEAD_BYTES
-        return self.state.num_unpublished_keys * row_bytes > self.log.budget.max_version_bytes
+        return self.state.max_unpublished_bytes > self.log.budget.max_version_bytes
 
     def complete_until_ms(self) -> int:
         """Return the wall time at which every record then readable is learned by now; 0 if there is none."""

@@ -38,7 +38,8 @@ UInt8Array = npt.NDArray[np.uint8]
 class EmbeddingCollection:
     """Has the methods of an EmbeddingTable that training uses, and routes keys by their features.
 
-    The tables share one admission sketch, that of the main table.
+    The tables share one admission sketch, that of the main table. Plain tables, whose rows no model sees, are looked up
+    by themselves, in `tables`; where only the main one is left, its look-ups are those of that table.
     """
 
     def __init__(self, config: TableConfig, tables: Mapping[str, EmbeddingTable]) -> None:
@@ -48,13 +49,15 @@ class EmbeddingCollection:
         assert tuple(self.tables) == self.names.names
         self.main = self.tables[MAIN_TABLE]
         self.ops, self.tracked = self.main.ops, self.main.tracked
-        self.dim = max(table.dim for table in self.tables.values())
-        widths = [table.layout.state_width - table.layout.wide_width for table in self.tables.values()]
+        seen = tables_of_model(self).values()
+        self.dim = max(table.dim for table in seen)
+        self._is_divided = len(seen) > 1
+        widths = [table.layout.state_width - table.layout.wide_width for table in seen]
         wide_width = self.main.layout.wide_width
         self.layout = RowLayout(self.dim, max(widths) + wide_width, config.dtype, wide_width)
         (self._places_F,) = self.ops.put(self.names.places_F)
         self._failed: tuple[tuple[Array, ...], list[TableLookup]] = (), []  # a try's keys, and its open lookups
-        share_disk(self.tables)
+        share_disk(config, self.tables)
 
     @property
     def lr(self) -> float:
@@ -84,8 +87,10 @@ class EmbeddingCollection:
             table.advance(event_ms, num_samples)
 
     @on_current_stream
-    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> CollectionPrefetch:
+    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> CollectionPrefetch | Prefetch:
         """Start to recall the next batch's rows. Pass the result to the next lookup, with the same three arrays."""
+        if not self._is_divided:
+            return self.main.prefetch(features_K, ids_K, event_ms_K)
         keys_K = features_K, ids_K, event_ms_K
         parts = [
             (keys, self.tables[keys.name].prefetch(keys.features_M, keys.ids_M, keys.event_ms_M))
@@ -101,18 +106,21 @@ class EmbeddingCollection:
         event_ms_K: Array,
         *,
         scores_K: Array | None = None,
-        prefetched: CollectionPrefetch | None = None,
-    ) -> CollectionLookup:
+        prefetched: CollectionPrefetch | Prefetch | None = None,
+    ) -> Lookup:
         """Make every key's row resident and pin it, in its table.
 
         SpillError leaves the lookups of the tables before the one that failed open: the next call with these keys goes
         on from there, so that rows created for the first try are still new to admission.
         """
+        if not isinstance(prefetched, CollectionPrefetch) and not self._is_divided:
+            return self.main.lookup(features_K, ids_K, event_ms_K, scores_K=scores_K, prefetched=prefetched)
         keys_K = features_K, ids_K, event_ms_K
         if prefetched is None:
             prefetches: Sequence[tuple[TableKeys, Prefetch | None]]
             prefetches = [(keys, None) for keys in self._split(*keys_K)]
         else:
+            assert isinstance(prefetched, CollectionPrefetch)
             given = zip(prefetched.keys_K, keys_K, strict=True)
             if not all(before is now for before, now in given):
                 raise ValueError("these are not the keys that were prefetched: pass the same arrays")
@@ -137,6 +145,8 @@ class EmbeddingCollection:
     @on_current_stream
     def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]:
         """The rows of some keys, or of bags of one feature's keys: see EmbeddingTable.gather_slice."""
+        if not self._is_divided:
+            return self.main.gather_slice(lookup, part)
         held = held_keys(self.ops, self._parts(lookup), part.start, part.stop)
         if part.offsets_B1 is not None:
             return self._gather_bags(held, part)
@@ -151,6 +161,9 @@ class EmbeddingCollection:
         self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
         """Update the rows of each table, and release the lookup: see EmbeddingTable.update."""
+        if not self._is_divided:
+            self.main.update(lookup, grads_BD, bags_K, scales_K)
+            return
         try:
             for keys, one in self._parts(lookup):
                 table = self.tables[keys.name]
@@ -167,6 +180,8 @@ class EmbeddingCollection:
 
         Values (U, D) end in zeros where rows are narrower. States (U, S): the optimizer's, zeros, the wide columns.
         """
+        if not self._is_divided:
+            return self.main.read_rows(lookup)
         parts, layout, xp = self._parts(lookup), self.layout, self.ops.xp
         num, wide = len(lookup.unique.ids_U), layout.wide_width
         values_UD, states_US = xp.zeros((num, self.dim), np.float32), xp.zeros((num, layout.state_width), np.float32)
@@ -188,6 +203,9 @@ class EmbeddingCollection:
     @on_current_stream
     def write_rows(self, lookup: Lookup, values_UD: Array, states_US: Array) -> None:
         """Write values and states back as `read_rows` gave them: what lies beyond a table's rows is dropped."""
+        if not self._is_divided:
+            self.main.write_rows(lookup, values_UD, states_US)
+            return
         xp, layout, start = self.ops.xp, self.layout, 0
         for keys, one in self._parts(lookup):
             table = self.tables[keys.name]
@@ -202,6 +220,9 @@ class EmbeddingCollection:
 
     def touch(self, lookup: Lookup) -> None:
         """Count a lookup's occurrences without a gradient, and release it."""
+        if not self._is_divided:
+            self.main.touch(lookup)
+            return
         for keys, one in self._parts(lookup):
             self.tables[keys.name].touch(one)
         lookup.release()
@@ -211,8 +232,10 @@ class EmbeddingCollection:
         """The rows, (K, D), NaN for keys without one, and their status, (K): see EmbeddingTable.find."""
         features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
         xp = self.ops.xp
-        out_KD, status_K = xp.zeros((len(ids_K), self.dim), np.float32), xp.zeros(len(ids_K), np.uint8)
-        for keys in self._split(features_K, ids_K, ids_K):
+        parts = self._split(features_K, ids_K, ids_K)
+        widest = max([self.dim, *(self.tables[keys.name].dim for keys in parts)])
+        out_KD, status_K = xp.zeros((len(ids_K), widest), np.float32), xp.zeros(len(ids_K), np.uint8)
+        for keys in parts:
             rows_MD, status_M = self.tables[keys.name].find(keys.features_M, keys.ids_M)
             out_KD[keys.positions_M, : rows_MD.shape[1]] = rows_MD
             status_K[keys.positions_M] = status_M
@@ -222,8 +245,11 @@ class EmbeddingCollection:
     # versions and rows that do not come from training
 
     def needs_checkpoint(self, num_keys: int) -> bool:
-        """Return True if a batch of this many keys may only be looked up after the tables' `take_delta`."""
-        return any(table.needs_checkpoint(num_keys) for table in self.tables.values())
+        """Return True if a batch of this many keys may only be looked up after the tables' `take_delta`.
+
+        Plain tables, which are looked up by themselves, are asked by themselves.
+        """
+        return any(table.needs_checkpoint(num_keys) for table in tables_of_model(self).values())
 
     def take_sketch_delta(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks of the admission sketch that changed since the last call, and their bytes, (B, 64)."""
@@ -376,6 +402,13 @@ def open_tables(config: TableConfig, ops: Ops, make: MakeTable) -> AnyTable:
 def tables_by_name(table: AnyTable) -> dict[str, EmbeddingTable]:
     """The tables by name, the main one ("") first."""
     return table.tables if isinstance(table, EmbeddingCollection) else {MAIN_TABLE: table}
+
+
+def tables_of_model(table: AnyTable) -> dict[str, EmbeddingTable]:
+    """The tables of the rows that a model sees, by name, the main one ("") first."""
+    if not isinstance(table, EmbeddingCollection):
+        return {MAIN_TABLE: table}
+    return {name: one for name, one in table.tables.items() if not table.config.tables[name].is_plain}
 
 
 def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

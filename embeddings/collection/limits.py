@@ -6,12 +6,14 @@ from functools import partial
 from msgspec.structs import replace
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 
-from embeddings.config import TableConfig, TableLimits
-from embeddings.memory.capacity import Capacity
+from embeddings.config import FeatureTable, TableConfig, TableLimits
+from embeddings.memory.capacity import Capacity, sketch_bytes
 from embeddings.optimizer import RowOptimizer
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.interface import Spill
 from kernels.ops import Ops
+
+PLAIN_SHARE = 2  # a table that no model sees gets half of the memory, and at most half of the disk
 
 
 def table_configs(config: TableConfig, ops: Ops) -> dict[str, TableConfig]:
@@ -31,34 +33,47 @@ def table_configs(config: TableConfig, ops: Ops) -> dict[str, TableConfig]:
                 if number in config.features
             }
             configs[name] = replace(
-                config,
-                dim=table.dim,
-                optimizer=config.optimizer if table.optimizer is None else table.optimizer,
-                device_bytes=shares[name],
-                admission={"min_count": 1},
-                features=features,
-                tables={},
+                _with_rows_of(config, table), device_bytes=shares[name], admission={"min_count": 1}, features=features
             )
     return configs
 
 
+def _with_rows_of(config: TableConfig, table: FeatureTable) -> TableConfig:
+    """Return the settings with the rows of one table."""
+    optimizer = config.optimizer if table.optimizer is None else table.optimizer
+    own = replace(config, dim=table.dim, optimizer=optimizer, tables={})
+    if not table.is_plain:
+        return own
+    return replace(own, init_scale=0.0, dtype="float32", wide_width=0, eviction="lru", host_bytes=0)
+
+
 def device_shares(config: TableConfig, ops: Ops) -> dict[str, int]:
-    """Divide `device_bytes` so that every feature gets room for as many rows."""
-    weights = {}
-    for name, table in config.tables.items():
-        optimizer = config.optimizer if table.optimizer is None else table.optimizer
-        layout = replace(config, dim=table.dim, optimizer=optimizer).layout
-        weights[name] = ops.slot_bytes(layout) * max(1, len(table.features))
-    total = sum(weights.values())
-    return {name: config.device_bytes * weight // total for name, weight in weights.items()}
+    """Divide `device_bytes`: half to the plain table if there is one, of the rest as many rows to every feature.
+
+    The admission sketch, which is in the main table, is paid for by all of them.
+    """
+    sketch = sketch_bytes(config)
+    for_rows = max(0, config.device_bytes - sketch)
+    plain = {name: for_rows // PLAIN_SHARE for name, table in config.tables.items() if table.is_plain}
+    weights = {
+        name: ops.slot_bytes(_with_rows_of(config, table).layout) * max(1, len(table.features))
+        for name, table in config.tables.items()
+        if name not in plain
+    }
+    rest, total = for_rows - sum(plain.values()), sum(weights.values())
+    shares = {name: rest * weight // total for name, weight in weights.items()} | plain
+    return shares | {MAIN_TABLE: shares[MAIN_TABLE] + sketch}
 
 
-def share_disk(tables: Mapping[str, EmbeddingTable]) -> None:
-    """Let a spill take of `disk_bytes` what the other spills leave, and at least half of an equal part."""
+def share_disk(config: TableConfig, tables: Mapping[str, EmbeddingTable]) -> None:
+    """Let a spill take of `disk_bytes` what the other spills leave, and at least half of an equal part.
+
+    A plain table's takes half at most.
+    """
     for name, table in tables.items():
         others = tuple(other.parts.disk for other_name, other in tables.items() if other_name != name)
         cap = table.parts.disk_cap
-        cap.share = partial(_share, others)
+        cap.share = partial(_share, others, is_plain=config.tables[name].is_plain)
         cap.set_limit(cap.num_bytes)
 
 
@@ -91,5 +106,6 @@ def limits_of_tables(
     return by_table
 
 
-def _share(others: tuple[Spill, ...], num_bytes: int) -> int:
-    return max(num_bytes - sum(other.num_bytes() for other in others), num_bytes // (2 * len(others) + 2))
+def _share(others: tuple[Spill, ...], num_bytes: int, *, is_plain: bool) -> int:
+    share = max(num_bytes - sum(other.num_bytes() for other in others), num_bytes // (2 * len(others) + 2))
+    return min(share, num_bytes // PLAIN_SHARE) if is_plain else share

@@ -8,7 +8,7 @@ from embeddings.config import Admission, TableConfig
 from embeddings.memory.eviction import MIN_GHOSTS
 from kernels.ops import Ops
 
-PART = 16  # the overflow area has a sixteenth of the slots, the evicted dirty rows a sixteenth of the bytes
+PART = 16  # the overflow area has a sixteenth of the slots, the evicted dirty rows a sixteenth of its bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most
 DIRTY_LIST_BYTES, GHOST_BYTES = 8, 2
 
@@ -37,11 +37,10 @@ class Capacity:
     @staticmethod
     def of_bytes(config: TableConfig, ops: Ops, *, tracked: bool = True) -> "Capacity":
         """The most rows that fit into `device_bytes` with all they need. ValueError if not even one bucket fits."""
-        total = config.device_bytes
+        sketch = sketch_bytes(config)
+        total = max(0, config.device_bytes - sketch)
         row_bytes = 2 + 8 + 4 * (config.dim + config.layout.state_width) + 16
         num_evicted_dirty = total // PART // row_bytes if tracked else 0
-        sketch = Admission.of(config.admission).sketch_bytes if _needs_sketch(config) else 0
-        total -= sketch
         slot_bytes = ops.slot_bytes(config.layout)
         each = (slot_bytes + DIRTY_LIST_BYTES + GHOST_BYTES) + -(-(slot_bytes + OVERFLOW_KEY_BYTES) // PART)
         width = ops.width
@@ -59,6 +58,8 @@ class Capacity:
         )
 
 
-def _needs_sketch(config: TableConfig) -> bool:
+def sketch_bytes(config: TableConfig) -> int:
+    """The bytes of the admission sketch that a table begins with; 0 if every id is admitted at once."""
+    admission = Admission.of(config.admission)
     counts = [policy.min_count or 1 for policy in config.features.values()]
-    return max([Admission.of(config.admission).min_count, *counts]) > 1
+    return admission.sketch_bytes if max([admission.min_count, *counts]) > 1 else 0

@@ -16,7 +16,7 @@ from tests.e2e.workspace import Workspace, read_view
 from tests.support.config import edit_config
 from tests.support.waiting import wait_until
 
-TTL_MS, MIN_COUNT, BATCH, LARGER_BATCH = 300_000, 3, 16, 32
+TTL_MS, MIN_COUNT, BATCH, LARGEST_BATCH = 300_000, 3, 16, 64
 NUM_CLICKS, NUM_USERS, NUM_ITEMS = 6_000, 500, 5_000
 POLICIES = {
     "features": {"item_id": {"admission": {"min_count": MIN_COUNT}}, "user_id": {"ttl_seconds": TTL_MS // 1000}},
@@ -98,7 +98,9 @@ def test_policies_hold_through_kills_as_without_kills(workspace: Workspace) -> N
     expected = Expected()
     start = 0
     while start < NUM_CLICKS:
-        size = LARGER_BATCH if start >= 128 * LARGER_BATCH else BATCH
+        size = BATCH  # a batch has at most a 128th of the samples learned before it
+        while size < LARGEST_BATCH and 2 * size * 128 <= start:
+            size *= 2
         expected.learn(clicks[start : start + size])
         start += size
     assert min(expected.num_expired, len(expected.waiting), len(expected.items)) > 10

@@ -3,7 +3,18 @@
 import logging
 from collections.abc import Mapping
 
-from springtide_client.log.base import ID_STRINGS, ITEMS, Base, BaseManifest, optimizer_file, rows_file
+from springtide_client.log.base import (
+    DENSE,
+    ID_STRINGS,
+    ITEMS,
+    MODEL,
+    ONNX,
+    STATE,
+    Base,
+    BaseManifest,
+    optimizer_file,
+    rows_file,
+)
 
 from app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
 from embeddings.policy.live_row_sample import LiveRowSample
@@ -21,18 +32,24 @@ class RowBudget:
     for contains it as expiry cutoffs, so followers, bases, spill and the next trainer obey the same one.
     """
 
-    def __init__(self, max_base_bytes: int, *, dim: int, state_width: int) -> None:
-        self.max_base_bytes = max_base_bytes
+    def __init__(self, max_base_bytes: int, *, dim: int, state_width: int, onnx: bool = False) -> None:
+        """`onnx`: bases get the net as `model.onnx` too."""
+        self.max_base_bytes, self.onnx = max_base_bytes, onnx
         self.sample = LiveRowSample()
         self._row_bytes: float = base_row_bytes(dim, state_width)
         self._num_live = self._num_since = 0  # rows that lived when they were counted; rows of versions since
-        self._other_bytes = 0  # of a base: the net, its optimizer, the admission sketch
+        self._other_bytes = 0  # of a base: the exported net, the admission sketch
+        self._state_bytes = 0  # of a base: the net, its optimizer, scores
 
     @property
     def max_rows(self) -> int:
         """How many rows fit into a base."""
         return int(
-            max(self.max_base_bytes - self._other_bytes, LEAST_ROWS_SHARE * self.max_base_bytes) / self._row_bytes
+            max(
+                self.max_base_bytes - self._other_bytes - self._state_bytes,
+                LEAST_ROWS_SHARE * self.max_base_bytes,
+            )
+            / self._row_bytes
         )
 
     def read_base(self, base: Base) -> None:
@@ -49,16 +66,23 @@ class RowBudget:
         sizes = {name: file.bytes for name, file in manifest.files.items()}
         files = [file(name) for name in manifest.all_tables for file in (rows_file, optimizer_file)]
         by_rows = sum(sizes.pop(name, 0) for name in (*files, ID_STRINGS, ITEMS))
+        if self.onnx:
+            sizes.setdefault(ONNX, sizes.get(MODEL, 0))  # the compactor adds it
+        self._state_bytes = sizes.pop(DENSE, 0) + sizes.pop(STATE, 0)
         self._other_bytes = sum(sizes.values())
         if num_rows:
             self._row_bytes = by_rows / num_rows
 
+    def expect_state(self, num_bytes: int) -> None:
+        """Note the bytes of net, optimizer and scores now. The first base has no optimizer's state and no scores."""
+        self._state_bytes = max(self._state_bytes, num_bytes)
+
     def check(self) -> None:
         """Raise ValueError if the net leaves no room for rows: learning would wait for ever."""
-        if self._other_bytes > (1 - LEAST_ROWS_SHARE) * self.max_base_bytes:
+        if self._other_bytes + self._state_bytes > (1 - LEAST_ROWS_SHARE) * self.max_base_bytes:
             raise ValueError(
                 f"a base may take {self.max_base_bytes:,} bytes, 5/16 of the log, and the net takes "
-                f"{self._other_bytes:,} of them: raise [table] disk_bytes and [log] log_bytes"
+                f"{self._other_bytes + self._state_bytes:,} of them: raise [table] disk_bytes and [log] log_bytes"
             )
 
     def add(self, delta: TableDelta) -> None:

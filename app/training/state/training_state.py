@@ -36,6 +36,10 @@ from embeddings.collection.collection import tables_by_name
 from stream.columns import Batch
 from stream.positions import Partition, Position, positions_to_meta
 
+ROW_OVERHEAD_BYTES = 26  # feature, id, count and last-seen of a row in a version
+COLUMNS_OF_A_CROSS = 2  # weight and information, for each label
+NAME_BYTES = 128  # of an array in a file
+
 
 class TrainingState:
     """Learner, scores, position in the stream and limits. Knows no Kafka and no files."""
@@ -86,7 +90,8 @@ class TrainingState:
         if not self.learner.reports_late:
             self.finish_step()
         self.stream.advance(batch, limit_ms=limit_ms)
-        self._unpublished.add_batch(batch)
+        num_crosses = self.learner.num_crosses if len(batch) else 0
+        self._unpublished.add_batch(batch, self.learner.num_keys(batch), num_crosses)
 
     def finish_step(self) -> None:
         """Count the report of the newest step, and wait for it if it is still on the device."""
@@ -157,6 +162,7 @@ class TrainingState:
         if self.row_budget is not None:
             for delta in deltas.values():
                 self.row_budget.add(delta)
+            self.row_budget.expect_state(self._state_bytes())
             self._expire_excess(self.row_budget)
         arrays = deltas_to_arrays(deltas)
         arrays |= sketch_to_arrays(*self.learner.table.take_sketch_delta())
@@ -177,9 +183,12 @@ class TrainingState:
         return self._must_expire
 
     @property
-    def num_unpublished_keys(self) -> int:
-        """Keys looked up since the last checkpoint, every occurrence: at most so many rows changed."""
-        return self._unpublished.num_keys
+    def max_unpublished_bytes(self) -> int:
+        """At most so many bytes the rows of the next version take: one for every key looked up, and every cross."""
+        layout, unpublished = self.learner.table.layout, self._unpublished  # of the widest rows
+        row_bytes = 4 * (layout.dim + layout.state_width) + ROW_OVERHEAD_BYTES
+        cross_bytes = 4 * COLUMNS_OF_A_CROSS * len(self.schema.labels) + ROW_OVERHEAD_BYTES
+        return unpublished.num_keys * row_bytes + unpublished.num_crosses * cross_bytes
 
     def on_base_mapped(self, base: Base) -> None:
         """Note the sizes of a newer base."""
@@ -272,12 +281,21 @@ class TrainingState:
             high_water_marks=positions_to_meta(stream.high_water_marks),
         )
 
-    def _dense_arrays(self) -> Arrays:
+    def _state_bytes(self) -> int:
+        """Return the bytes of `base_arrays`, with a name for each."""
+        sizes = [tensor.nbytes for tensor in self._dense_tensors().values()]
+        sizes += [array.nbytes for array in self.scores.state().values()]
+        return sum(sizes) + NAME_BYTES * len(sizes)
+
+    def _dense_tensors(self) -> dict[str, torch.Tensor]:
         learner = self.learner
         tensors = with_prefix("dense.", learner.served_tensors()) | with_prefix("state.", learner.state_tensors())
         if learner.serves_averages:
             tensors |= with_prefix("state.parameters.", learner.dense_tensors())
-        arrays = {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
+        return tensors
+
+    def _dense_arrays(self) -> Arrays:
+        arrays = {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._dense_tensors().items()}
         return arrays | {"state.random": torch.get_rng_state().numpy()}  # for dropout in a net of the user's own
 
     def _apply_limits(self, limits: Mapping[LimitName, Any]) -> None:

@@ -8,7 +8,6 @@ from springtide_client.features import IdStrings
 from springtide_client.format.records import CommandEntry
 from springtide_client.format.tensors import Arrays
 
-from app.training.step.batch_keys import num_keys
 from app.version_log.items import ItemLayout
 from app.version_log.read.replay_state import newest_items
 from app.version_log.trainer_meta import SeekMeta
@@ -25,17 +24,19 @@ class Unpublished:
         """`item_layout`: of a model with two towers, whose versions carry the items of their samples."""
         self.has_changes = False
         self._item_layout, self._items = item_layout, list[Arrays]()
-        self.num_keys = 0  # of the batches, every occurrence
+        self.num_keys = 0  # of the batches, every occurrence, bins included
+        self.num_crosses = 0  # that they looked up
         self.id_strings: list[IdStrings] = []
         self.commands: list[CommandEntry] = []
         self.seeks: dict[str, SeekMeta] = {}
         self._record_ms: list[npt.NDArray[np.int64]] = []
 
-    def add_batch(self, batch: Batch) -> None:
-        """Note a learned batch, which may have no samples."""
+    def add_batch(self, batch: Batch, num_keys: int, num_crosses: int) -> None:
+        """Note a learned batch, which may have no samples, and how many keys and crosses it looked up."""
         self.has_changes = True
         self.id_strings += batch.id_strings
-        self.num_keys += num_keys(batch)
+        self.num_keys += num_keys
+        self.num_crosses += num_crosses
         if self._item_layout is not None and len(batch):
             self._items.append(self._item_layout.encode(batch.features))
             if len(self._items) > PENDING_ITEMS:

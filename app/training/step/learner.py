@@ -90,7 +90,18 @@ class Learner:
 
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
-        return self.table.needs_checkpoint(num_keys(batch, wide=self.wide is not None))
+        if self.wide_step is not None and self.wide_step.needs_checkpoint(batch):
+            return True
+        return self.table.needs_checkpoint(self.num_keys(batch))
+
+    def num_keys(self, batch: Batch) -> int:
+        """Return how many keys a batch has, every occurrence; not those of crosses."""
+        return num_keys(batch, wide=self.wide is not None)
+
+    @property
+    def num_crosses(self) -> int:
+        """Rows of crosses that the newest step looked up."""
+        return 0 if self.wide_step is None else self.wide_step.num_crosses
 
     def step(self, batch: Batch, next_batch: Batch | None = None) -> StepReport:
         """Run a step and wait for its report."""

@@ -10,9 +10,9 @@ from springtide_client.keys import CROSSES
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from springtide_client.wide.crosses import row_hashes
-from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT, born_column, born_of
+from springtide_client.wide.layout import born_column, born_of
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.slots import Slots, slots_of
+from springtide_client.wide.slots import Slots, num_crossed, slots_of
 from torch import Tensor, nn
 
 from app.models.losses.loss import Loss
@@ -20,12 +20,14 @@ from app.models.wide.wide_part import NAME, WidePart
 from app.training.optimization.net_update import NetUpdate
 from app.training.step.batch_keys import BatchKeys
 from app.training.step.dense_step import StepOutcome, observe, score
-from embeddings.collection.collection import AnyTable, tables_by_name
+from app.version_log.change.design import CROSSES_TABLE
+from embeddings.collection.collection import AnyTable, tables_by_name, tables_of_model
 from embeddings.lookup.handle import Lookup
 from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
 from kernels.cpu.wide.in_order import in_order_pass
 from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
 from kernels.types import RowColumns
+from stream.columns import Batch
 
 MAX_CROSSES = 1 << 18  # looked up at once
 FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for its rows
@@ -54,12 +56,26 @@ class WideStep:
         self.part, self.table, self.schema = part, table, schema
         self.num_labels = len(schema.labels)
         self.is_value_L = np.array([link != "logit" for link in schema.label_links])  # the net's alone
+        self.num_crosses = 0  # rows that the newest batch looked up
+        self.crosses = tables_by_name(table).get(CROSSES_TABLE)
+        if self.crosses is None and part.get_buffer("pair_is_live_P").numel():
+            raise ValueError("the wide part crosses fields, and there is no table for their rows")
         self.columns_from = table.layout.state_width - table.layout.wide_width
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
         # vectors to the net alone
-        tables = tables_by_name(table).values()
+        tables = tables_of_model(table).values()
         is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in tables)
         self.steps_rows = is_rowwise and len({one.dim for one in tables}) == 1
+
+    def needs_checkpoint(self, batch: Batch) -> bool:
+        """Return True if evicted crosses of this batch could overflow the rows that await the next version."""
+        if self.crosses is None:
+            return False
+        counts_NF = num_crossed(self.schema, batch.features).astype(np.float64)
+        arrays = self.part.arrays
+        pairs_P2 = arrays.pair_fields_P2[arrays.live_pairs]
+        most = (counts_NF.T @ counts_NF)[pairs_P2[:, 0], pairs_P2[:, 1]].sum()  # pairs of one sample, over all samples
+        return self.crosses.needs_checkpoint(int(most))
 
     def of_batch(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
         """Return the step of one batch, whose rows are looked up."""
@@ -96,12 +112,14 @@ class WideStep:
             for name, array in before.items():
                 getattr(arrays, name)[...] = array
             for cross_lookup, columns in crossed:
-                self.table.write_rows(cross_lookup, columns.values_ND, columns.states_NS)
+                self._write_crosses(cross_lookup, columns, columns.values_ND)
                 cross_lookup.release()
             raise
         logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
+        self.num_crosses = sum(len(cross_lookup.unique.ids_U) for cross_lookup, _ in crossed)
         for cross_lookup, _ in crossed:
-            self.table.touch(cross_lookup)
+            assert self.crosses is not None
+            self.crosses.touch(cross_lookup)
         arrays.number_statistics_3D[...] = keys.numbers.after_3D
         states_US = rows.states_NS
         states_US[:, self.columns_from :] = wide_UW
@@ -143,33 +161,30 @@ class WideStep:
             weights_Q2L, rows_C = np.zeros((0, 2 * self.num_labels), np.float32), ids_C
             if len(ids_C):
                 samples_C = np.repeat(np.arange(start, stop), np.diff(offsets_R1))
-                lookup, columns, weights_Q2L = self._look_up(keys, ids_C, samples_C)
+                lookup, columns = self._look_up(keys, ids_C, samples_C)
                 crossed.append((lookup, columns))
+                weights_Q2L = columns.values_ND.copy()
                 rows_C = lookup.unique.inverse_K
             crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
             in_order_pass(batch, crosses, kernel_arrays, 1, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
             if len(ids_C):
-                states_QS = columns.states_NS.copy()
-                states_QS[:, self._cross_columns()] = weights_Q2L
-                self.table.write_rows(lookup, columns.values_ND, states_QS)
+                self._write_crosses(lookup, columns, weights_Q2L)
             self.part.choose_pairs()
             start = stop
 
     def _look_up(
         self, keys: BatchKeys, ids_C: npt.NDArray[np.int64], samples_C: npt.NDArray[np.int64]
-    ) -> tuple[Lookup, RowColumns, Float32Array]:
-        """Look up rows of crosses; return the look-up, the rows, and weight and information of each label."""
-        scores_C = None if keys.scores_K is None else np.zeros(len(ids_C), np.float32)
-        lookup = self.table.lookup(
-            np.full(len(ids_C), CROSSES, np.uint16), ids_C, keys.batch.event_ms_N[samples_C], scores_K=scores_C
-        )
-        columns = self.table.read_rows(lookup)
-        return lookup, columns, np.ascontiguousarray(columns.states_NS[:, self._cross_columns()])
+    ) -> tuple[Lookup, RowColumns]:
+        """Look up rows of crosses, whose values are weight and information of label 0, then of label 1, ..."""
+        assert self.crosses is not None
+        lookup = self.crosses.lookup(np.full(len(ids_C), CROSSES, np.uint16), ids_C, keys.batch.event_ms_N[samples_C])
+        columns = self.crosses.read_rows(lookup)
+        columns.values_ND[columns.counts_N == 0] = 0.0  # a first value of scale zero may be -0.0: servers score +0.0
+        return lookup, columns
 
-    def _cross_columns(self) -> list[int]:
-        """The columns of a cross's row, among its states: weight and information of label 0, then of label 1, ..."""
-        labels = [self.columns_from + COLUMNS_OF_A_LABEL * label for label in range(self.num_labels)]
-        return [first + column for first in labels for column in (WEIGHT, INFORMATION)]
+    def _write_crosses(self, lookup: Lookup, columns: RowColumns, weights_Q2L: Float32Array) -> None:
+        assert self.crosses is not None
+        self.crosses.write_rows(lookup, weights_Q2L, columns.states_NS)
 
 
 class _Rows(NamedTuple):

@@ -73,21 +73,19 @@ class Log:
                 state.learn(make_batch(number, 200), next_batch=make_batch(number + 1, 200))
                 log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
             log.sync()
-            features_K, ids_K = _keys(state.learner.table.export())
-            lookup = state.learner.table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
-            columns = state.learner.table.read_rows(lookup)
-            lookup.release()
-            rows = {
-                key: columns.values_ND[n].tobytes() + columns.states_NS[n].tobytes() + columns.counts_N[n].tobytes()
-                for n, key in enumerate(zip(features_K.tolist(), ids_K.tolist(), strict=True))
-            }
+            rows = {}
+            for table in tables_by_name(state.learner.table).values():
+                exported = table.export()
+                lookup = table.lookup(exported.features, exported.ids, np.zeros(len(exported), np.int64))
+                columns = table.read_rows(lookup)
+                lookup.release()
+                rows |= {
+                    key: columns.values_ND[n].tobytes() + columns.states_NS[n].tobytes() + columns.counts_N[n].tobytes()
+                    for n, key in enumerate(zip(exported.features.tolist(), exported.ids.tolist(), strict=True))
+                }
             arrays = state.learner.dense_arrays()
             state.learner.table.close()
         return arrays, rows, logits
-
-
-def _keys(rows) -> tuple[np.ndarray, np.ndarray]:
-    return rows.features, rows.ids
 
 
 def test_a_trainer_that_starts_again_continues_bit_by_bit(tmp_path):

@@ -25,8 +25,12 @@ from app.training.config import GateConfig, TableSettings, TrainConfig, with_ada
 from app.training.step.learner import Learner
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
+from embeddings.collection.collection import open_tables
+from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
+from embeddings.policy.admission import AdmissionControl
 from embeddings.table import EmbeddingTable
+from kernels.backend import backend
 from stream.batch_size import BatchSize
 from stream.columns import Batch
 from stream.config import SourceConfig
@@ -75,7 +79,7 @@ class OnePass:
 
 
 def learn_once(config: RunConfig, samples: Batch, *, num_rows: int | None = None) -> OnePass:
-    """Score and learn each sample. `num_rows`: of the table, which then forgets what it evicts."""
+    """Score and learn each sample. `num_rows`: of a table, which then forgets what it evicts."""
     began = time.perf_counter()
     logits_NL = learn_labels(config, samples, num_rows=num_rows)
     return OnePass(logits_NL[:, 0], time.perf_counter() - began)
@@ -83,12 +87,13 @@ def learn_once(config: RunConfig, samples: Batch, *, num_rows: int | None = None
 
 def learn_labels(config: RunConfig, samples: Batch, *, num_rows: int | None = None) -> Floats:
     """Score and learn each sample; return its logits for all labels, (N, L)."""
-    table = EmbeddingTable(
-        with_adagrad_eps(with_wide_columns(config)),
-        seed=config.train.seed,
-        tracked=False,
-        capacity=None if num_rows is None else Capacity.of_rows(num_rows),
-    )
+
+    def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
+        capacity = None if num_rows is None else Capacity.of_rows(num_rows)
+        own = with_adagrad_eps(own)
+        return EmbeddingTable(own, seed=config.train.seed, tracked=False, capacity=capacity, admission=admission)
+
+    table = open_tables(with_wide_columns(config), backend("cpu"), make)
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
     add_parts(model, config)
     learner = Learner(model, table, config.train, config.schema, losses=config.losses)

@@ -11,7 +11,7 @@ from springtide_client.wide.bins import bin_ids, signed_logs, standardize
 from springtide_client.wide.crosses import CROSS_SEED, all_pairs, cross_slots, pairs_to_try, row_hashes
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import born_of, buckets_of, wide_width
-from springtide_client.wide.slots import MAX_CROSSED, bin_keys, slots_of
+from springtide_client.wide.slots import MAX_CROSSED, bin_keys, num_crossed, slots_of
 
 SCHEMA = Schema(
     labels=("click",),
@@ -33,6 +33,11 @@ def features_of(num: int, seed: int = 0) -> Features:
     dense = rng.normal(size=(num, 2)).astype(np.float32) * 40
     dense[rng.random((num, 2)) < 0.3] = np.nan
     return Features(rng.integers(0, 5, (num, 3)), (ragged(3), ragged(2), ragged(12)), dense)
+
+
+def test_the_number_of_crossed_slots_is_known_without_the_slots() -> None:
+    features = features_of(30)
+    np.testing.assert_array_equal(num_crossed(SCHEMA, features), slots_of(SCHEMA, features).num_crossed_NF)
 
 
 def test_every_slot_is_the_right_key_of_the_right_field() -> None:

@@ -16,6 +16,7 @@ from app.config.load import load_config
 from app.training.trainer import Trainer
 from app.version_log import trainer_status as status_file
 from app.version_log.trainer_status import TrainerStatus, read_status
+from embeddings.collection.collection import tables_by_name
 from stream.broker.embedded import EmbeddedBroker
 from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
@@ -146,21 +147,37 @@ def test_a_slow_disk_slows_learning_and_loses_nothing(running: RunningTrainer, m
     running.stop_and_compare()
 
 
+def limited_spills(running: RunningTrainer) -> Callable[[int], None]:
+    """Wait until every table has spilled rows; return how the size of their files is limited."""
+    spills: list[Any] = [one.parts.spill for one in tables_by_name(running.trainer.state.learner.table).values()]
+    for spill in spills:
+        worker = spill._worker
+        worker.patience_seconds = 2
+        worker.catalog.queue_bytes = 1 << 12
+        wait_until(
+            lambda worker=worker, spill=spill: worker._process is not None and spill.counters()["spill_written"],
+            "a first write",
+        )
+
+    def limit(size: int) -> None:
+        for spill in spills:
+            resource.prlimit(spill._worker._process.popen.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    return limit
+
+
 def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) -> None:
-    spill: Any = running.trainer.state.learner.table.parts.spill
-    worker = spill._worker
-    worker.patience_seconds = 2
-    worker.catalog.queue_bytes = 1 << 12
-    wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
-    limit: Callable[[int], None] = lambda size: resource.prlimit(  # noqa: E731
-        worker._process.popen.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)
-    )
-    limit(1 << 14)
+    limit = limited_spills(running)
+    limit(1 << 12)
     running.produce(3_000)
-    wait_until(lambda: running.reports("waiting", "raise the limit"), "the reason")
+    wait_until(
+        lambda: (
+            running.reports("waiting", "raise the limit")
+            and read_status(running.config.log.path).samples_trained == running.num_samples
+        ),
+        "the reason",
+    )
     stuck = running.num_samples
-    wait_until(lambda: read_status(running.config.log.path).samples_trained == stuck, "the status")
-    assert running.num_samples == stuck
     limit(resource.RLIM_INFINITY)
     running.learn_all()
     assert running.num_samples > stuck
@@ -168,12 +185,7 @@ def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) 
 
 
 def test_a_trainer_that_waits_for_its_spill_can_be_stopped(running: RunningTrainer) -> None:
-    spill: Any = running.trainer.state.learner.table.parts.spill
-    worker = spill._worker
-    worker.patience_seconds = 2
-    worker.catalog.queue_bytes = 1 << 12
-    wait_until(lambda: worker._process is not None and spill.counters()["spill_written"], "a first write")
-    resource.prlimit(worker._process.popen.pid, resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))
+    limited_spills(running)(1 << 12)
     running.produce(3_000)
     wait_until(lambda: running.reports("waiting", "raise the limit"), "the reason")
     running.stop()

@@ -33,11 +33,16 @@ def bin_keys(schema: Schema, bins_ND: Int64Array) -> tuple[UInt16Array, Int64Arr
     return np.tile(numbers_D, len(bins_ND)), np.ascontiguousarray(bins_ND).reshape(-1)
 
 
+def num_crossed(schema: Schema, features: Features) -> Int64Array:
+    """Return how many slots of each sample and field take part in crosses, (N, F)."""
+    return np.minimum(_lengths(schema, features), MAX_CROSSED)
+
+
 def slots_of(schema: Schema, features: Features) -> Slots:
     """Return the slots; their rows are places among the keys of `lookup_keys`, followed by those of `bin_keys`."""
     num_samples, num_categorical = features.categorical_NC.shape
     fields, num_dense = WideFields.of(schema), len(schema.dense)
-    lengths_NF = np.ones((num_samples, len(fields)), np.int64)
+    lengths_NF = _lengths(schema, features)
     samples_N = np.arange(num_samples)
     starts_FN: list[Int64Array] = []  # of each field, the key of its first slot in each sample
     takes_last = []
@@ -48,7 +53,6 @@ def slots_of(schema: Schema, features: Features) -> Slots:
     start = num_samples * num_categorical
     for name, ragged in zip(schema.lists, features.lists, strict=True):
         if name not in schema.share:
-            lengths_NF[:, len(starts_FN)] = np.diff(ragged.offsets)
             starts_FN.append(start + ragged.offsets[:-1])
             takes_last.append(name in schema.sequence)
         start += len(ragged.ids_M)
@@ -69,3 +73,13 @@ def slots_of(schema: Schema, features: Features) -> Slots:
     skipped_NF = np.where(np.array(takes_last), lengths_NF - num_crossed_NF, 0)
     offsets_N1 = np.append(offsets_NF[:, 0], num_slots)
     return Slots(rows_S, fields_S, offsets_N1, offsets_NF + skipped_NF, num_crossed_NF)
+
+
+def _lengths(schema: Schema, features: Features) -> Int64Array:
+    """Return how many slots each sample and field has, (N, F)."""
+    fields = WideFields.of(schema)
+    lengths_NF = np.ones((len(features), len(fields)), np.int64)
+    for name, ragged in zip(schema.lists, features.lists, strict=True):
+        if name not in schema.share:
+            lengths_NF[:, fields.names.index(name)] = np.diff(ragged.offsets)
+    return lengths_NF

@@ -49,6 +49,22 @@ def test_rows_that_are_seen_again_do_not_count_twice(budget: RowBudget) -> None:
         assert budget.raised_cutoffs({}) == {}
 
 
+def test_what_a_base_will_hold_beside_rows_counts_before_there_is_one(tmp_path: Path) -> None:
+    log = WriterLog(tmp_path / "log")
+    with log.writer():
+        base = log.directory.open_base()
+    assert isinstance(base, Base)
+    budgets = [RowBudget(1 << 20, dim=DIM, state_width=WIDTH, onnx=onnx) for onnx in (False, True)]
+    for one in budgets:
+        one.measure(base.manifest, 0)
+    plain, with_onnx = (one.max_rows for one in budgets)
+    assert (plain - with_onnx) * base_row_bytes(DIM, WIDTH) <= base.manifest.files["model.pt2"].bytes + 99
+    budgets[0].expect_state(1 << 19)
+    assert budgets[0].max_rows <= (1 << 19) // base_row_bytes(DIM, WIDTH)
+    budgets[0].measure(base.manifest, 0)
+    assert budgets[0].max_rows == plain
+
+
 def test_a_net_without_room_for_rows_is_refused(budget: RowBudget) -> None:
     budget.check()
     budget._other_bytes = budget.max_base_bytes * 4 // 5

@@ -39,7 +39,7 @@ def make_learner(*losses: LabelLoss, wide: bool, uncertainty: bool = False, devi
     table = EmbeddingTable(
         with_adagrad_eps(settings), seed=0, tracked=False, device="cpu" if device is None else device.table
     )
-    config = ModelConfig(name="dlrm", wide=wide)
+    config = ModelConfig(name="dlrm", wide=wide, crosses=0)
     net = build_model(config, ModelSpec.of(TWO_LABELS, 4), seed=0)
     add_wide_part(net, config, TWO_LABELS)
     if uncertainty:

@@ -13,11 +13,14 @@ from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.models.wide.wide_part import add_wide_part
+from app.training.bootstrap import with_wide_rows
 from app.training.config import TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
+from embeddings.collection.collection import open_tables, tables_by_name
 from embeddings.config import TableConfig
 from embeddings.errors import SpillError
 from embeddings.table import EmbeddingTable
+from kernels.backend import backend
 from stream.columns import Batch
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
@@ -25,10 +28,12 @@ TABLE = TableConfig(dim=4, device_bytes="16MiB")
 
 
 def make_learner(model="dlrm", schema=SCHEMA, optimizer=None, crosses=64, **train) -> Learner:
-    settings = msgspec.structs.replace(TABLE, wide_width=wide_width(len(schema.labels)))
-    if optimizer:
-        settings = msgspec.structs.replace(settings, optimizer=optimizer)
-    table = EmbeddingTable(with_adagrad_eps(settings), seed=0, tracked=False)
+    settings = TABLE if optimizer is None else msgspec.structs.replace(TABLE, optimizer=optimizer)
+
+    def make(name, own, admission):
+        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=False, admission=admission)
+
+    table = open_tables(with_wide_rows(settings, schema, crosses=crosses > 0), backend("cpu"), make)
     config = ModelConfig(name=model, wide=True, crosses=crosses)
     net = build_model(config, ModelSpec.of(schema, TABLE.dim), seed=0)
     add_wide_part(net, config, schema)
@@ -89,17 +94,22 @@ def test_rows_know_when_they_were_born_and_crosses_have_rows_of_their_own():
     batch = make_batch(0, 64)
     learner.step(batch)
     learner.step(make_batch(1, 64))
-    rows = learner.table.export()
+    rows = tables_by_name(learner.table)[""].export()
     own = rows.features == 0
     born = rows.states[own, -1 - born_column(1) :][:, born_column(1) + 0]
     users = batch.features.categorical_NC[:, 0]
     for user, value in zip(rows.ids[own].tolist(), born.tolist(), strict=True):
         if user in users:
             assert value == 1 + int(np.argmax(users == user))
-    crossed = rows.features == CROSSES
-    assert crossed.sum() > 100
-    assert (rows.counts[crossed] > 0).all()
-    assert np.abs(rows.states[crossed][:, -5]).max() > 0
+    assert not (rows.features == CROSSES).any()
+    crosses = tables_by_name(learner.table)["crosses"].export()
+    assert len(crosses) > 100
+    assert (crosses.features == CROSSES).all()
+    assert (crosses.counts > 0).all()
+    assert crosses.values.shape == (len(crosses), 2)
+    assert crosses.states.shape == (len(crosses), 0)
+    assert np.abs(crosses.values[:, 0]).max() > 0
+    assert not np.signbit(crosses.values[crosses.values == 0]).any()
 
 
 def test_pairs_that_gain_least_are_dropped_until_few_live():
@@ -112,10 +122,23 @@ def test_pairs_that_gain_least_are_dropped_until_few_live():
     assert len(learner.wide.arrays.live_pairs) == 3
 
 
+def test_the_most_crosses_of_a_batch_are_known_before_it_is_learned(monkeypatch):
+    learner, asked = make_learner(crosses=3), []
+    crosses = tables_by_name(learner.table)["crosses"]
+    monkeypatch.setattr(crosses, "needs_checkpoint", lambda num: asked.append(num) or False)
+    for number in range(8):
+        batch = make_batch(number, 200)
+        assert not learner.needs_checkpoint(batch)
+        learner.step(batch)
+        assert learner.num_crosses <= asked[-1]
+    assert 0 < learner.num_crosses <= asked[-1] < asked[0] / 3
+
+
 def test_without_crosses_none_are_made():
     learner = make_learner(crosses=0)
     learner.step(make_batch(0, 100))
     learner.step(make_batch(1, 100))
+    assert list(tables_by_name(learner.table)) == [""]
     assert not (learner.table.export().features == CROSSES).any()
 
 
@@ -123,17 +146,17 @@ def test_a_batch_that_the_spill_refuses_may_be_tried_again(monkeypatch):
     tried, plain = make_learner(), make_learner()
     for learner in (tried, plain):
         learner.step(make_batch(0, 64))
-    lookup, calls = tried.table.lookup, []
+    crosses = tables_by_name(tried.table)["crosses"]
+    lookup, calls = crosses.lookup, []
 
     def failing(features_K, *args, **kwargs):
-        if features_K[0] == CROSSES:
-            calls.append(1)
-            if len(calls) == 2:
-                raise SpillError("full")
+        calls.append(1)
+        if len(calls) == 2:
+            raise SpillError("full")
         return lookup(features_K, *args, **kwargs)
 
     batch = make_batch(1, 600)
-    monkeypatch.setattr(tried.table, "lookup", failing)
+    monkeypatch.setattr(crosses, "lookup", failing)
     monkeypatch.setattr("app.training.step.wide_step.MAX_CROSSES", 500)
     tried.model.register_forward_pre_hook(lambda *_: torch.rand(1) and None)  # as a dropout does
     random = torch.get_rng_state()
@@ -171,7 +194,7 @@ def test_many_fields_do_not_make_pairs_without_number():
     reports = [learner.step(dataclasses.replace(batch, features=features, id_strings=[])) for _ in range(3)]
     assert all(np.isfinite(report.logits_NL).all() for report in reports)
     assert sum(report.loss for report in reports[1:]) < 2 * reports[0].loss
-    assert (learner.table.export().features == CROSSES).sum() <= 40 * 1024
+    assert len(crosses_in(learner)) <= 40 * 1024
 
 
 def test_an_erased_id_that_comes_again_begins_anew():
@@ -201,8 +224,7 @@ def wide_columns(learner: Learner, features_K, ids_K) -> np.ndarray:
 
 
 def crosses_in(learner: Learner) -> set[int]:
-    rows = learner.table.export()
-    return set(rows.ids[rows.features == CROSSES].tolist())
+    return set(tables_by_name(learner.table)["crosses"].export().ids.tolist())
 
 
 @pytest.mark.parametrize(
