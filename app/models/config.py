@@ -57,7 +57,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             description="Score with a wide part beside the net: weights of ids and of pairs of ids, learned sample by "
             'sample. "auto": yes, unless `[train] device = "cuda"`, where it cannot be learned yet.'
         ),
-    ] = False
+    ] = "auto"
     crosses: Annotated[
         int,
         Meta(ge=0, le=4096, description="Pairs of fields that the wide part crosses, at most; 0: none."),

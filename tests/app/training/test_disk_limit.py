@@ -21,7 +21,7 @@ MIB = 1 << 20
 def limit(env: TrainerEnv, disk_bytes: int) -> None:
     more = f'disk_bytes = {disk_bytes}\ndevice_bytes = "2MiB"'
     text = env.path.read_text().replace('device_bytes = "8MiB"', more).replace("batch_size = 64", "batch_size = 500")
-    env.path.write_text(text + "[model]\nwide = true\n")
+    env.path.write_text(text)
     env.configure("")
 
 
