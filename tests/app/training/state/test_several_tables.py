@@ -12,7 +12,7 @@ from app.training.state.spill_gc import SpillGC
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from embeddings.collection.collection import EmbeddingCollection
-from tests.app.training.configs import make_config
+from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.state.test_training_state import assert_same, end, learn, snapshot
 
@@ -30,7 +30,7 @@ TIGHT = 'admission = { sketch_bytes = 2048, decay_every_samples = 150 }\nevictio
 
 
 def config_of(folder, device_bytes: str = "128KiB") -> Config:
-    return make_config(folder, device_bytes, TABLES, TIGHT)
+    return make_config(folder, device_bytes, NET_ALONE + TABLES, TIGHT)
 
 
 def test_an_interrupted_run_resumes_bitwise(tmp_path):
@@ -137,7 +137,7 @@ def test_a_feature_moves_to_another_table_with_its_rows_where_they_fit(tmp_path)
     before = snapshot(state)
     end(state, log)
     # the users' rows stay, the items get the table's width and begin with first values
-    config = make_config(tmp_path, "128KiB", TABLES.replace("dim = 3\n", ""), TIGHT)
+    config = make_config(tmp_path, "128KiB", NET_ALONE + TABLES.replace("dim = 3\n", ""), TIGHT)
     log = LogWriter.open(config.log, schema=config.schema)
     torch.manual_seed(0)
     state = load_state(config, log)

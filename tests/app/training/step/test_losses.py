@@ -150,7 +150,7 @@ def value_learner(*, wide: bool, device=None) -> Learner:
     table = EmbeddingTable(
         with_adagrad_eps(settings), seed=0, tracked=False, device="cpu" if device is None else device.table
     )
-    config = ModelConfig(name="dlrm", wide=wide)
+    config = ModelConfig(name="dlrm", wide=wide, crosses=0)
     net = build_model(config, ModelSpec.of(VALUES, 4), seed=0)
     add_wide_part(net, config, VALUES)
     return Learner(net, table, TrainConfig(), VALUES, device=device, losses=VALUE_LOSSES)
