@@ -39,6 +39,7 @@ def test_until_end_learns_every_click_once_and_continues_where_it_ended(env):
     for part in ("whole", "window"):
         shown = msgspec.to_builtins(getattr(second.scores, part))
         assert len(shown.pop("curve")) > 1
+        assert shown.pop("rmse") is None  # of labels that are values
         assert published[part] == shown
 
 

@@ -44,7 +44,7 @@ def test_the_keys_of_a_base_manifest_are_those_of_its_struct() -> None:
 
 
 def test_the_files_of_a_base_are_those_of_the_client() -> None:
-    files = [base.MANIFEST, base.ROWS, base.OPTIMIZER, base.DENSE, base.STATE, base.SKETCH, base.ID_STRINGS]
+    files = [base.MANIFEST, base.ROWS, base.OPTIMIZER, base.DENSE, base.STATE, base.SKETCH, base.ID_STRINGS, base.ITEMS]
     files += [base.rows_file("NAME"), base.optimizer_file("NAME")]
     assert sorted(first_column("file")) == sorted([*files, base.MODEL, base.ONNX])
 

@@ -62,6 +62,7 @@ class ModuleMachine(RuleBasedStateMachine):
         )
         self.rows: dict[int, tuple[int, int]] = {}  # id -> steps, last-seen
         self.ahead: torch.Tensor | None = None
+        self.imported: set[int] = set()  # by the call that is running
         self.reasons: set[str] = set()
         self.emb.on_evict(self.forget_row)
         self.emb.advance(self.now_ms)
@@ -78,7 +79,10 @@ class ModuleMachine(RuleBasedStateMachine):
         assert reason not in ("capacity", "quota") or not self.keeps_rows
         for id_ in ids.tolist():
             assert reason != "expired" or not self.is_alive(id_)
-            del self.rows[id_]  # reported once
+            if id_ in self.imported:
+                self.rows.pop(id_, None)  # perhaps its row left before the import wrote one, and that left too
+            else:
+                del self.rows[id_]  # reported once
         self.emb.lookup(ids)  # the lock is free
         self.reasons.add(reason)
 
@@ -163,7 +167,9 @@ class ModuleMachine(RuleBasedStateMachine):
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(len(scaled) * DIM, np.float32)), DIM)
         seen = pa.array(np.full(len(scaled), self.now_ms))
         self.rows |= dict.fromkeys(scaled.tolist(), (0, self.now_ms))
+        self.imported = set(scaled.tolist())
         self.emb.import_arrow(pa.table({"ids": pa.array(scaled.numpy()), "vectors": vectors, "last_seen_ms": seen}))
+        self.imported = set()
 
     @rule()
     def save_and_load(self) -> None:
