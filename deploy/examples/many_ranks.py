@@ -10,6 +10,7 @@ from embeddings import DynamicEmbedding
 
 
 def main(num_steps: int = 30, batch_size: int = 256) -> None:
+    torch.manual_seed(0)
     users = DynamicEmbedding(
         16,
         "16MiB",  # of each rank
@@ -20,7 +21,7 @@ def main(num_steps: int = 30, batch_size: int = 256) -> None:
     )
     head = DistributedDataParallel(nn.Linear(16, 1))  # the rows are no parameters: this is for the rest of the model
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
-    torch.manual_seed(dist.get_rank())  # a batch of its own for each rank
+    torch.manual_seed(1 + dist.get_rank())  # a batch of its own for each rank
     losses = []
     for _ in range(num_steps):
         ids = torch.randint(500, (batch_size,))

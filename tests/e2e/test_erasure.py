@@ -4,6 +4,7 @@ import json
 import threading
 
 from springtide_client import HotModel
+from springtide_client.errors import LogError
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 
@@ -14,7 +15,12 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 def bases_with_user(workspace: Workspace, user: int) -> list[bool]:
     """Return for each base, oldest first, whether it has the user's row."""
-    bases = [Base.open(path) for path in LogDirectory(workspace.log).bases()]
+    bases = []
+    for path in LogDirectory(workspace.log).bases():
+        try:
+            bases.append(Base.open(path))
+        except LogError:  # it is being deleted
+            wait_until(lambda path=path: not path.exists(), "the end of a retired base")
     return [bool(((base.rows.feature == 0) & (base.rows.id == user)).any()) for base in bases]
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import os
 import runpy
 import sys
 from contextlib import redirect_stdout
@@ -41,7 +42,9 @@ def main(folder: Path) -> None:
     with redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     results["example"] = printed.getvalue()
-    dist.init_process_group("gloo")
+    # in a store of its own: one group after the other would find the addresses of the first in torchrun's
+    world = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", **world)
     results |= results_of_rank(folder)
     torch.save(results, folder / f"rank-{dist.get_rank()}.pt")
     dist.barrier()
