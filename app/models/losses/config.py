@@ -64,7 +64,7 @@ class LabelLoss:
 
     @property
     def link(self) -> str:
-        """How the label's prediction is told from the net's output."""
+        """How the label's prediction is computed from the net's output."""
         return LINKS.get(self.name, "logit")
 
     @property

@@ -15,7 +15,7 @@ from app.models.calibrated_model import check_layer_sizes, perceptron
 from app.models.interface import ModelSpec
 from app.models.multitask.towers import MultitaskModel
 
-MAX_CONDITIONAL = 15.0  # of a conditional logit that is told from two logits
+MAX_CONDITIONAL = 15.0  # of a conditional logit that is computed from two logits
 
 
 class ESMM(MultitaskModel):

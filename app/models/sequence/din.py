@@ -2,6 +2,7 @@
 
 # N samples, T elements, D dimension, W width of a layer
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +20,11 @@ class DIN(SequenceModel):
         self,
         spec: ModelSpec,
         *,
-        target: str | None = None,
-        sequence: str | None = None,
-        time_gaps: str | None = None,
-        max_length: int | None = None,
         attention: Sequence[int] = (36,),
         softmax: bool = False,
-        bottom: Sequence[int] = (64,),
-        top: Sequence[int] = (128,),
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            spec,
-            target=target,
-            sequence=sequence,
-            time_gaps=time_gaps,
-            max_length=max_length,
-            bottom=bottom,
-            top=top,
-        )
+        super().__init__(spec, **shared)
         self.encoder = TargetAttention(spec.dim, check_layer_sizes("attention", attention), softmax=softmax)
 
 

@@ -5,7 +5,7 @@ SiLU is not softmax, so torch's fused attention cannot compute it: N * H * T * T
 
 # N samples, T elements (history and target), Q queries (T or 1), H heads, A numbers of a
 # head, W numbers of all heads, D dimension
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,25 +27,12 @@ class HSTU(SequenceModel):
         self,
         spec: ModelSpec,
         *,
-        target: str | None = None,
-        sequence: str | None = None,
-        time_gaps: str | None = None,
-        max_length: int | None = None,
         blocks: int = 2,
         num_heads: int = 2,
         head_dim: int = 16,
-        bottom: Sequence[int] = (64,),
-        top: Sequence[int] = (128,),
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            spec,
-            target=target,
-            sequence=sequence,
-            time_gaps=time_gaps,
-            max_length=max_length,
-            bottom=bottom,
-            top=top,
-        )
+        super().__init__(spec, **shared)
         self.encoder = HSTUEncoder(
             spec.dim,
             self.inputs.max_length + 1,

@@ -17,7 +17,8 @@ INTEREST = "interest"
 class SequenceModel(DLRM):
     """DLRM with the interest as a field of its own. The sequences' means stay fields too.
 
-    A subclass sets `encoder`, which maps the target's rows and a `History` to the interest, (N, D).
+    A subclass takes options of its own, hands on the others, and sets `encoder`, which maps the target's rows and a
+    `History` to the interest, (N, D).
     """
 
     encoder: nn.Module
@@ -26,13 +27,14 @@ class SequenceModel(DLRM):
         self,
         spec: ModelSpec,
         *,
-        target: str | None,
-        sequence: str | None,
-        time_gaps: str | None,
-        max_length: int | None,
-        bottom: Sequence[int],
-        top: Sequence[int],
+        target: str | None = None,
+        sequence: str | None = None,
+        time_gaps: str | None = None,
+        max_length: int | None = None,
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (128,),
     ) -> None:
+        """The options that all of them share. TypeError for others."""
         inputs = HistoryFields(spec, target=target, sequence=sequence, time_gaps=time_gaps, max_length=max_length)
         interest = FieldSpec(name=INTEREST, dim=spec.dim, owner=INTEREST)
         super().__init__(replace(spec, multi_value=(*spec.multi_value, interest)), bottom=bottom, top=top)

@@ -5,7 +5,7 @@ that histories of any length fit.
 """
 
 # N samples, T elements, D dimension
-from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,26 +24,13 @@ class Transformer(SequenceModel):
         self,
         spec: ModelSpec,
         *,
-        target: str | None = None,
-        sequence: str | None = None,
-        time_gaps: str | None = None,
-        max_length: int | None = None,
         blocks: int = 1,
         num_heads: int = 2,
         head_dim: int = 16,
         hidden: int = 64,
-        bottom: Sequence[int] = (64,),
-        top: Sequence[int] = (128,),
+        **shared: Any,
     ) -> None:
-        super().__init__(
-            spec,
-            target=target,
-            sequence=sequence,
-            time_gaps=time_gaps,
-            max_length=max_length,
-            bottom=bottom,
-            top=top,
-        )
+        super().__init__(spec, **shared)
         self.encoder = TargetEncoder(
             spec.dim,
             self.inputs.max_length,

@@ -31,7 +31,7 @@ class Ranks:
         self.port = 29_500 + os.getpid() % 1000
 
     def run(self) -> None:
-        """Start the ranks anew and wait for their end."""
+        """Start new ranks and wait for their end."""
         self.port += 1
         address = f"{ADDRESSES[0] if self.hosts else '127.0.0.1'}:{self.port}"
         environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"}

@@ -115,7 +115,8 @@ def test_a_state_goes_to_the_ranks_that_wrote_it_and_that_of_one_process_to_any(
         alone.load_state_dict(two[1]["state"])
 
 
-def test_bad_settings_are_named() -> None:
+def test_bad_settings_are_named(two: Results) -> None:
+    assert two[0]["custom"] == 'eviction = "custom" does not work with a process_group: give a function of rows'
     with pytest.raises(ValueError, match="rows can travel as float32, bfloat16, int8, not as 'int4'"):
         DynamicEmbedding(4, 100, forward_precision="int4")
 

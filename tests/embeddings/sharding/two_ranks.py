@@ -87,6 +87,14 @@ def results_of_rank(folder: Path) -> dict[str, Any]:
         assert narrow.shards is not None
         results[f"{precision}_bytes"] = dict(narrow.shards.exchange.bytes_sent)
         results[precision] = narrow.lookup(torch.arange(-IDS, IDS))
+    embedding.train()
+    embedding.prefetch(mine[0])
+    embedding.load_state_dict(results["state"])  # what was prefetched is of another table
+    learn(embedding, mine[0], num_ranks)
+    try:
+        DynamicEmbedding(DIM, 4096, process_group=group, eviction="custom")
+    except ValueError as error:
+        results["custom"] = str(error)
     failing = DynamicEmbedding(DIM, 4096, process_group=group, **SETTINGS)
     if rank == 0:
         failing.table.lookup = _fail  # type: ignore[method-assign, assignment]

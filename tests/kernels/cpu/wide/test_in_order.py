@@ -236,6 +236,24 @@ def test_a_batch_learned_at_once_or_in_parts_gives_the_same_bits() -> None:
         assert array.tobytes() == parts.parameters.named()[name].tobytes(), name
 
 
+def test_samples_of_one_id_a_field_give_the_same_bits_by_the_general_way() -> None:
+    features, net, labels, weights = samples(60, seed=11, longest=(1, 1))
+    short, general = SmallTable(SCHEMA), SmallTable(SCHEMA)
+    logits, errors = short.learn(features, net, labels, weights)
+    for n in range(60):
+        own = slice(n, n + 1)
+        # a chunk of two that holds one sample
+        found = general.learn(features.slice(n, n + 1), net[own], labels[own], weights[own], chunk=2)
+        assert [part.tobytes() for part in found] == [logits[own].tobytes(), errors[own].tobytes()]
+    for name, array in short.parameters.named().items():
+        assert array.tobytes() == general.parameters.named()[name].tobytes(), name
+    for place, other in ((place, general.places[key]) for key, place in short.places.items()):
+        for columns in ("values", "squares", "wide"):
+            assert getattr(short, columns)[place].tobytes() == getattr(general, columns)[other].tobytes(), columns
+    for cross, place in short.cross_places.items():
+        assert short.crosses[place].tobytes() == general.crosses[general.cross_places[cross]].tobytes()
+
+
 @pytest.mark.parametrize("chunk", [4, 64])
 def test_chunks_learn_too_and_never_diverge(chunk: int) -> None:
     table = SmallTable(SCHEMA)
