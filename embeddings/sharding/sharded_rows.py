@@ -90,6 +90,10 @@ class ShardedRows:
         status_U = self.exchange.rows("status", status, route.receive_R, route.send_R)[route.place_U, 0]
         return ops.array_of(rows_UD[route.inverse_K]), ops.array_of(status_U[route.inverse_K])
 
+    def drop_prefetch(self) -> None:
+        """Forget a prefetch, because the table is another one now. All ranks."""
+        self._prefetched = None
+
     def prefetch(self, table: EmbeddingTable, ids: Tensor, ids_K: Array) -> None:
         """Send the ids of the next `embed` to their owners, who start to recall their rows. All ranks."""
         route, prefetch = self.route(table, ids_K), None

@@ -93,6 +93,8 @@ class DynamicEmbedding(TableModule):
         score = None if isinstance(eviction, str) else eviction
         if score is not None and not callable(score):
             raise ValueError(f"eviction must be a name or a function of rows, not {score!r}")
+        if eviction == "custom" and process_group is not None:
+            raise ValueError('eviction = "custom" does not work with a process_group: give a function of rows')
         config = TableConfig.of(
             {
                 "dim": dim,

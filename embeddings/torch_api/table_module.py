@@ -211,6 +211,8 @@ class TableModule(nn.Module):
         self._reads: Counter[str] = Counter()
         self._pending_reads: Array | None = None
         self._prefetched: PrefetchedIds | None = None
+        if self.shards is not None:
+            self.shards.drop_prefetch()
         self.table = ModuleTable(
             self.config,
             seed=self.seed,
