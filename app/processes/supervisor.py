@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 STABLE_SECONDS = 60.0  # a child that lived this long is restarted after the shortest pause again
-STOP_SECONDS = 4.0
+STOP_SECONDS = 30.0  # a trainer writes its last version before it exits, which takes longer on a busy machine
 USER_ERROR_EXIT_CODE = 2
 
 LineHandler = Callable[[str, str], None]  # gets the child's name and a line of its output
