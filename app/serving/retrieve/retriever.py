@@ -1,6 +1,6 @@
 """Keeps the items of the newest view ready to be searched, in a thread of its own.
 
-Items that a version brings are encoded at once, and compared one by one until the index over all items is made anew.
+Items that a version brings are encoded at once, and compared one by one until the index is rebuilt.
 Each new version changes the towers a little, and with them every vector: the index is rebuilt all the time, within a
 share of the thread's time.
 """
@@ -91,7 +91,7 @@ class Retriever:
             self._thread.join(timeout=5.0)
 
     def step(self) -> None:
-        """1. Follow the newest view. 2. If it is time, encode all items anew, and build their index."""
+        """1. Follow the newest view. 2. If it is time, encode all items again, and rebuild the index."""
         view = self._newest_view()
         if view is None or not isinstance(view, ServedView):
             return

@@ -1,6 +1,6 @@
 """The k best items for a user, at one version.
 
-An index proposes candidates by vectors that may be some versions old; every candidate is then scored anew with the rows
+An index proposes candidates by vectors that may be some versions old; every candidate is then scored with the rows
 and parameters of the view. So membership and scores are of one version, and only which candidates are proposed is
 approximate.
 """

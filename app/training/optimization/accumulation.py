@@ -52,7 +52,7 @@ class GradientSum:
             parameter.grad = total
 
     def clear(self, *, keep: bool) -> None:
-        """Begin anew; `keep` the tensors, which a CUDA graph refers to."""
+        """Start from zero; `keep` the tensors, which a CUDA graph refers to."""
         with torch.no_grad():
             for parameter, total in self.sums.items():
                 parameter.grad = None

@@ -11,8 +11,8 @@ from springtide_client.keys import CROSSES
 
 DEFAULT_MAX_LENGTH = 50
 POOLINGS = ("mean", "sum", "max")
-# how the prediction of a label that is a value, such as a dwell time, is told from the net's output: the output itself,
-# or exp(output) - 1
+# how the prediction of a label that is a value, such as a dwell time, is computed from the net's output: the output
+# itself, or exp(output) - 1
 LINKS = ("identity", "log1p")
 
 
@@ -153,7 +153,7 @@ class Schema:
 
     @property
     def label_links(self) -> tuple[str, ...]:
-        """How each label's prediction is told from the net's output: "logit" is that of probabilities."""
+        """How each label's prediction is computed from the net's output: "logit" is that of probabilities."""
         return tuple(self.links.get(label, "logit") for label in self.labels)
 
     def length_limit(self, feature: str) -> int:
