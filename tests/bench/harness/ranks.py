@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 from app.processes.tuning import GOMP_SPIN_COUNT
 from tests.bench.harness.hosts import ADDRESSES, DEVICE
+from tests.bench.harness.processes import PEER_SCRIPTS
 from tests.bench.harness.report import fail
 
 ROOT = Path(__file__).parents[3]
@@ -23,9 +25,18 @@ class Ranks:
     numbers, as its last line; a result of a run is their mean.
     """
 
-    def __init__(self, module: str, num_ranks: int, *arguments: object, hosts: Sequence[str] = ()) -> None:
-        """hosts: of `two_hosts`, one for each rank; by default all run on this one."""
+    def __init__(
+        self, module: str, num_ranks: int, *arguments: object, hosts: Sequence[str] = (), venv: Path | None = None
+    ) -> None:
+        """hosts: of `two_hosts`, one for each rank; by default all run on this one.
+
+        `venv`: of a peer with the same versions of torch and NumPy; our own packages are found behind its own.
+        """
         self.module, self.num_ranks, self.hosts = module, num_ranks, hosts
+        self.python = sys.executable if venv is None else str(venv / "bin" / "python")
+        self.paths = [ROOT, ROOT / "deploy" / "client"]
+        if venv is not None:
+            self.paths += [PEER_SCRIPTS, *venv.glob("lib/*/site-packages"), Path(sysconfig.get_path("purelib"))]
         self.arguments = [str(argument) for argument in arguments]
         self.results: list[dict[str, float]] = []
         self.port = 29_500 + os.getpid() % 1000
@@ -34,7 +45,7 @@ class Ranks:
         """Start new ranks and wait for their end."""
         self.port += 1
         address = f"{ADDRESSES[0] if self.hosts else '127.0.0.1'}:{self.port}"
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"}
+        environment = os.environ | {"PYTHONPATH": ":".join(map(str, self.paths))}
         environment |= {"OMP_NUM_THREADS": "1" if self.num_ranks > 1 else "2"}
         environment |= {"GLOO_SOCKET_IFNAME": DEVICE if self.hosts else "lo"}
         processes = []
@@ -43,7 +54,7 @@ class Ranks:
             arguments = ["--rank", str(rank), str(self.num_ranks), address, *self.arguments]
             # as a trainer has it: threads that wait for work give up their core soon
             environment["GOMP_SPINCOUNT"] = GOMP_SPIN_COUNT
-            command = [*inside, sys.executable, "-m", self.module, *arguments]
+            command = [*inside, self.python, "-m", self.module, *arguments]
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT))
         printed = [process.communicate(timeout=300)[0] for process in processes]
         if any(process.returncode for process in processes):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from springtide_client.schema import Schema
 
 from app.scores.auc import click_auc
 from app.tools.evaluate.auc_error import difference_error, standard_error
@@ -53,6 +54,11 @@ VENV_OF = {"VW": "online", "River": "online"}
 PACKAGES = ("numpy", "numba", "torch")
 
 
+def defaults(schema: Schema) -> RunConfig:
+    """Return our default settings on the CPU, where `[model] wide` = "auto" means true."""
+    return RunConfig(schema=schema).with_model(wide=True)
+
+
 def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iterator[tuple[Log, dict[str, Floats]]]:
     """Yield the logs, and of the simulated one the logits of who knows more. Names those that are absent."""
     for name in names:
@@ -64,7 +70,7 @@ def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iter
             }
             event_ms_N = samples.event_ms_N
             schedules = {f"versions every {s} s": every_ms(1000 * s, event_ms_N) for s in (1, 10, 60)}
-            yield Log(name, RunConfig(schema=simulated_schema()), samples, schedules), bests
+            yield Log(name, defaults(simulated_schema()), samples, schedules), bests
         elif not (folder / f"{SETS[name].file}.parquet").is_file():
             print(f"skipped: {name}, {folder} does not have it", flush=True)
         else:
@@ -72,7 +78,7 @@ def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iter
             samples = cut(read_batch(folder, real), 0, most)
             schedules = {f"versions every {k:,} samples": every(k, len(samples)) for k in (256, 4096)}
             schedules["trained in daily batches"] = every_ms(DAY_MS, samples.event_ms_N)
-            yield Log(name, RunConfig(schema=real.schema), samples, schedules), {}
+            yield Log(name, defaults(real.schema), samples, schedules), {}
 
 
 def run_peers(log: Log, peers: Peers, folder: Path, *, quick: bool) -> Iterator[Result]:

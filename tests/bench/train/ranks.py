@@ -1,7 +1,8 @@
 """train.ranks: DLRM over one DynamicEmbedding whose rows are spread over two ranks of one thread each, under Gloo.
 
-Against one process of two threads with the same batches. Then with rows and gradients in int8 over a link of 1 Gbit/s
-between two hosts (network namespaces, which need root), against float32 over the same link.
+Against one process of two threads with the same batches, and against TorchRec's row-wise sharded bags on two ranks with
+the same net, over row numbers, for it has no table that takes any id. Then with rows and gradients in int8 over a link
+of 1 Gbit/s between two hosts (network namespaces, which need root), against float32 over the same link.
 """
 
 import os
@@ -18,7 +19,9 @@ from tests.bench.harness.report import Case, argument_parser, fail, report
 MODULE = "tests.bench.train.ranks"
 FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
 STEPS, WARM_UP, REPEATS = 60, 15, 3
-AGAINST_ONE_PROCESS, INT8_AGAINST_FLOAT32 = 0.8, 1.5
+LEARNING_RATE = 0.05  # of the rows
+AGAINST_ONE_PROCESS, AGAINST_TORCHREC, INT8_AGAINST_FLOAT32 = 0.8, 2.0, 1.5
+TORCHREC = "TorchRec"
 
 
 def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str, float]:
@@ -30,7 +33,6 @@ def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str
 
     from app.models.interactions.dlrm import DLRM
     from app.models.interface import FieldSpec, ModelSpec
-    from embeddings import DynamicEmbedding
     from tests.bench.workloads.keys import positions
 
     waited = [0.0]
@@ -49,9 +51,24 @@ def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str
     if num_ranks > 1:
         dist.all_to_all_single, dist.all_reduce = timed(dist.all_to_all_single), timed(dist.all_reduce)
         group = dist.group.WORLD
-    rows = DynamicEmbedding(
-        DIM, "1GiB", process_group=group, forward_precision=precision, backward_precision=precision, seed=1
-    )
+    rows: Any
+    if precision == TORCHREC:
+        from torchrec_rows import torchrec_rows
+
+        rows, num_sent = torchrec_rows(FIELDS, IDS_A_FIELD, DIM, LEARNING_RATE), int
+    else:
+        from embeddings import DynamicEmbedding
+
+        rows = embedding = DynamicEmbedding(
+            DIM,
+            "1GiB",
+            optimizer={"name": "rowwise-adagrad", "lr": LEARNING_RATE},
+            process_group=group,
+            forward_precision=precision,
+            backward_precision=precision,
+            seed=1,
+        )
+        num_sent = lambda: 0 if embedding.shards is None else embedding.shards.exchange.bytes_sent.total()  # noqa: E731
     torch.manual_seed(1)
     fields = tuple(FieldSpec(name=f"f{number}", dim=DIM, owner=f"f{number}") for number in range(FIELDS))
     net: Any = DLRM(ModelSpec(categorical=fields, labels=("click",), dim=DIM))
@@ -61,13 +78,13 @@ def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str
     num_samples = (num_steps + WARM_UP) * BATCH
     ids = np.stack([positions("zipf", num_samples, IDS_A_FIELD, seed=field) for field in range(FIELDS)], axis=1)
     labels = ((ids[:, :4] % 7).sum(axis=1) > 12).astype(np.float32)
-    all_ids, all_labels = torch.from_numpy(ids + offset), torch.from_numpy(labels)
+    all_ids, all_labels = torch.from_numpy(ids if precision == TORCHREC else ids + offset), torch.from_numpy(labels)
     empty = torch.zeros(batch, 0, DIM), torch.zeros(batch, 0, 1, DIM), torch.zeros(batch, 0), torch.zeros(batch, 0)
     losses, start, sent_before = [], 0.0, 0
     for step in range(num_steps + WARM_UP):
         if step == WARM_UP:
             start, waited[0] = time.perf_counter(), 0.0
-            sent_before = rows.shards.exchange.bytes_sent.total() if rows.shards is not None else 0
+            sent_before = num_sent()
         first = step * BATCH + rank * batch
         pooled, sequence, length, dense = empty
         logits = parallel(rows(all_ids[first : first + batch]), pooled, sequence, length, dense)[:, 0]
@@ -77,11 +94,10 @@ def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str
         optimizer.step()
         losses.append(loss.item())
     seconds = time.perf_counter() - start
-    sent = rows.shards.exchange.bytes_sent.total() - sent_before if rows.shards is not None else 0
     return {
         "rate": num_steps * BATCH / seconds,
         "loss": float(np.mean(losses[-10:])),
-        "bytes_a_sample": sent / (num_steps * batch),
+        "bytes_a_sample": (num_sent() - sent_before) / (num_steps * batch),
         "waited": waited[0] / seconds,
     }
 
@@ -102,6 +118,9 @@ def main() -> None:
             "2 ranks": Ranks(MODULE, 2, "float32", num_steps),
             "2 ranks, int8": Ranks(MODULE, 2, "int8", num_steps),
         }
+        torchrec = options.peers / "fbgemm"
+        if (torchrec / ".ready").exists():
+            contenders["2 ranks, TorchRec"] = Ranks(MODULE, 2, TORCHREC, num_steps, venv=torchrec)
         if options.link and os.geteuid() == 0:
             hosts = tuple(stack.enter_context(two_hosts(options.link)))
             for precision in ("float32", "bfloat16", "int8"):
@@ -128,6 +147,15 @@ def main() -> None:
             contest=False,
         )
     ]
+    peers = {TORCHREC: "missing"}
+    if "2 ranks, TorchRec" in contenders:
+        peers = {TORCHREC: "1.8.0, fbgemm-gpu-cpu 1.8.0"}
+        rates = contenders["2 ranks, TorchRec"].all_of("rate")
+        cases.append(
+            Case(
+                "2 ranks beside TorchRec", "samples/s", ranks.all_of("rate"), {TORCHREC: rates}, needed=AGAINST_TORCHREC
+            )
+        )
     if "2 hosts, int8" in contenders:
         cases.append(
             Case(
@@ -139,7 +167,8 @@ def main() -> None:
                 contest=False,
             )
         )
-    report("train.ranks", cases, packages=("torch", "numba", "numpy"), out=options.out, quick=options.quick)
+    packages = "torch", "numba", "numpy"
+    report("train.ranks", cases, packages=packages, out=options.out, quick=options.quick, peers=peers)
 
 
 if __name__ == "__main__":
