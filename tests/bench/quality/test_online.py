@@ -23,7 +23,7 @@ def test_the_quick_form_scores_every_contender(tmp_path: Path, monkeypatch: pyte
     assert cases["the true probabilities"]["auc_minus_ours"] > 0
     assert {
         "batches of 16",
-        "wide = true",
+        "wide = false",
         "8 % of the ids share a row",
         "rows for 10 % of the ids, no spill",
     } <= cases.keys()
