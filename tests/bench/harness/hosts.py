@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 
 ADDRESSES = "10.87.0.1", "10.87.0.2"
 DEVICE = "uplink"
+BURST = "128kb"  # what a link that was idle may send at once: small, or computing would hide what travels
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def two_hosts(rate: str) -> Iterator[Sequence[str]]:
                 "rate",
                 rate,
                 "burst",
-                "1mb",
+                BURST,
                 "latency",
                 "50ms",
             )

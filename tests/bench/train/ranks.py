@@ -19,13 +19,26 @@ from tests.bench.harness.report import Case, argument_parser, fail, report
 MODULE = "tests.bench.train.ranks"
 FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
 STEPS, WARM_UP, REPEATS = 60, 15, 3
+WIDE_DIM = 128  # rows so wide that a link of 1 Gbit/s limits two hosts of this speed
 LEARNING_RATE = 0.05  # of the rows
 AGAINST_ONE_PROCESS, AGAINST_TORCHREC, INT8_AGAINST_FLOAT32 = 0.8, 2.0, 1.5
 TORCHREC = "TorchRec"
 
 
-def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str, float]:
-    """Learn on one rank; return rate, loss, bytes sent and share of time in collectives."""
+def learn(
+    rank: int,
+    num_ranks: int,
+    precision: str,
+    num_steps: int,
+    *,
+    batch: int = BATCH,
+    dim: int = DIM,
+    num_threads: int | None = None,
+) -> dict[str, float]:
+    """Learn on one rank; return rate, loss, bytes sent, share of time in collectives, and how much steps vary.
+
+    batch: of all ranks together.
+    """
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -46,7 +59,7 @@ def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str
 
         return call
 
-    torch.set_num_threads(1 if num_ranks > 1 else 2)
+    torch.set_num_threads(num_threads or (1 if num_ranks > 1 else 2))
     group = None
     if num_ranks > 1:
         dist.all_to_all_single, dist.all_reduce = timed(dist.all_to_all_single), timed(dist.all_reduce)
@@ -55,12 +68,12 @@ def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str
     if precision == TORCHREC:
         from torchrec_rows import torchrec_rows
 
-        rows, num_sent = torchrec_rows(FIELDS, IDS_A_FIELD, DIM, LEARNING_RATE), int
+        rows, num_sent = torchrec_rows(FIELDS, IDS_A_FIELD, dim, LEARNING_RATE), int
     else:
         from embeddings import DynamicEmbedding
 
         rows = embedding = DynamicEmbedding(
-            DIM,
+            dim,
             "1GiB",
             optimizer={"name": "rowwise-adagrad", "lr": LEARNING_RATE},
             process_group=group,
@@ -70,42 +83,45 @@ def learn(rank: int, num_ranks: int, precision: str, num_steps: int) -> dict[str
         )
         num_sent = lambda: 0 if embedding.shards is None else embedding.shards.exchange.bytes_sent.total()  # noqa: E731
     torch.manual_seed(1)
-    fields = tuple(FieldSpec(name=f"f{number}", dim=DIM, owner=f"f{number}") for number in range(FIELDS))
-    net: Any = DLRM(ModelSpec(categorical=fields, labels=("click",), dim=DIM))
+    fields = tuple(FieldSpec(name=f"f{number}", dim=dim, owner=f"f{number}") for number in range(FIELDS))
+    net: Any = DLRM(ModelSpec(categorical=fields, labels=("click",), dim=dim))
     parallel = net if group is None else DistributedDataParallel(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
-    batch, offset = BATCH // num_ranks, np.arange(FIELDS) * IDS_A_FIELD
-    num_samples = (num_steps + WARM_UP) * BATCH
+    part, offset = batch // num_ranks, np.arange(FIELDS) * IDS_A_FIELD
+    num_samples = (num_steps + WARM_UP) * batch
     ids = np.stack([positions("zipf", num_samples, IDS_A_FIELD, seed=field) for field in range(FIELDS)], axis=1)
     labels = ((ids[:, :4] % 7).sum(axis=1) > 12).astype(np.float32)
     all_ids, all_labels = torch.from_numpy(ids if precision == TORCHREC else ids + offset), torch.from_numpy(labels)
-    empty = torch.zeros(batch, 0, DIM), torch.zeros(batch, 0, 1, DIM), torch.zeros(batch, 0), torch.zeros(batch, 0)
-    losses, start, sent_before = [], 0.0, 0
+    empty = torch.zeros(part, 0, dim), torch.zeros(part, 0, 1, dim), torch.zeros(part, 0), torch.zeros(part, 0)
+    losses, times, start, sent_before = [], [], 0.0, 0
     for step in range(num_steps + WARM_UP):
         if step == WARM_UP:
             start, waited[0] = time.perf_counter(), 0.0
             sent_before = num_sent()
-        first = step * BATCH + rank * batch
+        times.append(time.perf_counter())
+        first = step * batch + rank * part
         pooled, sequence, length, dense = empty
-        logits = parallel(rows(all_ids[first : first + batch]), pooled, sequence, length, dense)[:, 0]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, all_labels[first : first + batch])
+        logits = parallel(rows(all_ids[first : first + part]), pooled, sequence, length, dense)[:, 0]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, all_labels[first : first + part])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     seconds = time.perf_counter() - start
+    steps = np.diff(times[WARM_UP:])
     return {
-        "rate": num_steps * BATCH / seconds,
+        "rate": num_steps * batch / seconds,
         "loss": float(np.mean(losses[-10:])),
-        "bytes_a_sample": (num_sent() - sent_before) / (num_steps * batch),
+        "bytes_a_sample": (num_sent() - sent_before) / (num_steps * part),
         "waited": waited[0] / seconds,
+        "spread": float(np.std(steps) / np.mean(steps)),
     }
 
 
 def main() -> None:
     if (given := rank_arguments(sys.argv)) is not None:
-        rank, num_ranks, address, precision, num_steps = given
-        work = partial(learn, int(rank), int(num_ranks), precision, int(num_steps))
+        rank, num_ranks, address, precision, num_steps, dim = given
+        work = partial(learn, int(rank), int(num_ranks), precision, int(num_steps), dim=int(dim))
         run_rank(int(rank), int(num_ranks), address, work)
         return
     parser = argument_parser(__doc__ or "")
@@ -114,17 +130,19 @@ def main() -> None:
     num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
     with ExitStack() as stack:
         contenders = {
-            "one process, 2 threads": Ranks(MODULE, 1, "float32", num_steps),
-            "2 ranks": Ranks(MODULE, 2, "float32", num_steps),
-            "2 ranks, int8": Ranks(MODULE, 2, "int8", num_steps),
+            "one process, 2 threads": Ranks(MODULE, 1, "float32", num_steps, DIM),
+            "2 ranks": Ranks(MODULE, 2, "float32", num_steps, DIM),
+            "2 ranks, int8": Ranks(MODULE, 2, "int8", num_steps, DIM),
         }
         torchrec = options.peers / "fbgemm"
         if (torchrec / ".ready").exists():
-            contenders["2 ranks, TorchRec"] = Ranks(MODULE, 2, TORCHREC, num_steps, venv=torchrec)
+            contenders["2 ranks, TorchRec"] = Ranks(MODULE, 2, TORCHREC, num_steps, DIM, venv=torchrec)
         if options.link and os.geteuid() == 0:
             hosts = tuple(stack.enter_context(two_hosts(options.link)))
             for precision in ("float32", "bfloat16", "int8"):
-                contenders[f"2 hosts, {precision}"] = Ranks(MODULE, 2, precision, num_steps, hosts=hosts)
+                for dim in (DIM, WIDE_DIM):
+                    runs = Ranks(MODULE, 2, precision, num_steps, dim, hosts=hosts)
+                    contenders[f"2 hosts, dim {dim}, {precision}"] = runs
         for _ in range(repeats):
             for contender in contenders.values():
                 contender.run()
@@ -156,17 +174,12 @@ def main() -> None:
                 "2 ranks beside TorchRec", "samples/s", ranks.all_of("rate"), {TORCHREC: rates}, needed=AGAINST_TORCHREC
             )
         )
-    if "2 hosts, int8" in contenders:
-        cases.append(
-            Case(
-                f"2 hosts, {options.link}, int8",
-                "samples/s",
-                contenders["2 hosts, int8"].all_of("rate"),
-                {"float32": contenders["2 hosts, float32"].all_of("rate")},
-                needed=INT8_AGAINST_FLOAT32,
-                contest=False,
-            )
-        )
+    for dim in (DIM, WIDE_DIM):
+        if (int8 := contenders.get(f"2 hosts, dim {dim}, int8")) is not None:
+            float32 = {"float32": contenders[f"2 hosts, dim {dim}, float32"].all_of("rate")}
+            name = f"2 hosts, {options.link}, dim {dim}, int8"
+            rates = int8.all_of("rate")
+            cases.append(Case(name, "samples/s", rates, float32, needed=INT8_AGAINST_FLOAT32, contest=False))
     packages = "torch", "numba", "numpy"
     report("train.ranks", cases, packages=packages, out=options.out, quick=options.quick, peers=peers)
 

@@ -30,6 +30,12 @@ def _bounds(population: int, exponent: float) -> npt.NDArray[np.float64]:
     return np.cumsum(np.arange(1, population + 1, dtype=np.float64) ** -exponent)
 
 
+def zipf_shares(population: int, exponent: float = 1.05) -> npt.NDArray[np.float64]:
+    """Return how frequent each of the numbers of `zipf_ranks` is; the sum is 1."""
+    bounds = _bounds(population, exponent)
+    return np.diff(bounds, prepend=0.0) / bounds[-1]
+
+
 def positions(distribution: str, num: int, population: int, *, seed: int) -> Int64Array:
     """Return `num` positions below `population`, "uniform" or "zipf" (1.05), frequent ones anywhere."""
     random = np.random.default_rng(seed)
