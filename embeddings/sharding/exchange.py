@@ -1,6 +1,6 @@
-"""Sends each rank its part of some bytes, and receives the parts that the others have for this one."""
+"""What the ranks of a process group tell each other: rows for each rank, rows of all ranks, sums, and failures."""
 
-# N rows sent, M rows received, B bytes of a row, R ranks
+# N rows sent, M rows received, B bytes of a row, R ranks, T tables
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,29 +9,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embeddings.errors import ShardError
+from embeddings.errors import ShardError, SpillError
+
+FAILED, MAY_REPEAT, DONE = range(3)  # how a call ended
 
 
 class Exchange:
-    """The all-to-all of a process group. Every rank makes the same calls in the same order, also with nothing to send.
+    """The collectives of a process group. Every rank makes the same calls in the same order, also with nothing to send.
 
     A rank that ended leaves the others in a call, until the group's timeout ends it with an error of torch.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: str) -> None:
-        """device: where the bytes are, "cpu" or "cuda"."""
+    def __init__(self, group: dist.ProcessGroup | None, device: str) -> None:
+        """group: None: all ranks. device: where the bytes are, "cpu" or "cuda"."""
         self.group, self.device = group, device
         self.num_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.bytes_sent: Counter[str] = Counter()  # to other ranks, by kind
 
-    def counts(self, send_R: Tensor) -> list[int]:
-        """Tell each rank how many rows it will get; return how many each will send here. send_R: int64."""
-        if self.num_ranks == 1:
-            return [int(send_R[0])]
-        received_R = torch.empty_like(send_R)
-        dist.all_to_all_single(received_R, send_R, group=self.group)
-        self.bytes_sent["counts"] += 8 * (self.num_ranks - 1)
-        return received_R.tolist()
+    def counts(self, send_RT: Tensor) -> list[list[int]]:
+        """Tell each rank how many rows of each table it will get; return how many each will send here, int64 (R, T)."""
+        counts_RT = send_RT
+        if self.num_ranks > 1:
+            counts_RT = torch.empty_like(send_RT)
+            self.all_to_all(counts_RT, send_RT, None, None)
+            self.bytes_sent["counts"] += 8 * send_RT.shape[1] * (self.num_ranks - 1)
+        counts: list[list[int]] = counts_RT.tolist()
+        return counts
 
     def rows(self, kind: str, bytes_NB: Tensor, send_R: Sequence[int], receive_R: Sequence[int]) -> Tensor:
         """Send rows, those for rank 0 first, then those for rank 1, ...; return those received, rank 0's first.
@@ -41,9 +44,33 @@ class Exchange:
         if self.num_ranks == 1:
             return bytes_NB
         received_MB = bytes_NB.new_empty(sum(receive_R), bytes_NB.shape[1])
-        dist.all_to_all_single(received_MB, bytes_NB.contiguous(), list(receive_R), list(send_R), group=self.group)
+        self.all_to_all(received_MB, bytes_NB.contiguous(), receive_R, send_R)
         self.bytes_sent[kind] += (len(bytes_NB) - send_R[self.rank]) * bytes_NB.shape[1]
         return received_MB
+
+    def numbers(self, own_N: Sequence[int]) -> list[list[int]]:
+        """Return every rank's numbers, int64, rank 0's first. All ranks give equally many."""
+        own = torch.tensor(list(own_N), dtype=torch.int64, device=self.device)
+        if self.num_ranks == 1:
+            return [own.tolist()]
+        self.bytes_sent["numbers"] += 8 * len(own_N) * (self.num_ranks - 1)
+        return [part.tolist() for part in self.all_gather(own)]
+
+    def concatenated(self, kind: str, rows_NX: Tensor, num_rows_R: Sequence[int]) -> Tensor:
+        """Return the rows of all ranks, rank 0's first; `num_rows_R`: how many each has."""
+        if self.num_ranks == 1:
+            return rows_NX
+        own = rows_NX.new_zeros(max(num_rows_R), *rows_NX.shape[1:])
+        own[: len(rows_NX)] = rows_NX
+        self.bytes_sent[kind] += own.nbytes * (self.num_ranks - 1)
+        return torch.cat([part[:number] for part, number in zip(self.all_gather(own), num_rows_R, strict=True)])
+
+    def add_up(self, kind: str, numbers_N: Tensor) -> None:
+        """Replace numbers by their sums over all ranks, which are the same bit by bit on every rank."""
+        if self.num_ranks > 1 and numbers_N.numel():
+            self.all_reduce(numbers_N, dist.ReduceOp.SUM)
+            # in a ring: all but one of R parts, twice
+            self.bytes_sent[kind] += 2 * numbers_N.nbytes * (self.num_ranks - 1) // self.num_ranks
 
     def all_true(self, here: bool) -> bool:
         """Return whether it is true on every rank."""
@@ -51,18 +78,42 @@ class Exchange:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """If the body fails on one rank, its error is raised there, and a ShardError on the others: none waits."""
+        """If the body fails on one rank, its error is raised there, and a ShardError on the others: none waits.
+
+        If it is a SpillError, after which all may repeat the call, the others get one too.
+        """
         try:
             yield
-        except Exception:
-            self._smallest(0)
+        except Exception as error:
+            self._smallest(MAY_REPEAT if isinstance(error, SpillError) else FAILED)
             raise
-        if self._smallest(1) == 0:
+        worst = self._smallest(DONE)
+        if worst == FAILED:
             raise ShardError("another rank failed in this call: see its error")
+        if worst == MAY_REPEAT:
+            raise SpillError("the spill of another rank failed: see its error")
 
     def _smallest(self, number: int) -> int:
-        if self.num_ranks == 1:
-            return number
         numbers_1 = torch.tensor([number], dtype=torch.int64, device=self.device)
-        dist.all_reduce(numbers_1, dist.ReduceOp.MIN, group=self.group)
+        if self.num_ranks > 1:
+            self.all_reduce(numbers_1, dist.ReduceOp.MIN)
         return int(numbers_1[0])
+
+    # what a back-end does
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, receive_R: Sequence[int] | None, send_R: Sequence[int] | None
+    ) -> None:
+        """Fill `received` with every rank's part for this one; no numbers: equal parts."""
+        receive_sizes, send_sizes = (None if sizes is None else list(sizes) for sizes in (receive_R, send_R))
+        dist.all_to_all_single(received, sent, receive_sizes, send_sizes, group=self.group)
+
+    def all_gather(self, own: Tensor) -> list[Tensor]:
+        """Return every rank's tensor; all have the same shape."""
+        parts = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        dist.all_gather(parts, own.contiguous(), group=self.group)
+        return parts
+
+    def all_reduce(self, numbers: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+        """Replace numbers by those of all ranks together."""
+        dist.all_reduce(numbers, operation, group=self.group)

@@ -1,6 +1,6 @@
 """A lookup over all ranks: unique ids to their owners, rows back; in the backward pass gradients to the owners."""
 
-# K keys of one call here, U unique ones, P keys that the ranks ask this one for, D dimension, R ranks
+# K keys of one call here, U unique ones, P keys that the ranks ask this one for, D dimension
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,31 +12,35 @@ import torch.distributed as dist
 from torch import Tensor
 
 from embeddings.errors import SpillError
-from embeddings.lookup.handle import Lookup, LookupSlice
+from embeddings.lookup.handle import Lookup
 from embeddings.lookup.prefetched_ids import PrefetchedIds
+from embeddings.sharding.asked_keys import AskedKeys
 from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.key_ranges import owners_of
-from embeddings.sharding.row_format import RowFormat, bytes_of, numbers_of
+from embeddings.sharding.route import Route
+from embeddings.sharding.row_format import RowFormat
 from embeddings.table import EmbeddingTable
 from kernels.types import Array
 
-COUNT_BYTES = 4
-
 
 @dataclass(frozen=True)
-class Route:
-    """Where the unique ids of a call went, and what the ranks asked this one for."""
+class Asked:
+    """A call's ids at their owners."""
 
     inverse_K: Tensor  # int64, the place of each key among the unique ids
-    place_U: Tensor  # int64, the place of each unique id among the rows that are sent, which are sorted by owner
-    send_R: list[int]  # unique ids by owner
-    receive_R: list[int]  # ids asked for, by rank
-    ids_P: Array  # int64, asked for, on the table's device
-    occurrences_P: Array  # int64, how often each is in that rank's call
+    route: Route
+    ids_P: Array  # what the ranks ask this one for
+    occurrences_P: Array
 
-    def occurrences(self, xp: Any) -> Array:
-        """The ids asked for, then again all but one of the occurrences of each: so the table counts every one."""
-        return xp.concatenate([self.ids_P, xp.repeat(self.ids_P, self.occurrences_P - 1)])
+    def in_order(self, rows_UX: Tensor) -> Tensor:
+        """Return what came from the owners in the order of the unique ids."""
+        ordered_UX = torch.empty_like(rows_UX)
+        ordered_UX[self.route.order_T[0]] = rows_UX
+        return ordered_UX
+
+    def keys(self, xp: Any, feature: int, now_ms: int) -> AskedKeys:
+        """What the table looks up."""
+        features_P = xp.full(len(self.ids_P), feature, np.uint16)
+        return AskedKeys.of(xp, features_P, self.ids_P, xp.full(len(self.ids_P), now_ms, np.int64), self.occurrences_P)
 
 
 class ShardedRows:
@@ -53,42 +57,25 @@ class ShardedRows:
         self.row_format = RowFormat(rows, dim)
         self.gradient_format = RowFormat(gradients, dim, seed=seed * self.exchange.num_ranks + self.exchange.rank)
         self.num_updates = 0
-        self._prefetched: tuple[PrefetchedIds, Route] | None = None
+        self._prefetched: tuple[PrefetchedIds, Asked] | None = None
 
-    def route(self, table: EmbeddingTable, ids_K: Array) -> Route:
+    def ask(self, table: EmbeddingTable, ids_K: Array) -> Asked:
         """Send each unique id to its owner. All ranks."""
         ops, xp = table.ops, table.ops.xp
         unique = ops.unique(self._features(table, ids_K), ids_K, xp.zeros(len(ids_K), np.int64))
-        owners_U = owners_of(xp, unique.mixed_U, self.exchange.num_ranks)
-        order_U = xp.argsort(owners_U, kind="stable")
-        send = ops.tensor_of(ops.count_values(owners_U, self.exchange.num_ranks))
-        receive_R, send_R = self.exchange.counts(send), send.tolist()
-        occurrences_U = unique.occurrences_U[order_U].astype(np.int32)
-        parts = ops.tensor_of(unique.ids_U[order_U]), ops.tensor_of(occurrences_U)
-        message = torch.cat([bytes_of(part.reshape(-1, 1)) for part in parts], dim=1)
-        received = self.exchange.rows("keys", message, send_R, receive_R)
-        ids_P = numbers_of(received[:, :-COUNT_BYTES], torch.int64)[:, 0]
-        occurrences_P = numbers_of(received[:, -COUNT_BYTES:], torch.int32)[:, 0]
-        place_U = xp.empty_like(order_U)
-        place_U[order_U] = xp.arange(len(order_U))
-        return Route(
-            ops.tensor_of(unique.inverse_K),
-            ops.tensor_of(place_U),
-            send_R,
-            receive_R,
-            ops.array_of(ids_P),
-            ops.array_of(occurrences_P.to(torch.int64)),
-        )
+        route = Route.of(self.exchange, ops, unique.mixed_U)
+        columns = ops.tensor_of(unique.ids_U), ops.tensor_of(unique.occurrences_U.astype(np.int32))
+        (received,) = route.columns_to_owners("keys", columns)
+        return Asked(ops.tensor_of(unique.inverse_K), route, *map(ops.array_of, received))
 
     def find(self, table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN for ids without one, and their status, (K), as `EmbeddingTable.find`. All ranks."""
-        ops = table.ops
-        route = self.route(table, ids_K)
-        rows_PD, status_P = table.find(self._features(table, route.ids_P), route.ids_P)
-        rows_UD = self.answer(route, ops.tensor_of(rows_PD), exact=True)
-        status = ops.tensor_of(status_P).reshape(-1, 1)
-        status_U = self.exchange.rows("status", status, route.receive_R, route.send_R)[route.place_U, 0]
-        return ops.array_of(rows_UD[route.inverse_K]), ops.array_of(status_U[route.inverse_K])
+        ops, asked = table.ops, self.ask(table, ids_K)
+        rows_PD, status_P = table.find(self._features(table, asked.ids_P), asked.ids_P)
+        rows_UD = self.answer(asked, ops.tensor_of(rows_PD), exact=True)
+        (status_U1,) = asked.route.to_askers("status", [ops.tensor_of(status_P).reshape(-1, 1)])
+        status_U1 = asked.in_order(status_U1)
+        return ops.array_of(rows_UD[asked.inverse_K]), ops.array_of(status_U1[asked.inverse_K, 0])
 
     def drop_prefetch(self) -> None:
         """Forget a prefetch, because the table is another one now. All ranks."""
@@ -96,12 +83,11 @@ class ShardedRows:
 
     def prefetch(self, table: EmbeddingTable, ids: Tensor, ids_K: Array) -> None:
         """Send the ids of the next `embed` to their owners, who start to recall their rows. All ranks."""
-        route, prefetch = self.route(table, ids_K), None
-        asked, xp = route.occurrences(table.ops.xp), table.ops.xp
-        if len(asked):
+        asked, prefetch = self.ask(table, ids_K), None
+        if len(asked.ids_P):
             with suppress(SpillError):  # which the lookup itself will report
-                prefetch = table.prefetch(self._features(table, asked), asked, xp.zeros(len(asked), np.int64))
-        self._prefetched = PrefetchedIds.of(ids, prefetch), route
+                prefetch = table.prefetch(*asked.keys(table.ops.xp, self.feature, now_ms=0).columns)
+        self._prefetched = PrefetchedIds.of(ids, prefetch), asked
 
     def embed(self, table: EmbeddingTable, ids: Tensor, ids_K: Array, now_ms: int) -> tuple[Tensor, Tensor, int]:
         """The rows of this rank's unique ids, (U, D) float32; the place of each key among them, (K); and how many keys
@@ -110,53 +96,45 @@ class ShardedRows:
         The backward pass updates the rows at their owners. All ranks, and all take the backward pass. If the lookup
         fails on one rank, its error is raised there, and a ShardError on the others.
         """
-        (prefetched, routed), self._prefetched = self._prefetched or (None, None), None
+        (prefetched, sent), self._prefetched = self._prefetched or (None, None), None
         if prefetched is not None and not self.exchange.all_true(prefetched.are(ids)):
-            prefetched = routed = None
-        route = routed or self.route(table, ids_K)
-        asked = route.occurrences(table.ops.xp)
-        keys = self._features(table, asked), asked, table.ops.xp.full(len(asked), now_ms, np.int64)
+            prefetched = sent = None
+        asked = sent or self.ask(table, ids_K)
+        keys = asked.keys(table.ops.xp, self.feature, now_ms)
         with self.exchange.failing_together():
-            lookup = table.lookup(*keys, prefetched=None if prefetched is None else prefetched.seen_at(*keys))
+            prefetch = None if prefetched is None else prefetched.seen_at(*keys.columns)
+            lookup = table.lookup(*keys.columns, prefetched=prefetch)
         anchor = torch.empty(0, requires_grad=True)  # the rows are not parameters, so this makes autograd call backward
-        rows_UD: Tensor = _Embed.apply(anchor, self, table, lookup, route)  # type: ignore[no-untyped-call]
-        return rows_UD, route.inverse_K, len(asked)
+        call = self, table, keys, lookup, asked
+        rows_UD: Tensor = _Embed.apply(anchor, *call)  # type: ignore[no-untyped-call]
+        return rows_UD, asked.inverse_K, len(lookup)
 
     def read(
         self, table: EmbeddingTable, ids_K: Array, rows_of: Callable[[EmbeddingTable, Array], tuple[Array, Array]]
     ) -> tuple[Tensor, Tensor, Array]:
         """The same rows and places, by `rows_of` at the owners, and the status of the ids asked for, (P). All ranks."""
-        route = self.route(table, ids_K)
-        rows_PD, status_P = rows_of(table, route.ids_P)
-        return self.answer(route, table.ops.tensor_of(rows_PD)), route.inverse_K, status_P
+        asked = self.ask(table, ids_K)
+        rows_PD, status_P = rows_of(table, asked.ids_P)
+        return self.answer(asked, table.ops.tensor_of(rows_PD)), asked.inverse_K, status_P
 
-    def answer(self, route: Route, rows_PD: Tensor, *, exact: bool = False) -> Tensor:
+    def answer(self, asked: Asked, rows_PD: Tensor, *, exact: bool = False) -> Tensor:
         """Send the rows that were asked for; return those of this rank's unique ids, (U, D) float32. All ranks.
 
         exact: as float32, whatever the setting.
         """
         row_format = RowFormat("float32", self.row_format.dim) if exact else self.row_format
-        bytes_PB = row_format.encode(rows_PD)
-        bytes_UB = self.exchange.rows("rows", bytes_PB, route.receive_R, route.send_R)
-        return row_format.decode(bytes_UB)[route.place_U]
+        (bytes_UB,) = asked.route.to_askers("rows", [row_format.encode(rows_PD)])
+        return asked.in_order(row_format.decode(bytes_UB))
 
-    def update(self, table: EmbeddingTable, lookup: Lookup, route: Route, grads_UD: Tensor) -> None:
+    def update(self, table: EmbeddingTable, keys: AskedKeys, lookup: Lookup, asked: Asked, grads_UD: Tensor) -> None:
         """Send the gradients of this rank's unique ids to their owners, who take one step for each row. All ranks.
 
         As in DistributedDataParallel, the mean over the ranks is taken of the gradients.
         """
-        ops, xp = table.ops, table.ops.xp
-        sorted_UD = torch.empty_like(grads_UD)
-        sorted_UD[route.place_U] = grads_UD / self.exchange.num_ranks
-        bytes_UB = self.gradient_format.encode(sorted_UD, self.num_updates)
+        sorted_UD = (grads_UD / self.exchange.num_ranks)[asked.route.order_T[0]]
         self.num_updates += 1
-        bytes_PB = self.exchange.rows("gradients", bytes_UB, route.send_R, route.receive_R)
-        grads_PD = ops.array_of(self.gradient_format.decode(bytes_PB).contiguous())
-        # an id that occurs often: its first occurrence has the sum of a rank's gradients, the others the row of zeros
-        num_asked = len(grads_PD)
-        grads_PD = xp.concatenate([grads_PD, xp.zeros((1, grads_PD.shape[1]), np.float32)])
-        bags_K = xp.minimum(xp.arange(len(lookup)), num_asked)
-        table.update(lookup, grads_PD, bags_K)
+        (bytes_PB,) = asked.route.to_owners("gradients", [self.gradient_format.encode(sorted_UD, self.num_updates)])
+        keys.update(table, lookup, table.ops.array_of(self.gradient_format.decode(bytes_PB).contiguous()))
 
     def _features(self, table: EmbeddingTable, ids_N: Array) -> Array:
         return table.ops.xp.full(len(ids_N), self.feature, np.uint16)
@@ -165,15 +143,19 @@ class ShardedRows:
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, rows: ShardedRows, table: EmbeddingTable, lookup: Lookup, route: Route
+        ctx: Any,
+        anchor: Tensor,
+        rows: ShardedRows,
+        table: EmbeddingTable,
+        keys: AskedKeys,
+        lookup: Lookup,
+        asked: Asked,
     ) -> Any:
-        ctx.rows, ctx.table, ctx.lookup, ctx.route = rows, table, lookup, route
-        gathered_PD, _ = table.gather_slice(lookup, LookupSlice(0, len(route.ids_P)))
-        return rows.answer(route, table.ops.tensor_of(gathered_PD))
+        ctx.rows, ctx.call = rows, (table, keys, lookup, asked)
+        return rows.answer(asked, table.ops.tensor_of(keys.rows(table, lookup)))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None, None]:
-        with ctx.table.ops.on_current_stream():
-            grads_UD = grads[0].detach().to(torch.float32).contiguous()
-            ctx.rows.update(ctx.table, ctx.lookup, ctx.route, grads_UD)
-        return None, None, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        with ctx.call[0].ops.on_current_stream():
+            ctx.rows.update(*ctx.call, grads[0].detach().to(torch.float32).contiguous())
+        return (None,) * 6

@@ -210,7 +210,7 @@ class DynamicEmbedding(TableModule):
         ids_N = np.unique(ids_of(ids))
         with self._changing() as table:
             if self.shards is not None:
-                (ids_N,) = self.ops.fetch(self.shards.route(table, *self.ops.put(ids_N)).ids_P)
+                (ids_N,) = self.ops.fetch(self.shards.ask(table, *self.ops.put(ids_N)).ids_P)
                 ids_N = np.unique(ids_N)
             table.remove(ids_N, RemovalReason.FORGOTTEN)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from app.models.interface import DenseModel
 from app.models.losses.loss import Loss
 from app.training.optimization.net_update import NetUpdate
+from app.training.step.union import Union
 
 NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
 
@@ -45,8 +46,11 @@ class DenseStep(Protocol):
 class HostStep:
     """On the host, where reading a tensor's value costs nothing."""
 
-    def __init__(self, model: nn.Module, update: NetUpdate, loss: Loss | None = None) -> None:
-        self.model, self.update, self.loss = model, update, loss or Loss((), model)
+    def __init__(
+        self, model: nn.Module, update: NetUpdate, loss: Loss | None = None, union: Union | None = None
+    ) -> None:
+        """`union`: of many ranks' batches."""
+        self.model, self.update, self.loss, self.union = model, update, loss or Loss((), model), union
 
     def __call__(
         self,
@@ -57,10 +61,18 @@ class HostStep:
         bfloat16: bool,
         groups_NG: Tensor | None = None,
     ) -> StepOutcome:
-        logits_NL = score(self.model, inputs, bfloat16=bfloat16)
-        loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
         self.update.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if len(labels_NL):
+            logits_NL = score(self.model, inputs, bfloat16=bfloat16)
+            loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:  # of many ranks
+            logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
+        if self.union is not None:
+            loss, weight = self.union.add_up(loss, weight)
+            samples = self.union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
+            dense_NF, labels_NL, weights_N, logits_NL = samples
+            inputs = inputs._replace(dense=dense_NF)
         norm = self.update.gradient_norm()
         skipped = ~torch.isfinite(norm)
         # one overflow would stay in the net for ever; the table rejects such gradients row by row

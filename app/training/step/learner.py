@@ -25,10 +25,14 @@ from app.training.step.cuda_graphs import CudaGraphStep
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
 from app.training.step.report import StepReport, fetch_outcome, report_of
 from app.training.step.retrieval_step import RetrievalStep
+from app.training.step.union import Union, without_samples
 from app.training.step.wide_step import WideStep, learn_offset
 from embeddings.collection.collection import AnyTable
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup
+from embeddings.sharding.exchange import Exchange
+from embeddings.sharding.precision import Precision
+from embeddings.sharding.sharded_table import ShardedTable
 from embeddings.torch_api.autograd import embed_slices
 from stream.columns import Batch
 
@@ -51,10 +55,14 @@ class Learner:
         score_field: str | None = None,
         device: TrainDevice | None = None,
         losses: Sequence[LabelLoss] = (),
+        exchange: Exchange | None = None,
+        precision: Precision | None = None,
     ) -> None:
         """`score_field`: the dense field with a sample's score, for custom eviction. ValueError without the device.
 
         `device` overrides the one that the configuration names. `losses`: by label; none: the logistic loss of each.
+        `exchange`: between many ranks, each with its own part of a batch; `table` has the rows of this rank's range.
+        `precision`: of what they exchange.
         """
         self.device = device or resolve_device(config)
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
@@ -70,6 +78,13 @@ class Learner:
             wide=self.wide is not None,
             item_column=model.item_column if isinstance(model, TwoTower) else None,
         )
+        self.sharded_table: ShardedTable | None = None
+        self.union: Union | None = None
+        if exchange is not None and exchange.num_ranks > 1:
+            self._require_learnable_by_many(schema)
+            precision = precision or Precision()
+            self.sharded_table = ShardedTable(table, exchange, precision, seed=config.seed)
+            self.union = Union(exchange, self.model, precision)
         self.wide_step = None if self.wide is None else WideStep(self.wide, table, schema)
         self.retrieval_step = RetrievalStep(model, self.update) if isinstance(model, TwoTower) else None
         self.loss = Loss(losses, self.model)
@@ -84,6 +99,11 @@ class Learner:
         model.train()
 
     @property
+    def rows(self) -> AnyTable | ShardedTable:
+        """The table of the rows of all ranks: a step's calls; `table` has this rank's, and all other methods."""
+        return self.table if self.sharded_table is None else self.sharded_table
+
+    @property
     def reports_late(self) -> bool:
         """True if reports arrive after their steps: asking for one at once would wait for the device."""
         return self.device.transfer is not None
@@ -92,7 +112,7 @@ class Learner:
         """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
         if self.wide_step is not None and self.wide_step.needs_checkpoint(batch):
             return True
-        return self.table.needs_checkpoint(self.num_keys(batch))
+        return self.rows.needs_checkpoint(self.num_keys(batch))
 
     def num_keys(self, batch: Batch) -> int:
         """Return how many keys a batch has, every occurrence; not those of crosses."""
@@ -113,25 +133,34 @@ class Learner:
         `next_batch`: if it is known, its rows are prefetched and its columns copied while this step computes. The
         returned call waits for the report and is made once. SpillError comes from the lookup, before anything is
         updated: the same batch may be tried again.
+
+        Of many ranks all make the call, each with its own batch, which may be empty. They learn what one process
+        learns from all batches together, in the order of ranks; the report is of all samples, the same on every rank.
         """
-        if len(batch) == 0:
+        num_samples = self._agree(batch, next_batch)
+        if num_samples == 0:
             empty = StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N)
             return lambda: empty
-        torch.set_num_threads(self.config.threads_for(len(batch)))
+        torch.set_num_threads(self.config.threads_for(num_samples))
         keys = self._take_prepared(batch)
-        if next_batch is not None and len(next_batch):
+        if self.union is not None and self.union.agreed.prefetch:
+            next_batch = without_samples(batch) if next_batch is None else next_batch
+        if next_batch is not None and (len(next_batch) if self.union is None else self.union.agreed.prefetch):
             self._next = self.keys.prepare(next_batch, None if keys.numbers is None else keys.numbers.after_3D)
-        num_trained = self.num_samples + len(batch)
-        self.update.begin_batch(len(batch), num_trained)
+        num_trained = self.num_samples + num_samples
+        self.update.begin_batch(num_samples, num_trained)
         if self.update.schedule.rows:
             self.table.lr_factor = self.update.schedule.factor(num_trained)
         outcome = self._train(keys)
         self.update.end_batch()
         self.steps, self.num_samples = self.steps + 1, num_trained
         fetch = fetch_outcome(outcome, self.device.transfer)
+        labels_NL, weights_N = batch.labels_NL, batch.weights_N
+        if self.union is not None and self.union.samples is not None:
+            labels_NL, weights_N = self.union.samples.labels_NL.numpy(), self.union.samples.weights_N.numpy()
 
         def wait() -> StepReport:
-            report = report_of(batch, fetch())
+            report = report_of(labels_NL, weights_N, fetch())
             self.skipped_steps += report.skipped
             self.clipped_steps += report.clipped
             self.gradient_norm = report.gradient_norm if np.isfinite(report.gradient_norm) else None
@@ -139,15 +168,39 @@ class Learner:
 
         return wait
 
+    def require_same_net(self) -> None:
+        """ShardError unless every rank has the same net, and the same state of its optimizer, bit by bit. All ranks."""
+        if self.union is not None:
+            self.union.require_same(self.dense_tensors() | self.state_tensors())
+
+    def _agree(self, batch: Batch, next_batch: Batch | None) -> int:
+        """Return how many samples all ranks learn now."""
+        if self.union is None:
+            return len(batch)
+        knows_next = next_batch is not None and len(next_batch) > 0
+        return self.union.agree(batch, is_prepared=self._is_prepared(batch), knows_next=knows_next).num_samples
+
+    def _is_prepared(self, batch: Batch) -> bool:
+        """Return True if the previous step prepared the keys of this batch."""
+        keys = self._next
+        if keys is None:
+            return False
+        is_same = keys.batch is batch or (self.union is not None and not len(keys.batch) and not len(batch))
+        return is_same and keys.follows(self._number_statistics)
+
     def _take_prepared(self, batch: Batch) -> BatchKeys:
         """Return the keys that the previous step prepared, or prepare them if it expected another batch."""
+        is_prepared = self._is_prepared(batch) if self.union is None else self.union.agreed.are_prepared
         keys, self._next = self._next, None
-        statistics_3D = None if self.wide is None else self.wide.arrays.number_statistics_3D
-        if keys is not None and keys.batch is batch and keys.follows(statistics_3D):
+        if keys is not None and is_prepared:
             return keys
         if keys is not None:
             keys.release()
-        return self.keys.prepare(batch, statistics_3D)
+        return self.keys.prepare(batch, self._number_statistics)
+
+    @property
+    def _number_statistics(self) -> npt.NDArray[np.float64] | None:
+        return None if self.wide is None else self.wide.arrays.number_statistics_3D
 
     def _train(self, keys: BatchKeys) -> StepOutcome:
         """Look up the rows, pin them, and learn from them while the next batch's rows are prefetched."""
@@ -186,7 +239,7 @@ class Learner:
             if failed[0] is keys.batch:
                 return failed[1]
             failed[1].release()
-        return self.table.lookup(
+        return self.rows.lookup(
             keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
         )
 
@@ -198,14 +251,18 @@ class Learner:
         if self._next is not None:
             self._next = keys = self.keys.at_table(self._next)
             with suppress(SpillError):
-                prefetch = self.table.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
+                prefetch = self.rows.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
                 self._next = replace(keys, prefetch=prefetch)
 
     def _update(self, keys: BatchKeys, lookup: Lookup) -> StepOutcome:
         """Score, and update rows and dense net."""
         batch, staged = keys.batch, keys.staged
         columns = None if staged is None else staged.tensors()
-        tensors = embed_slices(self.table, lookup, self.keys.lookup_slices(batch, columns))
+        slices = self.keys.lookup_slices(batch, columns)
+        if self.sharded_table is None:
+            tensors = embed_slices(self.table, lookup, slices)
+        else:
+            tensors = self.sharded_table.embed_slices(lookup, slices)
         if columns is None:
             labels_NL, weights_N = torch.from_numpy(batch.labels_NL), torch.from_numpy(batch.weights_N)
         else:
@@ -236,11 +293,19 @@ class Learner:
         if self.retrieval_step is not None:
             ids_N = torch.from_numpy(self.keys.item_ids(batch)) if columns is None else columns["item_ids"]
             return self.retrieval_step(inputs, labels_NL, weights_N, ids_N, bfloat16=use_bfloat16)
-        return self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16, groups_NG=groups_NG)
+        outcome = self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16, groups_NG=groups_NG)
+        if self.sharded_table is not None:
+            self.sharded_table.update(lookup)
+        return outcome
+
+    def _require_learnable_by_many(self, schema: Schema) -> None:
+        """ValueError if several ranks cannot learn this net together so far."""
+        if self.wide is not None or isinstance(self.model, TwoTower) or self.device.transfer is not None:
+            raise ValueError("several ranks learn nets on the CPU so far, without a wide part, and not two towers")
 
     def _dense_step(self) -> DenseStep:
         if self.device.transfer is None:
-            return HostStep(self.model, self.update, self.loss)
+            return HostStep(self.model, self.update, self.loss, self.union)
         step, capture = DeviceStep(self.model, self.update, loss=self.loss), self.device.graph_capture
         return step if capture is None else CudaGraphStep(step, capture, self.config.batch_size)
 

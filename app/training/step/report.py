@@ -11,7 +11,6 @@ import torch
 
 from app.training.device.transfer_stream import TransferStream
 from app.training.step.dense_step import StepOutcome
-from stream.columns import Batch
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,16 @@ def fetch_outcome(outcome: StepOutcome, transfer: TransferStream | None) -> Call
     return wait
 
 
-def report_of(batch: Batch, values: OutcomeValues) -> StepReport:
-    """Return the report of a batch's step."""
+def report_of(
+    labels_NL: npt.NDArray[np.float32], weights_N: npt.NDArray[np.float32], values: OutcomeValues
+) -> StepReport:
+    """Return the report of a step that learned these samples."""
     has_weight = values.weight > 0
     loss = values.loss / values.weight if has_weight else float("nan")
     return StepReport(
         values.logits_NL,
-        batch.labels_NL,
-        batch.weights_N,
+        labels_NL,
+        weights_N,
         loss,
         bool(values.skipped),
         gradient_norm=values.gradient_norm / values.weight if has_weight else float("nan"),

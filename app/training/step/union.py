@@ -1,0 +1,111 @@
+"""One step of all ranks: each has a part of the batch, and all take the same step of the dense net."""
+
+# N samples of all ranks, L labels, F dense features, R ranks
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from app.training.step.checksum import checksum_of
+from embeddings.errors import ShardError
+from embeddings.sharding.exchange import Exchange
+from embeddings.sharding.precision import Precision
+from stream.columns import Batch
+
+
+class Agreed(NamedTuple):
+    """What all ranks know of each other's parts before a step."""
+
+    num_samples_R: list[int]
+    are_prepared: bool  # every rank has the keys of this batch already
+    prefetch: bool  # a rank knows its next batch
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all ranks."""
+        return sum(self.num_samples_R)
+
+
+class Samples(NamedTuple):
+    """Columns of the samples of all ranks, in the order of ranks."""
+
+    dense_NF: Tensor
+    labels_NL: Tensor
+    weights_N: Tensor
+    logits_NL: Tensor
+
+
+class Union:
+    """The batches of all ranks as one, in the order of ranks. Every rank makes the same calls in the same order."""
+
+    def __init__(self, exchange: Exchange, model: nn.Module, precision: Precision) -> None:
+        self.exchange, self.model = exchange, model
+        self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision.dense]
+        self.agreed = Agreed([], are_prepared=False, prefetch=False)
+        self.samples: Samples | None = None  # of the newest step
+
+    def agree(self, batch: Batch, *, is_prepared: bool, knows_next: bool) -> Agreed:
+        """Tell the others what this rank has."""
+        numbers = self.exchange.numbers([len(batch), is_prepared, knows_next])
+        lengths, prepared, known = zip(*numbers, strict=True)
+        self.agreed = Agreed(list(lengths), all(prepared), any(known))
+        return self.agreed
+
+    def concatenated(self, rows_NX: Tensor) -> Tensor:
+        """Return the rows of all ranks' samples, from this rank's."""
+        return self.exchange.concatenated("samples", rows_NX.contiguous(), self.agreed.num_samples_R)
+
+    def exchange_samples(self, dense_NF: Tensor, labels_NL: Tensor, weights_N: Tensor, logits_NL: Tensor) -> Samples:
+        """Return the columns of all ranks' samples, and keep them in `samples`."""
+        columns = [dense_NF, labels_NL, weights_N[:, None], logits_NL.detach()]
+        together = self.concatenated(torch.cat(columns, dim=1).float())
+        parts = [part.contiguous() for part in torch.split(together, [column.shape[1] for column in columns], dim=1)]
+        self.samples = Samples(parts[0], parts[1], parts[2][:, 0], parts[3])
+        return self.samples
+
+    def add_up(self, loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the parameters' gradients those of all ranks, and return the sums of loss and weight.
+
+        A parameter without a gradient on any rank has none.
+        """
+        parameters = list(self.model.parameters())
+        has = torch.tensor([float(one.grad is not None) for one in parameters], device=loss.device)
+        sums = torch.cat([loss.detach().reshape(1).float(), weight.reshape(1).float(), has])
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        flat = torch.cat([gradient.reshape(-1).to(self._dtype) for gradient in gradients]) if gradients else sums[:0]
+        if self._dtype is torch.float32:
+            flat = torch.cat([flat, sums])
+            self.exchange.add_up("dense", flat)
+            flat, sums = torch.split(flat, [len(flat) - len(sums), len(sums)])
+        else:
+            self.exchange.add_up("dense", flat)
+            self.exchange.add_up("dense", sums)
+        pieces = torch.split(flat, [one.numel() for one in parameters]) if parameters else ()
+        for parameter, piece, num_ranks in zip(parameters, pieces, sums[2:].tolist(), strict=True):
+            parameter.grad = piece.reshape(parameter.shape).to(parameter.dtype) if num_ranks else None
+        return sums[0], sums[1]
+
+    def require_same(self, tensors: Mapping[str, Tensor]) -> None:
+        """ShardError unless every rank has the same bits in these."""
+        checksums = [numbers[0] for numbers in self.exchange.numbers([checksum_of(tensors)])]
+        different = [rank for rank, one in enumerate(checksums) if one != checksums[0]]
+        if different:
+            raise ShardError(
+                f"the dense net of rank {', '.join(map(str, different))} differs from that of rank 0: start all ranks "
+                "again, they go on from the newest version; if it happens again, use the same processors and "
+                "[train] num_threads for all ranks"
+            )
+
+
+def without_samples(batch: Batch) -> Batch:
+    """Return an empty batch of the same columns: what a rank gives that has nothing to learn."""
+    return replace(
+        batch,
+        features=batch.features.slice(0, 0),
+        labels_NL=batch.labels_NL[:0],
+        weights_N=batch.weights_N[:0],
+        event_ms_N=batch.event_ms_N[:0],
+        record_ms_N=batch.record_ms_N[:0],
+    )

@@ -1,0 +1,57 @@
+"""The keys that the ranks ask an owner for, and what the owner does for them."""
+
+# K occurrences of keys in all ranks' calls, P keys asked for, each once for each rank that asks; D dimension
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embeddings.lookup.handle import Lookup, LookupSlice
+from embeddings.table import EmbeddingTable
+from kernels.types import Array
+
+
+@dataclass(frozen=True)
+class AskedKeys:
+    """What the ranks ask one table for, as it is looked up: an entry for every occurrence in a rank's call.
+
+    The last P are the keys as they came, rank 0's first; before them come their further occurrences.
+    """
+
+    num_asked: int  # P
+    features_K: Array
+    ids_K: Array
+    event_ms_K: Array
+    scores_K: Array | None = None
+
+    @staticmethod
+    def of(
+        xp: Any,
+        features_P: Array,
+        ids_P: Array,
+        event_ms_P: Array,
+        occurrences_P: Array,
+        scores_P: Array | None = None,
+    ) -> "AskedKeys":
+        """From the keys and how often each occurs in the call of the rank that asks."""
+        places_P = xp.arange(len(ids_P))
+        places_K = xp.concatenate([xp.repeat(places_P, (occurrences_P - 1).astype(np.int64)), places_P])
+        scores_K = None if scores_P is None else scores_P[places_K]
+        return AskedKeys(len(ids_P), features_P[places_K], ids_P[places_K], event_ms_P[places_K], scores_K)
+
+    @property
+    def columns(self) -> tuple[Array, Array, Array]:
+        """What a table looks up: features, ids, event times."""
+        return self.features_K, self.ids_K, self.event_ms_K
+
+    def rows(self, table: EmbeddingTable, lookup: Lookup) -> Array:
+        """Return the row of each key asked for, (P, D)."""
+        return table.gather_slice(lookup, LookupSlice(len(lookup) - self.num_asked, len(lookup)))[0]
+
+    def update(self, table: EmbeddingTable, lookup: Lookup, grads_PD: Array) -> None:
+        """Sum the gradients of each key in the order of ranks, take one step for it, and count its occurrences."""
+        xp, num_more = table.ops.xp, len(lookup) - self.num_asked
+        # further occurrences have the gradient of the row of zeros
+        grads_PD = xp.concatenate([grads_PD, xp.zeros((1, grads_PD.shape[1]), np.float32)])
+        bags_K = xp.concatenate([xp.full(num_more, self.num_asked, np.int64), xp.arange(self.num_asked)])
+        table.update(lookup, grads_PD, bags_K)

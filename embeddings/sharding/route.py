@@ -1,0 +1,90 @@
+"""The way of a call's unique keys to their owners, and of what belongs to them back."""
+
+# U unique keys of a call here, P keys that the ranks ask this one for, T tables, R ranks, B bytes of a row
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embeddings.sharding.exchange import Exchange
+from embeddings.sharding.key_ranges import owners_of
+from embeddings.sharding.row_format import bytes_of
+from kernels.ops import Ops
+from kernels.types import Array
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the unique keys of a call went, and how many the ranks asked this one for; by table."""
+
+    exchange: Exchange
+    order_T: tuple[Tensor, ...]  # of each table's keys, by owner: their places among the unique keys
+    send_RT: list[list[int]]  # unique keys, by owner
+    receive_RT: list[list[int]]  # keys asked for, by rank
+
+    @staticmethod
+    def of(exchange: Exchange, ops: Ops, mixed_U: Array, tables_U: Array | None = None, num_tables: int = 1) -> "Route":
+        """Tell each rank how many keys it will get. `tables_U`: the number of each key's table. All ranks."""
+        xp, num_ranks = ops.xp, exchange.num_ranks
+        owners_U = owners_of(xp, mixed_U, num_ranks)
+        if tables_U is None:
+            order_T = [xp.argsort(owners_U, kind="stable")]
+            counts = [ops.count_values(owners_U, num_ranks)]
+        else:
+            places_T = [xp.flatnonzero(tables_U == table) for table in range(num_tables)]
+            order_T = [places[xp.argsort(owners_U[places], kind="stable")] for places in places_T]
+            counts = [ops.count_values(owners_U[places], num_ranks) for places in places_T]
+        send_RT = ops.tensor_of(xp.ascontiguousarray(xp.stack(counts, axis=1)))
+        return Route(exchange, tuple(map(ops.tensor_of, order_T)), send_RT.tolist(), exchange.counts(send_RT))
+
+    @property
+    def num_asked_T(self) -> list[int]:
+        """How many keys the ranks ask this one for."""
+        return [sum(counts) for counts in zip(*self.receive_RT, strict=True)]
+
+    def to_owners(self, kind: str, rows_TUB: Sequence[Tensor]) -> list[Tensor]:
+        """Send rows of bytes in the order of the unique keys, of each table's keys; return those received (P, B).
+
+        `rows_TUB`: uint8, of every table the rows of its own keys, in the order of `order_T`.
+        """
+        return self._exchange(kind, rows_TUB, self.send_RT, self.receive_RT)
+
+    def to_askers(self, kind: str, rows_TPB: Sequence[Tensor]) -> list[Tensor]:
+        """Send rows of bytes for the keys that were asked for; return those of this rank's keys, as `order_T`."""
+        return self._exchange(kind, rows_TPB, self.receive_RT, self.send_RT)
+
+    def columns_to_owners(self, kind: str, columns: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Send numbers of the unique keys, in their order; return for each table the same columns, (P) each."""
+        message_UB = torch.cat([bytes_of(column.reshape(-1, 1)) for column in columns], dim=1)
+        received = self.to_owners(kind, [message_UB[order] for order in self.order_T])
+        return [_columns_of(part, [column.dtype for column in columns]) for part in received]
+
+    def _exchange(
+        self, kind: str, parts_TNB: Sequence[Tensor], send_RT: list[list[int]], receive_RT: list[list[int]]
+    ) -> list[Tensor]:
+        widths_T = [part.shape[1] for part in parts_TNB]
+        send_R, receive_R = (
+            [sum(number * width for number, width in zip(row, widths_T, strict=True)) for row in counts_RT]
+            for counts_RT in (send_RT, receive_RT)
+        )
+        if len(parts_TNB) == 1:  # by rank already
+            flat = self.exchange.rows(kind, parts_TNB[0].reshape(-1, 1), send_R, receive_R)
+            return [flat.reshape(-1, widths_T[0])] if widths_T[0] else [flat.new_empty(len(flat), 0)]
+        numbers_TR = [[row[t] for row in send_RT] for t in range(len(widths_T))]
+        split = [torch.split(part, numbers) for part, numbers in zip(parts_TNB, numbers_TR, strict=True)]
+        message = torch.cat([one.reshape(-1) for of_rank in zip(*split, strict=True) for one in of_rank])
+        flat = self.exchange.rows(kind, message.reshape(-1, 1), send_R, receive_R).reshape(-1)
+        sizes = [number * width for row in receive_RT for number, width in zip(row, widths_T, strict=True)]
+        pieces = torch.split(flat, sizes)
+        return [torch.cat(pieces[t :: len(widths_T)]).reshape(-1, width) for t, width in enumerate(widths_T)]
+
+
+def _columns_of(message_PB: Tensor, dtypes: Sequence[Any]) -> list[Tensor]:
+    columns, start = [], 0
+    for dtype in dtypes:
+        stop = start + dtype.itemsize
+        columns.append(message_PB[:, start:stop].contiguous().reshape(-1).view(dtype))
+        start = stop
+    return columns

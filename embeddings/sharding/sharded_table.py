@@ -1,0 +1,217 @@
+"""The tables of all ranks as one: unique keys travel to their owners, rows back, and later their gradients."""
+
+# K keys of a batch here, U unique ones, P keys of one table that the ranks ask this one for, D dimension, T tables
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from springtide_client.rows.table_names import MAIN_TABLE, TableNames
+from torch import Tensor
+
+from embeddings.collection.collection import AnyTable, tables_of_model
+from embeddings.errors import SpillError
+from embeddings.lookup.handle import Lookup, LookupSlice
+from embeddings.lookup.prefetch import Prefetch
+from embeddings.rows import as_keys
+from embeddings.sharding.asked_keys import AskedKeys
+from embeddings.sharding.exchange import Exchange
+from embeddings.sharding.pooling import pooled
+from embeddings.sharding.precision import Precision
+from embeddings.sharding.route import Route
+from embeddings.sharding.row_format import RowFormat
+from embeddings.table import EmbeddingTable
+from kernels.types import Array, UniqueKeys
+
+
+@dataclass(frozen=True)
+class ShardedPrefetch:
+    """The next batch's keys, at their owners already, and what these prefetch. Valid for a lookup of these arrays."""
+
+    keys_K: tuple[Array, Array, Array]
+    unique: UniqueKeys
+    route: Route
+    asked_T: list[AskedKeys]
+    prefetches_T: list[Prefetch | None]
+
+
+class ShardedLookup(Lookup):
+    """A lookup at the owners. `unique` has this rank's keys; `rows_UD` is a leaf whose gradient the owners will get."""
+
+    __slots__ = ("asked_T", "lookups_T", "route", "rows_UD")
+
+    def __init__(
+        self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup], rows_UD: Tensor
+    ) -> None:
+        def release(tick: int) -> None:
+            for lookup in lookups_T:
+                lookup.release()
+
+        self.route, self.asked_T, self.lookups_T, self.rows_UD = route, asked_T, lookups_T, rows_UD
+        # the parts release themselves when they are garbage-collected
+        super().__init__(release, lambda tick: None, tick=0, erasures=0, unique=unique, slots_U=unique.ids_U[:0])
+
+
+class ShardedTable:
+    """Has the methods of a table that a step uses. Every rank makes the same calls in the same order, with keys of its
+    own, which may be none; the rows of a rank's range are in its table, which has all other methods.
+    """
+
+    def __init__(self, table: AnyTable, exchange: Exchange, precision: Precision, *, seed: int) -> None:
+        self.table, self.exchange, self.ops = table, exchange, table.ops
+        self.tables = list(tables_of_model(table).values())
+        held = {} if isinstance(table, EmbeddingTable) else table.config.tables
+        names = TableNames({name: one.features for name, one in held.items() if name != MAIN_TABLE})
+        places = {name: place for place, name in enumerate(tables_of_model(table))}
+        self._places_F = None
+        if len(self.tables) > 1:
+            by_name = np.array([places.get(name, 0) for name in names.names])
+            (self._places_F,) = self.ops.put(by_name[names.places_F])
+        self.dim = table.dim
+        rank_seed = seed * exchange.num_ranks + exchange.rank
+        self.row_formats = [RowFormat(precision.rows, one.dim) for one in self.tables]
+        self.gradient_formats = [RowFormat(precision.gradients, one.dim, seed=rank_seed) for one in self.tables]
+        self.num_updates = 0  # what stochastic rounding depends on
+        self._failed: tuple[list[AskedKeys], list[Lookup]] = [], []  # a try's keys, and its open lookups
+
+    def needs_checkpoint(self, num_keys: int) -> bool:
+        """Return True if a batch of which this rank has so many keys may only be looked up after a `take_delta`."""
+        total = sum(numbers[0] for numbers in self.exchange.numbers([num_keys]))
+        return not self.exchange.all_true(not self.table.needs_checkpoint(total))
+
+    @property
+    def num_removals(self) -> int:
+        """See EmbeddingTable.num_removals."""
+        return self.table.num_removals
+
+    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> ShardedPrefetch:
+        """Send the next batch's keys to their owners, who start to recall their rows. Pass the result to the next
+        lookup, with the same three arrays.
+        """
+        unique, route, asked_T = self._ask(features_K, ids_K, event_ms_K, None)
+        prefetches_T: list[Prefetch | None] = []
+        for table, asked in zip(self.tables, asked_T, strict=True):
+            try:
+                prefetches_T.append(table.prefetch(*asked.columns))
+            except SpillError:  # which the lookup itself will report
+                prefetches_T.append(None)
+        return ShardedPrefetch((features_K, ids_K, event_ms_K), unique, route, asked_T, prefetches_T)
+
+    def lookup(
+        self,
+        features_K: Array,
+        ids_K: Array,
+        event_ms_K: Array,
+        *,
+        scores_K: Array | None = None,
+        prefetched: ShardedPrefetch | None = None,
+    ) -> ShardedLookup:
+        """Make every key's row resident at its owner, pin it there, and fetch it.
+
+        SpillError on all ranks if it comes on one: the call may be repeated by all, with the same keys.
+        """
+        keys_K = features_K, ids_K, event_ms_K
+        if prefetched is None:
+            unique, route, asked_T = self._ask(*keys_K, scores_K)
+            prefetches_T: Sequence[Prefetch | None] = [None] * len(self.tables)
+        else:
+            if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
+                raise ValueError("these are not the keys that were prefetched: pass the same arrays")
+            unique, route, asked_T = prefetched.unique, prefetched.route, prefetched.asked_T
+            prefetches_T = prefetched.prefetches_T
+        lookups_T = self._failed_try(asked_T)
+        try:
+            with self.exchange.failing_together():
+                for t in range(len(lookups_T), len(self.tables)):
+                    scores_K, prefetch = asked_T[t].scores_K, prefetches_T[t]
+                    one = self.tables[t].lookup(*asked_T[t].columns, scores_K=scores_K, prefetched=prefetch)
+                    lookups_T.append(one)
+        except SpillError:
+            self._failed = asked_T, lookups_T
+            raise
+        rows_UD = self._fetch(unique, route, asked_T, lookups_T)
+        return ShardedLookup(unique, route, asked_T, lookups_T, rows_UD.requires_grad_(torch.is_grad_enabled()))
+
+    def embed_slices(self, lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
+        """A tensor for each slice, (keys, D) or (bags, D) float32: see embeddings.torch_api.autograd.embed_slices.
+
+        Their gradients are those of `lookup.rows_UD`, which `update` sends.
+        """
+        assert isinstance(lookup, ShardedLookup)
+        inverse_K = self.ops.tensor_of(lookup.unique.inverse_K)
+        return tuple(pooled(lookup.rows_UD, inverse_K[part.start : part.stop], part) for part in slices)
+
+    def update(self, lookup: Lookup) -> None:
+        """Send the gradients of a lookup's rows to their owners, who sum them in the order of ranks, take one step for
+        each row, count every occurrence, and release the lookup. Without a gradient they only count.
+        """
+        assert isinstance(lookup, ShardedLookup)
+        grads_UD = lookup.rows_UD.grad
+        if grads_UD is None:
+            grads_UD = torch.zeros_like(lookup.rows_UD)
+        lookup.rows_UD.grad = None
+        self.num_updates += 1
+        encoded = [
+            row_format.encode(grads_UD[order, : row_format.dim], self.num_updates)
+            for order, row_format in zip(lookup.route.order_T, self.gradient_formats, strict=True)
+        ]
+        received = lookup.route.to_owners("gradients", encoded)
+        for table, asked, one, row_format, bytes_PB in zip(
+            self.tables, lookup.asked_T, lookup.lookups_T, self.gradient_formats, received, strict=True
+        ):
+            asked.update(table, one, self.ops.array_of(row_format.decode(bytes_PB).contiguous()))
+        lookup.release()
+
+    def _ask(
+        self, features_K: Array, ids_K: Array, event_ms_K: Array, scores_K: Array | None
+    ) -> tuple[UniqueKeys, Route, list[AskedKeys]]:
+        """Send this rank's unique keys to their owners."""
+        ops, xp = self.ops, self.ops.xp
+        unique = ops.unique(*ops.put(*as_keys(features_K, ids_K, event_ms_K)))
+        tables_U = None if self._places_F is None else self._places_F[unique.features_U]
+        route = Route.of(self.exchange, ops, unique.mixed_U, tables_U, len(self.tables))
+        columns = [
+            unique.features_U.view(np.int16),
+            unique.ids_U,
+            unique.occurrences_U.astype(np.int32),
+            unique.last_seen_U,
+        ]
+        if scores_K is not None:
+            order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
+            (scores_K,) = ops.put(scores_K)
+            columns.append(scores_K[order_K[offsets_U1[1:] - 1]].astype(np.float32))  # the last occurrence counts
+        asked_T = []
+        for received in route.columns_to_owners("keys", [ops.tensor_of(column) for column in columns]):
+            features_P, ids_P, occurrences_P, event_ms_P, *scores = map(ops.array_of, received)
+            keys_P = features_P.view(np.uint16), ids_P, event_ms_P, occurrences_P
+            asked_T.append(AskedKeys.of(xp, *keys_P, *scores))
+        return unique, route, asked_T
+
+    def _fetch(self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup]) -> Tensor:
+        """The rows of this rank's unique keys, (U, D) float32; narrower ones end in zeros."""
+        encoded = []
+        for table, asked, lookup, row_format in zip(self.tables, asked_T, lookups_T, self.row_formats, strict=True):
+            encoded.append(row_format.encode(self.ops.tensor_of(asked.rows(table, lookup))))
+        received = route.to_askers("rows", encoded)
+        rows_UD = torch.zeros(len(unique.ids_U), self.dim, device=received[0].device)
+        for order, row_format, bytes_NB in zip(route.order_T, self.row_formats, received, strict=True):
+            rows_UD[order, : row_format.dim] = row_format.decode(bytes_NB)
+        return rows_UD
+
+    def _failed_try(self, asked_T: list[AskedKeys]) -> list[Lookup]:
+        """Return the lookups that a failed try of the same keys left open; release those of others.
+
+        A second one would find rows that the first has created, and admission would not count their ids.
+        """
+        (failed_T, lookups_T), self._failed = self._failed, ([], [])
+        pairs: list[tuple[Any, Any]] = [
+            pair
+            for one, now in zip(failed_T, asked_T, strict=False)
+            for pair in zip(one.columns, now.columns, strict=True)
+        ]
+        if failed_T and all(self.ops.xp.array_equal(before, now) for before, now in pairs):
+            return lookups_T
+        for lookup in lookups_T:
+            lookup.release()
+        return []
