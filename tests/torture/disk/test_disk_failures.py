@@ -1,5 +1,6 @@
 """Disks that are full, read-only or slow: learning waits, reports why, and continues without loss."""
 
+import contextlib
 import errno
 import os
 import resource
@@ -148,12 +149,16 @@ def test_a_slow_disk_slows_learning_and_loses_nothing(running: RunningTrainer, m
 
 
 def limited_spills(running: RunningTrainer) -> Callable[[int], None]:
-    """Wait until every table has spilled rows; return how the size of their files is limited."""
+    """Wait until every table has spilled rows; return how the size of their files is limited.
+
+    Limit it again while waiting: a process that does not respond for 2 s, on a busy machine, is replaced.
+    """
     spills: list[Any] = [one.parts.spill for one in tables_by_name(running.trainer.state.learner.table).values()]
     for spill in spills:
         worker = spill._worker
         worker.patience_seconds = 2
-        worker.catalog.queue_bytes = 1 << 12
+        # the table sets the limit of the queue anew every 64 batches, from this
+        worker._max_queue_bytes = worker.catalog.queue_bytes = 1 << 12
         wait_until(
             lambda worker=worker, spill=spill: worker._process is not None and spill.counters()["spill_written"],
             "a first write",
@@ -161,7 +166,9 @@ def limited_spills(running: RunningTrainer) -> Callable[[int], None]:
 
     def limit(size: int) -> None:
         for spill in spills:
-            resource.prlimit(spill._worker._process.popen.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            with contextlib.suppress(ProcessLookupError):
+                pid = spill._worker._process.popen.pid
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     return limit
 
@@ -170,13 +177,13 @@ def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) 
     limit = limited_spills(running)
     limit(1 << 12)
     running.produce(3_000)
-    wait_until(
-        lambda: (
-            running.reports("waiting", "raise the limit")
-            and read_status(running.config.log.path).samples_trained == running.num_samples
-        ),
-        "the reason",
-    )
+
+    def is_stuck() -> bool:
+        limit(1 << 12)
+        reports = running.reports("waiting", "raise the limit")
+        return reports and read_status(running.config.log.path).samples_trained == running.num_samples
+
+    wait_until(is_stuck, "the reason")
     stuck = running.num_samples
     limit(resource.RLIM_INFINITY)
     running.learn_all()
@@ -185,9 +192,15 @@ def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) 
 
 
 def test_a_trainer_that_waits_for_its_spill_can_be_stopped(running: RunningTrainer) -> None:
-    limited_spills(running)(1 << 12)
+    limit = limited_spills(running)
+    limit(1 << 12)
     running.produce(3_000)
-    wait_until(lambda: running.reports("waiting", "raise the limit"), "the reason")
+
+    def is_stuck() -> bool:
+        limit(1 << 12)
+        return running.reports("waiting", "raise the limit")
+
+    wait_until(is_stuck, "the reason")
     running.stop()
     running.start()
     running.learn_all()
