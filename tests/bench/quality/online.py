@@ -1,9 +1,10 @@
 """quality.online: progressive AUC and logloss, one pass over each log, beside other online learners and ablations.
 
 `springtide bench quality.online [--logs movielens-100k,simulated] [--parts peers,wide,ablations] [--samples N]`. One
-setting of ours, the defaults, for all logs. Vowpal Wabbit (18 settings) and River learn the same samples in the same
+setting of ours, the defaults, for all logs. Vowpal Wabbit (30 settings) and River learn the same samples in the same
 order; of VW the best single setting over all logs is named, and the best of each log, which is picked afterwards. Logs
-that are not there are skipped. Standard errors by DeLong, of differences too: they take the samples as independent.
+that are not there are skipped; the defaults were not chosen on `simulated-completejourney-end`, `nyc-flights` and
+`phishing`. Standard errors by DeLong, of differences too: they take the samples as independent.
 """
 
 # N samples
@@ -23,6 +24,7 @@ from springtide_client.schema import Schema
 
 from app.scores.auc import click_auc
 from app.tools.evaluate.auc_error import difference_error, standard_error
+from stream.columns import Batch
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.report import DATA, argument_parser, describe_run
 from tests.bench.quality.contenders import (
@@ -38,7 +40,8 @@ from tests.bench.quality.contenders import (
     wide_part_on_and_off,
 )
 from tests.bench.quality.one_pass import Floats, OnePass, RunConfig, learn_once
-from tests.bench.quality.real_logs import SETS, cut, read_batch
+from tests.bench.quality.packaged_logs import PACKAGED, VENV, read_csv, write_csv
+from tests.bench.quality.real_logs import SETS, UNSEEN, cut, read_batch
 from tests.bench.quality.simulated_log import simulate_log, simulated_schema
 from tests.bench.quality.world_filter import filtered_logits
 
@@ -50,7 +53,9 @@ MOST_SAMPLES = 100_000  # of a real log
 QUICK_SAMPLES = 1_500
 WINDOW = 20_000  # samples, as in the status; of simulated clicks 6.7 s
 AFTER = 160_000  # the window that ends when the demo is 60 s old begins here
-VENV_OF = {"VW": "online", "River": "online"}
+VENV_OF = {"VW": VENV, "River": VENV}
+REAL = SETS | UNSEEN
+LOGS = [*REAL, *PACKAGED, SIMULATED]
 PACKAGES = ("numpy", "numba", "torch")
 
 
@@ -59,7 +64,19 @@ def defaults(schema: Schema) -> RunConfig:
     return RunConfig(schema=schema).with_model(wide=True)
 
 
-def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iterator[tuple[Log, dict[str, Floats]]]:
+def read_real(name: str, folder: Path, venvs: Path) -> tuple[Schema, Batch] | None:
+    """Return the schema and the samples of a log that is not simulated by us; None if it is not there."""
+    if name in PACKAGED:
+        with tempfile.TemporaryDirectory(prefix="packaged-") as written:
+            schema, path = PACKAGED[name].schema, write_csv(name, venvs, Path(written))
+            return None if path is None else (schema, read_csv(path, schema))
+    real = REAL[name]
+    return (real.schema, read_batch(folder, real)) if (folder / f"{real.file}.parquet").is_file() else None
+
+
+def read_logs(
+    names: list[str], folder: Path, venvs: Path, most: int, *, quick: bool
+) -> Iterator[tuple[Log, dict[str, Floats]]]:
     """Yield the logs, and of the simulated one the logits of who knows more. Names those that are absent."""
     for name in names:
         if name == SIMULATED:
@@ -71,14 +88,14 @@ def read_logs(names: list[str], folder: Path, most: int, *, quick: bool) -> Iter
             event_ms_N = samples.event_ms_N
             schedules = {f"versions every {s} s": every_ms(1000 * s, event_ms_N) for s in (1, 10, 60)}
             yield Log(name, defaults(simulated_schema()), samples, schedules), bests
-        elif not (folder / f"{SETS[name].file}.parquet").is_file():
-            print(f"skipped: {name}, {folder} does not have it", flush=True)
+        elif (found := read_real(name, folder, venvs)) is None:
+            print(f"skipped: {name}, {folder if name in REAL else venvs / VENV} does not have it", flush=True)
         else:
-            real = SETS[name]
-            samples = cut(read_batch(folder, real), 0, most)
+            schema, whole = found
+            samples = cut(whole, 0, most)
             schedules = {f"versions every {k:,} samples": every(k, len(samples)) for k in (256, 4096)}
             schedules["trained in daily batches"] = every_ms(DAY_MS, samples.event_ms_N)
-            yield Log(name, defaults(real.schema), samples, schedules), {}
+            yield Log(name, defaults(schema), samples, schedules), {}
 
 
 def run_peers(log: Log, peers: Peers, folder: Path, *, quick: bool) -> Iterator[Result]:
@@ -86,7 +103,7 @@ def run_peers(log: Log, peers: Peers, folder: Path, *, quick: bool) -> Iterator[
     if not peers.installed:
         return
     calls: dict[str, tuple[str, dict[str, Any]]] = {
-        name: ("vw", {"options": options}) for name, options in vw_settings(quick=quick)
+        name: ("vw", {"options": options}) for name, options in vw_settings(log.num_fields, quick=quick)
     }
     for model, rate in RIVER[:1] if quick else RIVER:
         calls[f"River {model} {rate:g}"] = ("river", {"model": model, "rate": rate})
@@ -190,7 +207,7 @@ def best_of_vw(cases: list[dict[str, Any]]) -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     """Return the arguments, checked."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("--logs", default=",".join([*SETS, SIMULATED]))
+    parser.add_argument("--logs", default=",".join(LOGS))
     parser.add_argument("--parts", default="peers,wide,ablations", help="what to run beside our defaults")
     parser.add_argument("--samples", type=int, default=MOST_SAMPLES, help="of a real log, at most")
     parser.add_argument("--keep", type=Path, help="keep the peers' logits in this folder, and use those it has")
@@ -198,8 +215,8 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.logs, options.parts = options.logs.split(","), options.parts.split(",")
     for name in options.logs:
-        if name not in SETS and name != SIMULATED:
-            parser.error(f"no log {name!r}: there are {', '.join([*SETS, SIMULATED])}")
+        if name not in LOGS:
+            parser.error(f"no log {name!r}: there are {', '.join(LOGS)}")
     return options
 
 
@@ -231,7 +248,7 @@ def main() -> int:
         peers = stack.enter_context(Peers(venv_of, venvs=options.peers, threads=1))
         run = describe_run("quality.online", packages=PACKAGES, quick=quick, peers=peers.versions)
         most = QUICK_SAMPLES if quick else options.samples
-        for log, bests in read_logs(options.logs, options.data, most, quick=quick):
+        for log, bests in read_logs(options.logs, options.data, options.peers, most, quick=quick):
             for case in learn_log(log, bests, options.parts, peers, folder, quick=quick):
                 cases.append(case)
                 print(describe(case), flush=True)

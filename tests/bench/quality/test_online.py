@@ -1,14 +1,17 @@
 """The quick form of `quality.online` on simulated clicks, without peers; its figures mean nothing."""
 
+import gzip
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.bench.quality import online
-from tests.bench.quality.contenders import every, every_ms, save_for_peers
+from tests.bench.quality.contenders import every, every_ms, save_for_peers, vw_settings
 from tests.bench.quality.one_pass import RunConfig, learn_and_serve, learn_once, share_rows
+from tests.bench.quality.packaged_logs import PACKAGED, PHISHING, SOURCES, VENV, read_csv, write_csv
 from tests.bench.quality.simulated_log import simulate_log, simulated_schema
 
 
@@ -76,3 +79,34 @@ def test_peers_get_every_feature_as_an_id(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ids_NE[:, :num_categorical], features.categorical_NC)
     tags_NE = fields_E == num_categorical
     np.testing.assert_array_equal(ids_NE[:, tags_NE][present_NE[:, tags_NE]], features.lists[0].ids_M)
+
+
+def test_vw_learns_with_factorized_crosses_of_all_pairs_of_fields() -> None:
+    settings = dict(vw_settings(3, quick=False))
+    assert len(settings) == 30
+    assert settings["VW lrq 7 0.5"] == "--lrq ab7 --lrq ac7 --lrq bc7 --l2 1e-6 -l 0.5"
+    assert settings["VW lrq 14 dropout 2"] == "--lrq ab14 --lrq ac14 --lrq bc14 --lrqdropout -l 2.0"
+    assert len(vw_settings(3, quick=True)) == 10
+
+
+def test_logs_of_packages_are_written_as_csv(tmp_path: Path) -> None:
+    packages = tmp_path / VENV / "lib" / "python3" / "site-packages"
+    flights, phishing = (packages / inside for inside, _ in SOURCES.values())
+    flights.parent.mkdir(parents=True)
+    phishing.parent.mkdir(parents=True)
+    names = "arr_delay,carrier,flight,tailnum,origin,dest,distance,month,day,hour,minute,time_hour"
+    lines = [
+        "16,UA,1,N1,EWR,IAH,1400,1,1,6,5,2013-01-01T11:00:00Z",
+        ",UA,2,N2,EWR,IAH,1400,1,1,5,15,2013-01-01T10:00:00Z",  # not flown
+        "15,AA,3,N3,JFK,MIA,1089,1,1,5,40,2013-01-01T10:00:00Z",
+    ]
+    with zipfile.ZipFile(flights, "w") as archive:
+        archive.writestr("flights.csv", "\n".join([names, *lines]))
+    phishing.write_bytes(gzip.compress(f"{','.join(PHISHING)},is_phishing\n{'0.5,' * 9}1\n".encode()))
+    for name, clicks in {"nyc-flights": [0, 1], "phishing": [1]}.items():
+        path = write_csv(name, tmp_path, tmp_path)
+        assert path is not None
+        samples = read_csv(path, PACKAGED[name].schema)
+        assert samples.labels_NL[:, 0].tolist() == clicks
+        assert samples.features.categorical_NC.shape[1] == len(PACKAGED[name].categorical)
+    assert write_csv("phishing", tmp_path / "elsewhere", tmp_path) is None
