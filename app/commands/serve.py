@@ -11,6 +11,7 @@ HELP = "serve the log over HTTP: embeddings, predictions, versions, the dashboar
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="instead of [serve] port")
     parser.add_argument("--workers", type=int, help="instead of [serve] workers; SIGHUP restarts them one by one")
+    parser.add_argument("--range", help='instead of [serve] range: the part of all rows to hold, such as "2/4"')
     parser.add_argument("--version", help=f"serve this version and no other: {VERSION_NAMES}")
 
 
@@ -21,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     tune_process()
     from app.serving.server.serve import serve
 
-    options = {"port": arguments.port, "workers": arguments.workers}
+    options = {"port": arguments.port, "workers": arguments.workers, "range": arguments.range}
     config = load_config(arguments.config, overrides={"serve": options})
     version = None if arguments.version is None else find_version(config.log.path, arguments.version)
     serve(config.log.path, config.serve, log=config.log, version=version)

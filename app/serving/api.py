@@ -31,6 +31,7 @@ from app.serving.openapi.operations import complete_document
 from app.serving.ops.routes import OpsParts
 from app.serving.ops.routes import router as ops_router
 from app.serving.pages.routes import router as page_router
+from app.serving.parts.rows_handler import PartRowsHandler
 from app.serving.predict.routes import PredictParts
 from app.serving.predict.routes import router as predict_router
 from app.serving.retrieve.routes import RetrieveParts
@@ -67,14 +68,17 @@ def build_application(service: Service) -> Application:
     handler = BatchLookupHandler(
         service.replica,
         metrics,
-        service.pools.lookups,
+        service.pools.remote if service.part.is_router else service.pools.lookups,
         fast_path,
         max_body_bytes=config.max_body_bytes,
         max_ids=config.max_ids,
     )
+    part_rows = PartRowsHandler(
+        service.replica, service.recent_views, service.part, service.pools.lookups, max_body_bytes=config.max_body_bytes
+    )
     middleware = HttpMiddleware(
         build_api(service),
-        direct=handler,
+        direct=(handler, part_rows),
         authorizer=service.authorizer,
         limits=service.limits,
         metrics=metrics,
@@ -124,7 +128,7 @@ def _set_parts(api: FastAPI, service: Service) -> None:
     """Give the routes of each folder the parts they use, and no others."""
     config, replica, limits, pools = service.config, service.replica, service.limits, service.pools
     log_path = service.log.path
-    api.state.lookup = LookupParts(replica, service.metrics, pools.neighbors, config.max_neighbors)
+    api.state.lookup = LookupParts(replica, service.metrics, pools.neighbors, pools.remote, config.max_neighbors)
     api.state.predict = PredictParts(
         replica, service.metrics, service.micro_batcher, pools.lookups, config.max_instances
     )
@@ -136,7 +140,9 @@ def _set_parts(api: FastAPI, service: Service) -> None:
     api.state.bases = BaseParts(log_path, replica, pools.files, service.fixed_version)
     api.state.snapshots = SnapshotParts(log_path, replica, service.snapshots, pools.snapshots)
     api.state.admin = AdminParts(service.log, replica, service.trainer, pools.commands, pools.audits)
-    api.state.ops = OpsParts(replica, service.trainer, service.status, service.history, service.scraper, limits)
+    api.state.ops = OpsParts(
+        replica, service.trainer, service.status, service.history, service.scraper, limits, service.part
+    )
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -4,6 +4,8 @@ import ipaddress
 from typing import Annotated
 
 from msgspec import Meta
+from springtide_client.parts.part_servers import check_url
+from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange
 from springtide_client.system.settings import SIZE, Settings
 
 MAX_WORKERS = 256
@@ -48,6 +50,24 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
         str | None, Meta(description="File of bearer tokens, one per line: `read,predict=SECRET`, `admin=SECRET`.")
     ] = None
     insecure: Annotated[bool, Meta(description="Allow a public address without tokens.")] = False
+    range: Annotated[
+        str | None,
+        Meta(
+            description='The part of all rows that this server holds: `"2/4"` is the second of four equal ranges of '
+            "the keys' mixed hash. It answers for keys of other parts with 421. Default: all rows."
+        ),
+    ] = None
+    parts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description='The servers of all parts, in the order of their ranges: `["http://a:8000", "http://b:8000"]`. '
+            "With them, predictions use rows of all parts, and 421 tells the owner's address. Without `range` this "
+            "server holds no rows and routes every request. Each is shown the first token with the scope `read`."
+        ),
+    ] = ()
+    router: Annotated[
+        bool, Meta(description="With `range` and `parts`: answer for keys of other parts too, by asking their servers.")
+    ] = False
     max_body_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Largest request body.")] = 16 << 20
     max_ids: Annotated[int, Meta(ge=1, description="Ids in one embeddings request.")] = 65_536
     max_instances: Annotated[int, Meta(ge=1, description="Instances in one predict request.")] = 8_192
@@ -82,6 +102,34 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=10, description="How often the log is checked where the system reports no file changes."),
     ] = 0.005
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            hash_range = None if self.range is None else HashRange.parse(self.range)
+        except ValueError as error:
+            raise ValueError(f"range {error}") from None
+        for url in self.parts:
+            try:
+                check_url(url)
+            except ValueError as error:
+                raise ValueError(f"parts {error}") from None
+        if hash_range is not None and self.parts and len(self.parts) != hash_range.count:
+            raise ValueError(f'parts has {len(self.parts)} addresses, range = "{hash_range}" needs {hash_range.count}')
+        if self.router and not self.parts:
+            raise ValueError("router needs the addresses of all parts: set parts")
+
+    @property
+    def hash_range(self) -> HashRange:
+        """Whose rows this server holds."""
+        if self.range is not None:
+            return HashRange.parse(self.range)
+        return NO_KEYS if self.parts else ALL_KEYS
+
+    @property
+    def is_router(self) -> bool:
+        """True if it answers for keys whose rows other servers hold."""
+        return self.router or (bool(self.parts) and self.range is None)
 
     @property
     def is_loopback(self) -> bool:

@@ -13,17 +13,19 @@ from app.serving.feed.record_cache import RecordCache
 from app.serving.feed.snapshot_cache import SnapshotCache
 from app.serving.http.authorization import Authorizer
 from app.serving.http.request_limits import RequestLimits
-from app.serving.http.tokens import Tokens
+from app.serving.http.tokens import Tokens, read_token
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.server_metrics import declare_metrics
 from app.serving.metrics.shared_metrics import WorkerSlot
 from app.serving.model.fixed_follower import FixedFollower
 from app.serving.model.log_follower import LogFollower
+from app.serving.model.part import Part
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.ops.scrape import MetricsScraper
 from app.serving.ops.status import ServerStatusReporter
 from app.serving.ops.status_history import StatusHistory
+from app.serving.parts.recent_views import RecentViews
 from app.serving.predict.micro_batcher import MicroBatcher
 from app.serving.retrieve.retriever import Retriever
 from app.version_log.config import LogConfig
@@ -37,6 +39,7 @@ class Pools:
     """The threads for everything that would hold up the event loop: a queue for each kind of work."""
 
     def __init__(self) -> None:
+        self.remote = BoundedPool("remote", num_threads=16, max_waiting=256)
         self.lookups = BoundedPool("lookup", num_threads=2, max_waiting=128)
         self.neighbors = BoundedPool("neighbors", num_threads=1, max_waiting=32)
         self.retrievals = BoundedPool("retrieve", num_threads=2, max_waiting=128)
@@ -74,7 +77,10 @@ class Service:
         self.limits = RequestLimits(max_in_flight=config.max_in_flight, max_streams=config.max_streams)
         self.metrics = declare_metrics(MetricsRegistry())
         self.pools = Pools()
+        token = read_token(config) if config.parts else None
+        self.part = Part.of(config, token, self._note_part_response)
         self.record_cache = RecordCache()
+        self.recent_views = RecentViews(self.part.num_kept_views)
         self._folder = CacheFolder(config.cache_path)
         self.fixed_version = version
         self.replica = Replica(
@@ -87,22 +93,27 @@ class Service:
                     on_version=on_version,
                     on_swap=on_swap,
                     on_record=self.record_cache.add,
+                    part=self.part,
                 )
                 if version is None
-                else FixedFollower(log_path, version, on_swap=on_swap)
+                else FixedFollower(log_path, version, on_swap=on_swap, part=self.part)
             ),
             poll_interval_seconds=config.poll_interval_seconds,
             metrics=self.metrics,
             wait=DirectoryWatcher(log_path).wait,
+            on_view=self.recent_views.add,
         )
         self.retriever = Retriever(lambda: self.replica.view, self.metrics)
         self.trainer = TrainerStatusReader(log_path)
         self.micro_batcher = MicroBatcher(
-            max_rows=config.predict_max_batch_rows, wait_seconds=config.predict_batch_timeout_ms / 1000
+            max_rows=config.predict_max_batch_rows,
+            wait_seconds=config.predict_batch_timeout_ms / 1000,
+            # one batch is scored while the rows of another are on their way
+            num_threads=1 if self.part.servers is None else 4,
         )
         self.snapshots = SnapshotCache(log_path, self._folder.path, max_bytes=config.snapshot_bytes)
         self.status = ServerStatusReporter(
-            log_path, trainer=self.trainer, replica=self.replica, num_workers=config.workers
+            log_path, trainer=self.trainer, replica=self.replica, num_workers=config.workers, part=self.part
         )
         self.history = StatusHistory()
         self.scraper = MetricsScraper(
@@ -111,6 +122,7 @@ class Service:
             replica=self.replica,
             limits=self.limits,
             micro_batcher=self.micro_batcher,
+            part=self.part,
             slot=slot,
         )
         self._has_other_workers = slot is not None
@@ -119,7 +131,8 @@ class Service:
     def start(self) -> None:
         """Start to follow the log and to sample the status; call inside the event loop."""
         self.replica.start()
-        self.retriever.start()
+        if self.part.holds_all:
+            self.retriever.start()
         self._sampler = asyncio.create_task(self._sample())
 
     def stop(self) -> None:
@@ -136,8 +149,12 @@ class Service:
         self.replica.join()
         self.retriever.join()
         self.micro_batcher.close()
+        self.part.close()
         self.pools.close()
         self._folder.close()
+
+    def _note_part_response(self, hash_range: str, outcome: str, seconds: float) -> None:
+        self.metrics.observe("springtide_part_request_duration_seconds", seconds, range=hash_range, outcome=outcome)
 
     async def _sample(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from app.config.load import Config
 from app.errors import UserError
 from app.models.export.torch_export import export_model
 from app.models.registry import build_model
+from app.tools.part_diagnosis import check_parts
 from app.training.bootstrap import add_parts, design_of, model_spec
 from app.version_log.change.design import Design
 from app.version_log.change.plan import plan_change
@@ -47,6 +48,8 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield check_disk_caps(config)
     yield from check_kept_versions(config.log)
     yield from check_port_and_gpu(config)
+    for state, text in check_parts(config.serve):
+        yield Diagnosis(state, text)
 
 
 def check_model(config: Config) -> Iterator[Diagnosis]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+VERSION_NOT_REACHED = "version_not_reached"
 # what decoding a body may raise: msgspec reports strings that are not UTF-8 as Python does
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 CODES_BY_STATUS = {
@@ -32,6 +33,9 @@ REJECTION_REASONS = {
     "unauthorized": "token",
     "forbidden": "token",
     "foreign_host": "host",
+    "misdirected": "part",
+    "part_unavailable": "part",
+    "versions_differ": "part",
 }
 
 
@@ -95,6 +99,36 @@ def refuse_if_fixed(version: int | None) -> None:
     if version is not None:
         hint = "follow another server, or take /v1/snapshot"
         raise ApiError(409, "fixed_version", f"this server serves version {version} and no other", hint)
+
+
+def misdirected(message: str, hint: str, details: Mapping[str, Any] | None = None) -> ApiError:
+    """421: another server holds these rows."""
+    return ApiError(421, "misdirected", message, hint, details=details)
+
+
+def version_gone(version: int, newest: int) -> ApiError:
+    """410: a part is demanded at a version that it serves no longer."""
+    message = f"version {version} is served no longer, the newest is {newest}"
+    return ApiError(410, "version_gone", message, "ask for a newer version")
+
+
+def version_not_reached(version: int, newest: int) -> ApiError:
+    """503: a version that the server has not applied yet."""
+    message = f"version {version} is not served yet, the newest is {newest}"
+    hint = "retry, or wait with /v1/versions/latest?after="
+    return ApiError(503, VERSION_NOT_REACHED, message, hint, headers={"Retry-After": "1"})
+
+
+def part_unavailable(message: str) -> ApiError:
+    """503: the server of a part gives none of its rows."""
+    hint = "retry once it runs; keys of other parts are answered meanwhile"
+    return ApiError(503, "part_unavailable", message, hint, headers={"Retry-After": "1"})
+
+
+def versions_differ(message: str) -> ApiError:
+    """503: the servers of the parts serve no version in common."""
+    hint = "retry; if it stays, compare `version` and `reason` in the /v1/status of each part"
+    return ApiError(503, "versions_differ", message, hint, headers={"Retry-After": "1"})
 
 
 def body_too_large(max_bytes: int) -> ApiError:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,7 +52,7 @@ class HttpMiddleware:
         self,
         inner: ASGIApp,
         *,
-        direct: DirectHandler,
+        direct: Sequence[DirectHandler],
         authorizer: Authorizer,
         limits: RequestLimits,
         metrics: MetricsRegistry,
@@ -144,9 +144,10 @@ class HttpMiddleware:
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() != "identity" and scope["method"] not in ("GET", "HEAD"):
             raise unsupported_encoding(encoding)
-        if self._direct.matches(scope):
-            await self._direct.handle(headers, scope, receive, send)
-            return
+        for handler in self._direct:
+            if handler.matches(scope):
+                await handler.handle(headers, scope, receive, send)
+                return
         if scope["method"] == "HEAD" and path in HEAD_PATHS:
             get_scope = {**scope, "method": "GET"}  # the connection knows that it sends no body
             await self._inner(get_scope, self._limited(receive), send)

@@ -4,11 +4,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from app.serving.http.errors import ApiError, bad_request
+from app.serving.http.errors import VERSION_NOT_REACHED as VERSION_NOT_REACHED
+from app.serving.http.errors import ApiError, bad_request, version_not_reached
 
 MAX_STALENESS = "x-springtide-max-staleness-ms"
 MIN_VERSION = "x-springtide-min-version"
-VERSION_NOT_REACHED, TOO_STALE = "version_not_reached", "too_stale"
+TOO_STALE = "too_stale"
 # float() and int() would accept more: inf, 1_000, digits of other scripts
 MILLISECONDS = re.compile(r"[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
 NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -35,13 +36,7 @@ class Preconditions:
         `staleness_ms()` is None if the staleness of the version is not known.
         """
         if self.min_version is not None and version < self.min_version:
-            return ApiError(
-                503,
-                VERSION_NOT_REACHED,
-                f"version {self.min_version} is not served yet, the newest is {version}",
-                "retry, or wait with /v1/versions/latest?after=",
-                headers={"Retry-After": "1"},
-            )
+            return version_not_reached(self.min_version, version)
         if self.max_staleness_ms is not None:
             found_ms = staleness_ms()
             if found_ms is None or found_ms > self.max_staleness_ms:

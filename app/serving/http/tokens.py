@@ -71,10 +71,7 @@ def load_tokens(config: ServeConfig, environment: Mapping[str, str] = os.environ
     One entry per line, in the environment between semicolons: `read,predict=SECRET`; lines with # are comments. Without
     a read or predict token only loopback is served. Raises ValueError if the server would be open to the network.
     """
-    text = environment.get(ENVIRONMENT_NAME, "").replace(";", "\n")
-    found = parse_tokens(text, origin=ENVIRONMENT_NAME)
-    if config.tokens_file is not None:
-        found = {**found, **parse_tokens(_read(Path(config.tokens_file)), origin=config.tokens_file)}
+    found = _tokens_of(config, environment)
     granted = frozenset[str]().union(*found.values())
     if granted & {"read", "predict"}:
         return Tokens(found)
@@ -84,6 +81,22 @@ def load_tokens(config: ServeConfig, environment: Mapping[str, str] = os.environ
             f"set tokens_file or {ENVIRONMENT_NAME}, bind to 127.0.0.1, or set insecure = true"
         )
     return Tokens(found, open_scopes=("read", "predict"))
+
+
+def read_token(config: ServeConfig, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the first token with the scope `read`, which this server shows to those of other parts; None: no token.
+
+    Raises ValueError as `load_tokens` does.
+    """
+    return next((token for token, scopes in _tokens_of(config, environment).items() if "read" in scopes), None)
+
+
+def _tokens_of(config: ServeConfig, environment: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    text = environment.get(ENVIRONMENT_NAME, "").replace(";", "\n")
+    found = parse_tokens(text, origin=ENVIRONMENT_NAME)
+    if config.tokens_file is not None:
+        found = {**found, **parse_tokens(_read(Path(config.tokens_file)), origin=config.tokens_file)}
+    return found
 
 
 def parse_tokens(text: str, *, origin: str) -> dict[str, frozenset[str]]:

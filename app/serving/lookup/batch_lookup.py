@@ -50,7 +50,9 @@ def feature_number(view: ModelView, options: LookupOptions) -> int:
 
 
 def runs_inline(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
-    """Return True if the lookup is small enough for the event loop's thread."""
+    """Return True if the lookup is small enough for the event loop's thread, and asks no other server."""
+    if view.part.is_router:
+        return False
     if num_ids > INLINE_IDS or options.response_type.name != JSON:
         return num_ids <= INLINE_IDS
     return num_ids * view.dim_of(view.feature_numbers[options.feature]) <= INLINE_JSON_NUMBERS
@@ -59,7 +61,8 @@ def runs_inline(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
 def look_up(
     view: ModelView, number: int, options: LookupOptions, request: LookupRequest
 ) -> tuple[bytes | memoryview, npt.NDArray[np.uint8]]:
-    """The body of the response, and the status [N] of each id."""
+    """The body of the response, and the status [N] of each id; ApiError 421 where another server answers for one."""
+    view.part.check_owned(number, request.ids_N)
     media_type = options.response_type
     if media_type.name == RAW and not media_type.float16:  # rows and status lie in memory as they are sent
         packed = view.lookup_packed(number, request.ids_N)

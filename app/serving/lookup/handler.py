@@ -6,7 +6,7 @@ from functools import partial
 from starlette.types import Receive, Scope, Send
 
 from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import body_too_large
+from app.serving.http.request_body import read_body
 from app.serving.lookup.batch_lookup import (
     LookupOptions,
     count_rows,
@@ -20,6 +20,8 @@ from app.serving.lookup.content_negotiation import RAW
 from app.serving.lookup.fast_path import ROUTE, FastPath
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
+from app.serving.model.view import ModelView
+from app.serving.parts.one_version import at_one_version
 
 PATH_PREFIX = ROUTE.removesuffix("{feature}")
 # a longer body is decoded by a thread
@@ -55,40 +57,30 @@ class BatchLookupHandler:
     async def handle(self, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         """Look up and send the rows; `headers` are those of the scope by lower-case name. Raises ApiError."""
         options = LookupOptions.from_headers(scope["path"][len(PATH_PREFIX) :], headers)
-        body = await self._read_body(receive)
+        body = await read_body(receive, self._max_body_bytes)
         decode = partial(decode_request, options.request_type, body, self._max_ids)
         # raw ids are not decoded, the body is used as it is
         inline = len(body) <= INLINE_BYTES or options.request_type.name == RAW
         request = decode() if inline else await self._pool.run(decode)
-        view = self._replica.view_satisfying(options.preconditions.with_max_staleness(request.max_staleness_ms))
-        number = feature_number(view, options)
 
-        def look_up_and_count() -> bytes | memoryview:
-            content, status_N = look_up(view, number, options, request)
-            count_rows(self._metrics, status_N)
-            return content
+        async def answer(view: ModelView) -> tuple[ModelView, bytes | memoryview]:
+            number = feature_number(view, options)
 
-        if runs_inline(view, options, len(request.ids_N)):
+            def look_up_and_count() -> bytes | memoryview:
+                content, status_N = look_up(view, number, options, request)
+                count_rows(self._metrics, status_N)
+                return content
+
+            if not runs_inline(view, options, len(request.ids_N)):
+                return view, await self._pool.run(look_up_and_count)
             content = look_up_and_count()
             if (data := scope.get("springtide.data")) is not None:
                 self._fast_path.remember(data, scope, options, body)
-        else:
-            content = await self._pool.run(look_up_and_count)
+            return view, content
+
+        preconditions = options.preconditions.with_max_staleness(request.max_staleness_ms)
+        view, content = await at_one_version(self._replica, preconditions, answer)
         response = response_headers(self._replica, view, options, len(content))
         raw = [(name.lower().encode(), value.encode()) for name, value in response.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": content})
-
-    async def _read_body(self, receive: Receive) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ConnectionResetError("the client disconnected before it had sent the whole request")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._max_body_bytes:
-                raise body_too_large(self._max_body_bytes)
-            if not message.get("more_body"):
-                return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -6,6 +6,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
 from springtide_client.model.view import STATUS_NAMES
+from starlette.responses import Response
 
 from app.serving.bounded_pool import BoundedPool
 from app.serving.http.errors import ApiError, invalid, no_such_feature
@@ -17,6 +18,7 @@ from app.serving.lookup.neighbors import SIMILARITIES, find_neighbors
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
 from app.serving.model.view import ModelView
+from app.serving.parts.forward import forward_get
 
 router = APIRouter(tags=["Embeddings"])
 
@@ -29,13 +31,14 @@ class LookupParts(NamedTuple):
     replica: Replica
     metrics: MetricsRegistry
     neighbor_pool: BoundedPool
+    remote_pool: BoundedPool
     max_neighbors: int
 
 
 @router.get("/v1/embeddings/{feature}")
-async def row_by_query(request: Request, feature: str, id: Annotated[str, Query()]) -> JsonResponse:
+async def row_by_query(request: Request, feature: str, id: Annotated[str, Query()]) -> Response:
     """One row, for ids with slashes"""
-    return _row(request, feature, id)
+    return await _row(request, feature, id)
 
 
 @router.get("/v1/embeddings/{feature}/{id:path}/neighbors")
@@ -56,6 +59,7 @@ async def neighbors(
     if k > parts.max_neighbors:
         raise invalid(f"k is beyond {parts.max_neighbors}", "ask for fewer")
     view = parts.replica.view_satisfying(parse_preconditions(request.headers))
+    view.part.check_holds_all("neighbors are found among all rows of a feature")
     headers = parts.replica.version_headers(view)
     number = _feature_number(view, feature)
     row_id, shown_id = parse_id(id)
@@ -69,9 +73,9 @@ async def neighbors(
 
 
 @router.get("/v1/embeddings/{feature}/{id:path}")
-async def row(request: Request, feature: str, id: str) -> JsonResponse:
+async def row(request: Request, feature: str, id: str) -> Response:
     """One row"""
-    return _row(request, feature, id)
+    return await _row(request, feature, id)
 
 
 def parse_id(text: str) -> tuple[int, int | str]:
@@ -81,12 +85,17 @@ def parse_id(text: str) -> tuple[int, int | str]:
     return row_id, int(text) if is_number else text
 
 
-def _row(request: Request, feature: str, text: str) -> JsonResponse:
+async def _row(request: Request, feature: str, text: str) -> Response:
     parts: LookupParts = request.app.state.lookup
     view = parts.replica.view_satisfying(parse_preconditions(request.headers))
     headers = parts.replica.version_headers(view)
     number = _feature_number(view, feature)
     row_id, shown_id = parse_id(text)
+    if (owner := view.part.owner_of(number, row_id)) is not None and view.part.servers is not None:
+        servers, path = view.part.servers, request.scope["raw_path"].decode("latin-1")
+        path, sent = f"{path}?{request.url.query}".removesuffix("?"), dict(request.headers)
+        return await parts.remote_pool.run(lambda: forward_get(servers, owner, path, sent))
+    view.part.check_owned(number, np.array([row_id], np.int64))
     rows_1D, status_1 = view.lookup(number, np.array([row_id], dtype=np.int64))
     count_rows(parts.metrics, status_1)
     if status_1[0] != 0:

@@ -11,7 +11,7 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     metrics.counter(
         "springtide_requests_rejected_total",
         "Requests that were not served, by reason: busy, not_ready, in_flight, timeout, size, token, host, "
-        "max_staleness, min_version.",
+        "max_staleness, min_version, part.",
     )
     metrics.gauge(
         "springtide_http_requests_in_flight", "Requests being answered, without streams and probes.", aggregation="sum"
@@ -59,6 +59,19 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
         aggregation="min",
     )
     metrics.gauge("springtide_staleness_seconds", "Now minus springtide_complete_until_timestamp_seconds.")
+    metrics.gauge(
+        "springtide_rows_held",
+        "Rows in the base and in the changes over it that this server holds, in files and in memory.",
+        aggregation="max",
+    )
+    metrics.gauge(
+        "springtide_part_number", "The range of keys whose rows this server holds; 0: none.", aggregation="max"
+    )
+    metrics.gauge("springtide_parts", "Into how many ranges the keys are cut.", aggregation="max")
+    metrics.histogram(
+        "springtide_part_request_duration_seconds",
+        "Until the server of another part had responded, by its range and outcome: ok, version, failed.",
+    )
     metrics.gauge("springtide_workers", "Processes that answer requests.", aggregation="sum")
     metrics.counter(
         "springtide_worker_exits_total", "Workers that have exited, by how: replaced (by a restart) or died."

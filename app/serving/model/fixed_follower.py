@@ -11,6 +11,7 @@ from springtide_client.model.view import View
 from app.errors import UserError
 from app.serving.model.id_dictionary import LiveIdDictionary
 from app.serving.model.live_items import LiveItems
+from app.serving.model.part import WHOLE, Part
 from app.serving.model.served_view import ServedView
 from app.serving.model.version_index import VersionEntry
 from app.version_log.read.index import LogIndex
@@ -22,12 +23,15 @@ from kernels.cpu.serving.wide_steps import compiled_steps
 class FixedFollower:
     """Implements ViewFollower over one version. Once it is open, retention may delete its files."""
 
-    def __init__(self, log_path: Path, number: int, *, on_swap: Callable[[VersionEntry], None]) -> None:
+    def __init__(
+        self, log_path: Path, number: int, *, on_swap: Callable[[VersionEntry], None], part: Part = WHOLE
+    ) -> None:
         """Nothing is read before the first `poll`; `on_swap(version)` is called when the version is servable."""
         self._directory = LogDirectory(log_path)
         self._number = number
         self._on_swap = on_swap
-        self._id_strings = LiveIdDictionary()
+        self._part = part
+        self._id_strings = LiveIdDictionary(part.hash_range)
         self._items = LiveItems()
         self._view: ServedView | None = None
         self._error: Exception | None = None
@@ -53,7 +57,7 @@ class FixedFollower:
             self._error = error
             return False
         self._error = None
-        self._view = ServedView(view, self._id_strings, self._items)
+        self._view = ServedView(view, self._id_strings, self._items, self._part)
         self._on_swap(VersionEntry.of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
         return False
 
@@ -63,7 +67,12 @@ class FixedFollower:
     def _open(self) -> View:
         index = LogIndex(self._directory)
         base = index.base_before(self._number)
-        view = View.open(base.path, search_factory=LayerSearchCache(), wide_steps=compiled_steps())
+        view = View.open(
+            base.path,
+            search_factory=LayerSearchCache(),
+            wide_steps=compiled_steps(),
+            hash_range=self._part.hash_range,
+        )
         for record in VersionRange(index, base.tip.number, self._number).records():
             self._id_strings.add(record)
             self._items.add(record)

@@ -6,7 +6,9 @@ from collections import deque
 
 import numpy as np
 from springtide_client.format.records import Record
+from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 from app.serving.model.view import IdArray
 from app.version_log.read.id_dictionary import decode_strings, id_strings_of, strings_of
@@ -18,7 +20,9 @@ class LiveIdDictionary:
     The following thread adds, any thread may look up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hash_range: HashRange = ALL_KEYS) -> None:
+        """Strings of keys outside of `hash_range` are left out."""
+        self._hash_range = hash_range
         self._lock = threading.Lock()
         self._strings: dict[tuple[int, int], str] = {}
         self._by_version: deque[tuple[int, list[tuple[int, int]]]] = deque()
@@ -31,10 +35,14 @@ class LiveIdDictionary:
             return
         strings = decode_strings(columns["offsets"], columns["bytes"])
         keys = list(zip(columns["feature"].tolist(), columns["id"].tolist(), strict=True))
+        features = {feature for feature, _ in keys}
+        if not self._hash_range.is_all:
+            held = np.flatnonzero(self._hash_range.holds(mix_keys(columns["feature"], columns["id"]))).tolist()
+            keys, strings = [keys[place] for place in held], [strings[place] for place in held]
         with self._lock:
             new = [key for key in keys if key not in self._strings]
             self._strings.update(zip(keys, strings, strict=True))
-            self._features.update(feature for feature, _ in keys)
+            self._features.update(features)
             if new:
                 self._by_version.append((record.number, new))
 

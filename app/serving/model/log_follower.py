@@ -12,6 +12,7 @@ from springtide_client.model.view import View
 
 from app.serving.model.id_dictionary import LiveIdDictionary
 from app.serving.model.live_items import LiveItems
+from app.serving.model.part import WHOLE, Part
 from app.serving.model.served_view import ServedView
 from app.serving.model.version_index import VersionEntry
 from kernels.cpu.serving.layer_search import LayerSearchCache
@@ -31,15 +32,20 @@ class LogFollower:
         on_version: Callable[[VersionEntry, int, int], None],
         on_swap: Callable[[VersionEntry], None],
         on_record: Callable[[Record], None],
+        part: Part = WHOLE,
     ) -> None:
         """Nothing is read before the first `poll`.
 
         `on_version(version, servable at ms, bytes of its record)` is called for every version, `on_swap(version)` for
-        one that became servable, `on_record(record)` for each record as it is read.
+        one that became servable, `on_record(record)` for each record as it is read. Views hold the rows of `part`.
         """
-        self._id_strings = LiveIdDictionary()
+        self._part = part
+        self._id_strings = LiveIdDictionary(part.hash_range)
         self._items = LiveItems()
-        self._source = ObservedSource(LogDirectory(log_path), (on_record, self._id_strings.add, self._items.add))
+        observers = [on_record, self._id_strings.add]
+        if part.holds_all:  # retrieval compares all rows
+            observers.append(self._items.add)
+        self._source = ObservedSource(LogDirectory(log_path), observers)
         self._follower = Follower(
             self._source,
             cache_bytes=cache_bytes,
@@ -47,6 +53,7 @@ class LogFollower:
             disk_bytes=disk_bytes,
             search_factory=LayerSearchCache(),
             wide_steps=compiled_steps(),
+            hash_range=part.hash_range,
         )
         self._on_version = on_version
         self._on_swap = on_swap
@@ -60,8 +67,8 @@ class LogFollower:
         view, wrapped = self._follower.view, self._wrapped
         if view is None:
             return None
-        if wrapped is None or wrapped.client_view is not view:
-            wrapped = self._wrapped = ServedView(view, self._id_strings, self._items)
+        if wrapped is None or wrapped.own_view is not view:
+            wrapped = self._wrapped = ServedView(view, self._id_strings, self._items, self._part)
         return wrapped
 
     @property

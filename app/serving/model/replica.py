@@ -63,10 +63,12 @@ class Replica:
         metrics: MetricsRegistry,
         clock_ms: Callable[[], int] = wall_ms,
         wait: Callable[[float], object] | None = None,
+        on_view: Callable[[ModelView], object] = lambda view: None,
     ) -> None:
-        """`wait(seconds)` returns early if the log may have changed."""
+        """`wait(seconds)` returns early if the log may have changed; `on_view(view)` hears of each that is served."""
         self._poll_seconds = poll_interval_seconds
         self._metrics = metrics
+        self._on_view = on_view
         self._clock_ms = clock_ms
         self._stopping = threading.Event()
         self._wait = wait if wait is not None else self._stopping.wait
@@ -220,6 +222,8 @@ class Replica:
 
     def _swapped(self, entry: VersionEntry) -> None:
         self.versions.add(entry)
+        if (view := self._follower.view) is not None:
+            self._on_view(view)
         self.freshness.continue_from(entry.meta["complete_until_ms"])
         self.num_swaps += 1
         self._metrics.increment("springtide_view_swaps_total")

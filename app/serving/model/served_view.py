@@ -9,11 +9,13 @@ import numpy.typing as npt
 from springtide_client.features import Features
 from springtide_client.keys import INT64_MIN
 from springtide_client.model.view import View
+from springtide_client.parts.parted_search import PartedSearch
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
 from app.serving.model.id_dictionary import LiveIdDictionary
 from app.serving.model.live_items import LiveItems
+from app.serving.model.part import WHOLE, Part
 from app.serving.model.view import IdArray, RowArray, StatusArray
 from kernels.cpu.serving.layer_search import LayerSearch
 
@@ -21,9 +23,12 @@ from kernels.cpu.serving.layer_search import LayerSearch
 class ServedView:
     """Implements ModelView; its docstrings say what each method returns."""
 
-    def __init__(self, client_view: View, id_strings: LiveIdDictionary, items: LiveItems) -> None:
-        """`items` are those of the log's versions, of a model with two towers."""
-        self.client_view = client_view
+    def __init__(self, own_view: View, id_strings: LiveIdDictionary, items: LiveItems, part: Part = WHOLE) -> None:
+        """`own_view` holds the rows of `part`. `items` are those of the log's versions, of a model with two towers."""
+        self.own_view, self.part = own_view, part
+        self.client_view = part.joined(own_view)
+        # other servers are asked for single rows by a router only
+        self._rows_view = self.client_view if part.is_router else own_view
         self._id_strings = id_strings
         self.items = items
 
@@ -47,11 +52,11 @@ class ServedView:
         return {feature: self.schema.number(feature) for feature in self.schema.features}
 
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
-        return self.client_view.lookup(feature_column(number), ids_K)
+        return self._rows_view.lookup(feature_column(number), ids_K)
 
     def lookup_packed(self, number: int, ids_K: IdArray) -> StatusArray:
-        search = self.client_view.search_of(number)
-        assert isinstance(search, LayerSearch)
+        search = self._rows_view.search_of(number)
+        assert isinstance(search, (LayerSearch, PartedSearch))
         return search.packed(feature_column(number), ids_K)
 
     def row_info(self, number: int, row_id: int) -> tuple[int, int]:

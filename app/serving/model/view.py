@@ -11,6 +11,8 @@ from springtide_client.model.view import View
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
+from app.serving.model.part import Part
+
 IdArray = npt.NDArray[np.int64]
 RowArray = npt.NDArray[np.float32]
 StatusArray = npt.NDArray[np.uint8]
@@ -38,7 +40,15 @@ class ModelView(Protocol):
 
     @property
     def client_view(self) -> View:
-        """The client's view behind this one."""
+        """The client's view behind this one, with rows of other servers where those are known."""
+
+    @property
+    def own_view(self) -> View:
+        """The client's view of the rows that this server holds."""
+
+    @property
+    def part(self) -> Part:
+        """Which rows this server holds."""
 
     def lookup(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
         """Rows [K, D] of one feature, NaN where there is none, and status codes [K]."""

@@ -157,8 +157,8 @@ SCHEMAS: dict[str, JsonSchema] = {
         server=ANY_OBJECT,
         has_more=True,
     ),
-    "Alive": object_of(status={"const": "ok"}),
-    "Ready": object_of(status={"const": "ready"}, version=INTEGER),
+    "Alive": object_of(status={"const": "ok"}, optional={"range": or_null(STRING)}),
+    "Ready": object_of(status={"const": "ready"}, version=INTEGER, optional={"range": or_null(STRING)}),
     "Forget": {
         "anyOf": [
             KEY,

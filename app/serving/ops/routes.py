@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from app.serving.http.request_limits import RequestLimits
 from app.serving.http.responses import JsonResponse, StreamResponse
+from app.serving.model.part import Part
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.ops.event_stream import stream_events
@@ -27,6 +28,7 @@ class OpsParts(NamedTuple):
     history: StatusHistory
     scraper: MetricsScraper
     limits: RequestLimits
+    part: Part
 
 
 @router.get("/v1/status")
@@ -43,16 +45,17 @@ async def status(request: Request, history: Annotated[bool, Query()] = False) ->
 
 
 @router.get("/healthz")
-async def alive() -> JsonResponse:
+async def alive(request: Request) -> JsonResponse:
     """Liveness: 200 while the process answers"""
-    return JsonResponse({"status": "ok"})
+    parts: OpsParts = request.app.state.ops
+    return JsonResponse({"status": "ok", **_part(parts.part)})
 
 
 @router.get("/readyz")
 async def ready(request: Request) -> JsonResponse:
     """Readiness: 200 once a version is served, before that 503 with the reason"""
     parts: OpsParts = request.app.state.ops
-    return JsonResponse({"status": "ready", "version": parts.replica.require_view().version})
+    return JsonResponse({"status": "ready", "version": parts.replica.require_view().version, **_part(parts.part)})
 
 
 @router.get("/metrics")
@@ -69,3 +72,10 @@ async def events(request: Request) -> StreamResponse:
     parts: OpsParts = request.app.state.ops
     parts.limits.open_stream()
     return StreamResponse(stream_events(parts.replica, parts.trainer), "text/event-stream", parts.limits.close_stream)
+
+
+def _part(part: Part) -> dict[str, str | None]:
+    """What probes tell of a server that does not hold everything."""
+    if part.holds_all:
+        return {}
+    return {"range": None if part.hash_range.is_empty else str(part.hash_range)}

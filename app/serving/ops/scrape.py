@@ -8,6 +8,7 @@ from app.serving.http.request_limits import RequestLimits
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.shared_metrics import MetricValues, WorkerSlot
 from app.serving.metrics.trainer_metrics import update_trainer_metrics
+from app.serving.model.part import Part
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.predict.micro_batcher import MicroBatcher
@@ -24,6 +25,7 @@ class MetricsScraper:
         replica: Replica,
         limits: RequestLimits,
         micro_batcher: MicroBatcher,
+        part: Part,
         slot: WorkerSlot | None,
     ) -> None:
         """`slot` is None if this process is the whole server."""
@@ -32,6 +34,7 @@ class MetricsScraper:
         self._replica = replica
         self._limits = limits
         self._micro_batcher = micro_batcher
+        self._part = part
         self._slot = slot
         self._publishing = threading.Lock()
 
@@ -65,6 +68,10 @@ class MetricsScraper:
         )
         metrics.set("springtide_ready", float(view is not None))
         metrics.set("springtide_workers", 1)
+        metrics.set("springtide_rows_held", None if view is None else view.own_view.num_rows)
+        hash_range = self._part.hash_range
+        metrics.set("springtide_part_number", hash_range.number)
+        metrics.set("springtide_parts", hash_range.count if self._part.servers is None else len(self._part.servers))
         metrics.set("springtide_predict_batches_total", self._micro_batcher.num_batches)
         metrics.set("springtide_open_streams", self._limits.num_streams)
         metrics.set("springtide_http_requests_in_flight", self._limits.num_in_flight)

@@ -8,6 +8,7 @@ from typing import Any
 from springtide_client.system.clock import wall_ms
 
 from app.scores.best_auc import read_best_auc
+from app.serving.model.part import WHOLE, Part
 from app.serving.model.replica import Replica
 from app.serving.model.trainer_status import TrainerStatusReader
 
@@ -15,11 +16,20 @@ from app.serving.model.trainer_status import TrainerStatusReader
 class ServerStatusReporter:
     """Builds the status document; any thread may call it."""
 
-    def __init__(self, log_path: Path, *, trainer: TrainerStatusReader, replica: Replica, num_workers: int) -> None:
+    def __init__(
+        self,
+        log_path: Path,
+        *,
+        trainer: TrainerStatusReader,
+        replica: Replica,
+        num_workers: int,
+        part: Part = WHOLE,
+    ) -> None:
         self._log_path = log_path
         self._trainer = trainer
         self._replica = replica
         self._num_workers = num_workers
+        self._part = part
         self._started = time.monotonic()
 
     def document(self) -> dict[str, Any]:
@@ -42,6 +52,7 @@ class ServerStatusReporter:
             "swaps": replica.num_swaps,
             "pid": os.getpid(),
             "workers": self._num_workers,
+            "part": self._part.document(None if view is None else view.own_view),
             "uptime_seconds": round(time.monotonic() - self._started, 1),
         }
         if (best_auc := read_best_auc(self._log_path)) is not None:

@@ -10,7 +10,9 @@ from app.serving.http.preconditions import parse_preconditions
 from app.serving.http.responses import JsonResponse
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
-from app.serving.predict.micro_batcher import MicroBatcher
+from app.serving.model.view import ModelView
+from app.serving.parts.one_version import at_one_version
+from app.serving.predict.micro_batcher import MicroBatcher, Predictions
 from app.serving.predict.request import Instances, decode_predict_request
 
 router = APIRouter(tags=["Predictions"])
@@ -46,11 +48,16 @@ async def predict(request: Request) -> JsonResponse:
         return decode_predict_request(body, parts.max_instances)
 
     instances, max_staleness_ms = decode() if len(body) < INLINE_BYTES else await parts.decode_pool.run(decode)
-    view = parts.replica.view_satisfying(preconditions.with_max_staleness(max_staleness_ms))
+
+    async def score(view: ModelView) -> tuple[ModelView, Predictions | None]:
+        view.part.check_predicts()
+        return view, await parts.batcher.predict(view, instances) if len(instances) else None
+
+    preconditions = preconditions.with_max_staleness(max_staleness_ms)
+    view, predictions = await at_one_version(parts.replica, preconditions, score)
     headers = parts.replica.version_headers(view)
     labels, probabilities = view.schema.labels, []
-    if len(instances):
-        predictions = await parts.batcher.predict(view, instances)
+    if predictions is not None:
         probabilities = predictions.probabilities_NL.tolist()
         rows_by_status = dict(zip(STATUS_NAMES, predictions.rows_by_status.tolist(), strict=True))
         for status, number in rows_by_status.items():

@@ -38,6 +38,7 @@ async def retrieve(request: Request) -> JsonResponse:
     parts: RetrieveParts = request.app.state.retrieve
     body = decode_retrieve_request(await request.body(), max_k=parts.max_items, max_excluded=parts.max_excluded)
     preconditions = parse_preconditions(request.headers).with_max_staleness(body.max_staleness_ms)
+    parts.replica.require_view().part.check_holds_all("the best items are found among all rows")
     served = parts.retriever.require()
     view, template = served.towers.view, served.towers.template
     parts.replica.check(view, preconditions)

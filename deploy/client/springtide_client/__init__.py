@@ -6,14 +6,25 @@ from springtide_client.errors import (
     EncodeError,
     LogError,
     NoModelError,
+    PartError,
     SpringtideError,
     StaleModelError,
+    VersionsDifferError,
 )
 
 if TYPE_CHECKING:
     from springtide_client.hot_model import HotModel
 
-__all__ = ["EncodeError", "HotModel", "LogError", "NoModelError", "SpringtideError", "StaleModelError"]
+__all__ = [
+    "EncodeError",
+    "HotModel",
+    "LogError",
+    "NoModelError",
+    "PartError",
+    "SpringtideError",
+    "StaleModelError",
+    "VersionsDifferError",
+]
 
 
 def __getattr__(name: str) -> Any:

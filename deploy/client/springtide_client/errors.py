@@ -40,3 +40,11 @@ class NoModelError(SpringtideError):
 
 class StaleModelError(SpringtideError):
     """The model is older than the caller allows."""
+
+
+class PartError(SpringtideError):
+    """A part of the rows cannot be had: its server does not answer, or refuses. The text names it."""
+
+
+class VersionsDifferError(PartError):
+    """The servers of the parts serve no version in common for now."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,22 @@ from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.directory_watcher import DirectoryWatcher
 from springtide_client.model.view import View
+from springtide_client.parts.part_servers import PartServers
+from springtide_client.parts.parted_view import at_one_version, parted_view
+from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS
 from springtide_client.system.sizes import parse_size
 
 WAIT_SECONDS = 30.0
+Result = TypeVar("Result")
 ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")
 
 
 class HotModel:
     """Follows a log in a background thread. Each call uses one version, and a swap never delays a call.
 
-    `url_or_directory`: a server's http(s) URL, or the log's folder. `token`: sent as a bearer token. With
+    `url_or_directory`: a server's http(s) URL, or the log's folder; or the URLs of the servers of all parts, in the
+    order of their ranges. Then rows stay on the servers: each call asks them for those it needs, all at one version;
+    PartError names a server that does not answer. `token`: sent as a bearer token. With
     `max_staleness_seconds`, calls raise StaleModelError rather than use an older model. `cache_dir` keeps downloaded
     bases for other processes and later ones; the default is a temporary folder. `cache_bytes` limits the memory of rows
     changed since the base; `cache_disk_bytes` limits the downloaded bases, and the file for rows beyond `cache_bytes`.
@@ -39,7 +45,7 @@ class HotModel:
 
     def __init__(
         self,
-        url_or_directory: str | Path,
+        url_or_directory: str | Path | Sequence[str],
         token: str | None = None,
         max_staleness_seconds: float | None = None,
         cache_dir: str | Path | None = None,
@@ -52,16 +58,25 @@ class HotModel:
 
         ValueError for an argument that is not valid.
         """
+        self._parts: PartServers | None = None
         if max_staleness_seconds is not None and not max_staleness_seconds >= 0:
             raise ValueError(f"max_staleness_seconds = {max_staleness_seconds}: must be at least 0")
+        if not isinstance(url_or_directory, (str, Path)):
+            if not url_or_directory:
+                raise ValueError("give the URL of at least one server")
+            self._parts = PartServers(url_or_directory, token=token)
+            url_or_directory = self._parts.urls[0]
         self._where = str(url_or_directory)
         self._max_staleness_seconds = max_staleness_seconds
         cache_path = None if cache_dir is None else Path(cache_dir)
         memory_bytes, disk_bytes = parse_size(cache_bytes), parse_size(cache_disk_bytes)
         self._http: HttpLog | None = None
         source: HttpLog | LogDirectory
+        hash_range = ALL_KEYS if self._parts is None else NO_KEYS
         if self._where.lower().startswith(("http://", "https://")):
-            source = self._http = HttpLog(self._where, token=token, cache_dir=cache_path, disk_bytes=disk_bytes)
+            source = self._http = HttpLog(
+                self._where, token=token, cache_dir=cache_path, disk_bytes=disk_bytes, hash_range=hash_range
+            )
         elif ADDRESS.fullmatch(self._where) and not Path(url_or_directory).exists():
             raise ValueError(f"{self._where!r} is not a folder: write a server as http://{self._where}")
         else:
@@ -72,6 +87,7 @@ class HotModel:
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
             wait=DirectoryWatcher(self._where).wait if self._http is None else self._http.wait,
+            hash_range=hash_range,
         )
         self._pid = os.getpid()
         # a model that is dropped without `close` stops following
@@ -88,12 +104,14 @@ class HotModel:
 
         Instances are raw features, as in a record. EncodeError names the index and the field of an invalid one.
         """
-        view = self._fresh_view()
-        if not len(instances):
-            return []
-        labels = view.schema.labels
-        rows = view.predict(encode_instances(view.schema, instances)).tolist()
-        return [dict(zip(labels, row, strict=True)) for row in rows]
+
+        def predict(view: View) -> list[dict[str, float]]:
+            if not len(instances):
+                return []
+            rows = view.predict(encode_instances(view.schema, instances)).tolist()
+            return [dict(zip(view.schema.labels, row, strict=True)) for row in rows]
+
+        return self._answer(predict)
 
     def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[Float32Array, UInt8Array]:
         """Return rows float32 (*ids.shape, the feature's dim), NaN where there is none, and status uint8 ids.shape.
@@ -101,13 +119,15 @@ class HotModel:
         Status: 0 known, 1 unknown, 2 not admitted, 3 forgotten. Ids are integers or strings. KeyError if `feature` is
         not an id feature.
         """
-        view = self._fresh_view()
-        if feature not in view.schema.features:
-            raise KeyError(f"no id feature {feature!r}: there are {', '.join(view.schema.features)}")
-        number = view.schema.number(feature)
         ids_K, shape = encode_ids(ids)
-        rows_KD, status_K = view.lookup(np.array([number], np.uint16), ids_K)
-        return rows_KD.reshape(*shape, rows_KD.shape[1]), status_K.reshape(shape)
+
+        def look_up(view: View) -> tuple[Float32Array, UInt8Array]:
+            if feature not in view.schema.features:
+                raise KeyError(f"no id feature {feature!r}: there are {', '.join(view.schema.features)}")
+            rows_KD, status_K = view.lookup(np.array([view.schema.number(feature)], np.uint16), ids_K)
+            return rows_KD.reshape(*shape, rows_KD.shape[1]), status_K.reshape(shape)
+
+        return self._answer(look_up)
 
     @property
     def version(self) -> int:
@@ -141,6 +161,8 @@ class HotModel:
         self._follower.close()
         if self._http is not None:
             self._http.close()
+        if self._parts is not None:
+            self._parts.close()
 
     def __enter__(self) -> "HotModel":
         return self
@@ -163,6 +185,13 @@ class HotModel:
         view = self._follower.view
         assert view is not None  # the constructor waited for it
         return view
+
+    def _answer(self, call: Callable[[View], Result]) -> Result:
+        """Call with a view that is fresh enough, and has the rows of all parts."""
+        if self._parts is None:
+            return call(self._fresh_view())
+        servers = self._parts
+        return at_one_version(lambda: parted_view(self._fresh_view(), NO_KEYS, servers), call)
 
     def _fresh_view(self) -> View:
         limit = self._max_staleness_seconds

@@ -35,7 +35,7 @@ class World:
         """Start a server, of one version if it is given; returns a client of it."""
         urls: list[str] = []
         until = threading.Event()
-        settings = ServeConfig(port=0, **config)
+        settings = ServeConfig(**{"port": 0, **config})
         thread = threading.Thread(
             target=serve,
             args=(self.log.path, settings),
@@ -47,6 +47,15 @@ class World:
         client = httpx.Client(base_url=urls[0], timeout=300)
         self._clients.append(client)
         return client
+
+    def stop(self, client: httpx.Client) -> None:
+        """Stop the server of a client, and close the client."""
+        place = self._clients.index(client)
+        thread, until = self._servers.pop(place)
+        self._clients.pop(place).close()
+        until.set()
+        thread.join(timeout=300)
+        assert not thread.is_alive()
 
     def served(self, client: httpx.Client, number: int) -> None:
         """Return once the version is served."""

@@ -100,6 +100,7 @@ EDITS = {
     ("[labels.*] loss", "now a value"): ("[train]", '[labels.click]\nloss = "huber"\n[train]'),
     ("[labels.*] weight", "another value"): ("[train]", "[labels.click]\nweight = 2\n[train]"),
     ("[model] name", "another net"): ('name = "logistic"', 'name = "dlrm"'),
+    ("[serve] range", "another value"): ("[train]", '[serve]\nrange = "1/2"\n[train]'),
     ("[model] options", "other values"): ('name = "dlrm"', 'name = "dlrm"\noptions = { top = [32] }'),
 }
 FROM_DLRM = [("[model] options", "other values")]

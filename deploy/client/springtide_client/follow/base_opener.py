@@ -3,12 +3,14 @@
 import logging
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from springtide_client.errors import LogError
 from springtide_client.follow.log_source import LogSource
 from springtide_client.follow.memory_limit import MemoryLimit
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.search import SearchFactory
 from springtide_client.wide.steps import WideSteps
 
@@ -22,10 +24,16 @@ class BaseOpener:
     """Opens bases of one log as views; programs of `like` are reused."""
 
     def __init__(
-        self, source: LogSource, limit: MemoryLimit, search_factory: SearchFactory, wide_steps: WideSteps
+        self,
+        source: LogSource,
+        limit: MemoryLimit,
+        search_factory: SearchFactory,
+        wide_steps: WideSteps,
+        hash_range: HashRange = ALL_KEYS,
     ) -> None:
         self._source, self._limit = source, limit
         self._search_factory, self._wide_steps = search_factory, wide_steps
+        self._hash_range = hash_range
         self._next_rebase = 0.0
 
     def open_newest(self, like: View | None) -> View | None:
@@ -37,11 +45,11 @@ class BaseOpener:
         if base_path is None:
             return None
         try:
-            return View.open(base_path, like, self._search_factory, self._wide_steps)
+            return self._open(base_path, like)
         except LogError as error:
             for older in self._source.bases_before(base_path):
                 with suppress(LogError):
-                    view = View.open(older, like, self._search_factory, self._wide_steps)
+                    view = self._open(older, like)
                     logger.warning("starting from an older base: %s", error)
                     return view
             raise
@@ -57,4 +65,7 @@ class BaseOpener:
             return None
         if base_number(base_path) > served.version and not self._limit.is_exceeded_by(served):
             return None  # the versions up to it arrive as records, and listeners hear of each
-        return View.open(base_path, served, self._search_factory, self._wide_steps)
+        return self._open(base_path, served)
+
+    def _open(self, path: Path, like: View | None) -> View:
+        return View.open(path, like, self._search_factory, self._wide_steps, self._hash_range)

@@ -22,6 +22,7 @@ from springtide_client.follow.states import TRANSITIONS, Event, State
 from springtide_client.format.records import Tip, version_name
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.search import NumpySearch, SearchFactory
 from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms
@@ -63,10 +64,12 @@ class Follower:
         clock_ms: Callable[[], int] = wall_ms,
         search_factory: SearchFactory = NumpySearch,
         wide_steps: WideSteps = NUMPY_STEPS,
+        hash_range: HashRange = ALL_KEYS,
     ) -> None:
         """`cache_bytes` limits the memory of changed rows and parameters. Half of it is for merging layers; rows beyond
         the other half move to an unnamed file of at most `disk_bytes` in `cache_dir`. When both are full, the served
         version stays until a newer base replaces changed rows. `wait(seconds)` returns once there may be new records.
+        Views hold the rows of `hash_range` and no others.
         """
         for name, limit in (("cache_bytes", cache_bytes), ("disk_bytes", disk_bytes)):
             if limit < 1:
@@ -77,7 +80,7 @@ class Follower:
         self._is_finalized = False
         self._wait = wait if wait is not None else self._stopping.wait
         self._clock_ms = clock_ms
-        self._bases = BaseOpener(source, self._limit, search_factory, wide_steps)
+        self._bases = BaseOpener(source, self._limit, search_factory, wide_steps, hash_range)
         self._polling = threading.Lock()
         self._swapped = threading.Condition()
         self._listeners = Listeners()

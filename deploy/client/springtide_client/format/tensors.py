@@ -98,20 +98,10 @@ def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict
     A bfloat16 tensor becomes a float32 array of its own.
     """
     try:
-        start = 8 + int.from_bytes(buffer[:8], "little")
-        if start < 8 or start > len(buffer):
-            raise LogError(f"tensor header of {start - 8} bytes in a file of {len(buffer)}")
-        header = msgspec.json.decode(buffer[8:start], type=dict[str, msgspec.Raw])
-        metadata_text = header.pop("__metadata__", None)
-        metadata = msgspec.json.decode(metadata_text, type=dict[str, str]) if metadata_text else {}
+        layout, metadata = read_layout(buffer, len(buffer))
         arrays: Arrays = {}
-        for name, text in header.items():
-            entry = msgspec.json.decode(text, type=_Entry)
-            tensor = TensorShape(DTYPES[entry.dtype], entry.shape)
-            begin, end = entry.data_offsets
-            if begin < 0 or end - begin != tensor.num_bytes or start + end > len(buffer):
-                raise LogError(f"tensor {name!r} lies outside its file")
-            array: Array = np.ndarray(tensor.shape, tensor.dtype, buffer, start + begin)
+        for name, (tensor, begin) in layout.items():
+            array: Array = np.ndarray(tensor.shape, tensor.dtype, buffer, begin)
             if tensor.dtype == BFLOAT16:
                 array = from_bfloat16(array)
             array.flags.writeable = False
@@ -119,6 +109,30 @@ def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise LogError(f"a tensor file cannot be read: {error}") from None
     return arrays, metadata
+
+
+def read_layout(
+    buffer: bytes | memoryview | mmap.mmap, num_bytes: int
+) -> tuple[dict[str, tuple[TensorShape, int]], dict[str, str]]:
+    """Return each tensor's shape and where it begins in a file of so many bytes, and the metadata.
+
+    LogError when a tensor lies outside the file; MsgspecError, KeyError or ValueError when the header is invalid.
+    """
+    start = 8 + int.from_bytes(buffer[:8], "little")
+    if start < 8 or start > num_bytes:
+        raise LogError(f"tensor header of {start - 8} bytes in a file of {num_bytes}")
+    header = msgspec.json.decode(buffer[8:start], type=dict[str, msgspec.Raw])
+    metadata_text = header.pop("__metadata__", None)
+    metadata = msgspec.json.decode(metadata_text, type=dict[str, str]) if metadata_text else {}
+    layout: dict[str, tuple[TensorShape, int]] = {}
+    for name, text in header.items():
+        entry = msgspec.json.decode(text, type=_Entry)
+        tensor = TensorShape(DTYPES[entry.dtype], entry.shape)
+        begin, end = entry.data_offsets
+        if begin < 0 or end - begin != tensor.num_bytes or start + end > num_bytes:
+            raise LogError(f"tensor {name!r} lies outside its file")
+        layout[name] = tensor, start + begin
+    return layout, metadata
 
 
 def to_bfloat16(array: npt.NDArray[np.float32]) -> Array:
@@ -140,6 +154,27 @@ def map_tensors(path: Path) -> Arrays:
         if os.fstat(file.fileno()).st_size < 8:
             raise LogError(f"{path} is truncated")
         return decode_tensors(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[0]
+
+
+def map_rows(path: Path, rows: slice) -> Arrays:
+    """Return some rows of each array of a file, in maps of their own: of the rest nothing is mapped."""
+    with path.open("rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+            layout, _ = read_layout(whole, num_bytes)
+        arrays: Arrays = {}
+        for name, (tensor, begin) in layout.items():
+            shape = (rows.stop - rows.start, *tensor.shape[1:])
+            row_bytes = tensor.num_bytes // tensor.shape[0] if tensor.shape[0] else 0
+            begin, length = begin + rows.start * row_bytes, shape[0] * row_bytes
+            skipped = begin % mmap.ALLOCATIONGRANULARITY
+            array: Array = np.empty(shape, tensor.dtype)
+            if length:
+                pages = mmap.mmap(file.fileno(), skipped + length, access=mmap.ACCESS_READ, offset=begin - skipped)
+                array = np.ndarray(shape, tensor.dtype, pages, skipped)
+            array.flags.writeable = False
+            arrays[name] = array
+    return arrays
 
 
 def advise_random_access(array: Array) -> None:

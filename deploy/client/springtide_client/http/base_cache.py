@@ -17,6 +17,7 @@ from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.http.http_client import HttpClient, NotReadyError
 from springtide_client.log.base import MANIFEST, BaseManifest, FileChecksum
 from springtide_client.log.listing import base_name
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.system.file_lock import file_lock
 from springtide_client.system.files import write_atomically
 
@@ -31,8 +32,12 @@ LOCK_POLL_SECONDS = 0.05
 class BaseCache:
     """The newest base of one server, in `<folder>/<hash of its manifest>/base-<number>`, without files for training."""
 
-    def __init__(self, client: HttpClient, folder: Path, *, max_bytes: int) -> None:
-        """`max_bytes` limits the whole folder, also while the previous base lies beside a download."""
+    def __init__(self, client: HttpClient, folder: Path, *, max_bytes: int, hash_range: HashRange = ALL_KEYS) -> None:
+        """`max_bytes` limits the whole folder, also while the previous base lies beside a download.
+
+        Files with rows are left out where `hash_range` has no keys.
+        """
+        self._hash_range = hash_range
         self._client = client
         self._folder = folder
         self._max_bytes = max_bytes
@@ -56,7 +61,9 @@ class BaseCache:
     def _fetch(self, number: int, manifest_content: bytes) -> Path:
         manifest = decode_checksummed_json(manifest_content, BaseManifest, f"the manifest of base {number}")
         # a re-created log may give the same number to another base, so the folder is named for the whole manifest
-        home = self._folder / hashlib.sha256(manifest_content).hexdigest()[:16]
+        # a base without its rows is another one
+        kind = "-no-rows" if self._hash_range.is_empty else ""
+        home = self._folder / (hashlib.sha256(manifest_content).hexdigest()[:16] + kind)
         path = home / base_name(number)
         home.mkdir(parents=True, exist_ok=True)
         with file_lock(home / "lock", lambda: self._client.wait(LOCK_POLL_SECONDS)):
@@ -71,7 +78,7 @@ class BaseCache:
         for name in manifest.files:
             if not FILE_NAME.fullmatch(name):
                 raise LogError(f"the base's manifest names a file {name!r}: refused")
-        needed_files = manifest.serving_files
+        needed_files = manifest.serving_files_of(self._hash_range)
         wanted = {name: expected for name, expected in manifest.files.items() if name in needed_files}
         needed = sum(expected.bytes for expected in wanted.values()) - _num_bytes(path)
         if (total := _num_bytes(self._folder) + needed) > self._max_bytes:

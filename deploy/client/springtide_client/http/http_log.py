@@ -13,6 +13,7 @@ from springtide_client.format.records import Tip
 from springtide_client.http.base_cache import BaseCache
 from springtide_client.http.http_client import TIMEOUT_SECONDS, HttpClient
 from springtide_client.http.record_stream import CLOSE_SECONDS, RecordStream
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 # what bases may take on disk
 DISK_BYTES = 20 << 30
@@ -31,8 +32,12 @@ class HttpLog:
         cache_dir: Path | None = None,
         disk_bytes: int = DISK_BYTES,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        hash_range: HashRange = ALL_KEYS,
     ) -> None:
-        """Keep bases of at most `disk_bytes` in `cache_dir`, by default in a temporary folder that `close` removes."""
+        """Keep bases of at most `disk_bytes` in `cache_dir`, by default in a temporary folder that `close` removes.
+
+        They are downloaded without rows where `hash_range` has no keys.
+        """
         self._client = HttpClient(url, token=token, timeout_seconds=timeout_seconds)
         self._timeout_seconds = timeout_seconds
         self._own_folder = None if cache_dir is not None else Path(tempfile.mkdtemp(prefix="springtide-"))
@@ -40,7 +45,7 @@ class HttpLog:
         assert folder is not None
         # also removed when this object is collected, and when the process ends
         self._remove_own_folder = weakref.finalize(self, _remove, self._own_folder, os.getpid())
-        self._bases = BaseCache(self._client, folder, max_bytes=disk_bytes)
+        self._bases = BaseCache(self._client, folder, max_bytes=disk_bytes, hash_range=hash_range)
         self._new_records = threading.Event()
         self._downloaded: Path | None = None
         self._download: threading.Thread | None = None

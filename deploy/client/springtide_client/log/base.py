@@ -15,6 +15,7 @@ from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import Tip, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base_table import BaseTable, FoundBaseRows
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
@@ -101,6 +102,12 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     @property
     def serving_files(self) -> frozenset[str]:
         """The files that serving needs. The others are for trainers, id strings, and inference without Python."""
+        return self.serving_files_of(ALL_KEYS)
+
+    def serving_files_of(self, hash_range: HashRange) -> frozenset[str]:
+        """Return the files that serving a range needs: none with rows where it has no keys."""
+        if hash_range.is_empty:
+            return frozenset({DENSE, SKETCH, MODEL})
         tables = self.all_tables.items()
         files = {DENSE, SKETCH, MODEL, *(rows_file(name) for name, _ in tables)}
         return frozenset(files | {optimizer_file(name) for name, table in tables if table.wide_width})
@@ -109,32 +116,40 @@ class BaseManifest(msgspec.Struct, kw_only=True):
 class Base:
     """An open base. Its mapped files stay readable after retention has deleted the folder."""
 
-    def __init__(self, path: Path, manifest: BaseManifest) -> None:
+    def __init__(self, path: Path, manifest: BaseManifest, hash_range: HashRange = ALL_KEYS) -> None:
         self.path = path
         self.manifest = manifest
+        self.hash_range = hash_range  # whose rows it holds
         for name in manifest.tables:
             if not TABLE_NAME.fullmatch(name):  # it becomes part of a path
                 raise LogError(f"the base {path} names a table {name!r}: refused")
         self.tables = {
-            name: BaseTable(path / rows_file(name), path / optimizer_file(name), spec.state_width)
+            name: BaseTable(
+                path / rows_file(name),
+                path / optimizer_file(name),
+                dim=spec.dim,
+                state_width=spec.state_width,
+                hash_range=hash_range,
+            )
             for name, spec in manifest.all_tables.items()
         }
         self._arrays = map_tensors(path / DENSE)
 
     @staticmethod
-    def open(path: Path, *, for_serving: bool = False) -> "Base":
+    def open(path: Path, *, for_serving: bool = False, hash_range: HashRange = ALL_KEYS) -> "Base":
         """Map the files after checking their sizes; LogError when one is missing or truncated.
 
-        `for_serving` ignores the files that only trainers need: they may be missing.
+        `for_serving` ignores the files that only trainers need: they may be missing. Of rows, those of `hash_range` are
+        mapped and no others.
         """
         path = Path(path)
         try:
             manifest = read_base_manifest(path)
-            needed = manifest.serving_files if for_serving else manifest.files.keys()
+            needed = manifest.serving_files_of(hash_range) if for_serving else manifest.files.keys()
             for name, expected in manifest.files.items():
                 if name in needed and (path / name).stat().st_size != expected.bytes:
                     raise LogError(f"{path / name} does not have the {expected.bytes} bytes that its manifest names")
-            base = Base(path, manifest)
+            base = Base(path, manifest, hash_range)
             for name, table in base.tables.items():
                 if not for_serving or optimizer_file(name) in needed:
                     _ = table.states

@@ -9,8 +9,9 @@ import numpy as np
 
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
 from springtide_client.errors import LogError
-from springtide_client.format.tensors import Array, advise_random_access, map_tensors
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.format.tensors import Array, advise_random_access, map_rows, map_tensors
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
+from springtide_client.rows.row_layer import RowLayer, empty_layer
 
 
 class FoundBaseRows(NamedTuple):
@@ -24,17 +25,26 @@ class FoundBaseRows(NamedTuple):
 
 
 class BaseTable:
-    """One table of an open base."""
+    """One table of an open base, or its rows of one range of keys."""
 
-    def __init__(self, rows_path: Path, optimizer_path: Path, state_width: int) -> None:
-        """LogError when the rows cannot be read, OSError when their file is missing."""
+    def __init__(
+        self, rows_path: Path, optimizer_path: Path, *, dim: int, state_width: int, hash_range: HashRange = ALL_KEYS
+    ) -> None:
+        """LogError when the rows cannot be read, OSError when their file is missing; of no keys it is not opened."""
+        self._optimizer_path, self._state_width = optimizer_path, state_width
+        self._slice: slice | None = None  # which rows of the files these are; None: all
+        if hash_range.is_empty:
+            self.rows, self.states = empty_layer(dim), np.zeros((0, state_width), np.float32)
+            return
         arrays = map_tensors(rows_path)
+        if not hash_range.is_all and "mixed" in arrays:
+            self._slice = hash_range.slice_of(arrays["mixed"])
+            arrays = map_rows(rows_path, self._slice)
         try:
             fields = [arrays[name] for name in ("mixed", "feature", "id", "value", "count", "last_seen")]
         except KeyError as missing:
             raise LogError(f"{rows_path} lacks the tensor {missing}") from None
         self.rows = RowLayer(*fields)  # without states
-        self._optimizer_path, self._state_width = optimizer_path, state_width
 
     @cached_property
     def states(self) -> Float32Array:
@@ -42,6 +52,8 @@ class BaseTable:
         if not self._state_width:
             return np.zeros((len(self.rows), 0), np.float32)
         try:
+            if self._slice is not None:
+                return map_rows(self._optimizer_path, self._slice)["state"]
             return map_tensors(self._optimizer_path)["state"]
         except KeyError as missing:
             raise LogError(f"{self._optimizer_path} lacks the tensor {missing}") from None

@@ -24,6 +24,7 @@ from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view_table import ViewTable
 from springtide_client.model.wide_prediction import predict_wide
 from springtide_client.rows.admission_counts import AdmissionCounts
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
 from springtide_client.rows.search import KNOWN as KNOWN
 from springtide_client.rows.search import NOT_ADMITTED as NOT_ADMITTED
@@ -66,14 +67,16 @@ class View:
         like: "View | None" = None,
         search_factory: SearchFactory = NumpySearch,
         wide_steps: WideSteps = NUMPY_STEPS,
+        hash_range: HashRange = ALL_KEYS,
     ) -> "View":
         """Open a base as a view; LogError when its files do not fit together.
 
-        The loaded program of `like` is reused when the base holds the same one.
+        The loaded program of `like` is reused when the base holds the same one. Rows outside of `hash_range` are left
+        out, here and of the versions to come; the rest of a version is always whole.
         """
         from springtide_client.model.exported_model import ExportedModel  # importing torch takes a second
 
-        base = Base.open(base_path, for_serving=True)
+        base = Base.open(base_path, for_serving=True, hash_range=hash_range)
         base.advise_random_access(with_states=False)
         manifest = base.manifest
         if base.model_path is None:
@@ -145,6 +148,11 @@ class View:
     def search_of(self, feature: int) -> RowSearch:
         """Return the search over the rows of the table that holds a feature."""
         return self.table_of(feature).search
+
+    @property
+    def num_rows(self) -> int:
+        """The rows in the base and in the layers over it: a row that changed since counts in both."""
+        return len(self.base) + self.num_changed_rows
 
     def prepare(self) -> None:
         """Build what lookups need, so that the first one does not wait for it."""

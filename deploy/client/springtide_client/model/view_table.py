@@ -14,6 +14,7 @@ from springtide_client.format.records import VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.admission_counts import AdmissionCounts
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.layers import merge_layers, record_layer
 from springtide_client.rows.row_layer import RowLayer
@@ -46,6 +47,7 @@ class ViewTable:
     meta: VersionMeta
     admission_counts: AdmissionCounts  # of ids without a row
     search_factory: SearchFactory
+    hash_range: HashRange = ALL_KEYS  # whose rows it holds
 
     @staticmethod
     def of(base: Base, name: str, counts: AdmissionCounts, search_factory: SearchFactory) -> "ViewTable":
@@ -54,7 +56,7 @@ class ViewTable:
         rows = base.rows_of(name)
         if spec.wide_width:
             rows = with_wide_columns(base.layer_of(name), spec)
-        return ViewTable(name, spec, rows, (), None, base.manifest.meta, counts, search_factory)
+        return ViewTable(name, spec, rows, (), None, base.manifest.meta, counts, search_factory, base.hash_range)
 
     @property
     def dim(self) -> int:
@@ -181,7 +183,11 @@ class ViewTable:
         spec = self.spec
         state_width = spec.state_width if spec.wide_width else None
         layer = record_layer(tensors, spec.dim, state_width, tables=table_names, table=self.name)
-        if spec.wide_width:
+        if not self.hash_range.is_all:
+            # copied: views of the record would keep all of it in memory
+            layer = self.hash_range.cut(layer)
+            layer = (with_wide_columns(layer, spec) if spec.wide_width else layer).copied()
+        elif spec.wide_width:
             layer = with_wide_columns(layer, spec)
             assert layer.state is not None
             layer = replace(layer, state=np.ascontiguousarray(layer.state))  # else it keeps the optimizer's too

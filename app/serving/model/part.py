@@ -1,0 +1,107 @@
+"""Which rows this server holds, and which servers hold the others."""
+
+# K keys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from springtide_client.array_types import Int64Array
+from springtide_client.keys import mix_keys
+from springtide_client.model.view import View
+from springtide_client.parts.part_servers import PartServers
+from springtide_client.parts.parted_view import parted_view
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange, owners_of
+
+from app.serving.config import ServeConfig
+from app.serving.http.errors import ApiError, misdirected
+
+# how many versions other servers may be behind this one
+KEPT_VIEWS = 8
+
+
+class Part:
+    """The settings `range`, `parts` and `router` of one server."""
+
+    def __init__(
+        self, hash_range: HashRange = ALL_KEYS, servers: PartServers | None = None, *, is_router: bool = False
+    ) -> None:
+        """`servers` are those of all parts, if this server knows them; a router answers for keys of all."""
+        self.hash_range, self.servers, self.is_router = hash_range, servers, is_router
+        self.holds_all = hash_range.is_all and servers is None
+        self._answers_all = self.holds_all or is_router
+
+    @staticmethod
+    def of(config: ServeConfig, token: str | None, observe: Callable[[str, str, float], None]) -> "Part":
+        """`token` is sent to the other servers; `observe(range, outcome, seconds)` hears of their responses."""
+        servers = PartServers(config.parts, token=token, observe=observe) if config.parts else None
+        return Part(config.hash_range, servers, is_router=config.is_router)
+
+    @property
+    def words(self) -> str:
+        """What this server holds, as errors say it."""
+        if self.holds_all:
+            return "all rows"
+        return "no rows" if self.hash_range.is_empty else f"part {self.hash_range}"
+
+    @property
+    def num_kept_views(self) -> int:
+        """How many versions are kept for other servers."""
+        return 0 if self.hash_range.is_all or self.hash_range.is_empty else KEPT_VIEWS
+
+    def joined(self, view: View) -> View:
+        """Return a view of this server's rows as one of all rows, if it knows the other servers."""
+        return view if self.servers is None else parted_view(view, self.hash_range, self.servers)
+
+    def owner_of(self, feature: int, row_id: int) -> int | None:
+        """Return the number, from 0, of the other server that holds a key and answers for it; None: this one does."""
+        if not self.is_router or self.servers is None:
+            return None
+        owners = owners_of(mix_keys(np.array([feature], np.uint16), np.array([row_id], np.int64)), len(self.servers))
+        return None if int(owners[0]) == self.hash_range.number - 1 else int(owners[0])
+
+    def check_owned(self, feature: int, ids_K: Int64Array) -> None:
+        """Raise ApiError 421 with the owner of the first key that this server does not answer for."""
+        if self._answers_all:
+            return
+        count = self.hash_range.count
+        owners_K = owners_of(mix_keys(np.array([feature], np.uint16), ids_K), count)
+        foreign = np.flatnonzero(owners_K != self.hash_range.number - 1)
+        if not len(foreign):
+            return
+        index = int(foreign[0])
+        owner = HashRange(int(owners_K[index]) + 1, count)
+        address = None if self.servers is None else self.servers.urls[owner.number - 1]
+        message = f"id {int(ids_K[index])} belongs to part {owner}, this server holds part {self.hash_range}"
+        hint = "ask a router, or the server of that part" if address is None else f"ask {address}, or a router"
+        raise misdirected(message, hint, {"index": index, "range": str(owner), "address": address})
+
+    def check_predicts(self) -> None:
+        """Raise ApiError 421 where this server cannot have the rows that predictions need."""
+        if not self.holds_all and self.servers is None:
+            message = f"predictions need rows of all parts, this server holds part {self.hash_range}"
+            raise misdirected(message, "ask a router, or tell this server the others: [serve] parts")
+
+    def check_holds_all(self, what: str) -> None:
+        """Raise ApiError 501 where not all rows are here."""
+        if not self.holds_all:
+            message = f"{what}, this server holds {self.words}"
+            raise ApiError(501, "needs_all_rows", message, "ask a server that holds everything")
+
+    def document(self, view: View | None) -> dict[str, Any] | None:
+        """What /v1/status says of the part, with the rows that a view holds; None where it is everything."""
+        if self.holds_all:
+            return None
+        return {
+            "range": None if self.hash_range.is_empty else str(self.hash_range),
+            "router": self.is_router,
+            "rows": None if view is None else view.num_rows,
+            "parts": [] if self.servers is None else list(self.servers.urls),
+        }
+
+    def close(self) -> None:
+        """Close the connections to the other servers."""
+        if self.servers is not None:
+            self.servers.close()
+
+
+WHOLE = Part()

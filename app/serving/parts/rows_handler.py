@@ -1,0 +1,90 @@
+"""POST /v1/parts/rows: the rows of this server's own range at exactly one version, for servers and clients.
+
+Answered as an ASGI function, before FastAPI sees the request.
+"""
+
+import time
+from collections.abc import Mapping
+
+from springtide_client.format.records import version_name
+from springtide_client.parts.row_request import ROUTE, RowRequest
+from starlette.types import Receive, Scope, Send
+
+from app.serving.bounded_pool import BoundedPool
+from app.serving.http.errors import bad_request, misdirected, version_gone, version_not_reached
+from app.serving.http.request_body import read_body
+from app.serving.model.part import Part
+from app.serving.model.replica import Replica
+from app.serving.model.view import ModelView
+from app.serving.parts.recent_views import RecentViews
+
+RAW = "application/octet-stream"
+# a larger request is answered by a thread
+INLINE_IDS = 1_024
+
+
+class PartRowsHandler:
+    """Answers authorized requests for rows of this server's part."""
+
+    def __init__(
+        self, replica: Replica, recent: RecentViews, part: Part, pool: BoundedPool, *, max_body_bytes: int
+    ) -> None:
+        self._replica, self._recent, self._part, self._pool = replica, recent, part, pool
+        self._max_body_bytes = max_body_bytes
+
+    def matches(self, scope: Scope) -> bool:
+        """Return True if the request is for this handler; its route is then noted in the scope."""
+        if scope["path"] != ROUTE or scope["method"] != "POST":
+            return False
+        scope["springtide.route"] = ROUTE
+        return True
+
+    async def handle(self, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+        """Look up and send the rows. Raises ApiError."""
+        body = await read_body(receive, self._max_body_bytes)
+        try:
+            request, wait_ms = RowRequest.decode(scope["query_string"].decode("latin-1"), body)
+        except ValueError as error:
+            raise bad_request(f"not a request for rows of a part: {error}", "see springtide_client.parts") from None
+        if request.hash_range != self._part.hash_range:
+            message = f"this server holds {self._part.words}, and not part {request.hash_range}"
+            raise misdirected(message, "give the addresses of the parts in the order of their ranges")
+        view = await self._view_at(request, wait_ms / 1000)
+        if request.table not in view.own_view.tables:
+            raise bad_request(f"version {version_name(view.version)} has no table {request.table!r}")
+        if len(request.ids_K) <= INLINE_IDS:
+            content = find_rows(view, request)
+        else:
+            content = await self._pool.run(lambda: find_rows(view, request))
+        response = {"content-type": RAW, "content-length": str(len(content)), **self._replica.version_headers(view)}
+        raw = [(name.lower().encode(), value.encode()) for name, value in response.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _view_at(self, request: RowRequest, wait_seconds: float) -> ModelView:
+        """The demanded version, once it is served; ApiError 410 when it is kept no longer, 503 when it does not come.
+
+        It may be a few versions old: the one who asks may be slower to follow the log.
+        """
+        tip, deadline = request.tip, time.monotonic() + wait_seconds
+        while True:
+            view = self._replica.require_view()
+            if view.own_view.tip == tip:
+                return view
+            if view.version >= tip.number:
+                if (kept := self._recent.find(tip)) is not None:
+                    return kept
+                raise version_gone(tip.number, view.version)
+            if (left := deadline - time.monotonic()) <= 0 or self._replica.stopping:
+                raise version_not_reached(tip.number, view.version)
+            await self._replica.wait_for_change(left)
+
+
+def find_rows(view: ModelView, request: RowRequest) -> bytes:
+    """The body of the response."""
+    search = view.own_view.tables[request.table].search
+    if not request.with_states:
+        rows_KD, status_K = search(request.features_K, request.ids_K)
+        return rows_KD.tobytes() + status_K.tobytes()
+    found = search.with_states(request.features_K, request.ids_K)
+    return b"".join(column.tobytes() for column in (found.rows_KD, found.status_K, found.states_KW, found.counts_K))

@@ -1,0 +1,88 @@
+"""A part of all keys: the mixed hash is cut into contiguous ranges of equal size, as ranks cut it.
+
+Bases are sorted by mixed key, so the rows of a range are one slice of each.
+"""
+
+# K keys, n rows
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from springtide_client.array_types import BoolArray, UInt16Array, UInt64Array
+from springtide_client.rows.row_layer import RowLayer
+
+MAX_RANGES = 65_535
+S32 = np.uint64(32)
+TEXT = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
+
+
+@dataclass(frozen=True)
+class HashRange:
+    """Range `number`, counted from 1, of `count`; number 0 is a range without keys."""
+
+    number: int
+    count: int
+
+    @staticmethod
+    def parse(text: str) -> "HashRange":
+        """Return the range that "2/4" names; ValueError for another text."""
+        match = TEXT.fullmatch(text)
+        number, count = (0, 0) if match is None else (int(match[1]), int(match[2]))
+        if not 1 <= number <= count <= MAX_RANGES:
+            raise ValueError(f'{text!r} is not a range: the second of four is "2/4"')
+        return HashRange(number, count)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def is_all(self) -> bool:
+        """True if no key is left out."""
+        return self.number == self.count == 1
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there are no keys in it."""
+        return self.number == 0
+
+    @property
+    def start(self) -> int:
+        """The first mixed key."""
+        return first_mixed(max(0, self.number - 1), self.count)
+
+    @property
+    def end(self) -> int:
+        """The mixed key behind the last one, at most 2**64."""
+        return first_mixed(self.number, self.count)
+
+    def slice_of(self, mixed_n: UInt64Array) -> slice:
+        """Return where the range's keys lie among sorted mixed keys."""
+        # 2**64 - 1 is the largest mixed key, and belongs to the last range
+        first = 0 if self.number <= 1 else int(mixed_n.searchsorted(np.uint64(self.start)))
+        end = len(mixed_n) if self.number == self.count else int(mixed_n.searchsorted(np.uint64(self.end)))
+        return slice(first, 0 if self.is_empty else end)
+
+    def cut(self, layer: RowLayer) -> RowLayer:
+        """Return the rows of a layer that are in the range. Nothing is copied."""
+        return layer if self.is_all else layer.take(self.slice_of(layer.mixed))
+
+    def holds(self, mixed_K: UInt64Array) -> BoolArray:
+        """Return which mixed keys are in the range."""
+        held_K: BoolArray = owners_of(mixed_K, self.count) + 1 == self.number
+        return held_K
+
+
+def first_mixed(index: int, count: int) -> int:
+    """Return the first mixed key of a range, counted from 0."""
+    return -(-(index << 32) // count) << 32
+
+
+def owners_of(mixed_K: UInt64Array, count: int) -> UInt16Array:
+    """Return in which of `count` ranges each mixed key is, counted from 0."""
+    owners_K: UInt16Array = (((mixed_K >> S32) * np.uint64(count)) >> S32).astype(np.uint16)
+    return owners_K
+
+
+ALL_KEYS = HashRange(1, 1)
+NO_KEYS = HashRange(0, 1)
