@@ -44,6 +44,10 @@ class AskedKeys:
         """What a table looks up: features, ids, event times."""
         return self.features_K, self.ids_K, self.event_ms_K
 
+    def of_asked(self, column_K: Any) -> Any:
+        """Return the part of a column of K that belongs to the keys as they came, (P)."""
+        return column_K[len(column_K) - self.num_asked :]
+
     def rows(self, table: EmbeddingTable, lookup: Lookup) -> Array:
         """Return the row of each key asked for, (P, D)."""
         return table.gather_slice(lookup, LookupSlice(len(lookup) - self.num_asked, len(lookup)))[0]

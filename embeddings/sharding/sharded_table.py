@@ -20,7 +20,7 @@ from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.pooling import pooled
 from embeddings.sharding.precision import Precision
 from embeddings.sharding.route import Route
-from embeddings.sharding.row_format import RowFormat
+from embeddings.sharding.row_format import RowFormat, bytes_of, numbers_of
 from embeddings.table import EmbeddingTable
 from kernels.types import Array, UniqueKeys
 
@@ -39,16 +39,22 @@ class ShardedPrefetch:
 class ShardedLookup(Lookup):
     """A lookup at the owners. `unique` has this rank's keys; `rows_UD` is a leaf whose gradient the owners will get."""
 
-    __slots__ = ("asked_T", "lookups_T", "route", "rows_UD")
+    __slots__ = ("asked_T", "counts_U", "lookups_T", "route", "rows_UD", "states_US")
 
     def __init__(
-        self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup], rows_UD: Tensor
+        self,
+        unique: UniqueKeys,
+        route: Route,
+        asked_T: list[AskedKeys],
+        lookups_T: list[Lookup],
+        columns: tuple[Tensor, Tensor, Tensor],
     ) -> None:
         def release(tick: int) -> None:
             for lookup in lookups_T:
                 lookup.release()
 
-        self.route, self.asked_T, self.lookups_T, self.rows_UD = route, asked_T, lookups_T, rows_UD
+        self.route, self.asked_T, self.lookups_T = route, asked_T, lookups_T
+        self.rows_UD, self.states_US, self.counts_U = columns
         # the parts release themselves when they are garbage-collected
         super().__init__(release, lambda tick: None, tick=0, erasures=0, unique=unique, slots_U=unique.ids_U[:0])
 
@@ -58,32 +64,47 @@ class ShardedTable:
     own, which may be none; the rows of a rank's range are in its table, which has all other methods.
     """
 
-    def __init__(self, table: AnyTable, exchange: Exchange, precision: Precision, *, seed: int) -> None:
-        self.table, self.exchange, self.ops = table, exchange, table.ops
-        self.tables = list(tables_of_model(table).values())
-        held = {} if isinstance(table, EmbeddingTable) else table.config.tables
-        names = TableNames({name: one.features for name, one in held.items() if name != MAIN_TABLE})
-        places = {name: place for place, name in enumerate(tables_of_model(table))}
-        self._places_F = None
-        if len(self.tables) > 1:
-            by_name = np.array([places.get(name, 0) for name in names.names])
-            (self._places_F,) = self.ops.put(by_name[names.places_F])
-        self.dim = table.dim
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingTable],
+        exchange: Exchange,
+        precision: Precision,
+        *,
+        seed: int,
+        num_states: int = 0,
+        places_F: Array | None = None,
+    ) -> None:
+        """`num_states`: so many of a row's last state columns come with a lookup, and its count.
+
+        `places_F`: of several tables, the place of the one that has a feature's rows.
+        """
+        self.tables, self.exchange, self.ops = list(tables), exchange, tables[0].ops
+        self.dim, self.num_states = max(table.dim for table in tables), num_states
+        self._places_F = None if places_F is None else self.ops.put(places_F)[0]
         rank_seed = seed * exchange.num_ranks + exchange.rank
         self.row_formats = [RowFormat(precision.rows, one.dim) for one in self.tables]
         self.gradient_formats = [RowFormat(precision.gradients, one.dim, seed=rank_seed) for one in self.tables]
-        self.num_updates = 0  # what stochastic rounding depends on
+        self.num_sent = 0  # how often numbers were sent: what stochastic rounding depends on
         self._failed: tuple[list[AskedKeys], list[Lookup]] = [], []  # a try's keys, and its open lookups
+
+    @staticmethod
+    def of(
+        table: AnyTable, exchange: Exchange, precision: Precision, *, seed: int, num_states: int = 0
+    ) -> "ShardedTable":
+        """The rows that a model sees, whatever tables they are in."""
+        seen, places_F = tables_of_model(table), None
+        if len(seen) > 1:
+            held = {name: one.features for name, one in table.config.tables.items() if name != MAIN_TABLE}
+            names = TableNames({name: features for name, features in held.items() if name in seen})
+            places_F = names.places_F
+        return ShardedTable(
+            list(seen.values()), exchange, precision, seed=seed, num_states=num_states, places_F=places_F
+        )
 
     def needs_checkpoint(self, num_keys: int) -> bool:
         """Return True if a batch of which this rank has so many keys may only be looked up after a `take_delta`."""
         total = sum(numbers[0] for numbers in self.exchange.numbers([num_keys]))
-        return not self.exchange.all_true(not self.table.needs_checkpoint(total))
-
-    @property
-    def num_removals(self) -> int:
-        """See EmbeddingTable.num_removals."""
-        return self.table.num_removals
+        return not self.exchange.all_true(not any(table.needs_checkpoint(total) for table in self.tables))
 
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> ShardedPrefetch:
         """Send the next batch's keys to their owners, who start to recall their rows. Pass the result to the next
@@ -130,8 +151,7 @@ class ShardedTable:
         except SpillError:
             self._failed = asked_T, lookups_T
             raise
-        rows_UD = self._fetch(unique, route, asked_T, lookups_T)
-        return ShardedLookup(unique, route, asked_T, lookups_T, rows_UD.requires_grad_(torch.is_grad_enabled()))
+        return ShardedLookup(unique, route, asked_T, lookups_T, self._fetch(unique, route, asked_T, lookups_T))
 
     def embed_slices(self, lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
         """A tensor for each slice, (keys, D) or (bags, D) float32: see embeddings.torch_api.autograd.embed_slices.
@@ -147,21 +167,49 @@ class ShardedTable:
         each row, count every occurrence, and release the lookup. Without a gradient they only count.
         """
         assert isinstance(lookup, ShardedLookup)
-        grads_UD = lookup.rows_UD.grad
-        if grads_UD is None:
-            grads_UD = torch.zeros_like(lookup.rows_UD)
-        lookup.rows_UD.grad = None
-        self.num_updates += 1
-        encoded = [
-            row_format.encode(grads_UD[order, : row_format.dim], self.num_updates)
-            for order, row_format in zip(lookup.route.order_T, self.gradient_formats, strict=True)
-        ]
-        received = lookup.route.to_owners("gradients", encoded)
-        for table, asked, one, row_format, bytes_PB in zip(
-            self.tables, lookup.asked_T, lookup.lookups_T, self.gradient_formats, received, strict=True
-        ):
-            asked.update(table, one, self.ops.array_of(row_format.decode(bytes_PB).contiguous()))
+        grads_UD, lookup.rows_UD.grad = lookup.rows_UD.grad, None
+        received = self._send("gradients", lookup, torch.zeros_like(lookup.rows_UD) if grads_UD is None else grads_UD)
+        for table, asked, one, grads_PD in zip(self.tables, lookup.asked_T, lookup.lookups_T, received, strict=True):
+            asked.update(table, one, self.ops.array_of(grads_PD[0].contiguous()))
         lookup.release()
+
+    def touch(self, lookup: Lookup) -> None:
+        """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
+        assert isinstance(lookup, ShardedLookup)
+        for table, one in zip(self.tables, lookup.lookups_T, strict=True):
+            table.touch(one)
+        lookup.release()
+
+    def sums(self, kind: str, lookup: Lookup, values_UD: Tensor, states_US: Tensor) -> list[tuple[Array, Array]]:
+        """Send what this rank would add to its rows' values and last states; return for each table the sums over ranks
+        for the unique keys of its own lookup, (U, D) and (U, S).
+        """
+        assert isinstance(lookup, ShardedLookup)
+        sums = []
+        for one, asked, columns in zip(
+            lookup.lookups_T, lookup.asked_T, self._send(kind, lookup, values_UD, states_US), strict=True
+        ):
+            places_P = asked.of_asked(self.ops.tensor_of(one.unique.inverse_K))
+            num_rows = len(one.unique.ids_U)
+            totals = [column.new_zeros(num_rows, column.shape[1]).index_add_(0, places_P, column) for column in columns]
+            sums.append((self.ops.array_of(totals[0]), self.ops.array_of(totals[1])))
+        return sums
+
+    def _send(
+        self, kind: str, lookup: ShardedLookup, values_UD: Tensor, states_US: Tensor | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Send numbers to the rows' owners; return of each table those received, (P, D) and (P, S)."""
+        self.num_sent += 1
+        encoded = []
+        for order, row_format in zip(lookup.route.order_T, self.gradient_formats, strict=True):
+            part = row_format.encode(values_UD[order, : row_format.dim], self.num_sent)
+            encoded.append(part if states_US is None else torch.cat([part, bytes_of(states_US[order])], dim=1))
+        received = []
+        for row_format, bytes_PB in zip(self.gradient_formats, lookup.route.to_owners(kind, encoded), strict=True):
+            width = row_format.num_bytes
+            values_PD = row_format.decode(bytes_PB[:, :width])
+            received.append((values_PD, numbers_of(bytes_PB[:, width:], torch.float32)))
+        return received
 
     def _ask(
         self, features_K: Array, ids_K: Array, event_ms_K: Array, scores_K: Array | None
@@ -188,16 +236,29 @@ class ShardedTable:
             asked_T.append(AskedKeys.of(xp, *keys_P, *scores))
         return unique, route, asked_T
 
-    def _fetch(self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup]) -> Tensor:
-        """The rows of this rank's unique keys, (U, D) float32; narrower ones end in zeros."""
+    def _fetch(
+        self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows of this rank's unique keys, (U, D) float32, narrower ones ending in zeros; states, counts."""
+        ops, num_states = self.ops, self.num_states
         encoded = []
         for table, asked, lookup, row_format in zip(self.tables, asked_T, lookups_T, self.row_formats, strict=True):
-            encoded.append(row_format.encode(self.ops.tensor_of(asked.rows(table, lookup))))
-        received = route.to_askers("rows", encoded)
-        rows_UD = torch.zeros(len(unique.ids_U), self.dim, device=received[0].device)
+            if num_states:
+                columns = table.read_rows(lookup)
+                places_P = asked.of_asked(lookup.unique.inverse_K)
+                counts_U1 = columns.counts_N.astype(np.float32).reshape(-1, 1)
+                numbers_US = ops.xp.concatenate([columns.states_NS[:, -num_states:], counts_U1], axis=1)
+                rows_PD, numbers_PS = ops.tensor_of(columns.values_ND[places_P]), ops.tensor_of(numbers_US[places_P])
+                encoded.append(torch.cat([row_format.encode(rows_PD), bytes_of(numbers_PS)], dim=1))
+            else:
+                encoded.append(row_format.encode(ops.tensor_of(asked.rows(table, lookup))))
+        received, num_keys = route.to_askers("rows", encoded), len(unique.ids_U)
+        rows_UD = torch.zeros(num_keys, self.dim, device=received[0].device)
+        numbers_US1 = torch.zeros(num_keys, num_states + 1 if num_states else 0, device=received[0].device)
         for order, row_format, bytes_NB in zip(route.order_T, self.row_formats, received, strict=True):
-            rows_UD[order, : row_format.dim] = row_format.decode(bytes_NB)
-        return rows_UD
+            rows_UD[order, : row_format.dim] = row_format.decode(bytes_NB[:, : row_format.num_bytes])
+            numbers_US1[order] = numbers_of(bytes_NB[:, row_format.num_bytes :], torch.float32)
+        return rows_UD.requires_grad_(torch.is_grad_enabled()), numbers_US1[:, :num_states], numbers_US1[:, -1:]
 
     def _failed_try(self, asked_T: list[AskedKeys]) -> list[Lookup]:
         """Return the lookups that a failed try of the same keys left open; release those of others.

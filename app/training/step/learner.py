@@ -26,6 +26,7 @@ from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOu
 from app.training.step.report import StepReport, fetch_outcome, report_of
 from app.training.step.retrieval_step import RetrievalStep
 from app.training.step.union import Union, without_samples
+from app.training.step.wide_ranks import ChunkedWideStep
 from app.training.step.wide_step import WideStep, learn_offset
 from embeddings.collection.collection import AnyTable
 from embeddings.errors import SpillError
@@ -81,11 +82,12 @@ class Learner:
         self.sharded_table: ShardedTable | None = None
         self.union: Union | None = None
         if exchange is not None and exchange.num_ranks > 1:
-            self._require_learnable_by_many(schema)
+            self._require_learnable_by_many()
             precision = precision or Precision()
-            self.sharded_table = ShardedTable(table, exchange, precision, seed=config.seed)
+            num_states = 0 if self.wide is None else WideStep.num_states_of(table)
+            self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
             self.union = Union(exchange, self.model, precision)
-        self.wide_step = None if self.wide is None else WideStep(self.wide, table, schema)
+        self.wide_step = self._wide_step(schema)
         self.retrieval_step = RetrievalStep(model, self.update) if isinstance(model, TwoTower) else None
         self.loss = Loss(losses, self.model)
         self.dense_step: DenseStep = self._dense_step()
@@ -177,16 +179,22 @@ class Learner:
         """Return how many samples all ranks learn now."""
         if self.union is None:
             return len(batch)
-        knows_next = next_batch is not None and len(next_batch) > 0
-        return self.union.agree(batch, is_prepared=self._is_prepared(batch), knows_next=knows_next).num_samples
+        agreed = self.union.agree(
+            batch,
+            is_prepared=self._is_prepared(batch),
+            knows_next=next_batch is not None and len(next_batch) > 0,
+            is_tried=self._failed is not None and self._is_same(self._failed[0], batch),
+        )
+        return agreed.num_samples
+
+    def _is_same(self, first: Batch, second: Batch) -> bool:
+        """Return True if these are one batch: without samples, which only one of many ranks learns, any are."""
+        return first is second or (self.union is not None and not len(first) and not len(second))
 
     def _is_prepared(self, batch: Batch) -> bool:
         """Return True if the previous step prepared the keys of this batch."""
         keys = self._next
-        if keys is None:
-            return False
-        is_same = keys.batch is batch or (self.union is not None and not len(keys.batch) and not len(batch))
-        return is_same and keys.follows(self._number_statistics)
+        return keys is not None and self._is_same(keys.batch, batch) and keys.follows(self._number_statistics)
 
     def _take_prepared(self, batch: Batch) -> BatchKeys:
         """Return the keys that the previous step prepared, or prepare them if it expected another batch."""
@@ -236,7 +244,7 @@ class Learner:
         """
         failed, self._failed = self._failed, None
         if failed is not None:
-            if failed[0] is keys.batch:
+            if failed[0] is keys.batch if self.union is None else self.union.agreed.are_tried:
                 return failed[1]
             failed[1].release()
         return self.rows.lookup(
@@ -286,8 +294,11 @@ class Learner:
                 bfloat16=use_bfloat16,
                 loss=self.loss,
                 groups_NG=groups_NG,
+                union=self.union,
             )
-            if not lookup.released:  # the net gives rows no gradients: count them all the same
+            if self.sharded_table is not None:
+                self.sharded_table.update(lookup)
+            elif not lookup.released:  # the net gives rows no gradients: count them all the same
                 self.table.touch(lookup)
             return outcome
         if self.retrieval_step is not None:
@@ -298,10 +309,17 @@ class Learner:
             self.sharded_table.update(lookup)
         return outcome
 
-    def _require_learnable_by_many(self, schema: Schema) -> None:
+    def _require_learnable_by_many(self) -> None:
         """ValueError if several ranks cannot learn this net together so far."""
-        if self.wide is not None or isinstance(self.model, TwoTower) or self.device.transfer is not None:
-            raise ValueError("several ranks learn nets on the CPU so far, without a wide part, and not two towers")
+        if isinstance(self.model, TwoTower) or self.device.transfer is not None:
+            raise ValueError("several ranks learn nets on the CPU so far, and not two towers")
+
+    def _wide_step(self, schema: Schema) -> WideStep | None:
+        if self.wide is None:
+            return None
+        if self.sharded_table is None:
+            return WideStep(self.wide, self.table, schema)
+        return ChunkedWideStep(self.wide, self.table, schema, self.sharded_table)
 
     def _dense_step(self) -> DenseStep:
         if self.device.transfer is None:

@@ -1,6 +1,7 @@
 """One step of all ranks: each has a part of the batch, and all take the same step of the dense net."""
 
 # N samples of all ranks, L labels, F dense features, R ranks
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -8,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from app.training.step.checksum import checksum_of
 from embeddings.errors import ShardError
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.precision import Precision
@@ -19,8 +19,9 @@ class Agreed(NamedTuple):
     """What all ranks know of each other's parts before a step."""
 
     num_samples_R: list[int]
-    are_prepared: bool  # every rank has the keys of this batch already
-    prefetch: bool  # a rank knows its next batch
+    are_prepared: bool = False  # every rank has the keys of this batch already
+    prefetch: bool = False  # a rank knows its next batch
+    are_tried: bool = False  # every rank has the rows of this batch already, from a try that failed later on
 
     @property
     def num_samples(self) -> int:
@@ -43,14 +44,14 @@ class Union:
     def __init__(self, exchange: Exchange, model: nn.Module, precision: Precision) -> None:
         self.exchange, self.model = exchange, model
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision.dense]
-        self.agreed = Agreed([], are_prepared=False, prefetch=False)
+        self.agreed = Agreed([])
         self.samples: Samples | None = None  # of the newest step
 
-    def agree(self, batch: Batch, *, is_prepared: bool, knows_next: bool) -> Agreed:
+    def agree(self, batch: Batch, *, is_prepared: bool, knows_next: bool, is_tried: bool) -> Agreed:
         """Tell the others what this rank has."""
-        numbers = self.exchange.numbers([len(batch), is_prepared, knows_next])
-        lengths, prepared, known = zip(*numbers, strict=True)
-        self.agreed = Agreed(list(lengths), all(prepared), any(known))
+        numbers = self.exchange.numbers([len(batch), is_prepared, knows_next, is_tried])
+        lengths, prepared, known, tried = zip(*numbers, strict=True)
+        self.agreed = Agreed(list(lengths), all(prepared), any(known), all(tried))
         return self.agreed
 
     def concatenated(self, rows_NX: Tensor) -> Tensor:
@@ -97,6 +98,15 @@ class Union:
                 "again, they go on from the newest version; if it happens again, use the same processors and "
                 "[train] num_threads for all ranks"
             )
+
+
+def checksum_of(tensors: Mapping[str, Tensor]) -> int:
+    """Return the CRC-32 of names and bytes."""
+    checksum = 0
+    for name, tensor in sorted(tensors.items()):
+        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(tensor.detach().cpu().numpy().tobytes(), checksum)
+    return checksum
 
 
 def without_samples(batch: Batch) -> Batch:

@@ -1,7 +1,8 @@
 """The wide part's step: between the net's forward and backward pass it scores and learns a batch, sample by sample."""
 
 # N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,17 @@ from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import Slots, num_crossed, slots_of
 from torch import Tensor, nn
 
-from app.models.losses.loss import Loss
+from app.models.losses.loss import Loss, LossGradient
 from app.models.wide.wide_part import NAME, WidePart
 from app.training.optimization.net_update import NetUpdate
 from app.training.step.batch_keys import BatchKeys
 from app.training.step.dense_step import StepOutcome, observe, score
+from app.training.step.union import Union
 from app.version_log.change.design import CROSSES_TABLE
 from embeddings.collection.collection import AnyTable, tables_by_name, tables_of_model
 from embeddings.lookup.handle import Lookup
+from embeddings.sharding.sharded_table import ShardedTable
+from embeddings.table import EmbeddingTable
 from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
 from kernels.cpu.wide.in_order import in_order_pass
 from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
@@ -47,6 +51,8 @@ class OffsetStep(Protocol):
 class WideStep:
     """Learns the wide part over a table's rows. On the host only."""
 
+    is_chunk = False  # True: the batch is a part of one chunk of samples, which many ranks learn together
+
     def __init__(self, part: WidePart, table: AnyTable, schema: Schema) -> None:
         """ValueError if the table is not in the host's memory."""
         if table.ops.device != "cpu":
@@ -60,6 +66,7 @@ class WideStep:
         self.crosses = tables_by_name(table).get(CROSSES_TABLE)
         if self.crosses is None and part.get_buffer("pair_is_live_P").numel():
             raise ValueError("the wide part crosses fields, and there is no table for their rows")
+        self.crosses_of_all: EmbeddingTable | ShardedTable | None = self.crosses  # with the rows of other ranks
         self.columns_from = table.layout.state_width - table.layout.wide_width
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
         # vectors to the net alone
@@ -67,15 +74,24 @@ class WideStep:
         is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in tables)
         self.steps_rows = is_rowwise and len({one.dim for one in tables}) == 1
 
+    @staticmethod
+    def num_states_of(table: AnyTable) -> int:
+        """Return how many of a row's last state columns the step reads: those of the wide part, and before them the
+        factorization machine's.
+        """
+        is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in tables_of_model(table).values())
+        return table.layout.wide_width + is_rowwise
+
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if evicted crosses of this batch could overflow the rows that await the next version."""
-        if self.crosses is None:
+        crosses = self.crosses_of_all
+        if crosses is None:
             return False
         counts_NF = num_crossed(self.schema, batch.features).astype(np.float64)
         arrays = self.part.arrays
         pairs_P2 = arrays.pair_fields_P2[arrays.live_pairs]
         most = (counts_NF.T @ counts_NF)[pairs_P2[:, 0], pairs_P2[:, 1]].sum()  # pairs of one sample, over all samples
-        return self.crosses.needs_checkpoint(int(most))
+        return crosses.needs_checkpoint(int(most))
 
     def of_batch(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
         """Return the step of one batch, whose rows are looked up."""
@@ -87,10 +103,10 @@ class WideStep:
         arrays, batch = self.part.arrays, keys.batch
         before = {name: array.copy() for name, array in arrays.named().items()}
         slots = slots_of(self.schema, batch.features).at(lookup.unique.inverse_K)
-        rows = self.table.read_rows(lookup)
+        rows = self._read_rows(lookup)
         wide_UW = np.ascontiguousarray(rows.states_NS[:, self.columns_from :])
         squares_U = np.ascontiguousarray(rows.states_NS[:, 0]) if self.steps_rows else np.zeros(0, np.float32)
-        found = _Rows.of(lookup, slots, wide_UW, arrays, self.num_labels)
+        found = _Rows.of(lookup, slots, wide_UW, arrays, self.num_labels, is_chunk=self.is_chunk)
         logits_NL, errors_NL = np.zeros((len(batch), self.num_labels)), np.zeros_like(net_NL)
         wide_batch = WideBatch(
             slots.rows_S,
@@ -111,21 +127,22 @@ class WideStep:
         except BaseException:
             for name, array in before.items():
                 getattr(arrays, name)[...] = array
-            for cross_lookup, columns in crossed:
-                self._write_crosses(cross_lookup, columns, columns.values_ND)
+            for cross_lookup, columns in reversed(crossed):
+                self._restore_crosses(cross_lookup, columns)
                 cross_lookup.release()
             raise
         logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
         self.num_crosses = sum(len(cross_lookup.unique.ids_U) for cross_lookup, _ in crossed)
         for cross_lookup, _ in crossed:
-            assert self.crosses is not None
-            self.crosses.touch(cross_lookup)
+            assert self.crosses_of_all is not None
+            self.crosses_of_all.touch(cross_lookup)
         arrays.number_statistics_3D[...] = keys.numbers.after_3D
         states_US = rows.states_NS
         states_US[:, self.columns_from :] = wide_UW
         if self.steps_rows:
             states_US[:, 0] = squares_U
-        self.table.write_rows(lookup, rows.values_ND, states_US)
+        self._write_rows(lookup, rows.values_ND, states_US)
+        self._end(before, slots)
         return logits_NL.astype(np.float32), errors_NL
 
     def _learn_in_ranges(
@@ -145,7 +162,7 @@ class WideStep:
         """
         potential_N, kernel_arrays = potential_crosses(slots.num_crossed_NF), WideArrays(**arrays.named())
         lr, start, num_samples = FACTORIZATION_RATE * self.table.step_lr, 0, len(slots.offsets_N1) - 1
-        while start < num_samples:
+        while self._has_more(start, num_samples):
             ids_C, pairs_C, offsets_R1, stop = crosses_of(
                 slots.rows_S,
                 slots.crossed_from_NF,
@@ -155,11 +172,12 @@ class WideStep:
                 found.usable_from_U,
                 found.hashes_U,
                 start,
-                min(num_samples, start + self.part.samples_until_choice()),
+                min(num_samples, start + self._samples_until_choice()),
                 MAX_CROSSES,
             )
             weights_Q2L, rows_C = np.zeros((0, 2 * self.num_labels), np.float32), ids_C
-            if len(ids_C):
+            is_crossed = len(ids_C) > 0 or (self.is_chunk and self.crosses is not None)
+            if is_crossed:
                 samples_C = np.repeat(np.arange(start, stop), np.diff(offsets_R1))
                 lookup, columns = self._look_up(keys, ids_C, samples_C)
                 crossed.append((lookup, columns))
@@ -167,24 +185,51 @@ class WideStep:
                 rows_C = lookup.unique.inverse_K
             crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
             in_order_pass(batch, crosses, kernel_arrays, 1, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
-            if len(ids_C):
+            if is_crossed:
                 self._write_crosses(lookup, columns, weights_Q2L)
-            self.part.choose_pairs()
+            if not self.is_chunk:
+                self.part.choose_pairs()
             start = stop
+
+    # what differs where many ranks learn together
+
+    def _read_rows(self, lookup: Lookup) -> RowColumns:
+        return self.table.read_rows(lookup)
+
+    def _write_rows(self, lookup: Lookup, values_UD: Float32Array, states_US: Float32Array) -> None:
+        self.table.write_rows(lookup, values_UD, states_US)
+
+    def _has_more(self, start: int, num_samples: int) -> bool:
+        """Return True if samples from `start` on are to be learned."""
+        return start < num_samples
+
+    def _samples_until_choice(self) -> int:
+        return self.part.samples_until_choice()
+
+    def _end(self, before: Mapping[str, npt.NDArray[Any]], slots: Slots) -> None:
+        """Called when a batch is learned, with the arrays from before it."""
 
     def _look_up(
         self, keys: BatchKeys, ids_C: npt.NDArray[np.int64], samples_C: npt.NDArray[np.int64]
     ) -> tuple[Lookup, RowColumns]:
         """Look up rows of crosses, whose values are weight and information of label 0, then of label 1, ..."""
-        assert self.crosses is not None
-        lookup = self.crosses.lookup(np.full(len(ids_C), CROSSES, np.uint16), ids_C, keys.batch.event_ms_N[samples_C])
-        columns = self.crosses.read_rows(lookup)
+        assert self.crosses_of_all is not None
+        features_C, event_ms_C = np.full(len(ids_C), CROSSES, np.uint16), keys.batch.event_ms_N[samples_C]
+        lookup = self.crosses_of_all.lookup(features_C, ids_C, event_ms_C)
+        columns = self._read_crosses(lookup)
         columns.values_ND[columns.counts_N == 0] = 0.0  # a first value of scale zero may be -0.0: servers score +0.0
         return lookup, columns
+
+    def _read_crosses(self, lookup: Lookup) -> RowColumns:
+        assert self.crosses is not None
+        return self.crosses.read_rows(lookup)
 
     def _write_crosses(self, lookup: Lookup, columns: RowColumns, weights_Q2L: Float32Array) -> None:
         assert self.crosses is not None
         self.crosses.write_rows(lookup, weights_Q2L, columns.states_NS)
+
+    def _restore_crosses(self, lookup: Lookup, columns: RowColumns) -> None:
+        self._write_crosses(lookup, columns, columns.values_ND)
 
 
 class _Rows(NamedTuple):
@@ -194,14 +239,25 @@ class _Rows(NamedTuple):
     hashes_U: npt.NDArray[np.uint64]
 
     @staticmethod
-    def of(lookup: Lookup, slots: Slots, wide_UW: Float32Array, arrays: WideParameters, num_labels: int) -> "_Rows":
-        """Note when rows are used first, also in their column `born`."""
+    def of(
+        lookup: Lookup,
+        slots: Slots,
+        wide_UW: Float32Array,
+        arrays: WideParameters,
+        num_labels: int,
+        *,
+        is_chunk: bool,
+    ) -> "_Rows":
+        """Note when rows are used first, also in their column `born`.
+
+        `is_chunk`: all samples, those of other ranks too, are the first one's equals.
+        """
         unique, num_samples = lookup.unique, len(slots.offsets_N1) - 1
         first_U = first_samples(slots.rows_S, slots.offsets_N1, len(unique.ids_U))
         born_U = wide_UW[:, born_column(num_labels)]
         is_new_U = (born_U == 0) & (first_U < num_samples)
         usable_from_U = np.where(born_U > 0, -1, first_U + 1)
-        born_U[is_new_U] = born_of(int(arrays.num_samples_1[0]) + first_U[is_new_U])
+        born_U[is_new_U] = born_of(int(arrays.num_samples_1[0]) + (0 * first_U if is_chunk else first_U)[is_new_U])
         return _Rows(usable_from_U, row_hashes(unique.features_U.astype(np.int64), unique.ids_U, born_U))
 
 
@@ -216,17 +272,18 @@ def learn_offset(
     bfloat16: bool,
     loss: Loss | None = None,
     groups_NG: Tensor | None = None,
+    union: Union | None = None,
 ) -> StepOutcome:
     """Score with the net, learn the wide part with its logits as offset, then update rows and net.
 
     The wide part learns the logistic loss of every label from 0 to 1, whatever the `loss` is: the net learns that of
     the final score, to which the wide part is a constant. SpillError: everything is as before, the random numbers of a
-    dropout too, and the batch's ids are not counted.
+    dropout too, and the batch's ids are not counted. `union`: of many ranks' batches, which may be empty.
     """
     loss = loss or Loss((), model)
     random = torch.get_rng_state()
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if not name.startswith(f"{NAME}.")}
-    net_NL = score(model, inputs, bfloat16=bfloat16)
+    net_NL = score(model, inputs, bfloat16=bfloat16) if len(labels_NL) else torch.zeros_like(labels_NL)
     try:
         logits, errors = step(np.ascontiguousarray(net_NL.detach().numpy()))
     except BaseException:
@@ -236,8 +293,15 @@ def learn_offset(
         raise
     logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
     update.zero_grad()
-    gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
-    net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
+    gradient = LossGradient(errors_NL, labels_NL.sum(), weights_N.sum())  # without samples
+    if len(labels_NL):
+        gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
+        net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
+    if union is not None:
+        gradient = LossGradient(errors_NL, *union.add_up(gradient.loss, gradient.weight))
+        samples = union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
+        dense_NF, labels_NL, weights_N, logits_NL = samples
+        inputs = inputs._replace(dense=dense_NF)
     norm = update.gradient_norm()
     skipped = ~torch.isfinite(norm)
     if not skipped:

@@ -11,12 +11,17 @@ from springtide_client.features import Features, Ragged
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
+from app.models.wide.wide_part import add_wide_part
+from app.training.bootstrap import with_wide_rows
 from app.training.config import TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
+from embeddings.collection.collection import open_tables, tables_by_name
 from embeddings.config import TableConfig
+from embeddings.policy.admission import AdmissionControl
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.precision import Precision
 from embeddings.table import EmbeddingTable
+from kernels.backend import backend
 from stream.columns import Batch
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.support.thread_ranks import on_ranks
@@ -114,3 +119,51 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
         assert rows[key][2:] == (count, last_seen)
         np.testing.assert_allclose(rows[key][0], values, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(rows[key][1], states, rtol=1e-4, atol=1e-5)
+
+
+def make_wide_learner(exchange: Exchange | None = None, crosses: int = 64) -> Learner:
+    def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
+        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission)
+
+    table = open_tables(with_wide_rows(TABLE, SCHEMA, crosses=crosses > 0), backend("cpu"), make)
+    config = ModelConfig(name="deepfm", wide=True, crosses=crosses)
+    with BUILDING:
+        net = build_model(config, ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+    add_wide_part(net, config, SCHEMA)
+    return Learner(net, table, TrainConfig(), SCHEMA, exchange=exchange)
+
+
+def loss_of(reports: list[Any]) -> float:
+    return float(np.mean([report.loss for report in reports]))
+
+
+@pytest.mark.parametrize("crosses", [64, 3, 0])
+def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
+    parts = [[make_batch(2 * step + rank, 200 if step % 5 else 200 * rank) for rank in range(2)] for step in range(12)]
+    alone = make_wide_learner(crosses=crosses)
+    expected = [alone.step(union_of(part)) for part in parts]
+
+    def work(exchange: Exchange) -> Any:
+        learner = make_wide_learner(exchange, crosses)
+        batches = [part[exchange.rank] for part in parts]
+        assert not learner.needs_checkpoint(batches[0])
+        reports = [
+            learner.step(batch, following) for batch, following in zip(batches, [*batches[1:], None], strict=True)
+        ]
+        learner.require_same_net()
+        rows = {name: table.take_delta() for name, table in tables_by_name(learner.table).items()}
+        return reports, learner.dense_arrays(), rows
+
+    (reports, arrays, rows), (_, _, other_rows) = on_ranks(2, work)
+    assert abs(loss_of(reports[4:]) - loss_of(expected[4:])) < 0.03
+    known = alone.dense_arrays()
+    for name in ("num_samples_1", "clicks_L", "samples_L", "seen_statistics_3F"):
+        np.testing.assert_allclose(arrays[f"wide.{name}"], known[f"wide.{name}"], rtol=0.2, err_msg=name)
+    np.testing.assert_allclose(arrays["wide.number_statistics_3D"], known["wide.number_statistics_3D"], rtol=1e-9)
+    if crosses == 3:
+        assert arrays["wide.pair_is_live_P"].sum() == 3
+    for name, delta in rows.items():
+        assert len(delta) > 10
+        assert len(other_rows[name]) > 10
+        keys = [{*zip(one.features, one.ids, strict=True)} for one in (delta, other_rows[name])]
+        assert not keys[0] & keys[1], "two ranks have a row of this id"

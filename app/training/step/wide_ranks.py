@@ -1,0 +1,151 @@
+"""The wide part's step of many ranks: each walks over its own samples, as the one-by-one learner that it is, and what
+all have learned is joined as if they had learned from each other.
+
+A weight that holds information I is moved by a sample by about error / I. So a rank that has moved it by d, and brought
+its information to I, has seen errors of about d * I; with the errors of all ranks added up, and the information of all,
+the weight moves by sum(d * I) / (sum of information). Of one rank this is d. Ranks that learn the same thing of a new
+row do not overshoot, and of a row that is well known their moves add up.
+"""
+
+# N samples, U rows, Q rows of crosses, D dimension, S states, L labels, W columns of the wide part
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from springtide_client.schema import Schema
+from springtide_client.wide.layout import born_of
+from springtide_client.wide.slots import Slots
+
+from app.models.wide.wide_part import WidePart
+from app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
+from app.training.step.wide_sums import ArraySums
+from embeddings.collection.collection import AnyTable
+from embeddings.lookup.handle import Lookup
+from embeddings.sharding.precision import Precision
+from embeddings.sharding.sharded_table import ShardedLookup, ShardedTable
+from kernels.cpu.wide.apply import MAX_INFORMATION, PLAIN_EPS
+from kernels.cpu.wide.arrays import WideArrays
+from kernels.cpu.wide.prepare import potential_crosses
+from kernels.cpu.wide.score import (
+    COLUMNS,
+    INFORMATION,
+    PLAIN_SQUARES,
+    PLAIN_WEIGHT,
+    WEIGHT,
+    Strengths,
+    strengths_of,
+)
+from kernels.types import RowColumns
+
+NONE = np.zeros(0, np.int64)
+
+
+class ChunkedWideStep(WideStep):
+    """Rows and crosses are at their owners, where what the ranks add is summed; the part's own arrays are summed too.
+
+    All samples of all ranks are one chunk: pairs are chosen after it, and rows that are new in it are born together.
+    """
+
+    is_chunk = True
+
+    def __init__(self, part: WidePart, table: AnyTable, schema: Schema, rows: ShardedTable) -> None:
+        super().__init__(part, table, schema)
+        self.rows, self.exchange = rows, rows.exchange
+        self.columns_from = rows.num_states - table.layout.wide_width
+        if self.crosses is not None:
+            self.crosses_of_all = ShardedTable([self.crosses], self.exchange, Precision(), seed=0)
+        self._rows_before: tuple[Float32Array, Float32Array]  # of a step
+        self._crosses_before: dict[int, RowColumns] = {}  # at their owners, by look-up
+        self._strengths: Strengths
+        self._born: np.float32
+
+    def _read_rows(self, lookup: Lookup) -> RowColumns:
+        assert isinstance(lookup, ShardedLookup)
+        arrays = self.part.arrays
+        self._strengths = strengths_of(WideArrays(**arrays.named()), int(arrays.pair_is_live_P.sum()))
+        self._born = born_of(arrays.num_samples_1)[0]
+        self._crosses_before.clear()
+        values_UD, states_US = lookup.rows_UD.detach().numpy().copy(), lookup.states_US.numpy().copy()
+        self._rows_before = values_UD.copy(), states_US.copy()
+        counts_U = lookup.counts_U.numpy().reshape(-1).astype(np.int64)
+        return RowColumns(values_UD, states_US, counts_U, NONE, NONE)
+
+    def _write_rows(self, lookup: Lookup, values_UD: Float32Array, states_US: Float32Array) -> None:
+        assert isinstance(lookup, ShardedLookup)
+        before_UD, before_US = self._rows_before
+        added_US, added_UD = states_US - before_US, values_UD - before_UD
+        first, strengths = self.columns_from, self._strengths
+        for label in range(self.num_labels):
+            at = first + COLUMNS * label
+            added_US[:, at + WEIGHT] *= strengths.first + states_US[:, at + INFORMATION]
+            added_US[:, at + PLAIN_WEIGHT] *= np.sqrt(states_US[:, at + PLAIN_SQUARES]) + PLAIN_EPS
+        added_US[:, -1] = states_US[:, -1] != before_US[:, -1]  # born
+        if self.steps_rows:
+            added_UD *= np.sqrt(states_US[:, :1]) + FACTORIZATION_EPS
+        sums = self.rows.sums("wide", lookup, torch.from_numpy(added_UD), torch.from_numpy(added_US))
+        for table, own, (sums_UD, sums_US) in zip(self.rows.tables, lookup.lookups_T, sums, strict=True):
+            columns = table.read_rows(own)
+            states = columns.states_NS[:, -self.rows.num_states :]
+            for label in range(self.num_labels):
+                at = first + COLUMNS * label
+                information_U = np.minimum(
+                    states[:, at + INFORMATION] + sums_US[:, at + INFORMATION], np.float32(MAX_INFORMATION)
+                )
+                states[:, at + INFORMATION] = information_U
+                states[:, at + WEIGHT] += sums_US[:, at + WEIGHT] / (strengths.first + information_U)
+                squares_U = np.maximum(states[:, at + PLAIN_SQUARES] + sums_US[:, at + PLAIN_SQUARES], 0)
+                states[:, at + PLAIN_SQUARES] = squares_U
+                states[:, at + PLAIN_WEIGHT] += sums_US[:, at + PLAIN_WEIGHT] / (np.sqrt(squares_U) + PLAIN_EPS)
+            is_born_U = (states[:, -1] == 0) & (sums_US[:, -1] > 0)
+            states[is_born_U, -1] = self._born
+            if self.steps_rows:
+                states[:, 0] = np.maximum(states[:, 0] + sums_US[:, 0], 0)
+                columns.values_ND[...] += np.nan_to_num(sums_UD) / (np.sqrt(states[:, :1]) + FACTORIZATION_EPS)
+            table.write_rows(own, columns.values_ND, columns.states_NS)
+
+    def _has_more(self, start: int, num_samples: int) -> bool:
+        """All ranks look up crosses equally often."""
+        if self.crosses is None:
+            return start < num_samples
+        return not self.exchange.all_true(start >= num_samples)
+
+    def _samples_until_choice(self) -> int:
+        return 1 << 62
+
+    def _end(self, before: Mapping[str, npt.NDArray[Any]], slots: Slots) -> None:
+        """Give every rank the arrays of all."""
+        num_samples = len(slots.offsets_N1) - 1
+        counts_3 = np.array([num_samples, len(slots.rows_S), potential_crosses(slots.num_crossed_NF).sum()], np.float64)
+        sums = ArraySums.of(before, self.part.arrays.named(), self._strengths, counts_3)
+        sums.add_up(self.exchange)
+        sums.write(before, self.part.arrays.named(), self._strengths)
+        self.part.choose_pairs()
+
+    def _read_crosses(self, lookup: Lookup) -> RowColumns:
+        assert isinstance(lookup, ShardedLookup)
+        values_QV = lookup.rows_UD.detach().numpy() + np.float32(0)  # what is -0.0 is 0.0 then
+        return RowColumns(values_QV, NONE, np.ones(len(values_QV), np.int64), NONE, NONE)
+
+    def _write_crosses(self, lookup: Lookup, columns: RowColumns, weights_Q2L: Float32Array) -> None:
+        assert isinstance(lookup, ShardedLookup)
+        assert self.crosses is not None
+        assert isinstance(self.crosses_of_all, ShardedTable)
+        added_Q2L = weights_Q2L - columns.values_ND
+        added_Q2L[:, ::2] *= self._strengths.cross + weights_Q2L[:, 1::2]
+        none = torch.zeros(len(added_Q2L), 0)
+        ((sums_Q2L, _),) = self.crosses_of_all.sums("crosses", lookup, torch.from_numpy(added_Q2L), none)
+        own = self.crosses.read_rows(lookup.lookups_T[0])
+        self._crosses_before[id(lookup)] = own._replace(values_ND=own.values_ND.copy())
+        values_Q2L = own.values_ND
+        information_QL = np.minimum(values_Q2L[:, 1::2] + sums_Q2L[:, 1::2], np.float32(MAX_INFORMATION))
+        values_Q2L[:, 1::2] = information_QL
+        values_Q2L[:, ::2] += sums_Q2L[:, ::2] / (self._strengths.cross + information_QL)
+        self.crosses.write_rows(lookup.lookups_T[0], values_Q2L, own.states_NS)
+
+    def _restore_crosses(self, lookup: Lookup, columns: RowColumns) -> None:
+        assert isinstance(lookup, ShardedLookup)
+        assert self.crosses is not None
+        if (own := self._crosses_before.get(id(lookup))) is not None:
+            self.crosses.write_rows(lookup.lookups_T[0], own.values_ND, own.states_NS)

@@ -1,0 +1,134 @@
+"""What many ranks have learned in the wide part's own arrays, summed: see wide_ranks for what is added to weights."""
+
+# L labels, D dense features, F fields, P pairs of fields
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embeddings.sharding.exchange import Exchange
+from kernels.cpu.wide import apply, learn, prepare
+from kernels.cpu.wide.score import GATE_PRIOR, Strengths
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Float64Array = npt.NDArray[np.float64]
+
+
+class Weights(NamedTuple):
+    """Weights, and the information that each holds."""
+
+    name: str
+    information: str
+    most: float  # information
+    strength: str = ""  # of Strengths: what holds them at zero
+
+
+WEIGHTS = (
+    Weights("gates_LTB", "gate_information_LTB", apply.MAX_INFORMATION),
+    Weights("bias_L", "bias_information_L", apply.MAX_SHARED_INFORMATION),
+    Weights("plain_bias_L", "plain_bias_information_L", apply.MAX_SHARED_INFORMATION),
+    Weights("group_weights_LG", "group_information_LG", apply.MAX_SHARED_INFORMATION),
+    Weights("plain_group_weights_L2", "plain_group_information_L2", apply.MAX_SHARED_INFORMATION),
+    Weights("number_weights_LX", "number_information_LX", apply.MAX_SHARED_INFORMATION, "number"),
+    Weights("plain_number_weights_LX", "plain_number_information_LX", apply.MAX_SHARED_INFORMATION, "number"),
+    Weights("seen_weights_LF2", "seen_information_LF2", apply.MAX_SHARED_INFORMATION, "seen"),
+)
+# running means and variances, and how many values the first variance, 1, is worth
+STATISTICS = {"number_statistics_3D": 1.0, "seen_statistics_3F": apply.SEEN_PRIOR}
+MOST_VALUES = {"number_statistics_3D": prepare.MAX_COUNT, "seen_statistics_3F": apply.MAX_COUNT}
+ADDED = ("pair_gains_P", "clicks_L", "samples_L", "loss_difference_L")
+
+
+@dataclass(frozen=True)
+class ArraySums:
+    """What is added to the arrays by one rank, later by all."""
+
+    sums: dict[str, Float64Array]
+
+    @staticmethod
+    def of(before: Arrays, after: Arrays, strengths: Strengths, counts_3: Float64Array) -> "ArraySums":
+        """From the arrays before and after a rank's samples; `counts_3`: its samples, slots and potential crosses."""
+        sums: dict[str, Float64Array] = {"counts": counts_3}
+        for weights in WEIGHTS:
+            held = _strength_of(weights, strengths) + after[weights.information]
+            sums[weights.name] = held * (after[weights.name] - before[weights.name])
+            sums[weights.information] = after[weights.information] - before[weights.information]
+        for name, prior in STATISTICS.items():
+            moments = _moments(after[name], prior) - _moments(before[name], prior)
+            begun = (before[name][2:] == 0) & (after[name][2:] > 0)
+            sums[name] = np.concatenate([moments, begun])
+        return ArraySums(sums | {name: after[name] - before[name] for name in ADDED})
+
+    def add_up(self, exchange: Exchange) -> None:
+        """Replace them by their sums over all ranks."""
+        flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in self.sums.values()]))
+        exchange.add_up("wide arrays", flat)
+        sizes = [array.size for array in self.sums.values()]
+        for array, part in zip(self.sums.values(), torch.split(flat, sizes), strict=True):
+            array[...] = part.numpy().reshape(array.shape)
+
+    def write(self, before: Arrays, arrays: Arrays, strengths: Strengths) -> None:
+        """Write the arrays that follow those from before the step."""
+        sums = self.sums
+        for weights in WEIGHTS:
+            information = np.minimum(before[weights.information] + sums[weights.information], weights.most)
+            arrays[weights.information][...] = information
+            moved = before[weights.name] + sums[weights.name] / (_strength_of(weights, strengths) + information)
+            arrays[weights.name][...] = np.where(sums[weights.name] == 0, before[weights.name], moved)
+        arrays["gates_LTB"][...] = arrays["gates_LTB"].clip(0.0, apply.MAX_GATE)
+        for name, prior in STATISTICS.items():
+            _write_statistics(arrays[name], _moments(before[name], prior), sums[name], prior, MOST_VALUES[name])
+        arrays["pair_gains_P"][...] = before["pair_gains_P"] + sums["pair_gains_P"]
+        _write_mixture(arrays, before["loss_difference_L"] + sums["loss_difference_L"])
+        _write_rates(arrays, before["clicks_L"] + sums["clicks_L"], before["samples_L"] + sums["samples_L"])
+        num_samples, num_slots, num_crosses = sums["counts"]
+        arrays["num_samples_1"][...] = before["num_samples_1"] + int(num_samples)
+        totals_4 = before["slot_totals_4"] + [num_samples, num_slots, num_crosses, num_samples]
+        if totals_4[0] >= 2 * apply.MAX_COUNT:
+            totals_4[:3] *= 0.5
+        arrays["slot_totals_4"][...] = totals_4
+
+
+def _strength_of(weights: Weights, strengths: Strengths) -> float:
+    if weights.strength:
+        return float(getattr(strengths, weights.strength))
+    return GATE_PRIOR if weights.name == "gates_LTB" else 0.0
+
+
+def _moments(statistics_3F: Float64Array, prior: float) -> Float64Array:
+    """Return sums that values add to: of values, of squares, and their number."""
+    mean_F, variance_F, count_F = statistics_3F
+    # the first variance is worth `prior` values; where it is one of the count itself, there is none before the first
+    held_F = np.where(count_F > 0, count_F, 0.0) if prior == 1.0 else count_F + prior
+    return np.stack([count_F * mean_F, held_F * variance_F + count_F * mean_F**2, count_F])
+
+
+def _write_statistics(
+    statistics_3F: Float64Array, before_3F: Float64Array, sums_4F: Float64Array, prior: float, most: float
+) -> None:
+    sums_F, squares_F, counts_F = before_3F + sums_4F[:3]
+    if prior == 1.0:
+        squares_F -= np.maximum(sums_4F[3] - 1.0, 0.0)  # each rank that began has begun with the first variance
+    known_F = counts_F > 0
+    counts_F, held_F = np.maximum(counts_F, 1.0), np.maximum(counts_F + (0.0 if prior == 1.0 else prior), 1.0)
+    mean_F = sums_F / counts_F
+    variance_F = np.maximum(squares_F - counts_F * mean_F**2, 0.0) / held_F
+    written_3F = np.stack([mean_F, variance_F, np.minimum(counts_F, most)])
+    statistics_3F[...] = np.where(known_F, written_3F, np.array([[0.0], [1.0], [0.0]]))
+
+
+def _write_mixture(arrays: Arrays, difference_L: Float64Array) -> None:
+    difference_L = difference_L.clip(-learn.MAX_LOSS_DIFFERENCE, learn.MAX_LOSS_DIFFERENCE)
+    arrays["loss_difference_L"][...] = difference_L
+    arrays["mixture_L"][...] = 1.0 / (1.0 + np.exp(-learn.MIXTURE_RATE * difference_L))
+
+
+def _write_rates(arrays: Arrays, clicks_L: Float64Array, samples_L: Float64Array) -> None:
+    rest_L = np.minimum(1.0, learn.MEMORY / samples_L)
+    clicks_L, samples_L = clicks_L * rest_L, samples_L * rest_L
+    clicks_L = np.maximum(np.minimum(clicks_L, samples_L - learn.PRIOR_OTHERS), learn.PRIOR_CLICKS)
+    arrays["clicks_L"][...], arrays["samples_L"][...] = clicks_L, samples_L
+    arrays["base_L"][...] = np.log(clicks_L / (samples_L - clicks_L))
