@@ -36,6 +36,7 @@ $(VENV)/.compiled: $(VENV)/.ready $(shell find kernels stream -name '*.py')
 	$(BIN)/python -m kernels.compile
 	$(BIN)/python -m stream.compile
 	$(BIN)/python -m app.serving.server.warmup
+	$(BIN)/python -m app.serving.retrieve.warmup
 	touch $@
 
 demo: setup

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 MEMORY = 1e6  # values; older ones fade, and float32 can still count
 MAX_DEVIATIONS = 5.0  # standard deviations
+VARIANCE_FLOOR = 1e-4  # a constant feature has no variance: else its rounding errors would become a signal
 
 
 class DenseFeatureNormalizer(nn.Module):
@@ -48,8 +49,7 @@ class DenseFeatureNormalizer(nn.Module):
 
     def forward(self, dense_NF: Tensor) -> Tensor:
         missing_NF = torch.isnan(dense_NF)
-        # a constant feature has no variance: the floor keeps its rounding errors from becoming a signal
-        scale_F = torch.rsqrt(self.variance_F + 1e-4)
+        scale_F = torch.rsqrt(self.variance_F + VARIANCE_FLOOR)
         standard_NF = ((_signed_log(dense_NF) - self.mean_F) * scale_F).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
         standard_NF = torch.where(missing_NF | (self.count_F == 0), 0.0, standard_NF)
         return torch.cat([standard_NF, missing_NF.float()], dim=1)

@@ -1,25 +1,24 @@
 """Items with the vectors that they had at some version, and an index over them."""
 
 # I items, O dimension, M some of the items
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
-from springtide_client.format.tensors import Arrays
 
+from app.serving.model.item_columns import NO_ITEMS, ItemColumns
+from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.towers import Towers
-from app.serving.retrieve.vector_index import ExactIndex, Places, VectorIndex
+from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places
 from app.version_log.items import ItemLayout
-from app.version_log.read.id_dictionary import take_strings
-from app.version_log.read.replay_state import newest_items
-
-FloatArray = npt.NDArray[np.float32]
+from kernels.cpu.serving.item_columns import mark_equal, take_rows
 
 NEAR_COSINE = 0.98  # an item whose vector has moved no further is still proposed by the old one
+MAX_FILTERS = 32  # whose passing items are remembered
 
 
 class NumberRange(NamedTuple):
@@ -33,6 +32,13 @@ class NumberRange(NamedTuple):
 ItemFilter = Mapping[str, tuple[int, ...] | NumberRange]
 
 
+class PassingItems(NamedTuple):
+    """Which items pass a filter, and their places."""
+
+    passes_I: npt.NDArray[np.bool_]
+    places_M: Places
+
+
 @dataclass(frozen=True, eq=False)
 class ItemSet:
     """Immutable. `version` is the newest that a vector is of."""
@@ -40,33 +46,48 @@ class ItemSet:
     version: int
     created_ms: int  # of that version
     layout: ItemLayout
-    columns: Arrays  # sorted by id
+    columns: ItemColumns
     vectors_IO: FloatArray
-    index: VectorIndex
+    index: ExactIndex | InvertedFile
+    cells_I: npt.NDArray[np.int64] | None = None  # of changed items: those of the base's index
+    _passing: dict[object, PassingItems] = field(init=False, default_factory=dict, repr=False)
 
     @staticmethod
-    def encode(columns: Arrays | None, towers: Towers) -> "ItemSet":
-        """Return those of the items that have a row, with their vectors at the towers' view."""
-        layout, view = towers.template.layout, towers.view
-        columns = no_items() if columns is None else columns
-        vectors_IO, known_I = towers.items(layout.decode(columns))
+    def encode(columns: ItemColumns, towers: Towers, between: Callable[[], bool] = lambda: True) -> "ItemSet | None":
+        """Return those of the items that have a row, with their vectors at the towers' view.
+
+        `between` is called now and then, and ends it by returning False: then None.
+        """
+        encoded = towers.items(columns, between)
+        if encoded is None:
+            return None
+        vectors_IO, known_I = encoded
         if not known_I.all():
-            columns, vectors_IO = take_strings(columns, np.flatnonzero(known_I)), vectors_IO[known_I]
+            places_M = np.flatnonzero(known_I)
+            columns, vectors_IO = columns.take(places_M), vectors_IO[places_M]
+        view = towers.view
         created_ms = view.client_view.meta.created_ms
-        return ItemSet(view.version, created_ms, layout, columns, vectors_IO, ExactIndex(vectors_IO))
+        return ItemSet(view.version, created_ms, towers.template.layout, columns, vectors_IO, ExactIndex(vectors_IO))
+
+    @staticmethod
+    def empty(towers: Towers) -> "ItemSet":
+        """Return a set without items at the towers' view."""
+        encoded = ItemSet.encode(NO_ITEMS, towers)
+        assert encoded is not None
+        return encoded
 
     def __len__(self) -> int:
-        return len(self.columns["id"])
+        return len(self.columns)
 
     @property
     def ids_I(self) -> npt.NDArray[np.int64]:
         """The ids, ascending."""
-        return self.columns["id"]
+        return self.columns.ids_I
 
     @cached_property
     def features(self) -> Features:
         """The features of all items."""
-        return self.layout.decode(self.columns)
+        return self.layout.decode(self.columns.arrays())
 
     def merged(self, newer: "ItemSet") -> "ItemSet":
         """Return these items with the newer ones over them."""
@@ -74,32 +95,59 @@ class ItemSet:
             return newer
         if not len(newer):
             return self
-        columns = newest_items([self.columns, newer.columns])
-        vectors_IO = np.empty((len(columns["id"]), self.vectors_IO.shape[1]), np.float32)
-        for part in (self, newer):
-            vectors_IO[np.searchsorted(columns["id"], part.ids_I)] = part.vectors_IO
-        return replace(newer, columns=columns, vectors_IO=vectors_IO, index=ExactIndex(vectors_IO))
+        from_M = self.columns.order_with(newer.columns)
+        vectors_MO = np.empty((len(from_M), self.vectors_IO.shape[1]), np.float32)
+        take_rows(from_M, self.vectors_IO, newer.vectors_IO, vectors_MO)
+        cells_M = None
+        if self.cells_I is not None and newer.cells_I is not None:
+            cells_M = np.concatenate([self.cells_I, newer.cells_I])[from_M]
+        columns = self.columns.taken_with(newer.columns, from_M)
+        return replace(newer, columns=columns, vectors_IO=vectors_MO, index=ExactIndex(vectors_MO), cells_I=cells_M)
+
+    def in_cells_of(self, index: InvertedFile) -> "ItemSet":
+        """Return the items with the cells of another index in which their vectors are."""
+        return replace(self, cells_I=index.cells_of(self.vectors_IO))
+
+    def indexed_like(self, index: InvertedFile) -> "ItemSet":
+        """Return the items with an index that has the cells of another."""
+        assert self.cells_I is not None
+        return replace(self, index=index.over(self.vectors_IO, self.cells_I))
 
     def describes(self, newer: "ItemSet") -> npt.NDArray[np.bool_]:
         """Return which of the newer items are here with the same features and almost the same vector."""
-        same_M = np.zeros(len(newer), np.bool_)
-        if not len(self) or not len(newer):
-            return same_M
-        places_M = np.minimum(np.searchsorted(self.ids_I, newer.ids_I), len(self) - 1)
-        found_M = np.flatnonzero(self.ids_I[places_M] == newer.ids_I)
-        here, there = take_strings(self.columns, places_M[found_M]), take_strings(newer.columns, found_M)
-        cosines = np.einsum("mo,mo->m", self.vectors_IO[places_M[found_M]], newer.vectors_IO[found_M])
-        same_M[found_M] = (cosines >= NEAR_COSINE) & _equal_bytes(here, there)
+        same_M = np.empty(len(newer), np.bool_)
+        here, there = self.columns, newer.columns
+        mark_equal(
+            here.find(there.ids_I),
+            here.offsets_I1,
+            here.words_W,
+            self.vectors_IO,
+            there.offsets_I1,
+            there.words_W,
+            newer.vectors_IO,
+            np.float32(NEAR_COSINE),
+            same_M,
+        )
         return same_M
 
     def subset(self, places_M: Places) -> "ItemSet":
         """Return some of the items, given in ascending order."""
         vectors_MO = self.vectors_IO[places_M]
-        columns = take_strings(self.columns, places_M)
+        columns = self.columns.take(places_M)
         return replace(self, columns=columns, vectors_IO=vectors_MO, index=ExactIndex(vectors_MO))
 
-    def passing(self, wanted: ItemFilter) -> Places:
-        """Return the places of the items that pass a filter."""
+    def passing(self, wanted: ItemFilter) -> PassingItems:
+        """Return the items that pass a filter."""
+        key = tuple(wanted.items())
+        if (passing := self._passing.get(key)) is None:
+            passes_I = self._passes(wanted)
+            passing = PassingItems(passes_I, np.flatnonzero(passes_I))
+            if len(self._passing) >= MAX_FILTERS:
+                self._passing.clear()
+            self._passing[key] = passing
+        return passing
+
+    def _passes(self, wanted: ItemFilter) -> npt.NDArray[np.bool_]:
         passes_I = np.ones(len(self), np.bool_)
         part, features = self.layout.part, self.features
         for name, values in wanted.items():
@@ -112,31 +160,4 @@ class ItemSet:
                 ragged = features.lists[part.lists.index(name)]
                 counts = np.concatenate([[0], np.cumsum(np.isin(ragged.ids_M, values))])
                 passes_I &= counts[ragged.offsets[1:]] > counts[ragged.offsets[:-1]]
-        return np.flatnonzero(passes_I)
-
-    def take(self, places_M: Places) -> Features:
-        """Return the features of some of the items."""
-        return self.layout.decode(take_strings(self.columns, places_M))
-
-
-def _equal_bytes(left: Arrays, right: Arrays) -> npt.NDArray[np.bool_]:
-    """Return for each two items of equal place whether their features are equal."""
-    lengths_M = np.diff(left["offsets"])
-    equal_M: npt.NDArray[np.bool_] = lengths_M == np.diff(right["offsets"])
-    if equal_M.all():
-        differs = np.concatenate([[0], np.cumsum(left["bytes"] != right["bytes"])])
-        equal_M = differs[left["offsets"][1:]] == differs[left["offsets"][:-1]]
-    else:
-        kept = np.flatnonzero(equal_M)
-        equal_M[kept] = _equal_bytes(take_strings(left, kept), take_strings(right, kept))
-    return equal_M
-
-
-def no_items() -> Arrays:
-    """Return columns without items."""
-    return {
-        "feature": np.zeros(0, np.uint16),
-        "id": np.zeros(0, np.int64),
-        "offsets": np.zeros(1, np.int64),
-        "bytes": np.zeros(0, np.uint8),
-    }
+        return passes_I

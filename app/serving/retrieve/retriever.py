@@ -14,24 +14,28 @@ from dataclasses import replace
 
 import numpy as np
 from springtide_client.features import Features
-from springtide_client.format.tensors import Arrays
 
 from app.processes.priority import take_short_slices
 from app.serving.http.errors import ApiError, not_ready
 from app.serving.metrics.registry import MetricsRegistry
+from app.serving.model.item_columns import ItemColumns
 from app.serving.model.served_view import ServedView
 from app.serving.model.view import ModelView
+from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.item_set import ItemSet
-from app.serving.retrieve.search import ServedItems
+from app.serving.retrieve.sampled_users import sample_users
+from app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
 from app.serving.retrieve.towers import Towers, TowerTemplate
-from app.serving.retrieve.vector_index import MISSING_USEARCH, build_hnsw, has_usearch
+from app.serving.retrieve.vector_index import FloatArray
+from app.serving.retrieve.warmup import warm_up
 from app.version_log.items import ItemLayout
-from app.version_log.read.replay_state import newest_items
 
-HNSW_ITEMS = 20_000  # fewer are compared one by one
+INDEXED_ITEMS = 20_000  # fewer are compared one by one
 REBUILD_SHARE = 0.1  # of the thread's time
+CHANGED, REBUILD_SHARE_OF_CHANGED = 0.1, 0.3  # more once so many of the items have changed
 POLL_SECONDS = 0.02
-RECALL_SECONDS, RECALL_USERS = 10.0, 16
+RECALL_SECONDS, RECALL_USERS = 10.0, 32
+LEAST_RECALL = 0.97  # below, twice as many vectors are compared
 TIE = 1e-4  # scores closer than this are equal: rounding differs by the place of an item in a batch
 
 logger = logging.getLogger(__name__)
@@ -45,20 +49,20 @@ class Retriever:
         newest_view: Callable[[], ModelView | None],
         metrics: MetricsRegistry,
         *,
-        hnsw_items: int = HNSW_ITEMS,
+        indexed_items: int = INDEXED_ITEMS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._newest_view, self._metrics, self._clock = newest_view, metrics, clock
-        self._hnsw_items = hnsw_items
+        self._indexed_items = indexed_items
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="springtide-retriever", daemon=True)
         self._template: TowerTemplate | None = None
         self._template_of: object = None  # what the template depends on
         self._reason = "the items are being read"
         self._built_at = self._built_seconds = 0.0
-        self._has_warned = False
         self._users: deque[Features] = deque(maxlen=RECALL_USERS)
         self._checked_at = clock()
+        self._was_asked = False
         self.served: ServedItems | None = None
 
     def require(self) -> ServedItems:
@@ -76,6 +80,7 @@ class Retriever:
     def note(self, user: Features) -> None:
         """Note who asked: recall is measured for the last of them."""
         self._users.append(user)
+        self._was_asked = True
 
     def start(self) -> None:
         """Begin to follow the views."""
@@ -99,7 +104,7 @@ class Retriever:
             self.served = None
             return
         self._advance(view)
-        if self.served is None or self._clock() - self._built_at >= self._built_seconds / REBUILD_SHARE:
+        if self.served is None or self._is_time(self.served):
             self._rebuild(view)
         if self.served is not None:
             view.items.drop_through(self.served.towers.view.version)
@@ -125,8 +130,12 @@ class Retriever:
         served = self.served
         if served is None or self._is_without_towers(view):
             return False
-        is_time = self._clock() - self._built_at >= self._built_seconds / REBUILD_SHARE
-        return served.base.version < view.version and is_time
+        return served.base.version < view.version and self._is_time(served)
+
+    def _is_time(self, served: ServedItems) -> bool:
+        have_changed = len(served.changed) > CHANGED * len(served.base)
+        share = REBUILD_SHARE_OF_CHANGED if have_changed else REBUILD_SHARE
+        return self._clock() - self._built_at >= self._built_seconds / share
 
     @staticmethod
     def _is_without_towers(view: ModelView) -> bool:
@@ -146,53 +155,60 @@ class Retriever:
         if served is None or served.towers.view.version >= view.version:
             return
         newer = ItemSet.encode(view.items.between(served.towers.view.version, view.version), towers)
+        assert newer is not None
         self._serve(served.followed_by(towers, newer))
 
     def _rebuild(self, view: ServedView) -> None:
-        """Encode all items at this view, and serve them; then build their graph while later views are followed."""
+        """Encode all items at this view, and build their index, while later views are followed; then serve them."""
         began = self._clock()
-        towers = self._towers(view)
-        base = ItemSet.encode(self._items(view), towers)
-        wants_hnsw = len(base) >= self._hnsw_items
-        if wants_hnsw and not has_usearch():
-            wants_hnsw = False
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning("all items are compared for each request", extra={"reason": MISSING_USEARCH})
-        first = ServedItems(towers, base, towers, ItemSet.encode(None, towers))
-        if not wants_hnsw or self.served is None:
+        towers, is_first = self._towers(view), self.served is None
+        base = ItemSet.encode(self._items(view), towers, self._may_go_on if is_first else self._follow_meanwhile)
+        if base is None:
+            return
+        first = ServedItems(towers, base, towers, ItemSet.empty(towers))
+        if is_first:
+            warm_up()
             self._serve(first)
-        if wants_hnsw:
-            index = build_hnsw(base.vectors_IO, between=self._follow_meanwhile)
-            if index is None or self._template is not towers.template:
+        if len(base) >= self._indexed_items:
+            index = InvertedFile.build(base.vectors_IO, between=self._follow_meanwhile)
+            if index is None:
                 return
-            indexed = replace(base, index=index)
-            assert self.served is not None
-            now = self.served.towers
-            assert isinstance(now.view, ServedView)
-            since = ItemSet.encode(now.view.items.between(base.version, now.view.version), now)
-            self._serve(replace(first, base=indexed).followed_by(now, since))
+            base = replace(base, index=index.tuned(self._queries(towers), MIN_CANDIDATES))
+        if self._template is not towers.template:
+            return
+        assert self.served is not None
+        now = towers if self.served.towers.view is view else self.served.towers
+        assert isinstance(now.view, ServedView)
+        since = ItemSet.encode(now.view.items.between(base.version, now.view.version), now)
+        assert since is not None
+        self._serve(replace(first, base=base).followed_by(now, since))
         self._built_at = self._clock()
         self._built_seconds = self._built_at - began
 
-    def _items(self, view: ServedView) -> Arrays | None:
+    def _queries(self, towers: Towers) -> FloatArray:
+        """Return vectors of the users who asked last, or of invented ones as long as nobody has."""
+        users = list(self._users)
+        part = towers.template.user_part
+        features = Features.concatenate(users) if users else sample_users(towers.view, part, RECALL_USERS)
+        return towers.users(features)[0]
+
+    def _items(self, view: ServedView) -> ItemColumns:
         """Return the items at a view: those that are served, with those of a base that is newer, after a gap."""
         served, base = self.served, view.client_view.base
         if served is None:
             return view.items.at(base, view.version)
-        parts = [served.base.columns, served.changed.columns]
-        if base.items is not None:
-            is_newer = base.manifest.number > served.base.version
-            parts.insert(2 if is_newer else 0, base.items)
-        if (since := view.items.between(base.manifest.number, view.version)) is not None:
-            parts.append(since)
-        parts = [part for part in parts if len(part["id"])]
-        return newest_items(parts) if parts else None
+        items, of_base = served.base.columns.merged(served.changed.columns), ItemColumns.of(base.items)
+        is_newer = base.manifest.number > served.base.version
+        items = items.merged(of_base) if is_newer else of_base.merged(items)
+        return items.merged(view.items.between(base.manifest.number, view.version))
+
+    def _may_go_on(self) -> bool:
+        return not self._stopping.is_set()
 
     def _follow_meanwhile(self) -> bool:
         """Follow a newer view, if there is one; False if the build must end."""
-        view = self._newest_view()
-        if isinstance(view, ServedView):
+        view, served = self._newest_view(), self.served
+        if isinstance(view, ServedView) and (served is None or served.towers.view is not view):
             self._advance(view)
         return self.served is not None and not self._stopping.is_set()
 
@@ -206,13 +222,16 @@ class Retriever:
         metrics.set("springtide_retrieve_index_age_seconds", max(0, age_ms) / 1000)
 
     def _check_recall(self) -> None:
-        """Compare the index with exact search, for the users who asked last."""
+        """Compare the index with exact search for the users who asked last; one that finds too little reads more."""
         served, users = self.served, list(self._users)
-        if served is None or not users or self._clock() - self._checked_at < RECALL_SECONDS:
+        if served is None or not self._was_asked or self._clock() - self._checked_at < RECALL_SECONDS:
             return
-        self._checked_at = self._clock()
-        self._users.clear()
-        self._metrics.set("springtide_retrieve_recall", recall(served, users))
+        self._checked_at, self._was_asked = self._clock(), False
+        share = recall(served, users)
+        self._metrics.set("springtide_retrieve_recall", share)
+        index = served.base.index
+        if share < LEAST_RECALL and isinstance(index, InvertedFile):
+            self.served = replace(served, base=replace(served.base, index=index.scanning(2 * index.num_to_scan)))
 
 
 def recall(served: ServedItems, users: Sequence[Features], k: int = 10) -> float:

@@ -1,5 +1,6 @@
 """POST /v1/retrieve: a user's features in, the best items out."""
 
+from functools import partial
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request
@@ -9,8 +10,9 @@ from app.serving.http.preconditions import parse_preconditions
 from app.serving.http.responses import JsonResponse
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
-from app.serving.retrieve.request import decode_retrieve_request, encode_query
+from app.serving.retrieve.request import RetrieveBody, decode_retrieve_request, encode_query
 from app.serving.retrieve.retriever import Retriever
+from app.serving.retrieve.search import ServedItems
 
 router = APIRouter(tags=["Predictions"])
 
@@ -40,18 +42,21 @@ async def retrieve(request: Request) -> JsonResponse:
     preconditions = parse_preconditions(request.headers).with_max_staleness(body.max_staleness_ms)
     parts.replica.require_view().part.check_holds_all("the best items are found among all rows")
     served = parts.retriever.require()
-    view, template = served.towers.view, served.towers.template
+    view = served.towers.view
     parts.replica.check(view, preconditions)
 
-    def search() -> list[dict[str, object]]:
-        query = encode_query(body, template.user_part, template.layout.part)
-        parts.retriever.note(query.user)
-        ids_K, scores_K = served.retrieve(
-            query.user, query.k, wanted=query.wanted, excluded=query.excluded_X, exact=query.exact
-        )
-        names = view.display_ids(template.layout.number, ids_K)
-        return [{"id": name, "score": score} for name, score in zip(names, scores_K.tolist(), strict=True)]
-
-    items = await parts.pool.run(search)
+    items = await parts.pool.run(partial(find_items, parts.retriever, served, body))
     parts.metrics.increment("springtide_retrieved_items_total", len(items))
     return JsonResponse({"items": items, "version": view.version}, headers=parts.replica.version_headers(view))
+
+
+def find_items(retriever: Retriever, served: ServedItems, body: RetrieveBody) -> list[dict[str, object]]:
+    """Return what the response lists; ApiError 422 for what cannot be encoded."""
+    view, template = served.towers.view, served.towers.template
+    query = encode_query(body, template.user_part, template.layout.part)
+    retriever.note(query.user)
+    ids_K, scores_K = served.retrieve(
+        query.user, query.k, wanted=query.wanted, excluded=query.excluded_X, exact=query.exact
+    )
+    names = view.display_ids(template.layout.number, ids_K)
+    return [{"id": name, "score": score} for name, score in zip(names, scores_K.tolist(), strict=True)]

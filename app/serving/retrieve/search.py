@@ -7,18 +7,19 @@ approximate.
 
 # M candidates, O dimension
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
 
-from app.serving.retrieve.item_set import ItemFilter, ItemSet, NumberRange
-from app.serving.retrieve.towers import FloatArray, Towers
-from app.serving.retrieve.vector_index import ExactIndex, Places, largest
+from app.serving.retrieve.inverted_file import InvertedFile
+from app.serving.retrieve.item_set import ItemFilter, ItemSet
+from app.serving.retrieve.towers import Towers
+from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places, largest
 
 MIN_CANDIDATES, CANDIDATES_PER_ITEM = 64, 3
 EXACT_ITEMS = 20_000  # so many that pass a filter are all compared
+INDEXED_CHANGES = 4_096  # fewer changed items are all compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,26 +28,34 @@ class ServedItems:
 
     towers: Towers
     base: ItemSet
-    base_towers: Towers  # the nets that made the base's vectors, over the rows of the view
+    base_towers: Towers  # whose nets made the base's vectors
     changed: ItemSet  # of the items since: new ones, others than before, and those whose vectors have moved far
 
     def followed_by(self, towers: Towers, newer: ItemSet) -> "ServedItems":
         """Return the same base at a later view, whose towers have encoded the items of the versions since."""
-        known = self.base.describes(newer) & ~np.isin(newer.ids_I, self.changed.ids_I)
-        changed = self.changed.merged(newer.subset(np.flatnonzero(~known)) if known.any() else newer)
-        return ServedItems(towers, self.base, self.base_towers.at(towers.view), changed)
+        known = self.base.describes(newer) & (self.changed.columns.find(newer.ids_I) < 0)
+        fresh, index = newer.subset(np.flatnonzero(~known)) if known.any() else newer, self.base.index
+        if not isinstance(index, InvertedFile):
+            return ServedItems(towers, self.base, self.base_towers, self.changed.merged(fresh))
+        changed = self.changed.merged(fresh.in_cells_of(index))
+        if len(changed) >= INDEXED_CHANGES:
+            changed = changed.indexed_like(index)
+        return ServedItems(towers, self.base, self.base_towers, changed)
 
     def retrieve(
         self, user: Features, k: int, *, wanted: ItemFilter, excluded: npt.NDArray[np.int64], exact: bool = False
     ) -> tuple[npt.NDArray[np.int64], FloatArray]:
         """Return ids and scores of at most k items, the best first; ties by id. `exact`: compare all vectors."""
-        query_O = self.towers.users(user)[0]
-        base_query_O = query_O if self.base_towers is self.towers else self.base_towers.users(user)[0]
+        if self.base_towers is self.towers:
+            query_O = base_query_O = self.towers.users(user)[0][0]
+        else:
+            query_O, base_query_O = (vectors_1O[0] for vectors_1O in self.towers.users(user, self.base_towers))
         num = max(MIN_CANDIDATES, CANDIDATES_PER_ITEM * k) + len(excluded)
         while True:
             ids_M, scores_M, is_all = self._scored(query_O, base_query_O, num, wanted, exact=exact)
-            kept = ~np.isin(ids_M, excluded)
-            ids_M, scores_M = ids_M[kept], scores_M[kept]
+            if len(excluded):
+                kept = ~np.isin(ids_M, excluded)
+                ids_M, scores_M = ids_M[kept], scores_M[kept]
             if len(ids_M) >= k or is_all:
                 break
             num *= 8  # many were forgotten or expired
@@ -57,44 +66,41 @@ class ServedItems:
         self, query_O: FloatArray, base_query_O: FloatArray, num: int, wanted: ItemFilter, *, exact: bool
     ) -> tuple[npt.NDArray[np.int64], FloatArray, bool]:
         """Return ids and scores of candidates at the view, and whether those are all items that pass."""
-        parts, is_all = [], True
+        ids, scores, is_all = [], [], True
         # an item in both is described by the newer
         for items, query, newer in ((self.changed, query_O, None), (self.base, base_query_O, self.changed)):
+            if not len(items):
+                continue
             places, is_whole = candidates(items, query, num, wanted, exact=exact)
-            if newer is not None and len(newer):
-                places = places[~np.isin(items.ids_I[places], newer.ids_I)]
-            if len(places):
-                parts.append(items.take(places))
             is_all &= is_whole
-        if not parts:
+            ids_M = items.ids_I[places]
+            if newer is not None and len(newer):
+                kept = newer.columns.find(ids_M) < 0
+                places, ids_M = places[kept], ids_M[kept]
+            scores_M, known_M = self.towers.scores(items.columns, places, query_O)
+            if not known_M.all():
+                ids_M, scores_M = ids_M[known_M], scores_M[known_M]
+            ids.append(ids_M)
+            scores.append(scores_M)
+        if len(ids) == 1:
+            return ids[0], scores[0], is_all
+        if not ids:
             return np.zeros(0, np.int64), np.zeros(0, np.float32), is_all
-        features = Features.concatenate(parts)
-        vectors_MO, known_M = self.towers.items(features)
-        layout = self.base.layout
-        ids_M = features.categorical_NC[:, layout.part.categorical.index(layout.id_field)]
-        scores_M = vectors_MO @ query_O / np.float32(self.towers.temperature)
-        return ids_M[known_M], scores_M[known_M], is_all
+        return np.concatenate(ids), np.concatenate(scores), is_all
 
 
 def candidates(
     items: ItemSet, query_O: FloatArray, num: int, wanted: ItemFilter, *, exact: bool
 ) -> tuple[Places, bool]:
     """Return the places of the best `num` items by their vectors, and whether those are all that pass."""
+    index = items.index
     if not wanted:
         if num >= len(items):
             return np.arange(len(items)), True
-        index = ExactIndex(items.vectors_IO) if exact else items.index
-        return index.nearest(query_O, num), False
-    passing = _passing(items, tuple(wanted.items()))
-    if num >= len(passing):
-        return passing, True
-    if exact or items.index.is_exact or len(passing) <= EXACT_ITEMS:
-        return passing[largest(items.vectors_IO[passing] @ query_O, num)], False
-    # so many more that as many as wanted should pass
-    found = items.index.nearest(query_O, min(len(items), 2 * num * len(items) // len(passing)))
-    return found[np.isin(found, passing)], False
-
-
-@lru_cache(maxsize=32)
-def _passing(items: ItemSet, wanted: tuple[tuple[str, tuple[int, ...] | NumberRange], ...]) -> Places:
-    return items.passing(dict(wanted))
+        return (ExactIndex(items.vectors_IO) if exact else index).nearest(query_O, num), False
+    passes_I, places_M = items.passing(wanted)
+    if num >= len(places_M):
+        return places_M, True
+    if exact or not isinstance(index, InvertedFile) or len(places_M) <= EXACT_ITEMS:
+        return places_M[largest(items.vectors_IO[places_M] @ query_O, num)], False
+    return index.nearest(query_O, num, passes_I), False

@@ -1,38 +1,40 @@
 """The two towers of one view: vectors of users and items from the view's rows and parameters."""
 
-# N samples, K keys, D dimension of rows, O of the towers' vectors, C categorical features
-import copy
+# N samples, I items, M some of them, L lists, O dimension of the towers' vectors
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from springtide_client.features import Features
-from springtide_client.model.inputs import assemble, lookup_keys
+from springtide_client.model.inputs import lookup_keys
 from springtide_client.model.view import KNOWN
 
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.models.retrieval.schema_part import SchemaPart
-from app.models.retrieval.two_tower import Tower, TwoTower
+from app.models.retrieval.two_tower import TwoTower
+from app.serving.model.item_columns import ItemColumns
 from app.serving.model.view import ModelView
+from app.serving.retrieve.tower import FEW_SAMPLES, FloatArray, Int64Array, Tower
 from app.version_log.change.design import Design
 from app.version_log.items import ItemLayout
+from kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
+from kernels.cpu.serving.towers import dot_products
 
-FloatArray = npt.NDArray[np.float32]
-CHUNK_SAMPLES = 8_192
+CHUNK_ITEMS = 2_048  # encoded at once: other work of the thread waits so long
 
 
 class ItemVectors(NamedTuple):
-    """Vectors of items [N, O], and which of the items have a row: the others are not to be found."""
+    """Vectors of items [I, O], and which of the items have a row: the others are not to be found."""
 
-    vectors_NO: FloatArray
-    known_N: npt.NDArray[np.bool_]
+    vectors_IO: FloatArray
+    known_I: npt.NDArray[np.bool_]
 
 
 class TowerTemplate:
-    """The net of a base, without parameters: those of a version are put into a copy."""
+    """What the towers of a base's versions have in common."""
 
     def __init__(self, view: ModelView) -> None:
         """ValueError if the view's model has no towers."""
@@ -42,56 +44,91 @@ class TowerTemplate:
             raise ValueError(f'the model "{base.manifest.model.name}" has no towers')
         design, model = Design.of(base), base.manifest.model
         spec = ModelSpec.of(design.schema, design.widest_dim, design.dims)
-        net = build_model(ModelConfig(name=model.name, options=model.options), spec, seed=0).eval()
+        net = build_model(ModelConfig(name=model.name, options=model.options), spec, seed=0)
         assert isinstance(net, TwoTower)
-        self.layout, self.net = layout, net
+        self.layout, self.temperature = layout, net.temperature
         self.user_part = SchemaPart.of(view.schema, net.user_fields)
+        part = layout.part
+        self.item_numbers = np.array([part.number(name) for name in part.features], np.uint16)
+        self.item_column = part.categorical.index(layout.id_field)
 
     def of(self, view: ModelView) -> "Towers":
         """Return the towers with the parameters of a view of the same model."""
-        net, client_view = copy.deepcopy(self.net), view.client_view
-        arrays = client_view.model.named_arrays(client_view.parameters)
-        net.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()}, strict=False)
-        return Towers(self, net, view)
+        client_view = view.client_view
+        named = client_view.model.named_arrays(client_view.parameters)
+
+        def tower(prefix: str, part: SchemaPart) -> Tower:
+            return Tower.of(part, {n.removeprefix(prefix): array for n, array in named.items() if n.startswith(prefix)})
+
+        return Towers(self, tower("user.", self.user_part), tower("item.", self.layout.part), view)
 
 
 class Towers:
     """Immutable: threads may call it at the same time."""
 
-    def __init__(self, template: TowerTemplate, net: TwoTower, view: ModelView) -> None:
-        self.template, self.view, self._net = template, view, net
+    def __init__(self, template: TowerTemplate, user: Tower, item: Tower, view: ModelView) -> None:
+        self.template, self.view = template, view
+        self._user, self._item = user, item
 
     def at(self, view: ModelView) -> "Towers":
         """Return the same nets over the rows of another view."""
-        return Towers(self.template, self._net, view)
+        return Towers(self.template, self._user, self._item, view)
 
     @property
-    def temperature(self) -> float:
-        """By which dot products are divided."""
-        return self._net.temperature
+    def num_out(self) -> int:
+        """The length of a vector."""
+        return self._item.num_out
 
-    def users(self, features: Features) -> FloatArray:
-        """Return the vectors of users, float32 (N, O), from features of the user's fields."""
-        return self._vectors(self._net.user, self.template.user_part, features)[0]
+    def users(self, features: Features, *others: "Towers") -> list[FloatArray]:
+        """Return the vectors of users, float32 (N, O), by this net and by those of other towers, over these rows.
 
-    def items(self, features: Features) -> ItemVectors:
-        """Return the vectors of items from features of the item's fields."""
-        layout = self.template.layout
-        column = layout.part.categorical.index(layout.id_field)
-        parts, known = [], []
-        for start in range(0, len(features), CHUNK_SAMPLES):
-            chunk = features.slice(start, min(len(features), start + CHUNK_SAMPLES))
-            vectors_NO, status_K = self._vectors(self._net.item, layout.part, chunk)
-            num_categorical = chunk.categorical_NC.shape[1]
-            parts.append(vectors_NO)
-            known.append(status_K[: len(chunk) * num_categorical].reshape(-1, num_categorical)[:, column] == KNOWN)
-        if not parts:
-            return ItemVectors(np.zeros((0, self._net.item.num_out), np.float32), np.zeros(0, np.bool_))
-        return ItemVectors(np.concatenate(parts), np.concatenate(known))
+        The features are those of the user's fields.
+        """
+        rows_KD, _ = self.view.client_view.rows_for_model(*lookup_keys(self.template.user_part, features))
+        offsets_LN1 = np.empty((len(features.lists), len(features) + 1), np.int64)
+        for place, ragged in enumerate(features.lists):
+            offsets_LN1[place] = ragged.offsets
+        return [towers._user.vectors(rows_KD, offsets_LN1, features.dense_NF) for towers in (self, *others)]
 
-    def _vectors(self, tower: Tower, part: SchemaPart, features: Features) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
-        rows_KD, status_K = self.view.client_view.rows_for_model(*lookup_keys(part, features))
-        inputs = assemble(part, features, rows_KD)
-        with torch.inference_mode():
-            vectors: FloatArray = tower(*(torch.from_numpy(np.ascontiguousarray(x)) for x in inputs)).numpy()
-        return vectors, status_K
+    def items(self, columns: ItemColumns, between: Callable[[], bool] = lambda: True) -> ItemVectors | None:
+        """Return the vectors of all items. `between` is called now and then, and ends it by returning False: None."""
+        vectors_IO = np.empty((len(columns), self.num_out), np.float32)
+        known_I = np.empty(len(columns), np.bool_)
+        for start in range(0, len(columns), CHUNK_ITEMS):
+            chunk = slice(start, start + CHUNK_ITEMS)
+            places_M = np.arange(start, min(len(columns), start + CHUNK_ITEMS))
+            vectors_IO[chunk], known_I[chunk] = self._item_vectors(columns, places_M)
+            if not between():
+                return None
+        return ItemVectors(vectors_IO, known_I)
+
+    def scores(
+        self, columns: ItemColumns, places_M: Int64Array, query_O: FloatArray
+    ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+        """Return the scores of some items for a user's vector, float32 (M), and which of the items have a row."""
+        vectors_MO, known_M = self._item_vectors(columns, places_M)
+        scores_M = np.empty(len(places_M), np.float32)
+        dot_products(vectors_MO, query_O, np.float32(1 / self.template.temperature), scores_M)
+        return scores_M, known_M
+
+    def _item_vectors(self, columns: ItemColumns, places_M: Int64Array) -> ItemVectors:
+        template = self.template
+        part, num = template.layout.part, len(places_M)
+        unpack = unpack_items_holding_gil if num <= FEW_SAMPLES else unpack_items
+        features_K, ids_K, offsets_LM1, words_MF = unpack(
+            places_M,
+            columns.ids_I,
+            columns.offsets_I1,
+            columns.words_W,
+            template.item_column,
+            template.item_numbers,
+            len(part.categorical),
+            len(part.dense),
+        )
+        rows_KD, status_K = self.view.client_view.rows_for_model(features_K, ids_K)
+        dense_MF = words_MF.view(np.float64).astype(np.float32)
+        known_M = (
+            status_K[: num * len(part.categorical)].reshape(num, len(part.categorical))[:, template.item_column]
+            == KNOWN
+        )
+        return ItemVectors(self._item.vectors(rows_KD, offsets_LM1, dense_MF), known_M)

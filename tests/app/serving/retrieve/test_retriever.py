@@ -1,17 +1,18 @@
-"""The retriever step by step, over a log that is applied by hand; with and without HNSW."""
+"""The retriever step by step, over a log that is applied by hand; with and without an index."""
 
 import numpy as np
 import pytest
 from springtide_client.encode import encode_instances
+from springtide_client.model.view import KNOWN
 
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.server_metrics import declare_metrics
 from app.serving.model.id_dictionary import LiveIdDictionary
 from app.serving.model.live_items import LiveItems
 from app.serving.model.served_view import ServedView
-from app.serving.retrieve import retriever as retriever_module
+from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.retriever import Retriever, recall
-from app.serving.retrieve.vector_index import ExactIndex, HnswIndex, build_hnsw
+from app.serving.retrieve.sampled_users import sample_users
 from tests.app.serving.retrieve.retrieval_log import RetrievalLog
 
 USER = {"user_id": 3, "last_items": [1, 2, 3], "age": 40}
@@ -77,8 +78,7 @@ def test_an_item_that_is_as_it_was_stays_with_the_index(log):
     places = np.arange(0, 40)
     same, moved, other = base.subset(places), base.subset(places), base.subset(places)
     moved.vectors_IO[7] = -moved.vectors_IO[7]
-    other.columns["bytes"] = other.columns["bytes"].copy()
-    other.columns["bytes"][other.columns["offsets"][9]] += 1
+    other.columns.words_W[other.columns.offsets_I1[9]] += 1
     assert base.describes(same).all()
     assert np.flatnonzero(~base.describes(moved)).tolist() == [7]
     assert np.flatnonzero(~base.describes(other)).tolist() == [9]
@@ -97,11 +97,10 @@ def test_the_index_is_built_anew_once_it_is_time(log):
     assert len(followed.retriever.served.changed) == 0
 
 
-def test_an_hnsw_index_finds_what_exact_search_finds(log):
-    pytest.importorskip("usearch", reason="needs the extra retrieval: pip install usearch")
-    followed = Followed(log, hnsw_items=100)
+def test_an_index_finds_what_exact_search_finds(log):
+    followed = Followed(log, indexed_items=100)
     served = followed.retriever.served
-    assert isinstance(served.base.index, HnswIndex)
+    assert isinstance(served.base.index, InvertedFile)
     users = [{"user_id": user, "age": 20 + user} for user in range(40)]
     features = [encode_instances(served.towers.template.user_part, [user]) for user in users]
     assert recall(served, features) >= 0.95
@@ -118,24 +117,50 @@ def test_an_hnsw_index_finds_what_exact_search_finds(log):
 
 
 def test_a_filter_that_many_items_pass_asks_the_index_for_more(log, monkeypatch):
-    pytest.importorskip("usearch", reason="needs the extra retrieval: pip install usearch")
     monkeypatch.setattr("app.serving.retrieve.search.EXACT_ITEMS", 10)
-    followed = Followed(log, hnsw_items=100)
+    followed = Followed(log, indexed_items=100)
     some = tuple(range(0, 1_500, 2))
     found = followed.found(10, wanted={"item_id": some})
     exact = followed.found(10, wanted={"item_id": some}, exact=True)
     assert len(set(found) & set(exact)) >= 9
 
 
-def test_a_build_ends_when_it_is_told_to(log):
-    pytest.importorskip("usearch", reason="needs the extra retrieval: pip install usearch")
-    assert build_hnsw(np.eye(8, dtype=np.float32), between=lambda: False) is None
+def test_many_changed_items_have_the_cells_of_the_index(log, monkeypatch):
+    monkeypatch.setattr("app.serving.retrieve.search.INDEXED_CHANGES", 50)
+    followed = Followed(log, indexed_items=100)
+    followed.retriever._built_seconds = 1e9
+    followed.now = -1.0
+    for number, first_item in ((3, 6_000), (4, 6_030)):
+        log.learn(number, first_item=first_item, num_items=60)
+        followed.follow()
+    served = followed.retriever.served
+    assert isinstance(served.changed.index, InvertedFile)
+    new = {item for item in log.known[log.number].items if item >= 6_000}
+    assert set(served.changed.ids_I.tolist()) == new
+    assert new <= set(followed.found(5_000))
+    everything = served.changed.index.scanning(len(new))
+    query_O = served.towers.users(encode_instances(served.towers.template.user_part, [USER]))[0][0]
+    expected = np.argsort(-(served.changed.vectors_IO @ query_O))[:10]
+    assert set(expected.tolist()) <= set(everything.nearest(query_O, 50).tolist())
 
 
-def test_without_usearch_all_items_are_compared_and_a_warning_says_so(log, monkeypatch, caplog):
-    monkeypatch.setattr(retriever_module, "has_usearch", lambda: False)
-    followed = Followed(log, hnsw_items=100)
-    assert isinstance(followed.retriever.served.base.index, ExactIndex)
-    assert [record.reason for record in caplog.records] == [
-        "usearch is not installed: pip install 'springtide[retrieval]'"
-    ]
+def test_an_index_that_finds_too_little_reads_more(log, monkeypatch):
+    followed = Followed(log, indexed_items=100)
+    before = followed.retriever.served.base.index.num_to_scan
+    monkeypatch.setattr("app.serving.retrieve.retriever.recall", lambda *_: 0.5)
+    followed.retriever.note(encode_instances(followed.retriever.served.towers.template.user_part, [USER]))
+    followed.now = 100.0
+    followed.retriever._check_recall()
+    assert followed.retriever.served.base.index.num_to_scan == min(2 * before, len(followed.retriever.served.base))
+
+
+def test_an_index_is_tuned_to_users_of_known_ids_until_somebody_asks(log):
+    served = Followed(log).retriever.served
+    part = served.towers.template.user_part
+    users = sample_users(served.towers.view, part, 32)
+    assert len(users) == 32
+    for name, ids_N in zip(part.categorical, users.categorical_NC.T, strict=True):
+        status_K = served.towers.view.lookup(part.number(name), ids_N)[1]
+        assert (status_K == KNOWN).all()
+    assert np.isnan(users.dense_NF).all()
+    assert served.towers.users(users)[0].shape == (32, 8)
