@@ -299,6 +299,7 @@ def test_an_exact_end_shows_followers_the_net_as_it_is(run: PacedRun, tmp_path) 
     parameters = {f"dense.{name}": array for name, array in view.model.named_arrays(view.parameters).items()}
     expected = undisturbed(tmp_path / "other", range(2))
     assert_same(parameters, {name: expected[name] for name in parameters})
+    run.log.wait_for_state()
     run.restart()
     assert not run.net.is_shown  # an exact state may be newer than what followers have
 
@@ -309,6 +310,7 @@ def test_every_version_has_the_wide_parts_arrays_exactly(tmp_path, more) -> None
     run, other = PacedRun(tmp_path / "run", more + wide), PacedRun(tmp_path / "other", wide)
     run.learn(0, 1)
     run.publish(exact=True)
+    run.log.wait_for_state()  # else the kill may come before it is written, and the restart begins earlier
     for number in range(2, 5):
         run.learn(number)
         published = run.view(run.publish()).wide.named()
