@@ -20,7 +20,7 @@ from embeddings.memory.capacity import Capacity
 from embeddings.memory.integrity import check_integrity
 from embeddings.memory.placement import PredictedMisses
 from embeddings.parts import TableParts
-from embeddings.policy.admission import AdmissionControl, SketchInfo
+from embeddings.policy.admission import AdmissionControl, Decision, SketchInfo
 from embeddings.policy.row_score import ScoreFunction
 from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from embeddings.tiers.interface import RowSource, Spill
@@ -115,10 +115,12 @@ class EmbeddingTable:
         *,
         scores_K: Array | None = None,
         prefetched: Prefetch | None = None,
+        decision: Decision | None = None,
     ) -> Lookup:
         """Make every key's row resident and pin it: 1. unique keys, 2. a slot for each, 3. recall or create rows.
 
-        scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first.
+        scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first. `decision`: what
+        `decide` returned; the keys that it refuses are replaced already.
         """
         if (scores_K is not None) != (self.config.eviction == "custom" and self.parts.score is None):
             raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
@@ -135,7 +137,9 @@ class EmbeddingTable:
                 unique, rows = prefetched.unique, prefetched.rows_if_current(memory.changes.writes)
                 predicted = prefetched.missing
                 self.parts.counters["prefetched"] += len(predicted.ids_N) if rows else 0
-            unique, slots_U, rowless = self.parts.materializer.ensure_resident(unique, rows, predicted, scores_K)
+            unique, slots_U, rowless = self.parts.materializer.ensure_resident(
+                unique, rows, predicted, scores_K, decision
+            )
         except BaseException:
             memory.release(tick)
             raise
@@ -149,6 +153,14 @@ class EmbeddingTable:
             slots_U=slots_U,
             rowless=rowless,
         )
+
+    @on_current_stream
+    def decide(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> tuple[UniqueKeys, Decision]:
+        """Which of these keys get a row of their own, if they are looked up now: for a lookup of keys some of which
+        other tables share. Changes nothing.
+        """
+        unique = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
+        return unique, self.parts.materializer.decide(unique, None)[0]
 
     def gather(self, lookup: Lookup) -> Array:
         """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""

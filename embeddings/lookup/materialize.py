@@ -11,7 +11,7 @@ from embeddings.lookup.prefetch import PrefetchedRows
 from embeddings.memory.eviction import EvictionSink
 from embeddings.memory.placement import Placement, PredictedMisses
 from embeddings.memory.resident import ResidentRows
-from embeddings.policy.admission import AdmissionControl, NotAdmitted, RowlessKeys, share_rows
+from embeddings.policy.admission import AdmissionControl, Decision, RowlessKeys, share_rows
 from embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
 from embeddings.policy.row_score import RowScore
 from embeddings.policy.ttl import ExpiryCutoffs
@@ -47,13 +47,17 @@ class Materializer:
         prefetched: PrefetchedRows | None,
         predicted: PredictedMisses | None,
         scores_K: Array | None,
+        decision: Decision | None = None,
     ) -> tuple[UniqueKeys, Array, RowlessKeys | None]:
         """The batch, with keys that are not admitted replaced by shared keys, its slots, and keys yet to be counted.
 
-        The caller has pinned a tick, with which the rows are stamped. SpillError.
+        The caller has pinned a tick, with which the rows are stamped. `decision`: on the keys of the batch, whose keys
+        are replaced already. SpillError.
         """
         rowless = admitted_N = taken = None
-        if self.admission:
+        if decision is not None:
+            rowless, admitted_N = decision.rowless, decision.admitted_N
+        elif self.admission:
             unique, prefetched, rowless, admitted_N = self._admit(unique, prefetched)
             predicted = None  # the keys may be others now
         if self.lower_tiers.spill.is_exclusive:
@@ -84,13 +88,8 @@ class Materializer:
             self.ops.set_priorities(self.memory.store, slots_U, priority_of(scores_U, self.ops.xp))
         return unique, slots_U, rowless
 
-    def _admit(
-        self, unique: UniqueKeys, prefetched: PrefetchedRows | None
-    ) -> tuple[UniqueKeys, PrefetchedRows, RowlessKeys, BoolArray]:
-        """1. Find the keys that have no row in any tier. 2. Give those seen too seldom a shared row.
-
-        Return the batch, its recalled rows, the keys to count, and which of them are admitted.
-        """
+    def decide(self, unique: UniqueKeys, prefetched: PrefetchedRows | None) -> tuple[Decision, PrefetchedRows]:
+        """Find the keys that have no row in any tier, and which of them may have one now; and the rows recalled."""
         features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
         slots_U = self.ops.find(self.memory.store, features_U, ids_U, mixed_U)
         missing_M = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
@@ -101,18 +100,26 @@ class Materializer:
         recalled = self._recall(missing, features_M, ids_M, prefetched)
         prefetched = PrefetchedRows.of(missing, recalled, len(ids_U))
         not_found = missing[~recalled.without_expired(self.cutoffs).found_U]
-        rowless = np.sort(np.concatenate([not_found, expired[expired >= 0]]))
-        (rowless_N,) = self.ops.put(rowless)
+        positions_N = np.sort(np.concatenate([not_found, expired[expired >= 0]]))
+        (rowless_N,) = self.ops.put(positions_N)
         features_N, mixed_N, occurrences_N, last_seen_N = self.ops.fetch(
             features_U[rowless_N], mixed_U[rowless_N], unique.occurrences_U[rowless_N], unique.last_seen_U[rowless_N]
         )
-        keys = RowlessKeys(features_N, mixed_N, occurrences_N)
-        admitted_N = self.admission.admits(keys)
-        if not admitted_N.all():
-            columns = rowless, features_N, occurrences_N, last_seen_N
-            unique, kept_U = share_rows(self.ops, unique, NotAdmitted(*(column[~admitted_N] for column in columns)))
+        rowless = RowlessKeys(features_N, mixed_N, occurrences_N)
+        return Decision(positions_N, rowless, last_seen_N, self.admission.admits(rowless)), prefetched
+
+    def _admit(
+        self, unique: UniqueKeys, prefetched: PrefetchedRows | None
+    ) -> tuple[UniqueKeys, PrefetchedRows, RowlessKeys, BoolArray]:
+        """Give keys that were seen too seldom a shared row.
+
+        Return the batch, its recalled rows, the keys to count, and which of them are admitted.
+        """
+        decision, prefetched = self.decide(unique, prefetched)
+        if not decision.admitted_N.all():
+            unique, kept_U = share_rows(self.ops, unique, decision.not_admitted)
             prefetched = prefetched.keep(kept_U, len(unique.ids_U))
-        return unique, prefetched, keys, admitted_N
+        return unique, prefetched, decision.rowless, decision.admitted_N
 
     def _take(self, unique: UniqueKeys, prefetched: PrefetchedRows | None) -> PrefetchedRows:
         """Recall the missing keys' rows before any is inserted, and delete them below."""

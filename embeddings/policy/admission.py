@@ -155,6 +155,26 @@ class NotAdmitted(NamedTuple):
     last_seen_N: Int64Array
 
 
+class Decision(NamedTuple):
+    """Which keys of a batch have no row, and which of these are admitted. Nothing is counted yet. On the host."""
+
+    positions_N: Int64Array  # in U, ascending
+    rowless: RowlessKeys
+    last_seen_N: Int64Array
+    admitted_N: BoolArray
+
+    @property
+    def not_admitted(self) -> NotAdmitted:
+        """Those that get no row."""
+        refused_N, (features_N, _, occurrences_N) = ~self.admitted_N, self.rowless
+        return NotAdmitted(
+            self.positions_N[refused_N],
+            features_N[refused_N],
+            occurrences_N[refused_N],
+            self.last_seen_N[refused_N],
+        )
+
+
 def share_rows(ops: Ops, unique: UniqueKeys, not_admitted: NotAdmitted) -> tuple[UniqueKeys, BoolArray]:
     """Replace the keys that are not admitted by the shared keys of their features, which come last.
 

@@ -1,8 +1,12 @@
 """Which rank holds a key: the mixed hash (springtide_client.keys) is cut into contiguous ranges of equal size."""
 
-# U keys, R ranks
+# U keys, N rows, R ranks
 from typing import Any
 
+import numpy as np
+from springtide_client.keys import mix_keys
+
+from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from kernels.types import Array
 
 
@@ -10,3 +14,19 @@ def owners_of(xp: Any, mixed_U: Array, num_ranks: int) -> Array:
     """Return the rank of each mixed key (U), uint64, as uint16 (U). `xp`: numpy or compatible."""
     shift = xp.uint64(32)
     return (((mixed_U >> shift) * xp.uint64(num_ranks)) >> shift).astype(xp.uint16)
+
+
+def are_of_rank(features_N: UInt16Array, ids_N: Int64Array, rank: int, num_ranks: int) -> BoolArray:
+    """Return which keys belong to a rank: shared keys of features, and crosses, like any others."""
+    own_N: BoolArray = owners_of(np, mix_keys(features_N, ids_N), num_ranks) == rank
+    return own_N
+
+
+def blocks_of_rank(num_blocks: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Return the first and the last block of an admission sketch that keys of a rank are counted in.
+
+    Blocks go by the mixed hash too (kernels/cpu/admission/sketch.py). The block at a border may be of two ranks; there
+    is none if the number of ranks divides that of blocks.
+    """
+    first, after = (-(-(rank_ << 32) // num_ranks) for rank_ in (rank, rank + 1))
+    return first * num_blocks >> 32, (after - 1) * num_blocks >> 32

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from springtide_client.keys import mix_keys
 
 from embeddings.config import TableConfig
 from embeddings.rows import BoolArray, Rows
-from embeddings.sharding.key_ranges import owners_of
+from embeddings.sharding.key_ranges import are_of_rank
 from embeddings.sharding.sharded_rows import ShardedRows
 
 if TYPE_CHECKING:
@@ -66,7 +65,8 @@ def state_of_rank(state: Mapping[str, Any], shards: ShardedRows | None) -> Mappi
 
 
 def _is_here(features_N: Any, ids_N: Any, shards: ShardedRows) -> BoolArray:
-    mixed_N = mix_keys(features_N.astype(np.uint16), ids_N.astype(np.int64))
     is_shared_N = features_N != shards.feature  # each rank has a shared row of its own
-    own_N: BoolArray = is_shared_N | (owners_of(np, mixed_N, shards.exchange.num_ranks) == shards.exchange.rank)
+    exchange = shards.exchange
+    keys_N = features_N.astype(np.uint16), ids_N.astype(np.int64)
+    own_N: BoolArray = is_shared_N | are_of_rank(*keys_N, exchange.rank, exchange.num_ranks)
     return own_N

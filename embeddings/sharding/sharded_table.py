@@ -2,7 +2,6 @@
 
 # K keys of a batch here, U unique ones, P keys of one table that the ranks ask this one for, D dimension, T tables
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,49 +13,18 @@ from embeddings.collection.collection import AnyTable, tables_of_model
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup, LookupSlice
 from embeddings.lookup.prefetch import Prefetch
+from embeddings.policy.admission import Decision
 from embeddings.rows import as_keys
+from embeddings.sharding.admission import decide_together
 from embeddings.sharding.asked_keys import AskedKeys
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.pooling import pooled
 from embeddings.sharding.precision import Precision
 from embeddings.sharding.route import Route
 from embeddings.sharding.row_format import RowFormat, bytes_of, numbers_of
+from embeddings.sharding.sharded_lookup import ShardedLookup, ShardedPrefetch
 from embeddings.table import EmbeddingTable
 from kernels.types import Array, UniqueKeys
-
-
-@dataclass(frozen=True)
-class ShardedPrefetch:
-    """The next batch's keys, at their owners already, and what these prefetch. Valid for a lookup of these arrays."""
-
-    keys_K: tuple[Array, Array, Array]
-    unique: UniqueKeys
-    route: Route
-    asked_T: list[AskedKeys]
-    prefetches_T: list[Prefetch | None]
-
-
-class ShardedLookup(Lookup):
-    """A lookup at the owners. `unique` has this rank's keys; `rows_UD` is a leaf whose gradient the owners will get."""
-
-    __slots__ = ("asked_T", "counts_U", "lookups_T", "route", "rows_UD", "states_US")
-
-    def __init__(
-        self,
-        unique: UniqueKeys,
-        route: Route,
-        asked_T: list[AskedKeys],
-        lookups_T: list[Lookup],
-        columns: tuple[Tensor, Tensor, Tensor],
-    ) -> None:
-        def release(tick: int) -> None:
-            for lookup in lookups_T:
-                lookup.release()
-
-        self.route, self.asked_T, self.lookups_T = route, asked_T, lookups_T
-        self.rows_UD, self.states_US, self.counts_U = columns
-        # the parts release themselves when they are garbage-collected
-        super().__init__(release, lambda tick: None, tick=0, erasures=0, unique=unique, slots_U=unique.ids_U[:0])
 
 
 class ShardedTable:
@@ -110,7 +78,8 @@ class ShardedTable:
         """Send the next batch's keys to their owners, who start to recall their rows. Pass the result to the next
         lookup, with the same three arrays.
         """
-        unique, route, asked_T = self._ask(features_K, ids_K, event_ms_K, None)
+        unique = self._unique(features_K, ids_K, event_ms_K)
+        route, asked_T = self._ask(unique, None)
         prefetches_T: list[Prefetch | None] = []
         for table, asked in zip(self.tables, asked_T, strict=True):
             try:
@@ -134,19 +103,29 @@ class ShardedTable:
         """
         keys_K = features_K, ids_K, event_ms_K
         if prefetched is None:
-            unique, route, asked_T = self._ask(*keys_K, scores_K)
+            unique = self._unique(*keys_K)
+            route, asked_T = self._ask(unique, scores_K)
             prefetches_T: Sequence[Prefetch | None] = [None] * len(self.tables)
         else:
             if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
                 raise ValueError("these are not the keys that were prefetched: pass the same arrays")
             unique, route, asked_T = prefetched.unique, prefetched.route, prefetched.asked_T
             prefetches_T = prefetched.prefetches_T
+        decisions_T: Sequence[Decision | None] = [None] * len(self.tables)
+        if any(table.parts.admission for table in self.tables):
+            unique, decisions_T = decide_together(self.exchange, self.tables, unique, route, asked_T)
+            route, asked_T = self._ask(unique, scores_K)
+            prefetches_T = [None] * len(self.tables)  # the keys may be others now
         lookups_T = self._failed_try(asked_T)
         try:
             with self.exchange.failing_together():
                 for t in range(len(lookups_T), len(self.tables)):
-                    scores_K, prefetch = asked_T[t].scores_K, prefetches_T[t]
-                    one = self.tables[t].lookup(*asked_T[t].columns, scores_K=scores_K, prefetched=prefetch)
+                    one = self.tables[t].lookup(
+                        *asked_T[t].columns,
+                        scores_K=asked_T[t].scores_K,
+                        prefetched=prefetches_T[t],
+                        decision=decisions_T[t],
+                    )
                     lookups_T.append(one)
         except SpillError:
             self._failed = asked_T, lookups_T
@@ -211,12 +190,12 @@ class ShardedTable:
             received.append((values_PD, numbers_of(bytes_PB[:, width:], torch.float32)))
         return received
 
-    def _ask(
-        self, features_K: Array, ids_K: Array, event_ms_K: Array, scores_K: Array | None
-    ) -> tuple[UniqueKeys, Route, list[AskedKeys]]:
+    def _unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
+        return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
+
+    def _ask(self, unique: UniqueKeys, scores_K: Array | None) -> tuple[Route, list[AskedKeys]]:
         """Send this rank's unique keys to their owners."""
         ops, xp = self.ops, self.ops.xp
-        unique = ops.unique(*ops.put(*as_keys(features_K, ids_K, event_ms_K)))
         tables_U = None if self._places_F is None else self._places_F[unique.features_U]
         route = Route.of(self.exchange, ops, unique.mixed_U, tables_U, len(self.tables))
         columns = [
@@ -234,7 +213,7 @@ class ShardedTable:
             features_P, ids_P, occurrences_P, event_ms_P, *scores = map(ops.array_of, received)
             keys_P = features_P.view(np.uint16), ids_P, event_ms_P, occurrences_P
             asked_T.append(AskedKeys.of(xp, *keys_P, *scores))
-        return unique, route, asked_T
+        return route, asked_T
 
     def _fetch(
         self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup]

@@ -24,7 +24,8 @@ from app.training.step.wide_sums import ArraySums
 from embeddings.collection.collection import AnyTable
 from embeddings.lookup.handle import Lookup
 from embeddings.sharding.precision import Precision
-from embeddings.sharding.sharded_table import ShardedLookup, ShardedTable
+from embeddings.sharding.sharded_lookup import ShardedLookup
+from embeddings.sharding.sharded_table import ShardedTable
 from kernels.cpu.wide.apply import MAX_INFORMATION, PLAIN_EPS
 from kernels.cpu.wide.arrays import WideArrays
 from kernels.cpu.wide.prepare import potential_crosses

@@ -1,9 +1,13 @@
 """Every key has one owner, and the owners' ranges are contiguous and equal."""
 
+import itertools
+
 import numpy as np
 import pytest
+from springtide_client.keys import mix_keys
+from springtide_client.rows.sketch import blocks_of
 
-from embeddings.sharding.key_ranges import owners_of
+from embeddings.sharding.key_ranges import are_of_rank, blocks_of_rank, owners_of
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 1024])
@@ -14,3 +18,18 @@ def test_each_rank_owns_a_range_of_the_mixed_hash(num_ranks: int) -> None:
     counts = np.bincount(owners, minlength=num_ranks)
     assert counts.max() - counts.min() <= 1
     assert owners_of(np, np.array([2**64 - 1], np.uint64), num_ranks).tolist() == [num_ranks - 1]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_a_sketch_is_cut_into_ranges_of_blocks(num_ranks: int) -> None:
+    features, ids, num_blocks = np.zeros(4000, np.uint16), np.arange(4000), 64
+    blocks = blocks_of(mix_keys(features, ids), num_blocks)
+    bounds = [blocks_of_rank(num_blocks, rank, num_ranks) for rank in range(num_ranks)]
+    assert (bounds[0][0], bounds[-1][1]) == (0, num_blocks - 1)
+    for (_, last), (first, _) in itertools.pairwise(bounds):
+        assert first - last == (0 if num_blocks % num_ranks else 1)
+    for rank, (first, last) in enumerate(bounds):
+        own = blocks[are_of_rank(features, ids, rank, num_ranks)]
+        assert own.min() >= first
+        assert own.max() <= last
+        assert len(np.unique(own)) == last - first + 1

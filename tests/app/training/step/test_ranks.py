@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from springtide_client.features import Features, Ragged
 
 from app.models.config import ModelConfig
@@ -15,8 +16,9 @@ from app.models.wide.wide_part import add_wide_part
 from app.training.bootstrap import with_wide_rows
 from app.training.config import TrainConfig, with_adagrad_eps
 from app.training.step.learner import Learner
-from embeddings.collection.collection import open_tables, tables_by_name
-from embeddings.config import TableConfig
+from embeddings.collection.collection import AnyTable, open_tables, tables_by_name
+from embeddings.config import FeatureTable, TableConfig
+from embeddings.errors import ShardError, SpillError
 from embeddings.policy.admission import AdmissionControl
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.precision import Precision
@@ -28,14 +30,26 @@ from tests.support.thread_ranks import on_ranks
 
 BUILDING = threading.Lock()  # torch has one generator for all threads
 TABLE = TableConfig(dim=4, device_bytes=8 << 20)
+MAIN, NARROW = FeatureTable(dim=4, features=(0, 2)), FeatureTable(dim=2, features=(1,))
 LENGTHS = (20, 0, 33)  # of the ranks' batches, from step to step another rank's
 
 
-def make_learner(exchange: Exchange | None = None, precision: Precision | None = None, **train: Any) -> Learner:
-    table = EmbeddingTable(with_adagrad_eps(TABLE), seed=0, tracked=True)
+def open_table(config: TableConfig) -> AnyTable:
+    def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
+        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission)
+
+    return open_tables(config, backend("cpu"), make)
+
+
+def make_learner(
+    exchange: Exchange | None = None,
+    precision: Precision | None = None,
+    table: TableConfig = TABLE,
+    **train: Any,
+) -> Learner:
     with BUILDING:
-        net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
-    return Learner(net, table, TrainConfig(**train), SCHEMA, exchange=exchange, precision=precision)
+        net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim, table.dims), seed=0)
+    return Learner(net, open_table(table), TrainConfig(**train), SCHEMA, exchange=exchange, precision=precision)
 
 
 def parts_of(step: int) -> list[Batch]:
@@ -69,10 +83,12 @@ def batch_of(step: int, rank: int, num_ranks: int) -> Batch:
 
 
 def rows_of(learner: Learner) -> dict[tuple[int, int], tuple[Any, ...]]:
-    assert isinstance(learner.table, EmbeddingTable)
-    delta = learner.table.take_delta()
-    columns = delta.features, delta.ids, delta.values, delta.states, delta.counts, delta.last_seen
-    return {(int(f), int(i)): tuple(rest) for f, i, *rest in zip(*columns, strict=True)}
+    rows: dict[tuple[int, int], tuple[Any, ...]] = {}
+    for table in tables_by_name(learner.table).values():
+        delta = table.take_delta()
+        columns = delta.features, delta.ids, delta.values, delta.states, delta.counts, delta.last_seen
+        rows |= {(int(f), int(i)): tuple(rest) for f, i, *rest in zip(*columns, strict=True)}
+    return rows
 
 
 def learn(learner: Learner, rank: int, num_ranks: int, steps: int = 6, lookahead: bool = True) -> list[Any]:
@@ -86,8 +102,17 @@ def learn(learner: Learner, rank: int, num_ranks: int, steps: int = 6, lookahead
     return reports
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped, with a schedule": {"clip_norm": 0.01, "lr_schedule": {"warmup_samples": 100, "rows": True}},
+    "gathered": {"accumulate_batches": 2, "ema_half_life_samples": 50},
+    "admission": {"table": replace(TABLE, admission={"min_count": 4, "sketch_bytes": 64 * 64})},
+    "two widths": {"table": replace(TABLE, tables={"": MAIN, "narrow": NARROW})},
+}
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.parametrize("train", [{}, {"clip_norm": 0.01, "lr_schedule": {"warmup_samples": 100, "rows": True}}])
+@pytest.mark.parametrize("train", SETTINGS.values(), ids=SETTINGS)
 def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, Any]) -> None:
     alone = make_learner(**train)
     expected = [alone.step(union_of(parts_of(step))) for step in range(6)]
@@ -96,12 +121,12 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
         learner = make_learner(exchange, **train)
         reports = learn(learner, exchange.rank, num_ranks)
         learner.require_same_net()
-        return learner, reports, rows_of(learner)
+        return learner, reports, rows_of(learner), learner.table.take_sketch_delta()
 
     results = on_ranks(num_ranks, work)
     known = rows_of(alone)
     rows: dict[tuple[int, int], tuple[Any, ...]] = {}
-    for learner, reports, own in results:
+    for learner, reports, own, _ in results:
         assert not rows.keys() & own.keys(), "two ranks have a row of this id"
         rows |= own
         assert (learner.steps, learner.num_samples) == (alone.steps, alone.num_samples)
@@ -114,6 +139,11 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
         for name, array in alone.dense_arrays().items():
             np.testing.assert_allclose(learner.dense_arrays()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
             np.testing.assert_array_equal(learner.dense_arrays()[name], results[0][0].dense_arrays()[name])
+    blocks, sketch = (np.concatenate(parts) for parts in zip(*(result[3] for result in results), strict=True))
+    if num_ranks != 3:  # whose borders are within blocks
+        known_blocks, known_sketch = alone.table.take_sketch_delta()
+        np.testing.assert_array_equal(blocks, known_blocks)
+        np.testing.assert_array_equal(sketch, known_sketch)
     assert rows.keys() == known.keys()
     for key, (values, states, count, last_seen) in known.items():
         assert rows[key][2:] == (count, last_seen)
@@ -122,10 +152,7 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
 
 
 def make_wide_learner(exchange: Exchange | None = None, crosses: int = 64) -> Learner:
-    def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
-        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission)
-
-    table = open_tables(with_wide_rows(TABLE, SCHEMA, crosses=crosses > 0), backend("cpu"), make)
+    table = open_table(with_wide_rows(TABLE, SCHEMA, crosses=crosses > 0))
     config = ModelConfig(name="deepfm", wide=True, crosses=crosses)
     with BUILDING:
         net = build_model(config, ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
@@ -167,3 +194,81 @@ def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
         assert len(other_rows[name]) > 10
         keys = [{*zip(one.features, one.ids, strict=True)} for one in (delta, other_rows[name])]
         assert not keys[0] & keys[1], "two ranks have a row of this id"
+
+
+def test_a_spill_error_of_one_rank_lets_all_try_again() -> None:
+    table = replace(TABLE, admission={"min_count": 4, "sketch_bytes": 64 * 64})
+    alone = make_learner(table=table)
+    for step in range(4):
+        alone.step(union_of(parts_of(step)))
+
+    def work(exchange: Exchange) -> Any:
+        learner = make_learner(exchange, table=table)
+        for step in range(4):
+            batch = batch_of(step, exchange.rank, 2)
+            if step == 2:
+                own = tables_by_name(learner.table)[""]
+                if exchange.rank:
+                    own.lookup = fail  # type: ignore[method-assign]
+                with pytest.raises(SpillError, match="no space" if exchange.rank else "the spill of another rank"):
+                    learner.step(batch)
+                vars(own).pop("lookup", None)
+            learner.step(batch)
+        return rows_of(learner), learner.table.take_sketch_delta()
+
+    (first, sketch), (second, other_sketch) = on_ranks(2, work)
+    known, rows = rows_of(alone), first | second
+    assert {key: row[2:] for key, row in rows.items()} == {key: row[2:] for key, row in known.items()}
+    np.testing.assert_array_equal(np.concatenate([sketch[1], other_sketch[1]]), alone.table.take_sketch_delta()[1])
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise SpillError("no space left on device")
+
+
+def test_any_other_error_of_one_rank_ends_the_step_on_all() -> None:
+    def work(exchange: Exchange) -> str:
+        learner = make_learner(exchange)
+        if exchange.rank:
+            tables_by_name(learner.table)[""].lookup = break_down  # type: ignore[method-assign]
+        with pytest.raises((OSError, ShardError)) as raised:
+            learner.step(batch_of(0, exchange.rank, 2))
+        return str(raised.value)
+
+    assert on_ranks(2, work) == ["another rank failed in this call: see its error", "broken"]
+
+
+def break_down(*_: Any, **__: Any) -> Any:
+    raise OSError("broken")
+
+
+def test_ranks_whose_nets_differ_are_named() -> None:
+    def work(exchange: Exchange) -> None:
+        learner = make_learner(exchange)
+        if exchange.rank:
+            next(learner.model.parameters()).data[0] += 1e-3
+        with pytest.raises(ShardError, match="the dense net of rank 1 differs from that of rank 0: start all ranks"):
+            learner.require_same_net()
+
+    on_ranks(2, work)
+
+
+def test_narrow_numbers_are_narrow_on_the_wire_and_learn_nearly_the_same() -> None:
+    def work(exchange: Exchange) -> Any:
+        sent, losses, dim = {}, {}, TABLE.dim
+        for name, width in (("float32", 4 * dim), ("bfloat16", 2 * dim), ("int8", dim + 4)):
+            exchange.bytes_sent.clear()
+            dense = "float32" if name == "float32" else "bfloat16"
+            learner = make_learner(exchange, Precision(rows=name, gradients=name, dense=dense))
+            losses[name] = loss_of(learn(learner, exchange.rank, 2, steps=12, lookahead=False))
+            learner.require_same_net()
+            sent[name] = dict(exchange.bytes_sent)
+            num_keys = sent[name]["keys"] // 22
+            assert sent[name]["keys"] == 22 * num_keys
+            assert sent[name]["gradients"] == width * num_keys
+        assert sent["int8"]["dense"] < 0.6 * sent["float32"]["dense"]
+        return losses
+
+    for losses in on_ranks(2, work):
+        for name in ("bfloat16", "int8"):
+            assert abs(losses[name] - losses["float32"]) < 0.01

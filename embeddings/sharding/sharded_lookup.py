@@ -1,0 +1,46 @@
+"""The handles of a look-up at the owners of its keys, and of a prefetch there."""
+
+# K keys of a batch here, U unique ones, D dimension, S state columns, T tables
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from embeddings.lookup.handle import Lookup
+from embeddings.lookup.prefetch import Prefetch
+from embeddings.sharding.asked_keys import AskedKeys
+from embeddings.sharding.route import Route
+from kernels.types import Array, UniqueKeys
+
+
+@dataclass(frozen=True)
+class ShardedPrefetch:
+    """The next batch's keys, at their owners already, and what these prefetch. Valid for a lookup of these arrays."""
+
+    keys_K: tuple[Array, Array, Array]
+    unique: UniqueKeys
+    route: Route
+    asked_T: list[AskedKeys]
+    prefetches_T: list[Prefetch | None]
+
+
+class ShardedLookup(Lookup):
+    """A lookup at the owners. `unique` has this rank's keys; `rows_UD` is a leaf whose gradient the owners will get."""
+
+    __slots__ = ("asked_T", "counts_U", "lookups_T", "route", "rows_UD", "states_US")
+
+    def __init__(
+        self,
+        unique: UniqueKeys,
+        route: Route,
+        asked_T: list[AskedKeys],
+        lookups_T: list[Lookup],
+        columns: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        def release(tick: int) -> None:
+            for lookup in lookups_T:
+                lookup.release()
+
+        self.route, self.asked_T, self.lookups_T = route, asked_T, lookups_T
+        self.rows_UD, self.states_US, self.counts_U = columns
+        # the parts release themselves when they are garbage-collected
+        super().__init__(release, lambda tick: None, tick=0, erasures=0, unique=unique, slots_U=unique.ids_U[:0])
