@@ -10,7 +10,7 @@ from functools import reduce
 from springtide_client.format.records import Record
 from springtide_client.log.base import Base
 
-from app.serving.model.item_columns import NO_ITEMS, ItemColumns
+from app.version_log.item_columns import NO_ITEMS, ItemColumns
 from app.version_log.items import items_of
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.features import Features
 
-from app.serving.model.item_columns import NO_ITEMS, ItemColumns
 from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.towers import Towers
 from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places
+from app.version_log.item_columns import NO_ITEMS, ItemColumns
 from app.version_log.items import ItemLayout
 from kernels.cpu.serving.item_columns import mark_equal, take_rows
 

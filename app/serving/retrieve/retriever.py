@@ -18,7 +18,6 @@ from springtide_client.features import Features
 from app.processes.priority import take_short_slices
 from app.serving.http.errors import ApiError, not_ready
 from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.item_columns import ItemColumns
 from app.serving.model.served_view import ServedView
 from app.serving.model.view import ModelView
 from app.serving.retrieve.inverted_file import InvertedFile
@@ -28,6 +27,7 @@ from app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
 from app.serving.retrieve.towers import Towers, TowerTemplate
 from app.serving.retrieve.vector_index import FloatArray
 from app.serving.retrieve.warmup import warm_up
+from app.version_log.item_columns import ItemColumns
 from app.version_log.items import ItemLayout
 
 INDEXED_ITEMS = 20_000  # fewer are compared one by one

@@ -15,10 +15,10 @@ from app.models.interface import ModelSpec
 from app.models.registry import build_model
 from app.models.retrieval.schema_part import SchemaPart
 from app.models.retrieval.two_tower import TwoTower
-from app.serving.model.item_columns import ItemColumns
 from app.serving.model.view import ModelView
-from app.serving.retrieve.tower import FEW_SAMPLES, FloatArray, Int64Array, Tower
+from app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower, FloatArray, Int64Array
 from app.version_log.change.design import Design
+from app.version_log.item_columns import ItemColumns
 from app.version_log.items import ItemLayout
 from kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
 from kernels.cpu.serving.towers import dot_products
@@ -57,8 +57,10 @@ class TowerTemplate:
         client_view = view.client_view
         named = client_view.model.named_arrays(client_view.parameters)
 
-        def tower(prefix: str, part: SchemaPart) -> Tower:
-            return Tower.of(part, {n.removeprefix(prefix): array for n, array in named.items() if n.startswith(prefix)})
+        def tower(prefix: str, part: SchemaPart) -> CompiledTower:
+            return CompiledTower.of(
+                part, {n.removeprefix(prefix): array for n, array in named.items() if n.startswith(prefix)}
+            )
 
         return Towers(self, tower("user.", self.user_part), tower("item.", self.layout.part), view)
 
@@ -66,7 +68,7 @@ class TowerTemplate:
 class Towers:
     """Immutable: threads may call it at the same time."""
 
-    def __init__(self, template: TowerTemplate, user: Tower, item: Tower, view: ModelView) -> None:
+    def __init__(self, template: TowerTemplate, user: CompiledTower, item: CompiledTower, view: ModelView) -> None:
         self.template, self.view = template, view
         self._user, self._item = user, item
 

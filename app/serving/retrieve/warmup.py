@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from app.serving.model.item_columns import NO_ITEMS, ItemColumns
+from app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower
 from app.serving.retrieve.inverted_file import InvertedFile
-from app.serving.retrieve.tower import FEW_SAMPLES, Tower
+from app.version_log.item_columns import NO_ITEMS, ItemColumns
 from kernels.cpu.serving.item_columns import mark_equal, take_rows, unpack_items, unpack_items_holding_gil
 from kernels.cpu.serving.towers import dot_products
 
@@ -24,7 +24,7 @@ def warm_up() -> None:
     for unpack in (unpack_items, unpack_items_holding_gil):
         unpack(place_1, items.ids_I, *columns, 0, np.zeros(1, np.uint16), 1, 1)
     none_F = np.zeros(0, np.float32)
-    tower = Tower(0, place_1[:0], none_F, none_F, np.array([0, 2]), np.ones(2, np.float32))
+    tower = CompiledTower(0, place_1[:0], none_F, none_F, np.array([0, 2]), np.ones(2, np.float32))
     for num in (1, FEW_SAMPLES + 1):
         offsets_LN1 = np.zeros((0, num + 1), np.int64)
         tower.vectors(np.zeros((0, 1), np.float32), offsets_LN1, np.zeros((num, 0), np.float32))

@@ -8,7 +8,7 @@ from springtide_client.schema import Schema
 from app.models.interface import ModelSpec
 from app.models.retrieval.schema_part import SchemaPart
 from app.models.retrieval.two_tower import TwoTower
-from app.serving.retrieve.tower import Tower
+from app.serving.retrieve.compiled_tower import CompiledTower
 
 SCHEMA = Schema(
     labels=("click",),
@@ -51,5 +51,5 @@ def test_a_compiled_tower_equals_the_net(hidden, num):
             expected = torch_tower(*(torch.from_numpy(x) for x in assemble(part, features, rows_KD)))
         arrays = {name: array.numpy() for name, array in torch_tower.state_dict().items()}
         offsets_LN1 = np.array([ragged.offsets for ragged in features.lists]).reshape(len(part.lists), num + 1)
-        found = Tower.of(part, arrays).vectors(rows_KD, offsets_LN1, features.dense_NF)
+        found = CompiledTower.of(part, arrays).vectors(rows_KD, offsets_LN1, features.dense_NF)
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)

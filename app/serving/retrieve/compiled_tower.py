@@ -18,7 +18,7 @@ FEW_SAMPLES = 256  # other threads wait for so many
 
 
 @dataclass(frozen=True, eq=False)
-class Tower:
+class CompiledTower:
     """Immutable. It equals app.models.retrieval.two_tower.Tower but for rounding."""
 
     num_categorical: int
@@ -29,7 +29,7 @@ class Tower:
     weights_W: FloatArray
 
     @staticmethod
-    def of(part: SchemaPart, arrays: Mapping[str, npt.NDArray[np.float32]]) -> "Tower":
+    def of(part: SchemaPart, arrays: Mapping[str, npt.NDArray[np.float32]]) -> "CompiledTower":
         """Return the tower of these fields, whose parameters and statistics are `arrays` by name."""
         pooled = [POOLINGS[part.pooling_of(name)] for name in part.multi_value]
         weights = [name for name in arrays if name.startswith("layers.") and name.endswith(".weight")]
@@ -41,7 +41,7 @@ class Tower:
         ]
         seen_F = arrays["normalizer.count_F"] > 0
         scale_F = 1 / np.sqrt(arrays["normalizer.variance_F"] + np.float32(VARIANCE_FLOOR))
-        return Tower(
+        return CompiledTower(
             num_categorical=len(part.categorical),
             pooling_L=np.array([*pooled, *(MEAN for _ in part.sequence)], np.int64),
             mean_F=np.array(arrays["normalizer.mean_F"], np.float32),

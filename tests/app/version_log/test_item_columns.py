@@ -2,7 +2,7 @@ import numpy as np
 from springtide_client.log.base import ModelIdentity
 from springtide_client.model.inputs import lookup_keys
 
-from app.serving.model.item_columns import NO_ITEMS, ItemColumns
+from app.version_log.item_columns import NO_ITEMS, ItemColumns
 from app.version_log.items import ItemLayout
 from app.version_log.read.replay_state import newest_items
 from kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
