@@ -49,6 +49,8 @@ class AdmissionControl:
         self._default = settings.min_count
         self._min_counts = {f: policy.min_count for f, policy in features.items() if policy.min_count is not None}
         self._dirty_blocks: list[Array] = []  # since the last version, with repetitions
+        # in every version: those in which another rank counts keys too, of which a reader takes the larger counts
+        self.border_blocks: tuple[int, ...] = ()
         self._start_counting()
 
     def __bool__(self) -> bool:
@@ -118,10 +120,11 @@ class AdmissionControl:
         return blocks_B64
 
     def take_delta(self) -> tuple[Int64Array, UInt8Array]:
-        """The blocks that changed since the last call, ascending, and their bytes (B, 64)."""
-        if self.sketch is None or not self._dirty_blocks:
+        """The blocks that changed since the last call, ascending, and their bytes (B, 64); border blocks always."""
+        if self.sketch is None or not (self._dirty_blocks or self.border_blocks):
             return np.empty(0, np.int64), np.empty((0, BLOCK_BYTES), np.uint8)
-        dirty_B = self.ops.xp.unique(self.ops.xp.concatenate(self._dirty_blocks))
+        (borders,) = self.ops.put(np.array(self.border_blocks, np.int64))
+        dirty_B = self.ops.xp.unique(self.ops.xp.concatenate([*self._dirty_blocks, borders]))
         self._dirty_blocks.clear()
         blocks_B, bytes_B64 = self.ops.fetch(dirty_B, self.ops.sketch_read(self.sketch, dirty_B))
         return blocks_B, bytes_B64

@@ -30,3 +30,10 @@ def blocks_of_rank(num_blocks: int, rank: int, num_ranks: int) -> tuple[int, int
     """
     first, after = (-(-(rank_ << 32) // num_ranks) for rank_ in (rank, rank + 1))
     return first * num_blocks >> 32, (after - 1) * num_blocks >> 32
+
+
+def border_blocks_of_rank(num_blocks: int, rank: int, num_ranks: int) -> tuple[int, ...]:
+    """Return those of them that another rank counts keys in too."""
+    own, all_ = blocks_of_rank(num_blocks, rank, num_ranks), range(num_ranks)
+    others = {block for other in all_ if other != rank for block in blocks_of_rank(num_blocks, other, num_ranks)}
+    return tuple(sorted(others & set(own)))

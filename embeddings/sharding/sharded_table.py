@@ -19,6 +19,7 @@ from embeddings.sharding.admission import decide_together
 from embeddings.sharding.asked_keys import AskedKeys
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.pooling import pooled
+from embeddings.sharding.key_ranges import border_blocks_of_rank
 from embeddings.sharding.precision import Precision
 from embeddings.sharding.route import Route
 from embeddings.sharding.row_format import RowFormat, bytes_of, numbers_of
@@ -61,6 +62,9 @@ class ShardedTable:
     ) -> "ShardedTable":
         """The rows that a model sees, whatever tables they are in."""
         seen, places_F = tables_of_model(table), None
+        for one in seen.values():
+            admission, (num_blocks, *_) = one.parts.admission, table.sketch()
+            admission.border_blocks = border_blocks_of_rank(num_blocks, exchange.rank, exchange.num_ranks)
         if len(seen) > 1:
             held = {name: one.features for name, one in table.config.tables.items() if name != MAIN_TABLE}
             names = TableNames({name: features for name, features in held.items() if name in seen})

@@ -88,7 +88,7 @@ class Learner:
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
             self.union = Union(exchange, self.model, precision)
         self.wide_step = self._wide_step(schema)
-        self.retrieval_step = RetrievalStep(model, self.update) if isinstance(model, TwoTower) else None
+        self.retrieval_step = RetrievalStep(model, self.update, self.union) if isinstance(model, TwoTower) else None
         self.loss = Loss(losses, self.model)
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
@@ -153,6 +153,8 @@ class Learner:
         self.update.begin_batch(num_samples, num_trained)
         if self.update.schedule.rows:
             self.table.lr_factor = self.update.schedule.factor(num_trained)
+        if self.union is not None:
+            self.union.seed(self.config.seed, self.steps)
         outcome = self._train(keys)
         self.update.end_batch()
         self.steps, self.num_samples = self.steps + 1, num_trained
@@ -303,16 +305,17 @@ class Learner:
             return outcome
         if self.retrieval_step is not None:
             ids_N = torch.from_numpy(self.keys.item_ids(batch)) if columns is None else columns["item_ids"]
-            return self.retrieval_step(inputs, labels_NL, weights_N, ids_N, bfloat16=use_bfloat16)
-        outcome = self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16, groups_NG=groups_NG)
+            outcome = self.retrieval_step(inputs, labels_NL, weights_N, ids_N, bfloat16=use_bfloat16)
+        else:
+            outcome = self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16, groups_NG=groups_NG)
         if self.sharded_table is not None:
             self.sharded_table.update(lookup)
         return outcome
 
     def _require_learnable_by_many(self) -> None:
         """ValueError if several ranks cannot learn this net together so far."""
-        if isinstance(self.model, TwoTower) or self.device.transfer is not None:
-            raise ValueError("several ranks learn nets on the CPU so far, and not two towers")
+        if self.device.transfer is not None:
+            raise ValueError('several ranks learn on the CPU so far: set [train] device = "cpu"')
 
     def _wide_step(self, schema: Schema) -> WideStep | None:
         if self.wide is None:

@@ -9,27 +9,37 @@ from app.models.retrieval.item_frequency import Frequencies
 from app.models.retrieval.two_tower import TwoTower
 from app.training.optimization.net_update import NetUpdate
 from app.training.step.dense_step import StepOutcome, observe
+from app.training.step.union import Union
 
 
 class RetrievalStep:
     """A step whose gradients are not finite updates nothing of the net. On a device nothing is read back."""
 
-    def __init__(self, model: TwoTower, update: NetUpdate) -> None:
-        self.model, self.update = model, update
+    def __init__(self, model: TwoTower, update: NetUpdate, union: Union | None = None) -> None:
+        """`union`: of many ranks' batches. A sample is ranked against the items of its own rank's batch."""
+        self.model, self.update, self.union = model, update, union
 
     def __call__(
         self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, ids_N: Tensor, *, bfloat16: bool
     ) -> StepOutcome:
         """1. Score. 2. Count the items. 3. Update rows and net. `ids_N` are the samples' items, int64."""
-        model = self.model
-        with torch.autocast(inputs.dense.device.type, torch.bfloat16, enabled=bfloat16):
-            users_NO, items_NO = model.vectors(*inputs)
-        with torch.no_grad():
-            logits_NL = model.logits(users_NO, items_NO)
-        frequencies = model.frequency.after(ids_N)
-        loss, weight = model.in_batch_loss(users_NO, items_NO, ids_N, frequencies, labels_NL, weights_N)
+        model, union = self.model, self.union
+        frequencies = model.frequency.after(ids_N if union is None else union.concatenated(ids_N))
         self.update.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if len(ids_N):
+            with torch.autocast(inputs.dense.device.type, torch.bfloat16, enabled=bfloat16):
+                users_NO, items_NO = model.vectors(*inputs)
+            with torch.no_grad():
+                logits_NL = model.logits(users_NO, items_NO)
+            loss, weight = model.in_batch_loss(users_NO, items_NO, ids_N, frequencies, labels_NL, weights_N)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:  # of many ranks
+            logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
+        if union is not None:
+            loss, weight = union.add_up(loss, weight)
+            samples = union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
+            dense_NF, labels_NL, weights_N, logits_NL = samples
+            inputs = inputs._replace(dense=dense_NF)
         norm = self.update.gradient_norm()
         skipped = ~torch.isfinite(norm)
         if self.update.on_device:

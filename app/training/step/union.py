@@ -54,6 +54,10 @@ class Union:
         self.agreed = Agreed(list(lengths), all(prepared), any(known), all(tried))
         return self.agreed
 
+    def seed(self, seed: int, step: int) -> None:
+        """Give torch random numbers of this rank's and this step's own, for dropout: so a step can be repeated."""
+        torch.manual_seed(((seed * 0x9E3779B1 + step) * self.exchange.num_ranks + self.exchange.rank) % 2**63)
+
     def concatenated(self, rows_NX: Tensor) -> Tensor:
         """Return the rows of all ranks' samples, from this rank's."""
         return self.exchange.concatenated("samples", rows_NX.contiguous(), self.agreed.num_samples_R)

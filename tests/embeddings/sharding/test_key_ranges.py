@@ -7,7 +7,7 @@ import pytest
 from springtide_client.keys import mix_keys
 from springtide_client.rows.sketch import blocks_of
 
-from embeddings.sharding.key_ranges import are_of_rank, blocks_of_rank, owners_of
+from embeddings.sharding.key_ranges import are_of_rank, blocks_of_rank, border_blocks_of_rank, owners_of
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 1024])
@@ -33,3 +33,5 @@ def test_a_sketch_is_cut_into_ranges_of_blocks(num_ranks: int) -> None:
         assert own.min() >= first
         assert own.max() <= last
         assert len(np.unique(own)) == last - first + 1
+        borders = {first, last} - {0, num_blocks - 1} if num_blocks % num_ranks else set()
+        assert border_blocks_of_rank(num_blocks, rank, num_ranks) == tuple(sorted(borders))

@@ -272,3 +272,26 @@ def test_narrow_numbers_are_narrow_on_the_wire_and_learn_nearly_the_same() -> No
     for losses in on_ranks(2, work):
         for name in ("bfloat16", "int8"):
             assert abs(losses[name] - losses["float32"]) < 0.01
+
+
+def test_two_towers_on_ranks_count_the_items_of_all() -> None:
+    def make(exchange: Exchange | None = None) -> Learner:
+        options = {"item": ["item_id"], "hidden": [8], "dim": 4, "buckets": 256}
+        with BUILDING:
+            model = ModelConfig(name="two_tower", options=options)
+            net = build_model(model, ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+        return Learner(net, open_table(TABLE), TrainConfig(bfloat16=False), SCHEMA, exchange=exchange)
+
+    def work(exchange: Exchange) -> Any:
+        learner = make(exchange)
+        reports = learn(learner, exchange.rank, 3)
+        learner.require_same_net()
+        return reports, learner.dense_arrays()
+
+    alone = make()
+    expected = [alone.step(union_of(parts_of(step))) for step in range(6)]
+    reports, arrays = on_ranks(3, work)[0]
+    assert abs(loss_of(reports) - loss_of(expected)) < 0.7  # fewer items to be told from
+    for name, array in alone.dense_arrays().items():
+        if "frequency" in name:
+            np.testing.assert_array_equal(arrays[name], array, err_msg=name)
