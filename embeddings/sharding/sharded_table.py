@@ -18,8 +18,8 @@ from embeddings.rows import as_keys
 from embeddings.sharding.admission import decide_together
 from embeddings.sharding.asked_keys import AskedKeys
 from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.pooling import pooled
 from embeddings.sharding.key_ranges import border_blocks_of_rank
+from embeddings.sharding.pooling import pooled
 from embeddings.sharding.precision import Precision
 from embeddings.sharding.route import Route
 from embeddings.sharding.row_format import RowFormat, bytes_of, numbers_of
