@@ -74,7 +74,12 @@ def build_application(service: Service) -> Application:
         max_ids=config.max_ids,
     )
     part_rows = PartRowsHandler(
-        service.replica, service.recent_views, service.part, service.pools.lookups, max_body_bytes=config.max_body_bytes
+        service.replica,
+        service.recent_views,
+        service.part,
+        service.pools.lookups,
+        fast_path.remember_rows,
+        max_body_bytes=config.max_body_bytes,
     )
     middleware = HttpMiddleware(
         build_api(service),

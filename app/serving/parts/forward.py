@@ -25,5 +25,6 @@ def forward_get(servers: PartServers, index: int, path: str, headers: Mapping[st
         raise part_unavailable(str(error)) from None
     if found.status in (401, 403):  # the client's own token was valid here
         raise part_unavailable(f"{servers.name_of(index)} refuses this server's token")
-    back = {name: found.headers[name] for name in PASSED_BACK if name in found.headers}
+    received = found.headers
+    back = {name: received[name] for name in PASSED_BACK if name in received}
     return Response(found.body, found.status, back)

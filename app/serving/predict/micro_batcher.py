@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from springtide_client.errors import PartError
 from springtide_client.features import Features
 
 from app.serving.http.errors import ApiError, busy
@@ -106,6 +107,9 @@ class MicroBatcher:
         while requests := self._take():
             try:
                 self._score(requests)
+            except PartError as error:  # rows of another server
+                for request in requests:
+                    _respond(request, error)
             except Exception as error:
                 logger.exception("scoring failed")
                 for request in requests:

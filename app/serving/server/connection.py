@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
 from app.serving.http.middleware import HttpMiddleware
-from app.serving.lookup.fast_path import REQUEST_PREFIX, FastPath
+from app.serving.lookup.fast_path import REQUEST_PREFIXES, FastPath
 from app.serving.server.drain import ConnectionDrain
 from app.serving.server.request_timeout import ClientTimeouts
 
@@ -55,7 +55,7 @@ class HttpConnection(HttpToolsProtocol):
             self._reject(too_many_requests("connections", self._max_connections))
 
     def data_received(self, data: bytes) -> None:
-        if self._is_between and data.startswith(REQUEST_PREFIX) and not self._drain.started and self._is_idle():
+        if self._is_between and data.startswith(REQUEST_PREFIXES) and not self._drain.started and self._is_idle():
             response = self._fast_path.respond(data)
             if response is not None:
                 self._send(*response)

@@ -18,12 +18,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow
+from springtide_client.keys import mix_keys
+from springtide_client.rows.hash_range import owners_of
 
 from tests.bench.harness.processes import PEER_SCRIPTS
 from tests.bench.harness.report import fail
 from tests.bench.serve.http_load import LoadResult, Wrk, post
 from tests.bench.serve.redis_contender import Redis, find_redis
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
+from tests.support.ports import free_port
 from tests.support.processes import module_command, our_environment
 
 NUM_IDS, CONNECTIONS, NUM_REQUESTS, NUM_CHECKED = 64, 16, 256, 8
@@ -174,6 +177,33 @@ class LookupContenders:
         for form in FORMS:
             self._add(form, server, PATH, form)
             self.pids[form] = server.pid
+
+    def add_parts(self, count: int) -> dict[str, Server]:
+        """Add a server that holds everything, servers of so many parts asked for their own rows, and a router."""
+        command = [*module_command("tests.bench.serve.server_process"), str(write_log(self.folder, self.num_rows))]
+        ports = [free_port() for _ in range(count)]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        settings: dict[str, dict[str, object]] = {"whole": {}}
+        settings |= {f"part {n}": {"port": port, "range": f"{n}/{count}"} for n, port in enumerate(ports, 1)}
+        settings["router"] = {"parts": urls}
+        servers = {name: self._start([*command, json.dumps(given)]) for name, given in settings.items()}
+        own = self._owned(count)
+        for server in list(servers.values())[1:-1]:  # the router's first request asks them all
+            server.ask("/v1/embeddings/user_id", b"", RAW)
+        for name in ("whole", "router"):
+            self._add(name, servers[name], PATH, "raw")
+        self.asked = own
+        self._add("part 1", servers["part 1"], PATH, "raw")
+        for name in self.runs:
+            self.pids[name] = servers[name].pid
+        return servers
+
+    def _owned(self, count: int) -> list[Ids]:
+        """Return as many ids for each request as in `asked`, all of the first part."""
+        random, feature = np.random.default_rng(1), np.array([1], np.uint16)
+        ids_N = random.integers(0, self.num_rows, 2 * count * NUM_REQUESTS * NUM_IDS)
+        own_N = ids_N[owners_of(mix_keys(feature, ids_N), count) == 0]
+        return list(own_N[: NUM_REQUESTS * NUM_IDS].reshape(NUM_REQUESTS, NUM_IDS))
 
     def add_web(self, python: Path) -> None:
         """Add FastAPI twice, and an empty response by the same uvicorn."""

@@ -10,7 +10,9 @@ from app.serving.server.serve import serve
 def main() -> None:
     settings = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     serve(
-        sys.argv[1], ServeConfig(port=0, **settings), on_listening=lambda url: print(url.rpartition(":")[2], flush=True)
+        sys.argv[1],
+        ServeConfig(**{"port": 0, **settings}),
+        on_listening=lambda url: print(url.rpartition(":")[2], flush=True),
     )
 
 

@@ -6,7 +6,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from springtide_client.errors import PartError, VersionsDifferError
+from springtide_client.parts import part_servers
 from springtide_client.parts.part_servers import PartServers, check_url
+
+from tests.support.waiting import wait_until
 
 
 class Answers:
@@ -16,6 +19,8 @@ class Answers:
         self.next: list[tuple[int, bytes]] = []
         self.num_connections, self.hangs_up = 0, False
         self.received: list[tuple[str, bytes]] = []
+        self.held = threading.Event()  # responses wait for it
+        self.held.set()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -28,6 +33,7 @@ class Answers:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 owner.received.append((self.path, body))
+                owner.held.wait()
                 status, content = owner.next.pop(0) if owner.next else (200, body)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
@@ -100,6 +106,35 @@ def test_refusals_name_the_part_and_leave_the_others_in_order(answers) -> None:
     assert heard[0] == ("1/2", "version")
     assert heard[-1] == ("2/2", "ok")
     servers.close()
+
+
+def test_a_server_that_hangs_is_not_asked_again_at_once(answers, monkeypatch) -> None:
+    monkeypatch.setattr(part_servers, "PAUSE_SECONDS", 3600)
+    first, second = answers
+    first.held.clear()
+    servers = PartServers([first.url, second.url], timeout_seconds=0.1)
+    for _ in range(3):
+        with pytest.raises(PartError, match=r"part 1/2 at .* does not answer"):
+            servers.post_all({0: ("/x", b"")})
+    wait_until(lambda: first.received)
+    assert len(first.received) == 1
+    first.held.set()
+    servers.close()
+    servers = PartServers([first.url, second.url])
+    assert servers.post_all({0: ("/x", b"again")}) == {0: b"again"}
+    servers.close()
+
+
+def test_a_forked_process_has_connections_of_its_own(answers, monkeypatch) -> None:
+    servers = PartServers([answers[0].url])
+    servers.post_all({0: ("/x", b"")})
+    (kept,) = servers._idle[0]
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    assert servers.post_all({0: ("/x", b"child")}) == {0: b"child"}
+    assert servers._idle[0] != [kept]
+    assert answers[0].num_connections == 2
+    servers.close()
+    kept.close()
 
 
 def test_urls_are_checked() -> None:

@@ -3,9 +3,8 @@
 All requests are sent before the first response is read, so one thread keeps every server busy.
 """
 
-import http.client
 import json
-import ssl
+import os
 import threading
 import time
 import urllib.parse
@@ -13,33 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from springtide_client.errors import PartError, VersionsDifferError
+from springtide_client.parts.part_connection import PartConnection, PartResponse
 from springtide_client.rows.hash_range import HashRange
 
 # how long a server may take to answer, and to be connected to
 TIMEOUT_SECONDS = 5.0
 MAX_IDLE_CONNECTIONS = 64  # to one server
+# one that did not answer in time is not asked for so long: else every thread would wait for it
+PAUSE_SECONDS = 1.0
 
 # (range, outcome, seconds): outcome is ok, version or failed
 Observer = Callable[[str, str, float], None]
 
 
-class PartResponse(NamedTuple):
-    """What a server has responded."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-
 class _Exchange(NamedTuple):
     part: int  # from 0
-    connection: http.client.HTTPConnection
+    connection: PartConnection | None
     is_reused: bool
     started: float
 
 
 class PartServers:
-    """Knows the address of each part, in the order of their ranges. Thread-safe."""
+    """Knows the address of each part, in the order of their ranges. Thread-safe; usable in forked processes too."""
 
     def __init__(
         self,
@@ -56,9 +50,14 @@ class PartServers:
         self._headers = {"Content-Type": "application/octet-stream"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._lock = threading.Lock()
-        self._idle: list[list[http.client.HTTPConnection]] = [[] for _ in self.urls]
         self._is_closed = False
+        self._forget_connections()
+
+    def _forget_connections(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[list[PartConnection]] = [[] for _ in self.urls]
+        self._paused: list[tuple[float, str]] = [(0.0, "")] * len(self.urls)  # until when, and why
+        self._pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -97,7 +96,8 @@ class PartServers:
                 bodies[exchange.part] = response.body
         finally:
             for left in exchanges:  # their responses would be taken for those of the next requests
-                left.connection.close()
+                if left.connection is not None:
+                    left.connection.close()
         return bodies
 
     def get(self, index: int, path: str, headers: Mapping[str, str]) -> PartResponse:
@@ -119,56 +119,55 @@ class PartServers:
     def _send(
         self, index: int, method: str, path: str, body: bytes, headers: Mapping[str, str], *, fresh: bool = False
     ) -> _Exchange:
+        if os.getpid() != self._pid:  # a parent process uses the same sockets, and would read our responses
+            self._forget_connections()
+        until, why = self._paused[index]
+        if time.monotonic() < until:
+            raise PartError(why)
         started = time.perf_counter()
         with self._lock:
             idle = self._idle[index]
             connection = None if fresh or not idle else idle.pop()
-        is_reused = connection is not None
-        connection = connection or self._connection(index)
-        exchange = _Exchange(index, connection, is_reused, started)
+        exchange = _Exchange(index, connection, connection is not None, started)
         try:
-            connection.request(method, urllib.parse.urlsplit(self.urls[index]).path + path, body, dict(headers))
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            if is_reused:  # the server had closed it
+            if connection is None:
+                connection = PartConnection(self.urls[index], self._timeout_seconds)
+            connection.send(method, path, body, headers)
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            if exchange.is_reused:  # the server had closed it
                 return self._send(index, method, path, body, headers, fresh=True)
             raise self._failed(exchange, error) from error
-        return exchange
+        return exchange._replace(connection=connection)
 
     def _receive(
         self, exchange: _Exchange, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> PartResponse:
         index, connection = exchange.part, exchange.connection
+        assert connection is not None
         try:
-            response = connection.getresponse()
-            content = response.read()
-        except (OSError, http.client.HTTPException) as error:
+            response = connection.receive()
+        except OSError as error:
             connection.close()
-            if exchange.is_reused and isinstance(error, (ConnectionError, http.client.RemoteDisconnected)):
+            if exchange.is_reused and isinstance(error, ConnectionError):
                 again = self._send(index, method, path, body, headers, fresh=True)
                 return self._receive(again, method, path, body, headers)
             raise self._failed(exchange, error) from error
         with self._lock:
-            if not response.will_close and not self._is_closed and len(self._idle[index]) < MAX_IDLE_CONNECTIONS:
+            if connection.is_reusable and not self._is_closed and len(self._idle[index]) < MAX_IDLE_CONNECTIONS:
                 self._idle[index].append(connection)
-                return PartResponse(response.status, response.headers, content)
+                return response
         connection.close()
-        return PartResponse(response.status, response.headers, content)
-
-    def _connection(self, index: int) -> http.client.HTTPConnection:
-        parts = urllib.parse.urlsplit(self.urls[index])
-        assert parts.hostname is not None
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=self._timeout_seconds, context=context
-            )
-        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=self._timeout_seconds)
+        return response
 
     def _failed(self, exchange: _Exchange, error: Exception) -> PartError:
         self._note(exchange, "failed")
         reason = str(error) or type(error).__name__
-        return PartError(f"{self.name_of(exchange.part)} does not answer ({reason}): is it running?")
+        text = f"{self.name_of(exchange.part)} does not answer ({reason}): is it running?"
+        if isinstance(error, TimeoutError):
+            self._paused[exchange.part] = (time.monotonic() + PAUSE_SECONDS, text)
+        return PartError(text)
 
     def _note(self, exchange: _Exchange, outcome: str) -> None:
         self._observe(str(self.range_of(exchange.part)), outcome, time.perf_counter() - exchange.started)

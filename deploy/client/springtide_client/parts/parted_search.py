@@ -60,7 +60,8 @@ class PartedSearch:
 
     def _find(self, features_K: UInt16Array, ids_K: Int64Array, into: FoundColumns) -> None:
         owners_K = owners_of(mix_keys(features_K, ids_K), len(self._servers))
-        keys_of = {index: np.flatnonzero(owners_K == index) for index in np.unique(owners_K).tolist()}
+        used = np.flatnonzero(np.bincount(owners_K, minlength=1)).tolist()
+        keys_of = {index: np.flatnonzero(owners_K == index) for index in used}
         own_M = keys_of.pop(self._hash_range.number - 1, None)
         with_states = into.states_KW is not None
 

@@ -6,6 +6,7 @@ bytes, and with states=1 K rows of W float32 states and K int64 counts. All litt
 """
 
 # K keys, D dimension, W width of the states
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote
 
@@ -32,37 +33,64 @@ class RowRequest(NamedTuple):
 
     def encode(self, wait_ms: int) -> tuple[str, bytes]:
         """Return the path and the body; the server waits so long for a version that it does not serve yet."""
-        one = len(self.features_K) == 1
-        path = (
-            f"{ROUTE}?version={self.tip.number}&checksum={self.tip.checksum}&range={self.hash_range}"
-            f"&table={quote(self.table)}&states={int(self.with_states)}&wait_ms={wait_ms}"
-        )
+        feature = int(self.features_K[0]) if len(self.features_K) == 1 else None
+        path = _path(self.tip, self.hash_range, self.table, self.with_states, feature, wait_ms)
         ids = self.ids_K.astype("<i8", copy=False).tobytes()
-        if one:
-            return f"{path}&feature={int(self.features_K[0])}", ids
-        return path, ids + self.features_K.astype("<u2", copy=False).tobytes()
+        return path, ids if feature is not None else ids + self.features_K.astype("<u2", copy=False).tobytes()
 
     @staticmethod
     def decode(query: str, body: bytes) -> tuple["RowRequest", int]:
         """Return the request and the ms to wait; ValueError for what is no such request."""
-        fields = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
-        try:
-            tip = Tip(int(fields["version"]), int(fields["checksum"]))
-            hash_range, table = HashRange.parse(fields["range"]), fields["table"]
-            with_states, wait_ms = fields["states"] == "1", min(MAX_WAIT_MS, max(0, int(fields["wait_ms"])))
-            feature = int(fields["feature"]) if "feature" in fields else None
-        except KeyError as missing:
-            raise ValueError(f"the query lacks {missing}") from None
+        asked = _read_query(query)
+        feature = asked.feature
         key_bytes = ID_BYTES + (FEATURE_BYTES if feature is None else 0)
         num_keys, rest = divmod(len(body), key_bytes)
-        if rest or not (feature is None or 0 <= feature < 1 << 16):
+        if rest:
             raise ValueError(f"{len(body)} bytes are not a whole number of keys of {key_bytes} bytes")
         if feature is None:
-            features_K = np.frombuffer(body, "<u2", offset=num_keys * ID_BYTES)
+            features_K = np.frombuffer(body, "<u2", offset=num_keys * ID_BYTES).copy()  # kernels take writable ones
         else:
             features_K = np.array([feature], np.uint16)
         ids_K = np.frombuffer(body, "<i8", num_keys)
-        return RowRequest(tip, hash_range, table, with_states, features_K, ids_K), wait_ms
+        return RowRequest(*asked[:4], features_K, ids_K), asked.wait_ms
+
+
+class _Query(NamedTuple):
+    tip: Tip
+    hash_range: HashRange
+    table: str
+    with_states: bool
+    feature: int | None
+    wait_ms: int
+
+
+# of one version there are few, and each is asked for again and again
+@lru_cache(maxsize=1_024)
+def _path(tip: Tip, hash_range: HashRange, table: str, with_states: bool, feature: int | None, wait_ms: int) -> str:
+    path = (
+        f"{ROUTE}?version={tip.number}&checksum={tip.checksum}&range={hash_range}"
+        f"&table={quote(table)}&states={int(with_states)}&wait_ms={wait_ms}"
+    )
+    return path if feature is None else f"{path}&feature={feature}"
+
+
+@lru_cache(maxsize=1_024)
+def _read_query(query: str) -> _Query:
+    fields = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+    try:
+        found = _Query(
+            tip=Tip(int(fields["version"]), int(fields["checksum"])),
+            hash_range=HashRange.parse(fields["range"]),
+            table=fields["table"],
+            with_states=fields["states"] == "1",
+            feature=int(fields["feature"]) if "feature" in fields else None,
+            wait_ms=min(MAX_WAIT_MS, max(0, int(fields["wait_ms"]))),
+        )
+    except KeyError as missing:
+        raise ValueError(f"the query lacks {missing}") from None
+    if found.feature is not None and not 0 <= found.feature < 1 << 16:
+        raise ValueError(f"{found.feature} is no feature's number")
+    return found
 
 
 class FoundColumns(NamedTuple):

@@ -74,9 +74,9 @@ def test_every_answer_is_of_one_version_while_versions_and_bases_are_swapped(tmp
                     state.learn(make_batch(number, SAMPLES, config.schema))
                     now_ms = wall_ms()
                     tip = log.append(*state.checkpoint(created_ms=now_ms, complete_until_ms=now_ms))
+                    log.sync()  # now it can be read
                     for record in directory.records(newest.tip):
                         views[record.number] = newest = newest.apply(record)
-                    log.sync()
                     if number % 3 == 2:
                         compact_log(directory, window_samples=100)
                     enough = len(predictions) + 2
