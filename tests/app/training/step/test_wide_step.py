@@ -7,6 +7,7 @@ import torch
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
+from springtide_client.wide.crosses import cross_ids, row_hashes
 from springtide_client.wide.layout import born_column, wide_width
 
 from app.models.config import ModelConfig
@@ -214,6 +215,39 @@ def test_an_erased_id_that_comes_again_begins_anew():
     after = wide_columns(learner, np.zeros(len(seen), np.uint16), seen)
     assert (after[:, born_column(1)] > 400).all()
     assert len(crosses_in(learner) - crosses) > 100
+
+
+def test_crosses_of_an_erased_id_are_never_found_again():
+    """They have rows until these are evicted, but neither the id's text nor its number is in them or in their keys."""
+    learner = make_learner()
+    for number in range(2):
+        learner.step(make_batch(number, 200))
+    users, genres = (np.zeros(40, np.uint16), np.arange(40)), (np.full(30, 2, np.uint16), np.arange(30))
+    crosses = tables_by_name(learner.table)["crosses"]
+    rows = crosses.export()
+    left = np.intersect1d(all_crosses(learner, users, genres), rows.ids)
+    assert len(left) > 100
+    counts = dict(zip(rows.ids.tolist(), rows.counts.tolist(), strict=True))
+    learner.table.forget(*users)
+    assert not np.isin(all_crosses(learner, users, genres), rows.ids).any()
+    for number in range(2):  # the same samples
+        learner.step(make_batch(number, 200))
+    again = crosses.export()
+    now = dict(zip(again.ids.tolist(), again.counts.tolist(), strict=True))
+    assert all(now[row_id] == counts[row_id] for row_id in left.tolist())
+    assert not np.isin(all_crosses(learner, users, genres), left).any()
+    keys = set(again.ids.tolist())
+    assert not keys & set(range(2000))
+    assert sum(now.values()) > sum(counts.values())
+
+
+def all_crosses(learner: Learner, left: tuple, right: tuple) -> np.ndarray:
+    """The ids of the crosses of every key on the left with every key on the right that samples have used."""
+    hashes = []
+    for features_K, ids_K in (left, right):
+        born_K = wide_columns(learner, features_K, ids_K)[:, born_column(1)]
+        hashes.append(row_hashes(features_K.astype(np.int64), ids_K, born_K))
+    return cross_ids(np.repeat(hashes[0], len(hashes[1])), np.tile(hashes[1], len(hashes[0])))
 
 
 def wide_columns(learner: Learner, features_K, ids_K) -> np.ndarray:
