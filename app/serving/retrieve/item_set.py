@@ -3,22 +3,21 @@
 # I items, O dimension, M some of the items
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Features
 
 from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.towers import Towers
 from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places
-from app.version_log.item_columns import NO_ITEMS, ItemColumns
+from app.version_log.item_columns import ItemColumns
 from app.version_log.items import ItemLayout
-from kernels.cpu.serving.item_columns import mark_equal, take_rows
+from kernels.cpu.serving.item_columns import LISTED_ID, NUMBER, OTHER_ID, OWN_ID, keep_passing, mark_equal, take_rows
 
 NEAR_COSINE = 0.98  # an item whose vector has moved no further is still proposed by the old one
 MAX_FILTERS = 32  # whose passing items are remembered
+NO_IDS = np.zeros(0, np.int64)
 
 
 class NumberRange(NamedTuple):
@@ -69,13 +68,6 @@ class ItemSet:
         created_ms = view.client_view.meta.created_ms
         return ItemSet(view.version, created_ms, towers.template.layout, columns, vectors_IO, ExactIndex(vectors_IO))
 
-    @staticmethod
-    def empty(towers: Towers) -> "ItemSet":
-        """Return a set without items at the towers' view."""
-        encoded = ItemSet.encode(NO_ITEMS, towers)
-        assert encoded is not None
-        return encoded
-
     def __len__(self) -> int:
         return len(self.columns)
 
@@ -83,11 +75,6 @@ class ItemSet:
     def ids_I(self) -> npt.NDArray[np.int64]:
         """The ids, ascending."""
         return self.columns.ids_I
-
-    @cached_property
-    def features(self) -> Features:
-        """The features of all items."""
-        return self.layout.decode(self.columns.arrays())
 
     def merged(self, newer: "ItemSet") -> "ItemSet":
         """Return these items with the newer ones over them."""
@@ -148,16 +135,32 @@ class ItemSet:
         return passing
 
     def _passes(self, wanted: ItemFilter) -> npt.NDArray[np.bool_]:
-        passes_I = np.ones(len(self), np.bool_)
-        part, features = self.layout.part, self.features
+        passes_I, layout, columns = np.ones(len(self), np.bool_), self.layout, self.columns
+        part, num_others = layout.part, len(layout.others)
+        num_ids_and_lengths = num_others + len(part.lists)
         for name, values in wanted.items():
+            ids_V, low, high, place = NO_IDS, 0.0, 0.0, 0
             if isinstance(values, NumberRange):
-                numbers_I = features.dense_NF[:, part.dense.index(name)]
-                passes_I &= (numbers_I >= values.low) & (numbers_I <= values.high)
-            elif name in part.categorical:
-                passes_I &= np.isin(features.categorical_NC[:, part.categorical.index(name)], values)
+                kind, place, (low, high) = NUMBER, num_ids_and_lengths + part.dense.index(name), values
             else:
-                ragged = features.lists[part.lists.index(name)]
-                counts = np.concatenate([[0], np.cumsum(np.isin(ragged.ids_M, values))])
-                passes_I &= counts[ragged.offsets[1:]] > counts[ragged.offsets[:-1]]
+                ids_V = np.unique(np.array(values, np.int64))
+                if name == layout.id_field:
+                    kind = OWN_ID
+                elif name in part.categorical:
+                    kind, place = OTHER_ID, layout.others.index(name)
+                else:
+                    kind, place = LISTED_ID, part.lists.index(name)
+            keep_passing(
+                columns.ids_I,
+                columns.offsets_I1,
+                columns.words_W,
+                kind,
+                place,
+                num_others,
+                num_ids_and_lengths + len(part.dense),
+                ids_V,
+                np.float32(low),
+                np.float32(high),
+                passes_I,
+            )
         return passes_I

@@ -133,7 +133,7 @@ class Retriever:
         return served.base.version < view.version and self._is_time(served)
 
     def _is_time(self, served: ServedItems) -> bool:
-        have_changed = len(served.changed) > CHANGED * len(served.base)
+        have_changed = served.num_changed > CHANGED * len(served.base)
         share = REBUILD_SHARE_OF_CHANGED if have_changed else REBUILD_SHARE
         return self._clock() - self._built_at >= self._built_seconds / share
 
@@ -165,7 +165,7 @@ class Retriever:
         base = ItemSet.encode(self._items(view), towers, self._may_go_on if is_first else self._follow_meanwhile)
         if base is None:
             return
-        first = ServedItems(towers, base, towers, ItemSet.empty(towers))
+        first = ServedItems(towers, base, towers)
         if is_first:
             warm_up()
             self._serve(first)
@@ -197,7 +197,9 @@ class Retriever:
         served, base = self.served, view.client_view.base
         if served is None:
             return view.items.at(base, view.version)
-        items, of_base = served.base.columns.merged(served.changed.columns), ItemColumns.of(base.items)
+        items, of_base = served.base.columns, ItemColumns.of(base.items)
+        for changed in reversed(served.changed):
+            items = items.merged(changed.columns)
         is_newer = base.manifest.number > served.base.version
         items = items.merged(of_base) if is_newer else of_base.merged(items)
         return items.merged(view.items.between(base.manifest.number, view.version))
@@ -216,7 +218,7 @@ class Retriever:
         self.served = served
         metrics, view = self._metrics, served.towers.view
         metrics.set("springtide_retrieve_items", float(len(served.base)))
-        metrics.set("springtide_retrieve_changed_items", float(len(served.changed)))
+        metrics.set("springtide_retrieve_changed_items", float(served.num_changed))
         metrics.set("springtide_retrieve_version", view.version)
         age_ms = view.client_view.meta.created_ms - served.base.created_ms
         metrics.set("springtide_retrieve_index_age_seconds", max(0, age_ms) / 1000)

@@ -19,6 +19,7 @@ from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places, la
 
 MIN_CANDIDATES, CANDIDATES_PER_ITEM = 64, 3
 EXACT_ITEMS = 20_000  # so many that pass a filter are all compared
+SIZE_RATIO = 4  # a set of changed items is at least so many times as large as the next newer one
 INDEXED_CHANGES = 4_096  # fewer changed items are all compared
 
 
@@ -29,18 +30,29 @@ class ServedItems:
     towers: Towers
     base: ItemSet
     base_towers: Towers  # whose nets made the base's vectors
-    changed: ItemSet  # of the items since: new ones, others than before, and those whose vectors have moved far
+    changed: tuple[ItemSet, ...] = ()  # items of later versions that the base does not describe, newest first
+
+    @property
+    def num_changed(self) -> int:
+        """How many items are searched beside the base; one that changed several times may count as several."""
+        return sum(map(len, self.changed))
 
     def followed_by(self, towers: Towers, newer: ItemSet) -> "ServedItems":
         """Return the same base at a later view, whose towers have encoded the items of the versions since."""
-        known = self.base.describes(newer) & (self.changed.columns.find(newer.ids_I) < 0)
-        fresh, index = newer.subset(np.flatnonzero(~known)) if known.any() else newer, self.base.index
-        if not isinstance(index, InvertedFile):
-            return ServedItems(towers, self.base, self.base_towers, self.changed.merged(fresh))
-        changed = self.changed.merged(fresh.in_cells_of(index))
-        if len(changed) >= INDEXED_CHANGES:
-            changed = changed.indexed_like(index)
-        return ServedItems(towers, self.base, self.base_towers, changed)
+        known = self.base.describes(newer)
+        for items in self.changed:
+            known &= items.columns.find(newer.ids_I) < 0
+        index = self.base.index
+        fresh = newer.subset(np.flatnonzero(~known)) if known.any() else newer
+        if isinstance(index, InvertedFile):
+            fresh = fresh.in_cells_of(index)
+        # a set is merged with one that is not much larger: so each item is merged a few times, not in each version
+        older = list(self.changed)
+        while older and (not len(fresh) or len(older[0]) < SIZE_RATIO * len(fresh)):
+            fresh = older.pop(0).merged(fresh)
+        if isinstance(index, InvertedFile) and len(fresh) >= INDEXED_CHANGES and fresh.index.is_exact:
+            fresh = fresh.indexed_like(index)
+        return ServedItems(towers, self.base, self.base_towers, (fresh, *older) if len(fresh) else ())
 
     def retrieve(
         self, user: Features, k: int, *, wanted: ItemFilter, excluded: npt.NDArray[np.int64], exact: bool = False
@@ -67,16 +79,18 @@ class ServedItems:
     ) -> tuple[npt.NDArray[np.int64], FloatArray, bool]:
         """Return ids and scores of candidates at the view, and whether those are all items that pass."""
         ids, scores, is_all = [], [], True
-        # an item in both is described by the newer
-        for items, query, newer in ((self.changed, query_O, None), (self.base, base_query_O, self.changed)):
+        newer: list[ItemSet] = []
+        for items in (*self.changed, self.base):
             if not len(items):
                 continue
+            query = base_query_O if items is self.base else query_O
             places, is_whole = candidates(items, query, num, wanted, exact=exact)
             is_all &= is_whole
             ids_M = items.ids_I[places]
-            if newer is not None and len(newer):
-                kept = newer.columns.find(ids_M) < 0
+            for hiding in newer:  # an item in several is described by the newest
+                kept = hiding.columns.find(ids_M) < 0
                 places, ids_M = places[kept], ids_M[kept]
+            newer.append(items)
             scores_M, known_M = self.towers.scores(items.columns, places, query_O)
             if not known_M.all():
                 ids_M, scores_M = ids_M[known_M], scores_M[known_M]

@@ -5,7 +5,7 @@ import numpy as np
 from app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower
 from app.serving.retrieve.inverted_file import InvertedFile
 from app.version_log.item_columns import NO_ITEMS, ItemColumns
-from kernels.cpu.serving.item_columns import mark_equal, take_rows, unpack_items, unpack_items_holding_gil
+from kernels.cpu.serving.item_columns import keep_passing, mark_equal, take_rows, unpack_items, unpack_items_holding_gil
 from kernels.cpu.serving.towers import dot_products
 
 
@@ -21,6 +21,7 @@ def warm_up() -> None:
     take_rows(place_1, vectors_IO, vectors_IO, vectors_IO[:1].copy())
     columns = items.offsets_I1, items.words_W
     mark_equal(items.find(items.ids_I), *columns, vectors_IO, *columns, vectors_IO, np.float32(0), np.ones(2, np.bool_))
+    keep_passing(items.ids_I, *columns, 0, 0, 0, 1, place_1, np.float32(0), np.float32(0), np.ones(2, np.bool_))
     for unpack in (unpack_items, unpack_items_holding_gil):
         unpack(place_1, items.ids_I, *columns, 0, np.zeros(1, np.uint16), 1, 1)
     none_F = np.zeros(0, np.float32)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+OWN_ID, OTHER_ID, LISTED_ID, NUMBER = 0, 1, 2, 3  # what a condition is about
+
 
 @njit(nogil=True, cache=True)
 def merge_ids(older_I: Any, newer_J: Any, from_M: Any) -> Any:
@@ -81,6 +83,53 @@ def find_ids(ids_I: Any, wanted_M: Any, places_M: Any) -> None:
             else:
                 high = middle
         places_M[m] = low if low < len(ids_I) and ids_I[low] == wanted_M[m] else -1
+
+
+@njit(nogil=True, cache=True)
+def is_among(ids_V: Any, wanted: Any) -> Any:
+    """Whether an id is among ascending ones."""
+    place = np.searchsorted(ids_V, wanted)
+    return place < len(ids_V) and ids_V[place] == wanted
+
+
+@njit(nogil=True, cache=True)
+def keep_passing(
+    ids_I: Any,
+    offsets_I1: Any,
+    words_W: Any,
+    kind: Any,
+    place: Any,
+    lengths_at: Any,
+    num_head: Any,
+    ids_V: Any,
+    low: Any,
+    high: Any,
+    passes_I: Any,
+) -> None:
+    """Unmark the items that do not have one of some ascending ids, or a number in a range.
+
+    `place`: which word of an item holds the id or the number, or which of its lists. Lists begin after `num_head`
+    words, and their lengths are at `lengths_at`.
+    """
+    numbers_W = words_W.view(np.float64)
+    for i in range(len(ids_I)):
+        if not passes_I[i]:
+            continue
+        start, passes = offsets_I1[i], False
+        if kind == OWN_ID:
+            passes = is_among(ids_V, ids_I[i])
+        elif kind == OTHER_ID:
+            passes = is_among(ids_V, words_W[start + place])
+        elif kind == NUMBER:
+            number = np.float32(numbers_W[start + place])
+            passes = low <= number <= high
+        else:
+            first = start + num_head
+            for earlier in range(place):
+                first += words_W[start + lengths_at + earlier]
+            for w in range(first, first + words_W[start + lengths_at + place]):
+                passes |= is_among(ids_V, words_W[w])
+        passes_I[i] = passes
 
 
 @njit(nogil=True, cache=True)

@@ -143,7 +143,7 @@ def while_training(
             "asked": len(times_ms),
             "versions": follow.num_versions,
             "new_items_found": len(newest),
-            "changed_items": len(served.changed),
+            "changed_items": served.num_changed,
             "index_is_versions_old": follow.versions_since(served.base.version),
         }
     finally:
@@ -155,7 +155,7 @@ def while_training(
 def newest_items(retriever: Retriever) -> Sequence[int]:
     """Return ids of some items that came with the newest versions."""
     served = retriever.require()
-    ids = [*served.base.ids_I.tolist(), *served.changed.ids_I.tolist()]
+    ids = {item for items in (served.base, *served.changed) for item in items.ids_I.tolist()}
     return sorted(item for item in ids if item >= synthetic.NEW_ITEMS)[-NUM_NEW_ASKED:]
 
 

@@ -1,5 +1,7 @@
 """The retriever step by step, over a log that is applied by hand; with and without an index."""
 
+import itertools
+
 import numpy as np
 import pytest
 from springtide_client.encode import encode_instances
@@ -56,13 +58,13 @@ def log(tmp_path_factory):
 
 def test_items_of_later_versions_are_searched_beside_the_index(log):
     followed = Followed(log)
-    assert len(followed.retriever.served.changed) == 0
+    assert followed.retriever.served.num_changed == 0
     log.learn(1, first_item=5_000, num_items=7)
     followed.now = -1.0  # not yet time for another index
     followed.retriever._built_seconds = 1e9
     followed.follow()
     served = followed.retriever.served
-    assert len(served.changed) == 7
+    assert served.num_changed == 7
     assert served.towers.view.version == log.number > served.base.version
     everything = followed.found(5_000)
     assert set(range(5_000, 5_007)) <= set(everything)
@@ -83,9 +85,9 @@ def test_an_item_that_is_as_it_was_stays_with_the_index(log):
     assert np.flatnonzero(~base.describes(moved)).tolist() == [7]
     assert np.flatnonzero(~base.describes(other)).tolist() == [9]
     served = followed.retriever.served.followed_by(followed.retriever.served.towers, moved)
-    assert served.changed.ids_I.tolist() == [base.ids_I[7]]
+    assert [items.ids_I.tolist() for items in served.changed] == [[base.ids_I[7]]]
     again = served.followed_by(served.towers, base.subset(np.array([7])))
-    assert again.changed.vectors_IO[0].tolist() == base.vectors_IO[7].tolist()
+    assert again.changed[0].vectors_IO.tolist() == [base.vectors_IO[7].tolist()]
 
 
 def test_the_index_is_built_anew_once_it_is_time(log):
@@ -94,7 +96,7 @@ def test_the_index_is_built_anew_once_it_is_time(log):
     log.learn(2, num_items=1_500)
     followed.follow()
     assert followed.retriever.served.base.version == log.number > first.version
-    assert len(followed.retriever.served.changed) == 0
+    assert followed.retriever.served.num_changed == 0
 
 
 def test_an_index_finds_what_exact_search_finds(log):
@@ -126,22 +128,28 @@ def test_a_filter_that_many_items_pass_asks_the_index_for_more(log, monkeypatch)
 
 
 def test_many_changed_items_have_the_cells_of_the_index(log, monkeypatch):
+    """They are in sets, each far larger than the next newer one; an item in several is described by the newest."""
     monkeypatch.setattr("app.serving.retrieve.search.INDEXED_CHANGES", 50)
     followed = Followed(log, indexed_items=100)
     followed.retriever._built_seconds = 1e9
     followed.now = -1.0
-    for number, first_item in ((3, 6_000), (4, 6_030)):
-        log.learn(number, first_item=first_item, num_items=60)
+    for number, first_item, num_items in ((3, 6_000, 300), (4, 6_290, 30), (5, 6_295, 10)):
+        log.learn(number, first_item=first_item, num_items=num_items, samples=600)
         followed.follow()
     served = followed.retriever.served
-    assert isinstance(served.changed.index, InvertedFile)
+    sizes = [len(items) for items in served.changed]
+    assert len(sizes) > 1
+    assert all(4 * small <= large for small, large in itertools.pairwise(sizes))
     new = {item for item in log.known[log.number].items if item >= 6_000}
-    assert set(served.changed.ids_I.tolist()) == new
-    assert new <= set(followed.found(5_000))
-    everything = served.changed.index.scanning(len(new))
+    assert {item for items in served.changed for item in items.ids_I.tolist()} == new
+    found = followed.found(5_000)
+    assert new <= set(found)
+    assert len(set(found)) == len(found) == len(log.scores(log.number, USER))
+    largest = served.changed[-1]
+    assert isinstance(largest.index, InvertedFile)
     query_O = served.towers.users(encode_instances(served.towers.template.user_part, [USER]))[0][0]
-    expected = np.argsort(-(served.changed.vectors_IO @ query_O))[:10]
-    assert set(expected.tolist()) <= set(everything.nearest(query_O, 50).tolist())
+    expected = np.argsort(-(largest.vectors_IO @ query_O))[:10]
+    assert set(expected.tolist()) <= set(largest.index.scanning(len(largest)).nearest(query_O, 50).tolist())
 
 
 def test_an_index_that_finds_too_little_reads_more(log, monkeypatch):
