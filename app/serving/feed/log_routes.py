@@ -88,8 +88,8 @@ async def _frames(parts: LogParts, reader: LogReader, records: list[Record]) -> 
     replica, tip = parts.replica, reader.start
     while not replica.stopping:
         for record in records:
-            yield record.header
-            yield record.payload
+            for piece in record.pieces():
+                yield piece
         tip = records[-1].tip if records else tip
         view = replica.view
         is_newest = view is None or view.version <= tip.number

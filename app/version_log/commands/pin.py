@@ -21,7 +21,7 @@ from app.version_log.read.exact_state import ExactStates
 from app.version_log.read.index import LogIndex
 from app.version_log.retention.pins import FOLDER, Pin, is_pin_name, pin_path, read_pin
 from app.version_log.retention.retention_lock import retention_lock
-from app.version_log.write.epoch import sync_file, sync_state
+from app.version_log.write.valid_log import sync_file, sync_state
 
 WAIT_SECONDS = 30.0
 RETRY_SECONDS = 0.1
@@ -91,7 +91,7 @@ def make_durable(index: LogIndex, number: int) -> bool:
     num_exact = states.newest(entries)
     if not num_exact or entries[num_exact - 1].number < number:
         return False
-    for path in {entry.path for entry in entries[:num_exact]}:
+    for path in {path for entry in entries[:num_exact] for path in entry.files()}:
         sync_file(path)
     exact_state = entries[num_exact - 1].read_head().meta.exact_state
     if exact_state > base.tip.number and (file := states.file(exact_state)) is not None:

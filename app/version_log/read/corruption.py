@@ -12,10 +12,10 @@ import msgspec
 from springtide_client.errors import LogError
 from springtide_client.format.records import HEADER, CommandEntry, Tip
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.shard_files import ShardFiles
 from springtide_client.system.files import write_atomically
 
-from app.version_log.read.index import IndexEntry
-from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
+from app.version_log.read.segments import HEADERS_ONLY, IndexEntry, scan_segment, size_of
 
 REPORT_NAME = "corruption.json"
 
@@ -70,7 +70,7 @@ def lost_commands(directory: LogDirectory, known: Container[str]) -> Iterator[Co
     manifest = directory.manifest(listing)
     if manifest is None:
         return
-    valid_bytes = dict(directory.readable_segments(listing, manifest))
+    valid_bytes, shards = dict(directory.readable_segments(listing, manifest)), ShardFiles(directory.path)
     for epoch, names in listing.segments.items():
         for name in names if epoch < manifest.epoch else ():
             path, limit = directory.path / name, valid_bytes.get(name) or 0
@@ -78,7 +78,7 @@ def lost_commands(directory: LogDirectory, known: Container[str]) -> Iterator[Co
                 if end <= limit:
                     continue
                 try:
-                    record = IndexEntry(header, path, end - header.length - HEADER.size).read()
+                    record = IndexEntry(header, path, end - header.length - HEADER.size, shards).read_alone()
                     entries = record.meta.executed_commands
                 except LogError:
                     continue

@@ -17,7 +17,7 @@ from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum
 from springtide_client.log.listing import state_name
 
-from app.version_log.read.index import IndexEntry
+from app.version_log.read.segments import IndexEntry
 from app.version_log.retention.pins import read_pins
 from app.version_log.retention.retention_lock import retention_lock
 

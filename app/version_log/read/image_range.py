@@ -11,7 +11,8 @@ from springtide_client.log.base import Base
 from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_layer import RowLayer, empty_layer
 
-from app.version_log.read.index import IndexEntry, LogIndex
+from app.version_log.read.index import LogIndex
+from app.version_log.read.segments import IndexEntry
 from app.version_log.read.version_range import KeyRange, VersionRange
 from app.version_log.tables import LogTable, tables_of
 

@@ -1,102 +1,20 @@
 """The index of a log: every version by its record header, the names people give versions, and the bases before them."""
 
-import os
 from bisect import bisect
 from functools import cached_property
-from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
-from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.records import EPOCH_SHIFT, HEADER, Record, RecordHeader, Tip, VersionMeta, version_name
+from springtide_client.errors import LogError
+from springtide_client.format.records import EPOCH_SHIFT, HEADER, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, begins_epoch
+from springtide_client.log.shard_files import ShardFiles
 
 from app.errors import UserError
-from app.version_log.read.segments import HEADERS_ONLY, scan_segment
+from app.version_log.read.segments import HEADERS_ONLY, IndexEntry, bytes_of_shards, scan_segment
 from app.version_log.read.version_names import Instant, parse_instant, parse_version
 from app.version_log.retention.pins import Pin, read_pin, read_pins
 from app.version_log.retention.unbroken_runs import UnbrokenRuns
-from app.version_log.tables import is_row_id
-
-LENGTH_BYTES = 8  # of the length before the JSON header of a payload
-
-
-class _Shape(msgspec.Struct):
-    shape: tuple[int, ...]
-
-
-class RecordHead(NamedTuple):
-    """A record's meta and the shapes of its tensors. It is read without the tensors, so no checksum is verified."""
-
-    meta: VersionMeta
-    shapes: dict[str, tuple[int, ...]]
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows that the version writes, in all tables."""
-        return sum(shape[0] for name, shape in self.shapes.items() if is_row_id(name))
-
-    @property
-    def num_forgotten(self) -> int:
-        """The number of keys that it deletes."""
-        return self.shapes.get("forgotten.id", (0,))[0]
-
-
-class IndexEntry(NamedTuple):
-    """A record's header, its file, and its offset in that file."""
-
-    header: RecordHeader
-    path: Path
-    offset: int
-
-    @property
-    def number(self) -> int:
-        return self.header.number
-
-    @property
-    def tip(self) -> Tip:
-        return self.header.tip
-
-    @property
-    def num_bytes(self) -> int:
-        return HEADER.size + self.header.length
-
-    def read_head(self) -> RecordHead:
-        """Read meta and shapes; LogError if they cannot be read."""
-        length = int.from_bytes(self._read(LENGTH_BYTES, 0), "little")
-        if length > self.header.length - LENGTH_BYTES:
-            raise CorruptRecordError(self._corruption())
-        try:
-            return parse_record_head(self._read(length, LENGTH_BYTES))
-        except (KeyError, msgspec.MsgspecError):
-            raise CorruptRecordError(self._corruption()) from None
-
-    def read(self) -> Record:
-        """Read and verify the whole record; LogError if that fails."""
-        return Record.verify_payload(self.header, self._read(self.header.length, 0))
-
-    def _read(self, length: int, start: int) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                return os.pread(file.fileno(), length, self.offset + HEADER.size + start)
-        except FileNotFoundError:
-            raise LogError(
-                f"{self.path.name} was deleted by the compactor while it was read: run the command again"
-            ) from None
-
-    def _corruption(self) -> str:
-        place = f"{self.path.name} at byte {self.offset:,}"
-        return f"{place}: version {self.tip} is corrupt: `springtide versions verify` says more"
-
-
-def parse_record_head(text: bytes) -> RecordHead:
-    """Parse the JSON header of a payload; KeyError or MsgspecError if it is malformed."""
-    entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    metadata = msgspec.json.decode(entries.pop("__metadata__"), type=dict[str, str])
-    meta = msgspec.json.decode(metadata["version"], type=VersionMeta)
-    return RecordHead(meta, {name: msgspec.json.decode(raw, type=_Shape).shape for name, raw in entries.items()})
 
 
 class LogIndex:
@@ -116,11 +34,17 @@ class LogIndex:
         # a trainer that is starting, or died while starting: followers wait until it has sealed; 0: none
         self.unsealed_epoch = 0 if listing.is_settled else listing.claimed_epoch
         self.entries: list[IndexEntry] = []
+        shards, shard_bytes = ShardFiles(directory.path), bytes_of_shards(directory.path, listing)
         for name, limit in directory.readable_segments(listing, manifest):
             path = directory.path / name
             for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY):
                 if not self.entries or header.number > self.entries[-1].number:
-                    self.entries.append(IndexEntry(header, path, end - header.length - HEADER.size))
+                    offset = end - header.length - HEADER.size
+                    entry = IndexEntry(header, path, offset, shards, shard_bytes.get(header.number, 0))
+                    self.entries.append(entry)
+        # of a trainer of many ranks: version records whose shard records are not in sight yet
+        while self.entries and self.entries[-1].number > max(self.bases, default=0) and not self.entries[-1].is_whole():
+            self.entries.pop()
         self._by_number = {entry.number: entry for entry in self.entries}
         self.numbers = sorted({*self._by_number, *self.bases})
         if not self.numbers:

@@ -1,16 +1,169 @@
-"""Read a segment file record by record: headers only, or with their payloads checked."""
+"""Read a segment file record by record: headers only, or with their payloads checked; and one record at its place."""
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from springtide_client.errors import CorruptRecordError
-from springtide_client.format.records import HEADER, RecordHeader, parse_header
+import msgspec
+from springtide_client.errors import CorruptRecordError, LogError
+from springtide_client.format.records import (
+    HEADER,
+    Record,
+    RecordHeader,
+    Tip,
+    VersionMeta,
+    decode_shard_entries,
+    parse_header,
+)
+from springtide_client.format.shards import ShardEntry, is_row_column
+from springtide_client.log.listing import Listing
+from springtide_client.log.shard_files import ShardFiles
+
+from app.version_log.tables import is_row_id
 
 READ_CHUNK_BYTES = 1 << 20
 HEADERS_ONLY = 2**63  # as `verify_after`: above every version number
+LENGTH_BYTES = 8  # of the length before the JSON header of a payload
+
+
+class _Shape(msgspec.Struct):
+    shape: tuple[int, ...]
+
+
+class RecordHead(NamedTuple):
+    """A record's meta and the shapes of its tensors. It is read without the tensors, so no checksum is verified."""
+
+    meta: VersionMeta
+    shapes: dict[str, tuple[int, ...]]
+    shards: tuple[ShardEntry, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that the version writes, in all tables."""
+        return sum(shape[0] for name, shape in self.shapes.items() if is_row_id(name))
+
+    @property
+    def num_forgotten(self) -> int:
+        """The number of keys that it deletes."""
+        return self.shapes.get("forgotten.id", (0,))[0]
+
+    def merged(self, shapes: dict[str, tuple[int, ...]]) -> "RecordHead":
+        """Return the head with the shapes of one of its shard records."""
+        merged = dict(self.shapes)
+        for name, shape in shapes.items():
+            is_joined = name in merged and (is_row_column(name) or name.startswith("sketch."))
+            merged[name] = (merged[name][0] + shape[0], *shape[1:]) if is_joined else shape
+        return self._replace(shapes=merged)
+
+
+class IndexEntry(NamedTuple):
+    """A record's header, its file, and its offset in that file. It reads the version's shard records too."""
+
+    header: RecordHeader
+    path: Path
+    offset: int
+    shards: ShardFiles
+    num_shard_bytes: int = 0
+
+    @property
+    def number(self) -> int:
+        return self.header.number
+
+    @property
+    def tip(self) -> Tip:
+        return self.header.tip
+
+    @property
+    def num_bytes(self) -> int:
+        return HEADER.size + self.header.length + self.num_shard_bytes
+
+    def read_head(self) -> RecordHead:
+        """Read meta and shapes; LogError if they cannot be read."""
+        head = self._read_head(self.path, self.header, self.offset)
+        for shard in head.shards:
+            place = self.shards.find(self.header.epoch, self.number, shard)
+            if place is None:
+                raise LogError(self._missing(shard.rank))
+            head = head.merged(self._read_head(place.path, place.header, place.offset).shapes)
+        return head
+
+    def is_whole(self) -> bool:
+        """Return True if all shard records of the version are in sight. Nothing is verified."""
+        try:
+            entries = self.read_shard_entries()
+        except LogError:  # damaged: who reads it says so
+            return True
+        return all(self.shards.find(self.header.epoch, self.number, entry) is not None for entry in entries)
+
+    def read_shard_entries(self) -> tuple[ShardEntry, ...]:
+        """Read which shard records belong to the version; LogError if that cannot be read."""
+        return self._read_head(self.path, self.header, self.offset).shards
+
+    def files(self) -> set[Path]:
+        """Return the files that hold the version; LogError if a shard record of it is missing."""
+        files = {self.path}
+        for entry in self.read_shard_entries():
+            if (place := self.shards.find(self.header.epoch, self.number, entry)) is None:
+                raise LogError(self._missing(entry.rank))
+            files.add(place.path)
+        return files
+
+    def read(self) -> Record:
+        """Read and verify the whole version; LogError if that fails."""
+        record = self.read_alone()
+        whole = self.shards.complete(record)
+        if whole is None:
+            raise LogError(self._missing())
+        return whole
+
+    def read_alone(self) -> Record:
+        """Read and verify the version record, without its shard records."""
+        return Record.verify_payload(self.header, _read(self.path, self.header.length, self.offset + HEADER.size))
+
+    def _read_head(self, path: Path, header: RecordHeader, offset: int) -> RecordHead:
+        payload = offset + HEADER.size
+        length = int.from_bytes(_read(path, LENGTH_BYTES, payload), "little")
+        try:
+            if length > header.length - LENGTH_BYTES:
+                raise KeyError("the length")
+            return parse_record_head(_read(path, length, payload + LENGTH_BYTES))
+        except (KeyError, UnicodeDecodeError, msgspec.MsgspecError):
+            place = f"{path.name} at byte {offset:,}"
+            reason = f"{place}: version {self.tip} is corrupt: `springtide versions verify` says more"
+            raise CorruptRecordError(reason) from None
+
+    def _missing(self, rank: int | None = None) -> str:
+        which = "a shard record" if rank is None else f"the shard record of rank {rank}"
+        return f"version {self.tip}: {which} is missing: `springtide versions verify` says more"
+
+
+def parse_record_head(text: bytes) -> RecordHead:
+    """Parse the JSON header of a payload; KeyError, UnicodeDecodeError or MsgspecError if it is malformed."""
+    entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    metadata = msgspec.json.decode(entries.pop("__metadata__", b"{}"), type=dict[str, str])
+    meta = msgspec.json.decode(metadata.get("version", "{}"), type=VersionMeta)
+    shapes = {name: msgspec.json.decode(raw, type=_Shape).shape for name, raw in entries.items()}
+    return RecordHead(meta, shapes, decode_shard_entries(metadata))
+
+
+def bytes_of_shards(log_path: Path, listing: Listing) -> Counter[int]:
+    """Return how many bytes the shard records of each version take."""
+    num_bytes: Counter[int] = Counter()
+    for name in (name for names in listing.shards.values() for name in names):
+        for header, _ in scan_segment(log_path / name, verify_after=HEADERS_ONLY):
+            num_bytes[header.number] += HEADER.size + header.length
+    return num_bytes
+
+
+def _read(path: Path, length: int, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return os.pread(file.fileno(), length, offset)
+    except FileNotFoundError:
+        raise LogError(f"{path.name} was deleted by the compactor while it was read: run the command again") from None
 
 
 def scan_segment(

@@ -15,7 +15,8 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
 from springtide_client.rows.row_layer import RowLayer
 
-from app.version_log.read.index import IndexEntry, LogIndex
+from app.version_log.read.index import LogIndex
+from app.version_log.read.segments import IndexEntry
 from app.version_log.tables import LogTable
 
 RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much

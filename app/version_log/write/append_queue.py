@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from springtide_client.errors import LogError
 from springtide_client.format.records import NO_STATE, Tip, version_name
@@ -13,6 +13,7 @@ from app.processes.priority import take_short_slices, yield_to_learning
 from app.version_log.errors import FencedError
 from app.version_log.failpoints import failpoint
 from app.version_log.write.encoder import PendingRecord, RecordEncoder
+from app.version_log.write.roles import Alone
 from app.version_log.write.segments import SegmentWriter
 
 MAX_RETRIES = 3  # of an append that fails for any reason but a full disk
@@ -37,14 +38,15 @@ class AppendQueue:
         wait_for_state: Callable[[], None] = lambda: None,
         on_durable: Callable[[int, int], None] = lambda number, exact_state: None,
         yields: bool = True,
+        role: Alone | None = None,
     ) -> None:
         """`is_fenced`: whether a higher epoch is claimed. `before_sync` gets the queued bytes, in the sync thread.
 
         `wait_for_state` returns once no exact state is waiting to be written. `on_durable` gets the number of each
         version that becomes durable, and what its meta says about its exact state. `yields`: the writing thread works
-        in the gaps that learning leaves; else a version waits for no gap.
+        in the gaps that learning leaves; else a version waits for no gap. `role`: beside the writers of other ranks.
         """
-        self.segments, self.encoder = segments, encoder
+        self.segments, self.encoder, self._role = segments, encoder, role or Alone()
         self.published = self.durable = encoder.last  # the newest version that is written; that is fsynced
         self.failure: Exception | None = None  # why nothing is written any more
         self.stall_reason = ""  # why the disk does not take the next version at present
@@ -118,11 +120,16 @@ class AppendQueue:
             self._wait_until(lambda: not self._queue)
         self._wait_for_state()
         self._sync()
+        while self.failure is None and self.published is not None and not self._role.is_settled(self.published.number):
+            self._role.wait_for_sync(self.published.number)
+            self._sync()
+        self._sync()
         self.raise_failure()
 
     def stop(self) -> None:
         """End both threads and close the files. What is queued is dropped."""
         self._stopping.set()
+        self._role.stop_waiting.set()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:
@@ -137,8 +144,12 @@ class AppendQueue:
     def fail(self, error: Exception) -> None:
         """Stop writing because of this error; the first one counts."""
         with self._changed:
+            is_first = self.failure is None
             self.failure = self.failure or error
             self._changed.notify_all()
+        if is_first:
+            self._role.failed(error)
+            self._role.stop_waiting.set()
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Wait with the condition held. A slow disk is waited for as long as it takes a version now and then."""
@@ -151,7 +162,17 @@ class AppendQueue:
     def _is_fenced(self) -> bool:
         if self._is_epoch_fenced():
             self.fail(FencedError("a higher epoch is claimed: another trainer has taken over this log"))
+        self._hear_failure()
         return self.failure is not None
+
+    def _hear_failure(self) -> None:
+        """Fail if another rank has."""
+        try:
+            elsewhere = self._role.failure_elsewhere()
+        except LogError as error:
+            elsewhere = error
+        if elsewhere is not None:
+            self.fail(elsewhere)
 
     def _run(self, work: Callable[[], None]) -> None:
         """Run a thread's work. An error that ends it becomes the failure: no caller waits for a dead thread."""
@@ -171,6 +192,9 @@ class AppendQueue:
                 version = self._queue[0]
             try:
                 tip = self.encoder.encode(version)
+            except LogError as error:
+                self.fail(error)
+                return
             except Exception as error:
                 self.fail(LogError(f"version {version_name(version.number)} cannot be encoded: {error}"))
                 return
@@ -190,6 +214,7 @@ class AppendQueue:
                 if version.meta.exact_state != NO_STATE:
                     self._unsure.append((tip, version.meta.exact_state))
                 self._changed.notify_all()
+            self._role.written(tip)
             self.segments.start_writeback()
 
     def _write(self, frame: Sequence[bytes | memoryview]) -> bool:
@@ -205,11 +230,13 @@ class AppendQueue:
                 self.segments.write(frame)
                 failpoint("after an append before its fsync")
                 self.stall_reason = ""
+                self._role.stalled("")
                 return True
             except LogError as error:
                 self.fail(error)
             except OSError as error:
                 self.stall_reason = f"an append failed: {error.strerror}"
+                self._role.stalled(self.stall_reason)
                 failures += error.errno not in NO_SPACE_ERRNOS
                 if failures > MAX_RETRIES:
                     self.fail(LogError(self.stall_reason))
@@ -221,41 +248,52 @@ class AppendQueue:
         yield_to_learning()
         while not self._stopping.wait(self._sync_seconds):
             self._before_sync(self.queued_bytes)
+            self._hear_failure()
             self._sync()
 
     def _sync(self) -> None:
-        """1. Note what is published. 2. fsync. 3. Check for a higher epoch. 4. Call durable what is exact of it."""
+        """1. Note what is published. 2. fsync. 3. Check for a higher epoch. 4. Call durable what is exact of it.
+
+        And of that what the other ranks have fsynced: their reports are read before the check.
+        """
         with self._syncing:
             with self._changed:
-                published, written = self.published, set(self._states)
+                published = self.published
             if published is None or self.failure is not None:
                 return
-            newest = self._newest_exact(published, written)
-            if published == self._synced and newest is None:
-                return
+            must_sync = published != self._synced
             try:
-                if published != self._synced:
+                if must_sync:
                     self.segments.sync()
+                    self._role.synced(published.number)
+                limit = min(published.number, self._role.durable_limit()) if self._unsure else published.number
+                newest = self._newest_exact(limit)
+                if must_sync or newest is not None:
+                    failpoint("after an fsync before the epoch check")
+                    if self._is_fenced():
+                        return
+                    self._synced = published
+                if newest is not None:
+                    self._declare_durable(newest)
+                self._role.settle(limit)
             except LogError as error:
                 self.fail(error)
-            failpoint("after an fsync before the epoch check")
-            if self._is_fenced():
-                return
-            self._synced = published
-            if newest is not None:
-                while self._unsure[0] != newest:
-                    self._unsure.popleft()
-                self._unsure.popleft()
-                self.durable = newest[0]
-                with self._changed:
-                    self._states = {number for number in self._states if number >= newest[1]}
-                self._on_durable(newest[0].number, newest[1])
 
-    def _newest_exact(self, published: Tip, written: Collection[int]) -> tuple[Tip, int] | None:
+    def _declare_durable(self, newest: tuple[Tip, int]) -> None:
+        while self._unsure.popleft() != newest:
+            pass
+        self.durable = newest[0]
+        with self._changed:
+            self._states = {number for number in self._states if number >= newest[1]}
+        self._role.durable(newest[0])
+        self._on_durable(newest[0].number, newest[1])
+
+    def _newest_exact(self, limit: int) -> tuple[Tip, int] | None:
         """Return the newest version up to this one that a restart can continue from, if it is not durable yet."""
         newest = None
-        for tip, exact_state in tuple(self._unsure):
-            is_there = exact_state <= self._first_number or exact_state in written
-            if tip.number <= published.number and is_there:
-                newest = tip, exact_state
+        with self._changed:
+            for tip, exact_state in self._unsure:
+                is_there = exact_state <= self._first_number or exact_state in self._states
+                if tip.number <= limit and is_there:
+                    newest = tip, exact_state
         return newest

@@ -1,9 +1,11 @@
 """Encode versions as records in order: each record names the checksum of the record before it, its parent."""
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from springtide_client.format.records import Tip, VersionMeta, encode_pieces
+from springtide_client.format.records import Tip, VersionMeta, encode_pieces, encode_shard_pieces
+from springtide_client.format.shards import ShardEntry
 from springtide_client.format.tensors import Arrays
 
 
@@ -33,9 +35,12 @@ class PendingRecord:
 class RecordEncoder:
     """Encodes one epoch's versions, each onto the one before. Any thread may call it."""
 
-    def __init__(self, epoch: int, last: Tip | None) -> None:
+    def __init__(
+        self, epoch: int, last: Tip | None, shards_of: Callable[[int], Sequence[ShardEntry]] = lambda number: ()
+    ) -> None:
+        """`shards_of` returns the shard records that other ranks have written of a version, and waits for them."""
         self.last = last  # the newest encoded version; None before the first base of a new log
-        self._epoch = epoch
+        self._epoch, self._shards_of = epoch, shards_of
         self._lock = threading.Lock()
 
     def encode(self, *versions: PendingRecord) -> Tip:
@@ -43,11 +48,25 @@ class RecordEncoder:
         with self._lock:
             for version in versions:
                 if version.tip is None:
-                    assert self.last is not None
-                    version.frame, checksum = encode_pieces(
-                        self._epoch, version.number, self.last.checksum, version.meta, version.tensors
-                    )
+                    version.frame, checksum = self._encode(version)
                     version.tip = self.last = Tip(version.number, checksum)
                     version.encoded.set()
         assert version.tip is not None
         return version.tip
+
+    def _encode(self, version: PendingRecord) -> tuple[list[bytes | memoryview], int]:
+        assert self.last is not None
+        shards = self._shards_of(version.number)
+        parent = self.last.checksum
+        return encode_pieces(self._epoch, version.number, parent, version.meta, version.tensors, shards)
+
+
+class ShardEncoder(RecordEncoder):
+    """Encodes the shard records of one rank above 0. They have no parents and no meta: their version record has."""
+
+    def __init__(self, epoch: int, last: Tip | None, rank: int) -> None:
+        super().__init__(epoch, last)
+        self._rank = rank
+
+    def _encode(self, version: PendingRecord) -> tuple[list[bytes | memoryview], int]:
+        return encode_shard_pieces(self._epoch, version.number, self._rank, version.tensors)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import start_writeback
-from springtide_client.log.listing import segment_name
+from springtide_client.log.listing import segment_name, shard_segment_name
 from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder
 
 PAGE_CACHE_BYTES = 64 << 20  # of the newest records, kept for followers; older pages are reused for new records
@@ -46,9 +46,9 @@ class OpenSegment:
 class SegmentWriter:
     """Appends records to one epoch's segments. Only one thread may call `write`; another may call `sync`."""
 
-    def __init__(self, log_path: Path, epoch: int, segment_bytes: int) -> None:
+    def __init__(self, log_path: Path, epoch: int, segment_bytes: int, rank: int = 0) -> None:
         self._log_path = log_path
-        self._epoch = epoch
+        self._epoch, self._rank = epoch, rank
         self._segment_bytes = segment_bytes
         self._count = 0
         self._file: OpenSegment | None = None
@@ -139,7 +139,7 @@ class SegmentWriter:
         self.sync()
         if self._file is None or self._file.size or self._torn:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            descriptor = os.open(self._log_path / segment_name(self._epoch, self._count), flags, 0o644)
+            descriptor = os.open(self._log_path / self._next_name(), flags, 0o644)
             self._count += 1
             fsync_folder(self._log_path)
             with self._lock:
@@ -147,6 +147,11 @@ class SegmentWriter:
                     self._full.append(self._file)
                 self._file = OpenSegment(descriptor)
             self._torn = False
+
+    def _next_name(self) -> str:
+        if self._rank:
+            return shard_segment_name(self._epoch, self._rank, self._count)
+        return segment_name(self._epoch, self._count)
 
 
 def without_first(pieces: list[memoryview], num_bytes: int) -> list[memoryview]:

@@ -47,6 +47,11 @@ class TrainerLock:
             raise
         return TrainerLock(descriptor)
 
+    @staticmethod
+    def none() -> "TrainerLock":
+        """Return a lock that holds nothing: of a rank beside the one that holds the log's lock."""
+        return TrainerLock(-1)
+
     def release(self) -> None:
         """Allow the next trainer to start."""
         if self._descriptor >= 0:

@@ -22,6 +22,8 @@ from app.version_log.read.exact_state import remove_states
 from app.version_log.write.append_queue import AppendQueue
 from app.version_log.write.encoder import PendingRecord, RecordEncoder
 from app.version_log.write.epoch import Epoch, start_epoch
+from app.version_log.write.ranks import LogRanks, tell_start
+from app.version_log.write.roles import Alone, RankZero
 from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.state_writer import PendingState, StateWriter
 from app.version_log.write.trainer_lock import WAIT_SECONDS
@@ -51,8 +53,8 @@ class LogWriter:
     behind it, and bases, command statuses and offsets reported to Kafka rely on durable versions only.
     """
 
-    def __init__(self, config: LogConfig, epoch: Epoch) -> None:
-        self.config = config
+    def __init__(self, config: LogConfig, epoch: Epoch, ranks: LogRanks | None = None) -> None:
+        self.config, self._ranks = config, ranks
         self.directory = LogDirectory(config.path)
         self.manifest: LogManifest = epoch.manifest
         self.epoch = epoch.number
@@ -68,30 +70,59 @@ class LogWriter:
             has_log_failed=lambda: self._queue.failure is not None,
         )
         self.budget = DiskBudget(config.log_bytes)
+        self._num_ranks = 1 if ranks is None else ranks.num_ranks
+        self._role = self._new_role()
         self._free_bytes = config.log_bytes  # when it was measured
         self._appended_bytes = self._appended_when_measured = 0
         self._measured_at = float("-inf")
         self._samples_trained = 0  # of the newest version
         self._learned_version = 0  # the newest in which samples were learned
         self._told_durable = 0  # the durable version that the newest one names
+        max_segment_bytes = config.log_bytes // SEGMENTS // self._num_ranks
         self._queue = AppendQueue(
-            SegmentWriter(config.path, epoch.number, min(config.segment_bytes, config.log_bytes // SEGMENTS)),
-            RecordEncoder(self.epoch, self.start_tip),
-            max_bytes=min(config.queue_bytes, self.budget.max_version_bytes),
+            SegmentWriter(config.path, self.epoch, min(config.segment_bytes, max_segment_bytes), self.rank),
+            self._new_encoder(),
+            max_bytes=min(config.queue_bytes, self.budget.max_version_bytes // self._num_ranks),
             sync_seconds=config.durable_seconds,
             is_fenced=lambda: self.directory.is_fenced(self.epoch),
             before_sync=self._measure,
             wait_for_state=lambda: self._states.wait(None),
             on_durable=self._remove_old_states,
             yields=config.publish_seconds > FRESH_SECONDS,
+            role=self._role,
         )
 
     @staticmethod
     def open(
-        config: LogConfig, *, schema: Schema, take_over: bool = False, wait_seconds: float = WAIT_SECONDS
+        config: LogConfig,
+        *,
+        schema: Schema,
+        take_over: bool = False,
+        wait_seconds: float = WAIT_SECONDS,
+        ranks: LogRanks | None = None,
     ) -> "LogWriter":
-        """Start the next epoch and seal the one before. LogBusyError if another trainer runs, unless `take_over`."""
-        return LogWriter(config, start_epoch(Path(config.path), schema, take_over=take_over, wait_seconds=wait_seconds))
+        """Start the next epoch and seal the one before. LogBusyError if another trainer runs, unless `take_over`.
+
+        `ranks`: where several ranks write; for those above 0 there is `ShardWriter`.
+        """
+        path = Path(config.path)
+        if ranks is None:
+            return LogWriter(config, start_epoch(path, schema, take_over=take_over, wait_seconds=wait_seconds))
+        with tell_start(ranks) as report:
+            epoch = start_epoch(path, schema, take_over=take_over, wait_seconds=wait_seconds)
+            report.manifest, report.exact_state = epoch.manifest, epoch.exact_state
+        return LogWriter(config, epoch, ranks)
+
+    @property
+    def rank(self) -> int:
+        """Of the writers of this log, 0 for the one that writes the version records."""
+        return 0 if self._ranks is None else self._ranks.rank
+
+    def _new_role(self) -> Alone:
+        return Alone() if self._ranks is None or self._num_ranks == 1 else RankZero(self._ranks, self.epoch)
+
+    def _new_encoder(self) -> RecordEncoder:
+        return RecordEncoder(self.epoch, self.start_tip, self._role.shards_of)
 
     @property
     def first_base_tip(self) -> Tip:
@@ -164,7 +195,7 @@ class LogWriter:
         if self._ends_exact:
             self._exact_state = version.meta.exact_state
         self.last_number = version.number
-        self._appended_bytes += version.num_bytes
+        self._appended_bytes += version.num_bytes * self._num_ranks  # the others write about as much
         # a base may be made of it, or its rows may be part of one
         if version.meta.samples_trained != self._samples_trained or (self._ends_exact and not was_exact):
             self._samples_trained, self._learned_version = version.meta.samples_trained, version.number
@@ -213,7 +244,11 @@ class LogWriter:
     @property
     def stall_reason(self) -> str:
         """Why versions do not reach the disk at present; empty while they do."""
-        return str(self._queue.failure or self._queue.stall_reason or self._states.stall_reason)
+        return str(self._queue.failure or self._append_stall or self._states.stall_reason)
+
+    @property
+    def _append_stall(self) -> str:
+        return self._queue.stall_reason or self._role.stall_reason
 
     @property
     def is_full(self) -> bool:
@@ -237,7 +272,7 @@ class LogWriter:
     @property
     def is_stalled(self) -> bool:
         """True if versions are waiting for a disk that refuses them: the trainer should wait too."""
-        return bool(self._states.stall_reason or (self._queue.stall_reason and self._queue))
+        return bool(self._states.stall_reason or (self._append_stall and self._queue))
 
     @property
     def is_writing(self) -> bool:
@@ -260,6 +295,10 @@ class LogWriter:
         self._queue.stop()
         self._lock.release()
 
+    def abandon(self, reason: str) -> None:
+        """Write no more, as if this process had died: what is appended and not published is dropped."""
+        self._queue.fail(LogError(reason))
+
     def __enter__(self) -> "LogWriter":
         return self
 
@@ -272,6 +311,6 @@ class LogWriter:
 
     def _measure(self, queued_bytes: int) -> None:
         # what is appended meanwhile counts twice until the next time, rather than not at all
-        appended = self._appended_bytes - queued_bytes
+        appended = self._appended_bytes - queued_bytes * self._num_ranks
         self._free_bytes = self.budget.free_bytes(LogUsage.of(self.config.path))
         self._appended_when_measured, self._measured_at = appended, time.monotonic()

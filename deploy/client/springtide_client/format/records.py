@@ -2,19 +2,23 @@
 
 Little endian: magic (8), payload length u64, epoch u64, number u64, parent checksum u64, crc32(payload) u32,
 crc32(the 44 header bytes before) u32, payload. A record's checksum is crc32(payload) << 32 | crc32(header).
+
+A trainer of many ranks writes a version as a version record, which lists its shard records, and one shard record for
+each other rank: the same frame, with the rank in the place of the parent.
 """
 
 import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.tensors import Array, Arrays, decode_tensors, encode_tensors
+from springtide_client.format.shards import ShardEntry, merge_shard_tensors
+from springtide_client.format.tensors import Array, Arrays, decode_metadata, decode_tensors, encode_tensors
 
 MAGIC = b"SPRTIDE2"  # the number grows with every change of the format
 HEADER = struct.Struct("<8sQQQQII")
@@ -144,13 +148,14 @@ def parse_header(header: bytes | memoryview) -> RecordHeader:
 
 @dataclass(frozen=True)
 class Record:
-    """One version as the log holds it. Its payload matches its checksum."""
+    """One version as the log holds it, with its shard records if it lists any. Payloads match their checksums."""
 
     epoch: int
     number: int
     parent: int
     checksum: int
     payload: bytes
+    shards: tuple["Record", ...] = ()  # in the order of `shard_entries`
 
     @staticmethod
     def verify_payload(header: RecordHeader, payload: bytes) -> "Record":
@@ -165,8 +170,8 @@ class Record:
 
     @property
     def num_bytes(self) -> int:
-        """The length of the frame."""
-        return HEADER.size + len(self.payload)
+        """The length of the frame, with those of its shard records."""
+        return HEADER.size + len(self.payload) + sum(shard.num_bytes for shard in self.shards)
 
     @property
     def header(self) -> bytes:
@@ -174,8 +179,27 @@ class Record:
         return _pack_header(len(self.payload), self.epoch, self.number, self.parent, self.checksum >> 32)[0]
 
     def frame(self) -> bytes:
-        """Return the record as it was written."""
-        return self.header + self.payload
+        """Return the record as it was written, followed by its shard records."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the pieces of the frame."""
+        for record in (self, *self.shards):
+            yield record.header
+            yield record.payload
+
+    @cached_property
+    def shard_entries(self) -> tuple[ShardEntry, ...]:
+        """The shard records that belong to the version; empty if one rank wrote it. LogError if they cannot be read."""
+        return decode_shard_entries(decode_metadata(self.payload))
+
+    def with_shards(self, shards: Sequence["Record"]) -> "Record":
+        """Return the whole version. CorruptRecordError if these are not the shard records that it lists."""
+        if [(shard.parent, shard.tip) for shard in shards] != [
+            (entry.rank, Tip(self.number, entry.checksum)) for entry in self.shard_entries
+        ]:
+            raise CorruptRecordError(f"version {self.tip} comes with other shard records than it lists")
+        return replace(self, shards=tuple(shards))
 
     @cached_property
     def meta(self) -> VersionMeta:
@@ -186,19 +210,57 @@ class Record:
             raise LogError(f"version {self.tip} has no readable meta: {error!r}") from None
 
     def tensors(self) -> Arrays:
-        """Return the tensors as read-only arrays over the payload, without copying."""
-        return self._decoded[0]
+        """Return the tensors as read-only arrays over the payload, without copying; those of shard records are merged.
+
+        LogError if the version lists shard records and these were not read.
+        """
+        return self._merged
 
     @cached_property
     def _decoded(self) -> tuple[Arrays, dict[str, str]]:
         return decode_tensors(self.payload)
 
+    @cached_property
+    def _merged(self) -> Arrays:
+        arrays, metadata = self._decoded
+        if len(self.shards) != len(decode_shard_entries(metadata)):
+            raise LogError(f"version {self.tip} was read without its shard records")
+        return merge_shard_tensors(arrays, [shard.tensors() for shard in self.shards])
+
+
+def decode_shard_entries(metadata: Mapping[str, str]) -> tuple[ShardEntry, ...]:
+    """Return the shard records that the metadata of a record's payload lists; LogError if they cannot be read."""
+    try:
+        return msgspec.json.decode(metadata.get("shards", "[]"), type=tuple[ShardEntry, ...])
+    except msgspec.MsgspecError as error:
+        raise LogError(f"a version's list of shard records cannot be read: {error}") from None
+
 
 def encode_pieces(
-    epoch: int, number: int, parent: int, meta: VersionMeta, tensors: Mapping[str, Array]
+    epoch: int,
+    number: int,
+    parent: int,
+    meta: VersionMeta,
+    tensors: Mapping[str, Array],
+    shards: Sequence[ShardEntry] = (),
 ) -> tuple[list[bytes | memoryview], int]:
     """Return the pieces whose concatenation is the frame, and its checksum. Contiguous arrays are not copied."""
-    pieces = encode_tensors(tensors, {"version": msgspec.json.encode(meta).decode()})
+    metadata = {"version": msgspec.json.encode(meta).decode()}
+    if shards:
+        metadata["shards"] = msgspec.json.encode(shards).decode()
+    return _encode_frame(epoch, number, parent, encode_tensors(tensors, metadata))
+
+
+def encode_shard_pieces(
+    epoch: int, number: int, rank: int, tensors: Mapping[str, Array]
+) -> tuple[list[bytes | memoryview], int]:
+    """Return the same for the shard record of one rank."""
+    return _encode_frame(epoch, number, rank, encode_tensors(tensors))
+
+
+def _encode_frame(
+    epoch: int, number: int, parent: int, pieces: Sequence[memoryview]
+) -> tuple[list[bytes | memoryview], int]:
     crc, length = 0, 0
     for piece in pieces:
         crc, length = zlib.crc32(piece, crc), length + len(piece)

@@ -59,6 +59,10 @@ class TensorLayout(NamedTuple):
     num_bytes: int
 
 
+class _Metadata(msgspec.Struct):
+    metadata: dict[str, str] = msgspec.field(default_factory=dict, name="__metadata__")
+
+
 class _Entry(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
@@ -90,6 +94,15 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
     plain: Arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     layout = tensor_layout({name: shape_of(array) for name, array in plain.items()}, metadata)
     return [memoryview(layout.head), *(array_bytes(plain[name]) for name in layout.begin)]
+
+
+def decode_metadata(buffer: bytes | memoryview) -> dict[str, str]:
+    """Return the metadata alone; LogError when the layout is invalid."""
+    try:
+        text = bytes(buffer[8 : 8 + int.from_bytes(buffer[:8], "little")])
+        return msgspec.json.decode(text, type=_Metadata).metadata
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise LogError(f"a tensor file cannot be read: {error}") from None
 
 
 def decode_tensors(buffer: bytes | memoryview | mmap.mmap) -> tuple[Arrays, dict[str, str]]:

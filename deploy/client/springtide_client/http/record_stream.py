@@ -96,7 +96,14 @@ class RecordStream:
                         return None
 
     def _read(self) -> Record | None:
-        """Read one record; None when the response ends."""
+        """Read one version, with the shard records that follow it; None when the response ends."""
+        record = self._read_frame()
+        if record is None or not (entries := record.shard_entries):
+            return record
+        shards = [shard for _ in entries if (shard := self._read_frame()) is not None]
+        return record.with_shards(shards) if len(shards) == len(entries) else None
+
+    def _read_frame(self) -> Record | None:
         head = self._response.read(HEADER.size)
         if len(head) < HEADER.size:
             return None

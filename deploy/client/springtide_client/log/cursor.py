@@ -6,6 +6,8 @@ from typing import NamedTuple
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
 from springtide_client.log.listing import CurrentManifest, SegmentDirectory
+from springtide_client.log.shard_files import ShardFiles
+from springtide_client.system.files import read_fully
 
 READ_BYTES = 64 << 20  # about the most that one read returns
 
@@ -14,6 +16,10 @@ class _Position(NamedTuple):
     tip: Tip | None  # the version returned last
     file: str | None  # the segment that holds the next record; None: not yet known
     offset: int
+
+
+class _ShardMissingError(Exception):
+    """A version lists a shard record that is not in sight: the end of the log for now."""
 
 
 class LogCursor:
@@ -28,6 +34,7 @@ class LogCursor:
         self._position = _Position(after, None, 0)
         self._open_file: tuple[str, int] | None = None  # name and descriptor
         self._current: CurrentManifest | None = None  # the manifest at the last read
+        self._shards = ShardFiles(directory.path)
 
     @property
     def tip(self) -> Tip | None:
@@ -37,8 +44,9 @@ class LogCursor:
     def read(self, limit_bytes: int = READ_BYTES) -> list[Record]:
         """Return the next records, about `limit_bytes` of them; none at the end, or while a new epoch is starting.
 
-        Raises GapError when what follows is not a child of the last version or the folder holds another log by now, and
-        CorruptRecordError at corrupt bytes that no newer segment follows. Good records before either come first.
+        A version of many ranks comes with all its shard records, or not yet. Raises GapError when what follows is not a
+        child of the last version or the folder holds another log by now, and CorruptRecordError at corrupt bytes that
+        no newer segment follows. Good records before either come first.
         """
         # 1. list first: a file that has a successor in the listing is complete when it is read
         listing = self._directory.scan()
@@ -87,6 +95,8 @@ class LogCursor:
             while num_bytes < limit_bytes:
                 try:
                     found = self._next(file, offset, limit, tip)
+                except _ShardMissingError:
+                    return _Position(tip, file, offset)
                 except CorruptRecordError:
                     # after a failed append the trainer goes on in a new file, whose first record shows a gap, if any
                     if file != names[-1]:
@@ -97,8 +107,6 @@ class LogCursor:
                 record, offset = found
                 if record is None:
                     continue
-                if tip is not None and record.parent != tip.checksum:
-                    raise GapError(f"version {record.tip} does not follow {tip}")
                 records.append(record)
                 tip = record.tip
                 num_bytes += record.num_bytes
@@ -123,13 +131,18 @@ class LogCursor:
         descriptor = self._descriptor(file)
         if os.fstat(descriptor).st_size < end:
             return None
-        return Record.verify_payload(header, _read_fully(descriptor, header.length, start)), end
+        record = Record.verify_payload(header, read_fully(descriptor, header.length, start))
+        if tip is not None and record.parent != tip.checksum:
+            raise GapError(f"version {record.tip} does not follow {tip}")
+        if (whole := self._shards.complete(record)) is None:
+            raise _ShardMissingError
+        return whole, end
 
     def _header(self, file: str, offset: int, limit: int | None) -> RecordHeader | None:
         if limit is not None and offset + HEADER.size > limit:
             return None
         try:
-            header = _read_fully(self._descriptor(file), HEADER.size, offset)
+            header = read_fully(self._descriptor(file), HEADER.size, offset)
         except FileNotFoundError:  # retention deleted it since the listing
             return None
         return parse_header(header) if len(header) == HEADER.size else None
@@ -170,15 +183,3 @@ class LogCursor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _read_fully(descriptor: int, length: int, offset: int) -> bytes:
-    """Return `length` bytes from `offset` on; fewer only at the end of the file."""
-    data = os.pread(descriptor, length, offset)
-    if len(data) == length or not data:
-        return data
-    pieces = [data]
-    while data and sum(map(len, pieces)) < length:
-        data = os.pread(descriptor, length - sum(map(len, pieces)), offset + sum(map(len, pieces)))
-        pieces.append(data)
-    return b"".join(pieces)

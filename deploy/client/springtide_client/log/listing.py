@@ -14,6 +14,7 @@ _CLAIM = re.compile(r"epoch-(\d{10})\.claim")
 _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
 _BASE = re.compile(r"base-(\d{20})")
 _SEGMENT = re.compile(r"seg-(\d{10})-(\d{6})\.log")
+_SHARD_SEGMENT = re.compile(r"seg-(\d{10})-(\d{5})-(\d{6})\.log")
 
 
 def claim_name(epoch: int) -> str:
@@ -26,6 +27,11 @@ def manifest_name(epoch: int) -> str:
 
 def segment_name(epoch: int, count: int) -> str:
     return f"seg-{epoch:010d}-{count:06d}.log"
+
+
+def shard_segment_name(epoch: int, rank: int, count: int) -> str:
+    """Return a file of the shard records that one rank of an epoch writes; rank 0 writes the segments."""
+    return f"seg-{epoch:010d}-{rank:05d}-{count:06d}.log"
 
 
 def base_name(number: int) -> str:
@@ -89,15 +95,19 @@ class Listing(NamedTuple):
     manifest_epoch: int  # the highest epoch that has a manifest; 0: none
     bases: list[int]  # their version numbers, ascending
     segments: dict[int, list[str]]  # by epoch, in order
+    shards: dict[tuple[int, int], list[str]]  # files of shard records by epoch and rank, in order
 
     @staticmethod
     def of(names: Sequence[str]) -> "Listing":
         """Sort the names of a folder; names of other files are ignored."""
         claims, manifests, bases = [0], [0], []
         segments: dict[int, list[str]] = {}
+        shards: dict[tuple[int, int], list[str]] = {}
         for name in sorted(names):
             if match := _SEGMENT.fullmatch(name):
                 segments.setdefault(int(match[1]), []).append(name)
+            elif match := _SHARD_SEGMENT.fullmatch(name):
+                shards.setdefault((int(match[1]), int(match[2])), []).append(name)
             elif match := _BASE.fullmatch(name):
                 bases.append(int(match[1]))
             elif match := _CLAIM.fullmatch(name):
@@ -105,7 +115,7 @@ class Listing(NamedTuple):
             elif match := _MANIFEST.fullmatch(name):
                 manifests.append(int(match[1]))
         # a manifest implies a claim: an epoch whose claim file was deleted must not be claimed a second time
-        return Listing(max(*claims, *manifests), max(manifests), bases, segments)
+        return Listing(max(*claims, *manifests), max(manifests), bases, segments, shards)
 
     def valid_bases(self, manifest: LogManifest | None) -> list[int]:
         """Return the bases that belong to the log: not those with which a replaced trainer meant to begin."""

@@ -58,3 +58,15 @@ def fsync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_fully(descriptor: int, length: int, offset: int) -> bytes:
+    """Return `length` bytes from `offset` on; fewer only at the end of the file."""
+    data = os.pread(descriptor, length, offset)
+    if len(data) == length or not data:
+        return data
+    pieces = [data]
+    while data and sum(map(len, pieces)) < length:
+        data = os.pread(descriptor, length - sum(map(len, pieces)), offset + sum(map(len, pieces)))
+        pieces.append(data)
+    return b"".join(pieces)

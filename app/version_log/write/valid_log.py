@@ -1,0 +1,172 @@
+"""What a starting trainer seals: how much of the log that its predecessors left is on the disk and can be read."""
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from springtide_client.errors import CorruptRecordError, LogError
+from springtide_client.format.records import HEADER, Tip
+from springtide_client.log.base import MANIFEST, STATE
+from springtide_client.log.directory import LogDirectory
+from springtide_client.log.listing import SealedSegment, base_name, begins_epoch, state_name
+from springtide_client.log.shard_files import ShardFiles
+from springtide_client.system.files import fsync_folder
+
+from app.version_log.read.exact_state import ExactStates, state_numbers
+from app.version_log.read.index import LogIndex
+from app.version_log.read.segments import IndexEntry, scan_segment, size_of
+from app.version_log.retention.pins import read_pins
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ValidLog:
+    """The part of a log that can be read: how long each segment is, the newest base, and the last version."""
+
+    sealed: list[SealedSegment]
+    base: Tip | None
+    tip: Tip | None
+    begins: list[int]  # the bases that equal no record
+    exact_state: int = 0  # of the last version, as in its meta
+
+
+def sync_past(directory: LogDirectory) -> dict[str, int]:
+    """fsync what the predecessors have left, of all ranks; return how long each file was before.
+
+    Only that much of it may be measured, and only now: what was not fsynced, a power loss on another machine could take
+    away after it was measured, and one that was replaced may still be writing. What older epochs left is sealed.
+    """
+    listing = directory.scan()
+    files = [(epoch, name) for epoch, names in listing.segments.items() for name in names]
+    files += [(epoch, name) for (epoch, _), names in listing.shards.items() for name in names]
+    sizes = {name: size_of(directory.path / name) for _, name in files}
+    for epoch, name in files:
+        if epoch >= listing.manifest_epoch:
+            sync_file(directory.path / name)
+    fsync_folder(directory.path)
+    for number in state_numbers(directory.path):
+        sync_state(directory.path / state_name(number) / STATE)
+    return sizes
+
+
+def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> ValidLog:
+    """Follow the records of the newest manifest's files, parent by parent, from the newest base that opens.
+
+    Of each file only `sizes` bytes count. The log ends before the first version with a shard record that is missing or
+    not the one that the version names; and at the newest version whose exact state is there: what comes after it is
+    learned again. LogError if the log has records but no base.
+    """
+    listing = directory.scan()
+    manifest = directory.manifest(listing)
+    base = directory.open_base()
+    if base is None:
+        if any(listing.segments.values()) or (manifest is not None and manifest.tip is not None):
+            raise LogError(f"the log {directory.path} has lost its bases: restore them, or set another [log] path")
+        return ValidLog([], None, None, [])
+    begins = [number for number in listing.valid_bases(manifest) if begins_epoch(number)]
+    if begins and begins[-1] > base.tip.number:
+        raise LogError(
+            f"{directory.path / base_name(begins[-1])} cannot be opened, with which the log's newest schema begins: "
+            "restore it from a copy, or remove it and restart to go back to the version before"
+        )
+    tip, sealed, shards = base.tip, [], ShardFiles(directory.path, sizes)
+    entries: list[IndexEntry] = []  # the versions after the base
+    for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
+        valid_bytes, size = 0, sizes.get(file, 0)
+        limit = size if limit is None else min(limit, size)
+        for header, end in scan_segment(directory.path / file, limit, verify_after=base.tip.number):
+            if header.number > base.tip.number and header.tip != tip:
+                entry = IndexEntry(header, directory.path / file, end - header.length - HEADER.size, shards)
+                if header.parent != tip.checksum or header.number < tip.number or not has_shards(entry):
+                    break
+                tip = header.tip
+                entries.append(entry)
+            valid_bytes = end
+        if valid_bytes:
+            sealed.append(SealedSegment(file, valid_bytes))
+        _log_ignored_bytes(directory.path / file, limit, valid_bytes)
+    _refuse_gap(directory, base.tip, tip, listing.bases)
+    older = () if manifest is None else filter(lambda number: number < base.tip.number, manifest.begins)
+    by_number = {entry.number: entry for entry in entries}
+    states = ExactStates(directory.path, base, by_number.get)
+    num_exact = states.newest(entries)
+    if num_exact < len(entries):
+        first = entries[num_exact]
+        sealed = end_before(first, sealed)
+        tip = entries[num_exact - 1].tip if num_exact else base.tip
+        logger.warning(
+            "continuing from the newest version with an exact state of the net: what came after it is learned again",
+            extra={"version": str(tip), "dropped": len(entries) - num_exact},
+        )
+    exact_state = entries[num_exact - 1].read_head().meta.exact_state if num_exact else base.manifest.meta.exact_state
+    return ValidLog(sealed, base.tip, tip, sorted({*begins, *older}), exact_state)
+
+
+def has_shards(entry: IndexEntry) -> bool:
+    """Return True if every shard record of a version can be read whole."""
+    header = entry.header
+    try:
+        shards = (entry.shards.read(header.epoch, header.number, shard) for shard in entry.read_shard_entries())
+        return all(shard is not None for shard in shards)
+    except CorruptRecordError as error:
+        logger.warning("a shard record is damaged", extra={"version": str(entry.tip), "reason": str(error)})
+        return False
+
+
+def end_before(entry: IndexEntry, sealed: list[SealedSegment]) -> list[SealedSegment]:
+    """Return the segments up to a version, without it."""
+    kept: list[SealedSegment] = []
+    for segment in sealed:
+        if segment.file == entry.path.name:
+            return [*kept, SealedSegment(segment.file, entry.offset)] if entry.offset else kept
+        kept.append(segment)
+    return kept
+
+
+def sync_state(file: Path) -> None:
+    """fsync an exact state and its name, which its writer may not have done before it died."""
+    for path in (file, file.with_name(MANIFEST)):
+        sync_file(path)
+    with suppress(FileNotFoundError):  # its trainer has deleted it
+        fsync_folder(file.parent)
+    fsync_folder(file.parent.parent)
+
+
+def _refuse_gap(directory: LogDirectory, base: Tip, tip: Tip, bases: list[int]) -> None:
+    """Raise LogError if retention deleted what leads from the opened base to a newer one, which does not open.
+
+    Sealing the log there would drop everything since without a word.
+    """
+    newer = [number for number in bases if number > tip.number]
+    if newer and not LogIndex(directory).runs.are_connected(base.number, newer[-1]) and read_pins(directory.path):
+        raise LogError(
+            f"the log {directory.path} has lost its newest bases, and the versions from {tip} on that led to them were "
+            f"deleted: restore {base_name(newer[-1])}, or remove it to continue from version {tip}"
+        )
+
+
+def _log_ignored_bytes(path: Path, limit: int | None, valid_bytes: int) -> None:
+    try:
+        ignored = (path.stat().st_size if limit is None else limit) - valid_bytes
+    except FileNotFoundError:
+        return
+    if ignored:
+        # half a record at the end of the last file is normal after a kill or power loss; anything else is corruption
+        extra = {"file": path.name, "bytes": ignored, "valid_bytes": valid_bytes}
+        logger.warning("a segment ends in bytes that are not part of the log", extra=extra)
+
+
+def sync_file(path: Path) -> None:
+    """fsync a file; one that the compactor has deleted meanwhile needs none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,134 @@
+"""Find the shard records of versions in the files of the other ranks: seg-<epoch>-<rank>-<count>.log.
+
+A shard record is the one with the checksum that the version record names; anything else counts as missing.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from springtide_client.errors import CorruptRecordError
+from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
+from springtide_client.format.shards import ShardEntry
+from springtide_client.log.listing import Listing
+from springtide_client.system.files import read_fully
+
+
+class ShardPlace(NamedTuple):
+    """Where a shard record is: its header, its file, and its offset in that file."""
+
+    header: RecordHeader
+    path: Path
+    offset: int
+
+    def read(self) -> Record:
+        """Read and verify it. CorruptRecordError if it does not match its checksum, OSError if its file is gone."""
+        with self.path.open("rb") as file:
+            payload = read_fully(file.fileno(), self.header.length, self.offset + HEADER.size)
+        return Record.verify_payload(self.header, payload)
+
+
+class ShardFiles:
+    """The shard records in a log's folder. It remembers where it was, so reading in order is cheap. Not thread-safe."""
+
+    def __init__(self, path: Path, limits: Mapping[str, int] | None = None) -> None:
+        """`limits`: so many bytes of each file count, and none of a file that is not named; None: all that is there."""
+        self._path, self._limits = path, limits
+        self._names: dict[tuple[int, int], list[str]] = {}
+        self._last: dict[tuple[int, int], tuple[Tip, str, int]] = {}  # the newest found, its file and offset
+        self._damage = ""  # a header that the newest search could not read
+
+    def complete(self, record: Record) -> Record | None:
+        """Return a version record with its shard records; None if one is missing, which may not be in sight yet.
+
+        CorruptRecordError if one is there and damaged, and not again in a later file.
+        """
+        if not (entries := record.shard_entries):
+            return record
+        shards = []
+        for entry in entries:
+            shard = self.read(record.epoch, record.number, entry)
+            if shard is None:
+                return None
+            shards.append(shard)
+        return record.with_shards(shards)
+
+    def find(self, epoch: int, number: int, entry: ShardEntry) -> ShardPlace | None:
+        """Return where a shard record is, without reading it; None if it is missing."""
+        return next(self._places(epoch, number, entry), None)
+
+    def read(self, epoch: int, number: int, entry: ShardEntry) -> Record | None:
+        """Return a shard record; None if it is missing, CorruptRecordError if it is damaged."""
+        damage = ""
+        for place in self._places(epoch, number, entry):
+            try:
+                return place.read()
+            except CorruptRecordError as error:
+                damage = f"{place.path.name} at byte {place.offset:,}: {error}"
+            except FileNotFoundError:  # retention deleted it since
+                continue
+        if damage := damage or self._damage:
+            raise CorruptRecordError(f"the shard record of rank {entry.rank} is damaged: {damage}")
+        return None
+
+    def _places(self, epoch: int, number: int, entry: ShardEntry) -> Iterator[ShardPlace]:
+        """Yield the places whose header is that of the shard record: more than one after a failed append.
+
+        First in the files known, then in those that a new listing shows.
+        """
+        key, tip = (epoch, entry.rank), Tip(number, entry.checksum)
+        for is_new in (False, True):
+            if is_new:
+                self._names = self._list()
+            self._damage = ""
+            for place in self._search(key, tip):
+                self._last[key] = tip, place.path.name, place.offset
+                yield place
+
+    def _search(self, key: tuple[int, int], tip: Tip) -> Iterator[ShardPlace]:
+        names = self._names.get(key, [])
+        start, offset = 0, 0
+        if (last := self._last.get(key)) is not None and last[0].number <= tip.number and last[1] in names:
+            start, offset = names.index(last[1]), last[2]
+        else:
+            start = self._first_file(names, tip.number)
+        for name in names[start:]:
+            for header, at in self._headers(name, offset):
+                if header.number > tip.number:
+                    return
+                if header.tip == tip:
+                    yield ShardPlace(header, self._path / name, at)
+            offset = 0
+
+    def _first_file(self, names: list[str], number: int) -> int:
+        """Return the index of the last file that begins before a version: it holds the version, or a later one does."""
+        for index in reversed(range(len(names))):
+            header, _ = next(self._headers(names[index], 0), (None, 0))
+            if header is not None and header.number < number:
+                return index
+        return 0
+
+    def _headers(self, name: str, offset: int) -> Iterator[tuple[RecordHeader, int]]:
+        """Yield the header of each complete record of a file from an offset on, and where it begins."""
+        try:
+            with (self._path / name).open("rb") as file:
+                end = os.fstat(file.fileno()).st_size
+                if self._limits is not None:
+                    end = min(end, self._limits.get(name, 0))
+                while offset + HEADER.size <= end:
+                    header = parse_header(os.pread(file.fileno(), HEADER.size, offset))
+                    if offset + HEADER.size + header.length > end:
+                        return
+                    yield header, offset
+                    offset += HEADER.size + header.length
+        except FileNotFoundError:  # retention deleted it
+            return
+        except CorruptRecordError as error:
+            self._damage = f"{name} at byte {offset:,}: {error}"
+
+    def _list(self) -> dict[tuple[int, int], list[str]]:
+        try:
+            return Listing.of(os.listdir(self._path)).shards
+        except FileNotFoundError:
+            return {}

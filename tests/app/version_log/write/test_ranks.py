@@ -1,0 +1,148 @@
+"""A log of several ranks: shard records, version records that name them, and what is published and durable."""
+
+import threading
+
+import pytest
+from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
+from torch.distributed import HashStore
+
+from app.version_log.write.ranks import LogRanks
+from app.version_log.write.shard_writer import open_log
+from app.version_log.write.writer import LogWriter
+from tests.support.team_log import TeamLog
+from tests.support.waiting import wait_until
+from tests.support.writer_log import SCHEMA, config, row_tensors
+
+ROWS = {(0, key): (float(key + 1), 100) for key in range(20)}
+
+
+@pytest.fixture
+def log(tmp_path) -> TeamLog:
+    return TeamLog(tmp_path / "log")
+
+
+def test_a_version_of_three_ranks_is_read_as_one(log) -> None:
+    with log.team(3) as team:
+        number = team.put(ROWS)
+        team.put({}, forgotten=[(0, 3), (0, 4)])
+        last = team.put({(1, 7): (3.0, 100)})
+        team.sync()
+        assert all(writer.durable.number == writer.published.number == last for writer in team.writers)
+        tip, rows = log.read()
+    assert number == (1 << 32) + 1
+    assert tip.number == last
+    assert rows == {key: row for key, row in ROWS.items() if key[1] not in (3, 4)} | {(1, 7): (3.0, 100)}
+    files = sorted(path.name for path in log.path.glob("seg-*"))
+    assert files == [
+        "seg-0000000001-000000.log",
+        "seg-0000000001-00001-000000.log",
+        "seg-0000000001-00002-000000.log",
+    ]
+
+
+def test_one_rank_writes_the_bytes_of_a_log_without_ranks(log, tmp_path) -> None:
+    plain = TeamLog(tmp_path / "plain")
+    for one in (log, plain):
+        with one.team(1) if one is log else one.writer() as writer:
+            append = writer.lead.append if one is log else writer.append
+            append(VersionMeta(created_ms=5), row_tensors(ROWS))
+    name = "seg-0000000001-000000.log"
+    assert (log.path / name).read_bytes() == (plain.path / name).read_bytes()
+    assert len(list(log.path.glob("seg-*"))) == 1
+
+
+def test_nothing_is_published_before_every_rank_has_written(log) -> None:
+    with log.team(2) as team:
+        number = team.lead.append_owned(VersionMeta(), row_tensors({}))
+        before = team.lead.published
+        wait_until(lambda: "rank 1 has not written the shard record of version 1.1" in team.lead.stall_reason)
+        assert team.lead.is_stalled
+        assert team.lead.published == before
+        assert log.tips() == []
+        team.writers[1].append_owned(VersionMeta(), row_tensors(ROWS))
+        wait_until(lambda: team.lead.published.number == number)
+        assert not team.lead.is_stalled
+        assert log.read()[1] == ROWS
+
+
+def test_a_rank_that_writes_nothing_ends_the_others(log) -> None:
+    team = log.start(2, timeout_seconds=1.5)
+    team.lead.append_owned(VersionMeta(), row_tensors({}))
+    with pytest.raises(LogError, match=r"rank 1 has not written the shard record of version 1.1 within 1.5 s"):
+        team.lead.sync()
+    with pytest.raises(LogError, match="rank 0 writes no more: rank 1 has not written"):
+        append_and_sync(team.writers[1])
+    team.close()
+
+
+def test_durable_waits_for_every_rank(log) -> None:
+    team = log.start(2)
+    number = team.put(ROWS)
+    wait_until(lambda: team.lead.published.number == number)
+    team.lead._queue._sync()
+    assert team.lead.durable.number < number
+    team.writers[1]._queue._sync()
+    team.lead._queue._sync()
+    assert team.lead.durable.number == number
+    assert team.writers[1].durable.number < number  # it has not asked yet
+    team.close()
+    assert team.writers[1].durable.number == number
+
+
+def test_other_ranks_hear_why_rank_0_could_not_start(log) -> None:
+    with log.writer():
+        store, errors = HashStore(), []
+
+        def join(rank: int) -> None:
+            try:
+                ranks = LogRanks(store, rank, 2)
+                open_log(config(log.path), schema=SCHEMA, wait_seconds=0.2, ranks=ranks)
+            except LogError as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(errors) == 2
+    assert all("another trainer" in error for error in errors)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1, 2)])
+def test_teams_of_any_size_follow_one_another(log, sizes) -> None:
+    expected = {}
+    for epoch, size in enumerate(sizes, 1):
+        with log.team(size) as team:
+            assert team.lead.epoch == epoch
+            rows = {(0, epoch * 3 + n): (float(epoch), 100) for n in range(6)}
+            expected |= rows
+            team.put(rows)
+    tip, rows = log.read()
+    assert rows == expected
+    assert tip.number == (len(sizes) << 32) + 1
+
+
+def test_the_seal_ends_before_a_version_with_a_missing_or_another_shard_record(log) -> None:
+    team = log.start(2)
+    first = team.put({(0, 1): (1.0, 100), (0, 2): (2.0, 100)})
+    whole = (log.path / "seg-0000000001-00001-000000.log").stat
+    wait_until(lambda: team.lead.published.number == first)
+    size = whole().st_size
+    second = team.put({(0, 1): (7.0, 100), (0, 2): (8.0, 100)})
+    wait_until(lambda: team.lead.published.number == second)
+    log.kill_team(team)
+    with (log.path / "seg-0000000001-00001-000000.log").open("rb+") as file:
+        file.truncate(size + 60)  # what a power loss of the other host leaves
+    assert log.read()[0].number == first
+    with log.team(3) as team:
+        assert team.lead.start_tip.number == first
+        assert log.read()[1] == {(0, 1): (1.0, 100), (0, 2): (2.0, 100)}
+        team.put({(0, 9): (9.0, 100)})
+    assert log.read()[1] == {(0, 1): (1.0, 100), (0, 2): (2.0, 100), (0, 9): (9.0, 100)}
+
+
+def append_and_sync(writer: LogWriter) -> None:
+    writer.append_owned(VersionMeta(), row_tensors({}))
+    writer.sync()
