@@ -29,7 +29,7 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     metrics.gauge("springtide_retrieve_items", "Items in the index of a model with two towers.", aggregation="min")
     metrics.gauge(
         "springtide_retrieve_changed_items",
-        "Items that came since the index was built, which are compared one by one.",
+        "Items that came or changed since the index was built, which are searched beside it.",
         aggregation="max",
     )
     metrics.gauge(

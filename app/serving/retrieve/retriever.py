@@ -1,6 +1,6 @@
 """Keeps the items of the newest view ready to be searched, in a thread of its own.
 
-Items that a version brings are encoded at once, and compared one by one until the index is rebuilt.
+Items that a version brings are encoded at once, and searched beside the index until it is rebuilt.
 Each new version changes the towers a little, and with them every vector: the index is rebuilt all the time, within a
 share of the thread's time.
 """

@@ -24,14 +24,14 @@ from app.processes.priority import take_short_slices
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.metrics.server_metrics import declare_metrics
 from app.serving.model.log_follower import LogFollower
-from app.serving.retrieve.retriever import INDEXED_ITEMS, Retriever
+from app.serving.retrieve.retriever import INDEXED_ITEMS, Retriever, recall
 from app.serving.server.worker import SWITCH_INTERVAL_SECONDS
 from app.training.bootstrap import load_state
 from app.version_log.compact.merge import compact_log
 from app.version_log.write.writer import LogWriter
 from tests.bench.harness.report import argument_parser, describe_run, fail
 from tests.bench.retrieve import movielens, synthetic
-from tests.bench.retrieve.asking import ask, compare, percentiles
+from tests.bench.retrieve.asking import ask, compare, features_of, percentiles
 
 NUM_NEW_ASKED = 50
 
@@ -138,6 +138,7 @@ def while_training(
             fail(f"{len(lost)} of {len(newest)} new items are not found")
         served = retriever.require()
         return {
+            "recall_at_10": round(recall(served, features_of(retriever, users)), 4),
             "ms": percentiles(times_ms),
             "worst_ms": round(max(times_ms), 1),
             "asked": len(times_ms),
