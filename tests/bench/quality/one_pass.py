@@ -2,6 +2,7 @@
 
 # N samples
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from embeddings.collection.collection import open_tables
 from embeddings.config import TableConfig
 from embeddings.memory.capacity import Capacity
 from embeddings.policy.admission import AdmissionControl
+from embeddings.sharding.exchange import Exchange
+from embeddings.sharding.precision import Precision
 from embeddings.table import EmbeddingTable
 from kernels.backend import backend
 from stream.batch_size import BatchSize
@@ -39,6 +42,7 @@ from tests.bench.quality.real_logs import cut
 Floats = npt.NDArray[np.float64]
 DEVICE_BYTES = "256MiB"
 SHARED_ODDS = 12  # rows for each id: hashing shares 1 - exp(-1 / 12) = 8 % of them
+BUILDING = threading.Lock()  # torch has one generator for all threads
 LEAST_PROBABILITY = 1e-7  # about what a float32 next to 1 can say
 
 
@@ -87,6 +91,25 @@ def learn_once(config: RunConfig, samples: Batch, *, num_rows: int | None = None
 
 def learn_labels(config: RunConfig, samples: Batch, *, num_rows: int | None = None) -> Floats:
     """Score and learn each sample; return its logits for all labels, (N, L)."""
+    learner = make_learner(config, num_rows=num_rows)
+    logits: list[npt.NDArray[np.float32]] = []
+    start = 0
+    while start < len(samples):
+        batch = cut(samples, start, start + config.batch_size.after(start))
+        logits.append(learner.step(batch).logits_NL)
+        start += len(batch)
+    learner.table.close()
+    return np.concatenate(logits).astype(np.float64)
+
+
+def make_learner(
+    config: RunConfig,
+    *,
+    num_rows: int | None = None,
+    exchange: Exchange | None = None,
+    precision: Precision | None = None,
+) -> Learner:
+    """Return a learner that has learned nothing; `exchange`: one of several."""
 
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
         capacity = None if num_rows is None else Capacity.of_rows(num_rows)
@@ -94,17 +117,12 @@ def learn_labels(config: RunConfig, samples: Batch, *, num_rows: int | None = No
         return EmbeddingTable(own, seed=config.train.seed, tracked=False, capacity=capacity, admission=admission)
 
     table = open_tables(with_wide_columns(config), backend("cpu"), make)
-    model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
+    with BUILDING:
+        model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
     add_parts(model, config)
-    learner = Learner(model, table, config.train, config.schema, losses=config.losses)
-    logits: list[npt.NDArray[np.float32]] = []
-    start = 0
-    while start < len(samples):
-        batch = cut(samples, start, start + config.batch_size.after(start))
-        logits.append(learner.step(batch).logits_NL)
-        start += len(batch)
-    table.close()
-    return np.concatenate(logits).astype(np.float64)
+    return Learner(
+        model, table, config.train, config.schema, losses=config.losses, exchange=exchange, precision=precision
+    )
 
 
 def learn_and_serve(config: RunConfig, samples: Batch, versions_at: Sequence[int]) -> OnePass:

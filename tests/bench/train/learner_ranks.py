@@ -1,0 +1,125 @@
+"""train.learner_ranks: the trainer's own step, DLRM over 26 fields, on two ranks of one thread each, under Gloo.
+
+Against one process of two threads with the same batches: with and without the wide part, with the next batch known
+(its keys are at their owners, who recall rows, before this one is computed) and not known.
+"""
+
+import sys
+import time
+from functools import partial
+from typing import Any
+
+from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
+from tests.bench.harness.report import Case, argument_parser, report
+
+MODULE = "tests.bench.train.learner_ranks"
+FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
+STEPS, WARM_UP, REPEATS = 40, 10, 3
+AGAINST_ONE_PROCESS = 0.8
+COLLECTIVES = "all_to_all", "all_gather", "all_reduce"
+
+
+def learn(rank: int, num_ranks: int, precision: str, wide: bool, lookahead: bool, num_steps: int) -> dict[str, float]:
+    """Learn on one rank; return rate, loss, bytes sent a sample, and the share of time in collectives."""
+    import numpy as np
+    import torch.distributed as dist
+    from springtide_client.features import Features
+    from springtide_client.schema import Schema
+
+    from app.training.config import TableSettings, TrainConfig
+    from embeddings.sharding.exchange import Exchange
+    from embeddings.sharding.precision import Precision
+    from stream.columns import Batch
+    from tests.bench.quality.one_pass import RunConfig, make_learner
+    from tests.bench.workloads.keys import positions
+
+    waited = [0.0]
+
+    def timed(collective: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = collective(*arguments)
+            waited[0] += time.perf_counter() - start
+            return result
+
+        return call
+
+    schema = Schema(labels=("click",), categorical=tuple(f"f{number}" for number in range(FIELDS)))
+    threads = 1 if num_ranks > 1 else 2
+    config = RunConfig(
+        schema=schema,
+        table=TableSettings(device_bytes=1 << 30, dim=DIM),
+        train=TrainConfig(threads=threads, batch_size=BATCH, min_batch_size=0, bfloat16=False),
+    ).with_model(wide=wide)
+    exchange = None
+    if num_ranks > 1:
+        exchange = Exchange(dist.group.WORLD, "cpu")
+        for name in COLLECTIVES:
+            setattr(exchange, name, timed(getattr(exchange, name)))
+    learner = make_learner(config, exchange=exchange, precision=Precision(rows=precision, gradients=precision))
+    part, num_samples = BATCH // num_ranks, (num_steps + WARM_UP) * BATCH
+    ids = np.stack([positions("zipf", num_samples, IDS_A_FIELD, seed=field) for field in range(FIELDS)], axis=1)
+    labels_NL = ((ids[:, :4] % 7).sum(axis=1) > 12).astype(np.float32)[:, None]
+
+    def batch_of(step: int) -> Batch:
+        here = slice(step * BATCH + rank * part, step * BATCH + (rank + 1) * part)
+        times_N = np.full(part, 1000 * step)
+        features = Features(ids[here], (), np.zeros((part, 0), np.float32))
+        return Batch(features, labels_NL[here], np.ones(part, np.float32), times_N, times_N, {})
+
+    batches = [batch_of(step) for step in range(num_steps + WARM_UP)]
+    losses, start, sent_before = [], 0.0, 0
+    for step, batch in enumerate(batches):
+        if step == WARM_UP:
+            start, waited[0] = time.perf_counter(), 0.0
+            sent_before = 0 if exchange is None else exchange.bytes_sent.total()
+        following = batches[step + 1] if lookahead and step + 1 < len(batches) else None
+        losses.append(learner.step(batch, following).loss)
+    seconds = time.perf_counter() - start
+    sent = 0 if exchange is None else exchange.bytes_sent.total() - sent_before
+    learner.table.close()
+    return {
+        "rate": num_steps * BATCH / seconds,
+        "loss": float(np.mean(losses[-10:])),
+        "bytes_a_sample": sent / (num_steps * part),
+        "waited": waited[0] / seconds,
+    }
+
+
+def main() -> None:
+    if (given := rank_arguments(sys.argv)) is not None:
+        rank, num_ranks, address, precision, wide, lookahead, num_steps = given
+        flags = wide == "True", lookahead == "True"
+        work = partial(learn, int(rank), int(num_ranks), precision, *flags, int(num_steps))
+        run_rank(int(rank), int(num_ranks), address, work)
+        return
+    options = argument_parser(__doc__ or "").parse_args()
+    num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
+    contenders = {}
+    for wide in (False, True):
+        end = ", wide" if wide else ""
+        contenders[f"one process, 2 threads{end}"] = Ranks(MODULE, 1, "float32", wide, True, num_steps)
+        contenders[f"2 ranks{end}"] = Ranks(MODULE, 2, "float32", wide, True, num_steps)
+        contenders[f"2 ranks, next unknown{end}"] = Ranks(MODULE, 2, "float32", wide, False, num_steps)
+    contenders["2 ranks, int8"] = Ranks(MODULE, 2, "int8", False, True, num_steps)
+    for _ in range(repeats):
+        for contender in contenders.values():
+            contender.run()
+    for name, contender in contenders.items():
+        print(
+            f"{name}: {contender.median_of('rate'):,.0f} samples/s, loss {contender.median_of('loss'):.4f}, "
+            f"{contender.median_of('bytes_a_sample'):,.0f} bytes a sample sent, "
+            f"{contender.median_of('waited'):.0%} of the time in collectives"
+        )
+    rates = {name: contender.all_of("rate") for name, contender in contenders.items()}
+    cases = []
+    for end in ("", ", wide"):
+        alone = f"one process, 2 threads{end}"
+        peers = {alone: rates[alone]}
+        cases.append(Case(f"2 ranks{end}", "samples/s", rates[f"2 ranks{end}"], peers, AGAINST_ONE_PROCESS))
+    packages = "torch", "numba", "numpy"
+    report("train.learner_ranks", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
