@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from springtide_client.features import Features
 
-from stream.batch_size import BatchSize
+from stream.batch_size import GROWTH, BatchSize
 from stream.columns import Batch, Columns, DeadLetter
 from stream.positions import Partition
 
@@ -46,10 +46,11 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
         *,
         min_batch_size: int = 0,
+        growth: int = GROWTH,
         num_learned: int = 0,
     ) -> None:
         """`num_learned`: samples learned before the first row that is added."""
-        self.size = BatchSize(batch_size, min_batch_size)
+        self.size = BatchSize(batch_size, min_batch_size, growth)
         if not max_wait_seconds >= 0:
             raise ValueError(f"max_wait_seconds must be at least 0, not {max_wait_seconds}")
         self.num_learned = num_learned  # as soon as all batches built so far are

@@ -16,7 +16,11 @@ from app.scores.config import ScoresConfig
 from app.training.lr_schedule import LearningRateSchedule
 from app.version_log.config import LogConfig
 from embeddings.config import TableConfig
+from stream.batch_size import GROWTH
 from stream.config import SourceConfig
+
+# the wide part learns from the samples beside it, so only the net and the statistics of numbers miss a batch's others
+WIDE_GROWTH = 32
 
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 MIN_SAMPLES_TO_SPLIT = 1024
@@ -92,10 +96,18 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             description="The fewest samples of a full batch. Batches grow from here to `batch_size` with experience: "
-            "one has at most a 128th of the samples learned before it. Once the stream is caught up, so many are "
-            "learned as soon as no step runs, unless `max_wait_seconds` is infinite. 0: every batch is `batch_size`.",
+            "see `batch_growth`. Once the stream is caught up, so many are learned as soon as no step runs, unless "
+            "`max_wait_seconds` is infinite. 0: every batch is `batch_size`.",
         ),
     ] = 16
+    batch_growth: Annotated[
+        Literal["auto"] | int,
+        Meta(
+            description="N: a full batch has at most an N-th of the samples learned before it. Smaller batches learn "
+            'the first samples better, larger ones catch up faster. "auto": 128; 32 with the wide part, which learns '
+            "sample by sample in any batch."
+        ),
+    ] = "auto"
     max_wait_seconds: Annotated[float, Meta(ge=0, description="A batch that is not full is learned after this.")] = 0.2
     optimizer: Annotated[
         Mapping[str, Any], Meta(description="Optimizer of the dense net.", extra={"table": DenseOptimizerConfig})
@@ -169,10 +181,18 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.batch_growth != "auto" and self.batch_growth < 1:
+            raise ValueError(f'batch_growth must be "auto" or at least 1, not {self.batch_growth}')
         if self.cuda_graphs and self.device != "cuda":
             raise ValueError('cuda_graphs = true needs device = "cuda"')
         if self.clip_norm and self.clip_value:
             raise ValueError("clip_norm and clip_value do not go together: leave one of them out")
+
+    def growth(self, *, has_wide_part: bool) -> int:
+        """Return N: a full batch has at most an N-th of the samples learned before it."""
+        if self.batch_growth != "auto":
+            return self.batch_growth
+        return WIDE_GROWTH if has_wide_part else GROWTH
 
     @property
     def schedule(self) -> LearningRateSchedule:

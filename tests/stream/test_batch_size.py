@@ -43,6 +43,16 @@ def test_sizes_stay_between_the_fewest_and_the_most(most, fewest, sizes):
     assert set(sizes_of_a_stream(BatchSize(most, fewest), 50_000)) == sizes
 
 
+@pytest.mark.parametrize("growth", [1, 32])
+def test_a_batch_has_at_most_a_part_of_what_was_learned_before(growth):
+    sizes = sizes_of_a_stream(BatchSize(4096, 16, growth), 300_000)
+    learned = 0
+    for size in sizes:
+        assert size == 16 or size * growth <= learned
+        learned += size
+    assert sum(size < 4096 for size in sizes) == 9 * growth
+
+
 @pytest.mark.parametrize(("most", "fewest", "eager"), [(4096, 16, 16), (8, 16, 8), (4096, 0, 4096)])
 def test_the_fewest_samples_are_worth_a_step_once_caught_up(most, fewest, eager):
     assert BatchSize(most, fewest).eager == eager

@@ -92,6 +92,7 @@ EDITS = {
     ("[train] optimizer", "another lr"): ("[train]", "[train]\noptimizer = { lr = 0.01 }"),
     ("[train] lr_schedule", "another value"): ("[train]", "[train]\nlr_schedule = { warmup_samples = 1000 }"),
     ("[train] clip_norm", "another value"): ("[train]", "[train]\nclip_norm = 0.1"),
+    ("[train] batch_growth", "another value"): ("[train]", "[train]\nbatch_growth = 64"),
     ("[train] accumulate_batches", "another value"): ("[train]", "[train]\naccumulate_batches = 2"),
     ("[train] ema_half_life_samples", "another value"): ("[train]", "[train]\nema_half_life_samples = 1000"),
     ("[train] loss", "another value"): ("[train]", '[train]\nloss = "focal"'),

@@ -71,7 +71,8 @@ class RunConfig:
 
     @property
     def batch_size(self) -> BatchSize:
-        return BatchSize(self.train.batch_size, self.train.min_batch_size)
+        growth = self.train.growth(has_wide_part=self.model.has_wide_part)
+        return BatchSize(self.train.batch_size, self.train.min_batch_size, growth)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class ReferenceRun:
             train.batch_size,
             train.max_wait_seconds,
             min_batch_size=train.min_batch_size,
+            growth=train.growth(has_wide_part=config.model.has_wide_part),
             num_learned=self.state.samples_trained,
         )
         self.decoder = Decoder(config.schema)
