@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Features, IdStrings
+from springtide_client.features import Features, IdStrings, Ragged
+from springtide_client.schema import Schema
 
 from stream.positions import Partition
 
@@ -110,3 +111,20 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels_NL)
+
+    @staticmethod
+    def empty(schema: Schema) -> "Batch":
+        """A batch without samples that moves no position."""
+        none_N, no_ends_1 = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        return Batch(
+            features=Features(
+                np.zeros((0, len(schema.categorical)), np.int64),
+                tuple(Ragged(none_N, no_ends_1) for _ in schema.lists),
+                np.zeros((0, len(schema.dense)), np.float32),
+            ),
+            labels_NL=np.zeros((0, len(schema.labels)), np.float32),
+            weights_N=np.zeros(0, np.float32),
+            event_ms_N=none_N,
+            record_ms_N=none_N,
+            positions={},
+        )

@@ -26,7 +26,7 @@ from stream.flow.freshness import FreshnessTracker
 from stream.kafka.admin import Admin, Topic
 from stream.kafka.consumer import PartitionConsumer
 from stream.kafka.library import unreachable_reason
-from stream.positions import Partition, Position
+from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from stream.records import RawRecords
 from stream.source_status import SourceStatus
 
@@ -62,9 +62,13 @@ class ConsumerLoop:
         freshness: FreshnessTracker,
         status: SourceStatus,
         closing: threading.Event,
+        share: PartitionShare = ALL_PARTITIONS,
     ) -> None:
-        self.config = config
-        self.positions = dict(positions)  # the next offsets to fetch; what was fetched is in the merge or in the queue
+        """`positions` of partitions outside of `share` are left alone."""
+        self.config, self.share = config, share
+        # the next offsets to fetch; what was fetched is in the merge or in the queue
+        self.positions = {partition: at for partition, at in positions.items() if share.holds(partition)}
+        self.num_partitions: int | None = None  # of the share; None before the topic is found
         self.ends: dict[Partition, int] = {}
         self.stop_offsets: dict[Partition, int] | None = None
         self._start_positions: dict[Partition, Position] = {}  # where reading began in the topic as it is now
@@ -124,9 +128,14 @@ class ConsumerLoop:
             topic = admin.require_topic(self.config.topic)
             self._resolve_positions(admin, topic)
             started_in = {partition: start.topic_id for partition, start in self._start_positions.items()}
-            if started_in != dict.fromkeys(topic.partitions, topic.id):
+            partitions = self.share.of(topic.partitions)
+            self.num_partitions = len(partitions)
+            if started_in != dict.fromkeys(partitions, topic.id):
                 self._start_positions = dict(self.positions)
-            offsets = {partition: self.positions[partition].offset for partition in topic.partitions}
+            offsets = {partition: self.positions[partition].offset for partition in partitions}
+            if not partitions:
+                self._wait_without_partitions(admin, topic)
+                return
             consumer = PartitionConsumer(kafka, offsets, wait_for_gaps=self.config.uses_embedded_broker)
             try:
                 self._checked_at = self._progressed_at = time.monotonic()
@@ -139,13 +148,21 @@ class ConsumerLoop:
             finally:
                 consumer.close()
 
+    def _wait_without_partitions(self, admin: Admin, topic: Topic) -> None:
+        """Wait until closed, or until the topic has changed; return at once if reading was to stop at an end."""
+        self._status.set_reading()
+        while self.stop_offsets is None and self._stop_requested_at is None:
+            if self._closing.wait(IDLE_TOPIC_CHECK_SECONDS):
+                return
+            self._check_topic(admin, topic)
+
     def _poll_once(self, consumer: PartitionConsumer, admin: Admin, topic: Topic) -> None:
         """1. Fetch. 2. Check that the topic is the same. 3. Update its ends. 4. Decode. 5. Queue by event time."""
         try:
             raws = consumer.poll(POLL_SECONDS)
         except OffsetOutOfRangeError as error:
             self._check_topic(admin, topic)
-            self._reset_positions(admin, topic, str(error), error.partitions or topic.partitions)
+            self._reset_positions(admin, topic, str(error), error.partitions or self.share.of(topic.partitions))
             raise TopicChangedError("the positions were reset") from None
         # the check may be skipped only where no broker could have refilled a re-created topic this far since the last
         is_in_reach = any(self._offset(raw.partition) < REFILL_RECORDS for raw in raws)
@@ -154,14 +171,14 @@ class ConsumerLoop:
         self._update_ends(consumer, admin, topic)
         for raw in raws:
             self._decode(raw, topic)
-        behind = {partition for partition in topic.partitions if self._is_behind(partition)}
+        behind = {partition for partition in self.share.of(topic.partitions) if self._is_behind(partition)}
         if raws or not behind:
             self._progressed_at = time.monotonic()
         elif time.monotonic() - self._progressed_at > MAX_HOLD_SECONDS:
             behind = set()
         for columns in self._merge.take(behind):
             self._queue.put(columns)
-        consumer.pause(self._merge.partitions_ahead() & set(topic.partitions))
+        consumer.pause(self._merge.partitions_ahead() & set(self.share.of(topic.partitions)))
         self._report_offsets(admin)
 
     def _decode(self, raw: RawRecords, topic: Topic) -> None:
@@ -190,11 +207,11 @@ class ConsumerLoop:
 
     def _update_ends(self, consumer: PartitionConsumer, admin: Admin, topic: Topic) -> None:
         """Take over where the partitions end, once all of them have been fetched from."""
-        fetched = consumer.ends
-        if not fetched.keys() >= set(topic.partitions):
+        fetched, partitions = consumer.ends, self.share.of(topic.partitions)
+        if not fetched.keys() >= set(partitions):
             return
-        ends = {partition: fetched[partition].offset for partition in topic.partitions}
-        requested_at = min(fetched[partition].requested_at for partition in topic.partitions)
+        ends = {partition: fetched[partition].offset for partition in partitions}
+        requested_at = min(fetched[partition].requested_at for partition in partitions)
         for partition, end in ends.items():
             if end < self.positions[partition].offset:
                 self._check_topic(admin, topic)
@@ -214,12 +231,12 @@ class ConsumerLoop:
         beginnings = admin.beginning_offsets(topic)
         outdated = [
             partition
-            for partition in topic.partitions
+            for partition in self.share.of(topic.partitions)
             if topic.id and partition in self.positions and self.positions[partition].topic_id not in ("", topic.id)
         ]
         if outdated:
             self._reset_positions(admin, topic, f"the topic {topic.name!r} has been re-created", outdated)
-        for partition in topic.partitions:
+        for partition in self.share.of(topic.partitions):
             begin = beginnings[partition]
             offset = self.positions[partition].offset if partition in self.positions else begin
             self.positions[partition] = Position(topic.id, offset)
@@ -237,7 +254,7 @@ class ConsumerLoop:
         self._flush_merge()  # what was read before precedes the first record after the reset
         starts_at_end = self.config.on_reset == "latest" and not self.config.uses_embedded_broker
         offsets = admin.end_offsets(topic) if starts_at_end else admin.beginning_offsets(topic)
-        if set(partitions) == set(topic.partitions):
+        if set(partitions) == set(self.share.of(topic.partitions)):
             self.positions.clear()
         self.positions.update({partition: Position(topic.id, offsets[partition]) for partition in partitions})
         self.ends = {}

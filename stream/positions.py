@@ -1,6 +1,6 @@
 """Partitions, and positions in them, which name the topic's id: a re-created topic has another one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from springtide_client.format.records import StreamPosition
@@ -31,6 +31,24 @@ class Position(NamedTuple):
     def matches_topic(self, topic_id: str) -> bool:
         """Return False if the position belongs to another topic, where the offset means nothing; unknown ids match."""
         return self.topic_id == topic_id or "" in (self.topic_id, topic_id)
+
+
+class PartitionShare(NamedTuple):
+    """Which partitions of a topic one of several readers reads: every so-manieth of them. By default all."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def holds(self, partition: Partition) -> bool:
+        """Return True if this reader reads the partition; partitions that are added later change nothing."""
+        return partition.number % self.num_ranks == self.rank
+
+    def of(self, partitions: Iterable[Partition]) -> tuple[Partition, ...]:
+        """Return those of the partitions that this reader reads, in their order."""
+        return tuple(partition for partition in partitions if self.holds(partition))
+
+
+ALL_PARTITIONS = PartitionShare()
 
 
 def positions_from_meta(positions: Mapping[str, StreamPosition]) -> dict[Partition, Position]:

@@ -19,7 +19,7 @@ from stream.decode.pipeline import DecodePipeline
 from stream.errors import CorruptBatchError, RetriableError, StreamError
 from stream.flow.column_queue import ColumnQueue
 from stream.flow.freshness import FreshnessTracker
-from stream.positions import Partition, Position
+from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from stream.source_status import SourceStatus
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,12 @@ class Source:
         positions: Mapping[Partition, Position] | None = None,
         *,
         erasures: Sequence[Erasure] = (),
+        share: PartitionShare = ALL_PARTITIONS,
     ) -> None:
-        """Partitions without a position are read from the beginning. `erasures`: ids to drop from earlier records."""
+        """Partitions without a position are read from the beginning. `erasures`: ids to drop from earlier records.
+
+        `share`: the partitions to read; there may be none, then nothing is ever returned.
+        """
         self.config = config
         self.status = SourceStatus(config.topic)
         decoder = Decoder(
@@ -62,6 +66,7 @@ class Source:
             freshness=self._freshness,
             status=self.status,
             closing=self._closing,
+            share=share,
         )
         self._thread: threading.Thread | None = None
 
@@ -119,6 +124,11 @@ class Source:
     def num_waiting(self) -> int:
         """Records that poll() has not returned: the queued ones, and those in the broker when it was last asked."""
         return self._queue.num_rows + self._loop.num_unfetched
+
+    @property
+    def has_partitions(self) -> bool:
+        """False once the topic is found, and has no partition for this share."""
+        return self._loop.num_partitions != 0
 
     def end_offsets(self) -> dict[Partition, int]:
         """Where the partitions ended when they were last fetched; {} before the first fetch."""

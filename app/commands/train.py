@@ -27,6 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="start at earliest, latest, or TOPIC/PARTITION=OFFSET (repeat it for several partitions)",
     )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="R",
+        help="learn one model with so many processes on this machine, started by torchrun's launcher",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=10,
+        metavar="N",
+        help="with --ranks: how often all ranks are started again after one has died (default: 10)",
+    )
     parser.add_argument("--from-timestamp", metavar="TIME", help="start at this record time: ISO, or milliseconds")
 
 
@@ -40,16 +53,49 @@ def run(arguments: argparse.Namespace) -> int:
     from app.config.load import load_config
     from app.training.input.start_position import StartPosition
 
+    if arguments.ranks is not None and arguments.ranks != 1:
+        return launch_ranks(arguments)
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
     config = load_config(arguments.config)
     if config.source.uses_embedded_broker:
         config.source.kafka_config()  # fails now if no broker runs: a trainer does not start one
     from app.processes.compactor_supervisor import CompactorSupervisor
+    from app.training.ranks.ranks import Ranks
     from app.training.trainer import Trainer
 
-    trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start)
-    with nullcontext() if arguments.no_compact else CompactorSupervisor(config.path, config.log.path):
+    ranks = Ranks.of_environment(config.cluster.timeout_seconds)
+    trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start, ranks=ranks)
+    has_compactor = ranks.is_first and not arguments.no_compact
+    with CompactorSupervisor(config.path, config.log.path) if has_compactor else nullcontext():
         status = trainer.run()
-    if arguments.until_end:
+    if arguments.until_end and ranks.is_first:
         print(json.dumps(status.to_json()), flush=True)
     return 0
+
+
+def launch_ranks(arguments: argparse.Namespace) -> int:
+    """Start the ranks, each with the same options; what is wrong with the configuration is told at once."""
+    from app.config.load import load_config
+    from app.errors import UserError
+    from app.training.input.start_position import StartPosition
+    from app.training.ranks.launch import launch
+
+    if arguments.ranks < 1 or arguments.max_restarts < 0:
+        raise UserError("--ranks must be at least 1, and --max-restarts at least 0")
+    StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
+    config = load_config(arguments.config)
+    if config.source.uses_embedded_broker:
+        config.source.kafka_config()
+    options = ["train", "--config", str(config.path)]
+    flags = {
+        "--until-end": arguments.until_end,
+        "--take-over": arguments.take_over,
+        "--no-compact": arguments.no_compact,
+        "--debug": arguments.debug,
+    }
+    options += [flag for flag, is_set in flags.items() if is_set]
+    for place in arguments.from_offset:
+        options += ["--from-offset", place]
+    if arguments.from_timestamp is not None:
+        options += ["--from-timestamp", arguments.from_timestamp]
+    return launch(options, num_ranks=arguments.ranks, max_restarts=arguments.max_restarts)

@@ -22,6 +22,7 @@ from app.models.losses.config import LabelConfig, LabelLoss, label_losses, links
 from app.scores.config import ScoresConfig
 from app.serving.config import ServeConfig
 from app.training.config import GateConfig, TableSettings, TrainConfig
+from app.training.ranks.config import ClusterConfig
 from app.version_log.config import MIN_BYTES, LogConfig
 from stream.config import SourceConfig
 
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "gate": GateConfig,
     "scores": ScoresConfig,
     "log": LogConfig,
+    "cluster": ClusterConfig,
     "serve": ServeConfig,
 }
 
@@ -59,6 +61,7 @@ class Config:
     gate: GateConfig
     scores: ScoresConfig
     log: LogConfig
+    cluster: ClusterConfig
     serve: ServeConfig
 
 
@@ -122,6 +125,7 @@ def load_config(
         gate=bind(GateConfig, "[gate]", document.get("gate", {})),
         scores=scores,
         log=log,
+        cluster=bind(ClusterConfig, "[cluster]", document.get("cluster", {})),
         serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
     )
 

@@ -79,16 +79,29 @@ class ProgressiveScores:
         labels_NL: npt.NDArray[np.float32],
         weights_N: npt.NDArray[np.float32],
         features: Features | None = None,
+        *,
+        columns: Arrays | None = None,
     ) -> None:
-        """Count scored samples; they belong to the next delta. `features`: those of the samples, always or never."""
+        """Count scored samples; they belong to the next delta. `features`: those of the samples, always or never.
+
+        `columns`: instead of features, what `columns_of` returned for them.
+        """
         samples: Arrays = dict(zip(SAMPLES, (logits_NL, labels_NL, weights_N), strict=True))
-        if features is not None and self._wanted is not None and self._schema is not None and len(weights_N):
-            if self._plan != self._wanted:
+        if columns is None and features is not None and len(weights_N):
+            columns = self.columns_of(features, self.num_samples)
+        if columns is not None and len(weights_N):
+            if self._wanted is not None and self._plan != self._wanted:
                 self._follow(self._wanted)
                 self._delta_has_plan = True
-            samples |= self._plan.take(features, self._schema, self.num_samples)
+            samples |= columns
         self._count(samples)
         self._delta.append(samples)
+
+    def columns_of(self, features: Features, first: int) -> Arrays:
+        """Return what is kept of the features of samples, the first of which is sample number `first` of all."""
+        if self._wanted is None or self._schema is None:
+            return {}
+        return self._wanted.take(features, self._schema, first)
 
     def delta(self) -> Arrays:
         """Return the samples observed since the last call; {} if there are none."""

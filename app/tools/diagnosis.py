@@ -15,6 +15,7 @@ from app.config.load import Config
 from app.errors import UserError
 from app.models.export.torch_export import export_model
 from app.models.registry import build_model
+from app.tools.cluster_diagnosis import check_cluster
 from app.tools.part_diagnosis import check_parts
 from app.training.bootstrap import add_parts, design_of, model_spec
 from app.version_log.change.design import Design
@@ -47,6 +48,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield from check_disk(config)
     yield check_disk_caps(config)
     yield from check_kept_versions(config.log)
+    yield Diagnosis(*check_cluster(config))
     yield from check_port_and_gpu(config)
     for state, text in check_parts(config.serve):
         yield Diagnosis(state, text)

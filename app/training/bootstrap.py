@@ -24,6 +24,8 @@ from app.models.wide.wide_part import add_wide_part
 from app.scores.progressive import ProgressiveScores
 from app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
 from app.training.device.device import TrainDevice, resolve_device
+from app.training.ranks.ranks import Ranks
+from app.training.ranks.spill_folders import spill_folder
 from app.training.state.base_rows import BaseRows
 from app.training.state.row_budget import RowBudget
 from app.training.state.training_state import TrainingState
@@ -41,6 +43,7 @@ from embeddings.collection.collection import AnyTable, open_tables
 from embeddings.collection.limits import table_configs
 from embeddings.config import FeaturePolicy, FeatureTable, TableConfig
 from embeddings.policy.admission import AdmissionControl
+from embeddings.sharding.precision import Precision
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
@@ -56,30 +59,39 @@ def model_spec(config: TrainerConfig) -> ModelSpec:
     return ModelSpec.of(config.schema, config.table.widest_dim, config.table.dims)
 
 
-def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -> TrainingState:
+def load_state(
+    config: TrainerConfig, log: LogWriter, *, num_threads: int = 1, ranks: Ranks | None = None
+) -> TrainingState:
     """Return the state at the end of the log; a new log gets its first base.
 
-    UserError if the configuration does not fit the log or cannot be used, LogError if the log cannot be read.
+    UserError if the configuration does not fit the log or cannot be used, LogError if the log cannot be read. Of
+    several `ranks` the first begins the log; then each reads it, and keeps the rows of its range.
     """
+    ranks = ranks or Ranks()
     spec = model_spec(config)
     try:
         device = resolve_device(config.train)
     except ValueError as error:
         raise UserError(str(error)) from error
-    resume = Resume.of(log.directory, log.last_encoded)
+    resume = Resume.of(log.directory, log.last_encoded) if ranks.is_first else _begun_by_first(log, ranks)
     try:
         model = build_model(config.model, spec, seed=config.train.seed)
         add_parts(model, config)
-        program = export_model(model, spec) if resume is None else b""
-        if resume is not None:
+        program = export_model(model, spec) if resume is None and ranks.is_first else b""
+        if resume is not None and ranks.is_first:
             resume = go_on_with(config, log, resume, model)
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
     base = None if resume is None else resume.base
-    state = empty_state(config, model, device, log.budget, epoch=log.epoch, base=base, num_threads=num_threads)
+    state = empty_state(
+        config, model, device, log.budget, epoch=log.epoch, base=base, num_threads=num_threads, ranks=ranks
+    )
     if resume is None:
         write_first_base(config, log, state, program)
-    else:
+    if ranks.is_first:
+        ranks.meet()
+        ranks.of_first(log.last_encoded)
+    if resume is not None:
         restore_state(state, resume)
     try:
         if state.row_budget is not None:
@@ -88,6 +100,18 @@ def load_state(config: TrainerConfig, log: LogWriter, *, num_threads: int = 1) -
         state.learner.table.close()
         raise UserError(str(error)) from error
     return state
+
+
+def _begun_by_first(log: LogWriter, ranks: Ranks) -> Resume:
+    """Wait until rank 0 has begun the log's epoch, perhaps with a base; return what this rank loads."""
+    ranks.meet()
+    tip = ranks.of_first(log.last_encoded)
+    assert tip is not None
+    if tip == log.first_base_tip and log.start_tip != tip:
+        log.start_after(tip)
+    resume = Resume.of(log.directory, tip)
+    assert resume is not None
+    return resume
 
 
 def state_without_log(config: TrainerConfig) -> TrainingState:
@@ -125,41 +149,59 @@ def empty_state(
     epoch: int,
     base: Base | None,
     num_threads: int,
+    ranks: Ranks | None = None,
 ) -> TrainingState:
     """Return a state that has learned nothing, over a table whose lowest tier is the base.
 
-    UserError if the wide part is to be learned on a device, or if two towers are to have another loss.
+    UserError if the wide part is to be learned on a device, if two towers are to have another loss, or if several
+    `ranks` cannot learn the model.
     """
+    ranks = ranks or Ranks()
     if config.model.has_wide_part and device.transfer is not None:
         raise UserError('the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"')
     if isinstance(model, TwoTower) and any(loss.name != "bce" for loss in config.losses):
         raise UserError(f'[model] name = "{config.model.name}" has a loss of its own: leave out [train] loss')
-    table = open_table(config, epoch, base, num_threads=num_threads, device=device.table)
-    learner = Learner(
-        model,
-        table,
-        config.train,
-        config.schema,
-        score_field=config.table.score,
-        device=device,
-        losses=config.losses,
-    )
+    table = open_table(config, epoch, base, num_threads=num_threads, device=device.table, ranks=ranks)
+    try:
+        learner = Learner(
+            model,
+            table,
+            config.train,
+            config.schema,
+            score_field=config.table.score,
+            device=device,
+            losses=config.losses,
+            exchange=ranks.exchange,
+            precision=Precision(
+                rows=config.cluster.rows, gradients=config.cluster.gradients, dense=config.cluster.dense_gradients
+            ),
+        )
+    except ValueError as error:
+        table.close()
+        raise UserError(str(error)) from error
     row_budget = RowBudget(
         budget.max_base_bytes, dim=table.dim, state_width=table.layout.state_width, onnx=config.log.onnx
     )
     scores = ProgressiveScores(config.schema.labels, config.train.window_samples, config.scores, config.schema)
-    return TrainingState(learner, scores, config.schema, row_budget)
+    return TrainingState(learner, scores, config.schema, row_budget, ranks)
 
 
 def open_table(
-    config: TrainerConfig, epoch: int, base: Base | None, *, num_threads: int, device: str | Ops = "cpu"
+    config: TrainerConfig,
+    epoch: int,
+    base: Base | None,
+    *,
+    num_threads: int,
+    device: str | Ops = "cpu",
+    ranks: Ranks | None = None,
 ) -> AnyTable:
     """Return an empty table, or one for each width of rows, over its lower tiers.
 
-    These are host memory if `host_bytes` is set, the disk, the base.
+    These are host memory if `host_bytes` is set, the disk, the base. Each of several `ranks` has a spill of its own.
     """
     settings = replace(with_wide_columns(config), num_threads=max(config.table.num_threads, num_threads))
     folder = Path(settings.disk_path or Path("var") / config.name / "spill")
+    folder = spill_folder(folder, ranks or Ranks())
     ops = backend(device)
 
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:

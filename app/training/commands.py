@@ -11,6 +11,7 @@ import numpy as np
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, StreamPosition
 
+from app.training.ranks.own_rows import is_own
 from app.training.state.training_state import TrainingState
 from app.version_log.commands.erasures import erasures_of, parse_keys
 from app.version_log.commands.limits import limits_document, parse_limits
@@ -45,7 +46,9 @@ class CommandExecutor:
 
         It raises ValueError if it refuses the command and PostponedError to leave it for later.
         """
-        self._queue = CommandQueue(log_path, epoch, state.executed_commands)
+        self._ranks = state.ranks
+        # rank 0 alone reads commands, and tells the others
+        self._queue = CommandQueue(log_path, epoch, state.executed_commands) if self._ranks.is_first else None
         self._state = state
         self._roll_back = roll_back
         self._claimed: deque[Command] = deque()  # not executed yet
@@ -54,19 +57,25 @@ class CommandExecutor:
     @property
     def has_pending(self) -> bool:
         """True if there is a command to execute."""
-        return bool(self._claimed) or self._queue.has_pending()
+        return bool(self._claimed) or (self._queue is not None and self._queue.has_pending())
 
     @property
     def has_unpublished(self) -> bool:
         """True if the next version carries a command."""
         return bool(self._unpublished)
 
+    def claim(self) -> None:
+        """Take every pending command, on all ranks alike."""
+        self._claimed += self._ranks.of_first([] if self._queue is None else self._queue.claim())
+
     def execute(self) -> None:
         """Execute every pending command. Call it right after a checkpoint: the rows that it evicts need room.
 
-        SpillError if the spill accepts no rows: the remaining commands wait for the next call.
+        Of several ranks all have called `claim` before. SpillError if the spill accepts no rows: the remaining commands
+        wait for the next call.
         """
-        self._claimed += self._queue.claim()
+        if self._ranks.is_alone:
+            self.claim()
         while self._claimed:
             command = self._claimed[0]
             try:
@@ -103,13 +112,15 @@ class CommandExecutor:
 
     def on_published(self, version: int) -> None:
         """Note that this version records everything executed so far."""
-        for command_id in self._unpublished:
-            self._queue.mark_executed(command_id, version)
+        if self._queue is not None:
+            for command_id in self._unpublished:
+                self._queue.mark_executed(command_id, version)
         self._unpublished.clear()
 
     def acknowledge(self, durable: int) -> None:
         """Unlink the files of commands that versions up to this one record."""
-        self._queue.acknowledge(durable)
+        if self._queue is not None:
+            self._queue.acknowledge(durable)
 
     def _record(self, command: Command, result: Result, positions: Mapping[str, StreamPosition] | None = None) -> None:
         state = self._state
@@ -129,7 +140,11 @@ class CommandExecutor:
     def _forget(self, body: dict[str, Any]) -> Result:
         keys = parse_keys(body, self._state.schema)
         features_N = np.array([feature for feature, _ in keys], np.uint16)
-        self._state.learner.table.forget(features_N, np.array([row_id for _, row_id in keys], np.int64))
+        ids_N = np.array([row_id for _, row_id in keys], np.int64)
+        if not self._ranks.is_alone:
+            own_N = is_own(features_N, ids_N, self._ranks)
+            features_N, ids_N = features_N[own_N], ids_N[own_N]
+        self._state.learner.table.forget(features_N, ids_N)
         return {"keys": len(keys)}
 
     def _change_limits(self, body: dict[str, Any]) -> Result:

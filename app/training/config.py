@@ -14,6 +14,7 @@ from app.models.config import ModelConfig
 from app.models.losses.config import LabelLoss, LossName
 from app.scores.config import ScoresConfig
 from app.training.lr_schedule import LearningRateSchedule
+from app.training.ranks.config import ClusterConfig
 from app.version_log.config import LogConfig
 from embeddings.config import TableConfig
 from stream.batch_size import GROWTH
@@ -205,10 +206,13 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         return self.threads_for(self.batch_size)
 
     def threads_for(self, num_samples: int) -> int:
-        """Return a step's threads: a function of settings, batch and machine, as floating-point sums depend on it."""
+        """Return a step's threads: a function of settings, batch and machine, as floating-point sums depend on it.
+
+        The ranks of a machine share its cores.
+        """
         if self.threads or num_samples < MIN_SAMPLES_TO_SPLIT:
             return self.threads or 1
-        return os.cpu_count() or 1
+        return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class GateConfig(Settings, frozen=True, kw_only=True):
@@ -323,6 +327,9 @@ class TrainerConfig(Protocol):
 
     @property
     def log(self) -> LogConfig: ...
+
+    @property
+    def cluster(self) -> ClusterConfig: ...
 
 
 def with_adagrad_eps(config: TableConfig) -> TableConfig:

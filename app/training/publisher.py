@@ -4,13 +4,16 @@ import logging
 import time
 from collections.abc import Callable
 
+from springtide_client.format.tensors import Arrays
 from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms
 
 from app.training.health.gate import Gate
 from app.training.publish_schedule import PublishSchedule
+from app.training.ranks.ranks import Ranks
 from app.training.session import TrainingSession
 from app.version_log.failpoints import failpoint
+from app.version_log.write.writer import NetState
 from stream.errors import StreamError
 from stream.flow.dead_letter_producer import DeadLetterProducer
 
@@ -55,19 +58,31 @@ class Publisher:
         self._postponed_until = self._clock() + seconds
 
     def accepts_command(self, session: TrainingSession) -> bool:
-        """Return True if a command is pending and can be published with its result."""
-        if session.log.is_stalled or self._clock() < self._postponed_until:
-            return False
+        """Return True if a command is pending and can be published with its result. All ranks."""
+        return _together(session.ranks, can=self._can_publish(session), wants=self._has_command(session))
+
+    def is_due(self, session: TrainingSession) -> bool:
+        """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat.
+
+        All ranks: one that needs a version gets it, else rank 0 decides.
+        """
+        return _together(session.ranks, can=self._can_publish(session), wants=self._wants_version(session))
+
+    def may_publish(self, session: TrainingSession) -> bool:
+        """Return True if, as far as this rank knows, it is time for a version or for a command."""
+        return self._can_publish(session) and (self._has_command(session) or self._wants_version(session))
+
+    def _can_publish(self, session: TrainingSession) -> bool:
+        return not (session.log.is_stalled or self._clock() < self._postponed_until)
+
+    def _has_command(self, session: TrainingSession) -> bool:
         # the version that carries a command must be exact, and takes the writer of exact states for itself
         return session.commands.has_pending and session.log.is_state_writer_idle
 
-    def is_due(self, session: TrainingSession) -> bool:
-        """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat."""
-        if session.log.is_stalled or self._clock() < self._postponed_until:
-            return False
+    def _wants_version(self, session: TrainingSession) -> bool:
         if session.must_publish:
             return True
-        if self.seconds_until_due(session) > 0:
+        if not session.ranks.is_first or self.seconds_until_due(session) > 0:
             return False
         if session.state.changed or (not session.log.ends_exact and session.net.is_exact_due):
             return True
@@ -79,19 +94,31 @@ class Publisher:
 
         `exact`: a restart must be able to continue from this version; so it must from one that carries a command.
         Returns False, and publishes nothing, if the gate holds the model back or the letters cannot be delivered.
+        All ranks, after they have told each other what they know: what speaks against it on one counts for all.
         """
-        state = session.state
+        state, ranks = session.state, session.ranks
         self._schedule.start()
-        if self._gate.judge(state.learner, state.scores, state.samples_trained) is not None:
+        together = session.exchange()
+        held = ranks.of_first(self._gate.judge(state.learner, state.scores, state.samples_trained))
+        if held is not None:
+            self._gate.held = held
             return False
-        if not self._deliver_dead_letters():
+        if ranks.any(not self._deliver_dead_letters()):
             return False
+        if together is not None:
+            state.learner.require_same_net()
         started_at = self._clock()
-        idle = session.batches.idle_partitions(state.stream.positions, state.stream.clock)
-        state.stream.clock.mark_idle(idle, limit_ms=session.max_event_ms())
+        if together is None:
+            idle = session.batches.idle_partitions(state.stream.positions, state.stream.clock)
+            limit_ms, complete_until_ms = session.max_event_ms(), session.complete_until_ms()
+        else:
+            idle, limit_ms, complete_until_ms = together.idle, together.limit_ms, together.complete_until_ms
+        state.stream.clock.mark_idle(idle, limit_ms=limit_ms)
         failpoint("before a checkpoint")
-        carried, net = session.net.take(exact=exact or session.must_be_exact or session.commands.has_unpublished)
-        complete_until_ms = session.complete_until_ms()
+        carried, net = Arrays(), NetState()  # of ranks above 0: the net is in rank 0's part of the version
+        if ranks.is_first:
+            must_be_exact = exact or session.must_be_exact or session.commands.has_unpublished
+            carried, net = session.net.take(exact=must_be_exact)
         meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=complete_until_ms, net=carried)
         failpoint("after a checkpoint")
         version = session.log.append_owned(meta, arrays, net)
@@ -111,7 +138,8 @@ class Publisher:
             return
         session.commands.acknowledge(durable.number)
         if session.committed.advance(durable.number):
-            session.source.report_offsets(session.committed.offsets)
+            offsets, share = session.committed.offsets, session.ranks.share
+            session.source.report_offsets({p: offset for p, offset in offsets.items() if share.holds(p)})
 
     def _deliver_dead_letters(self) -> bool:
         """Wait a little for the broker: a version must not pass letters that the broker does not have."""
@@ -127,3 +155,11 @@ class Publisher:
         self._backoff.succeed()
         self._postponed_until = float("-inf")  # the reason to wait is gone
         return True
+
+
+def _together(ranks: Ranks, *, can: bool, wants: bool) -> bool:
+    """Return True if all ranks can, and one of them wants to."""
+    if ranks.is_alone:
+        return can and wants
+    each = ranks.numbers([int(can), int(can and wants)])
+    return all(can for can, _ in each) and any(wants for _, wants in each)

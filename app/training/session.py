@@ -11,6 +11,8 @@ from app.training.commands import CommandExecutor
 from app.training.committed_offsets import CommittedOffsets
 from app.training.config import TrainerConfig
 from app.training.input.batches import BatchStream
+from app.training.ranks.ranks import Ranks
+from app.training.state.contribution import Contribution, Together
 from app.training.state.net_publisher import NetPublisher
 from app.training.state.spill_gc import SpillGC
 from app.training.state.training_state import TrainingState
@@ -28,7 +30,7 @@ class TrainingSession:
     def __init__(
         self, config: TrainerConfig, log: LogWriter, state: TrainingState, commands: CommandExecutor, *, until_end: bool
     ) -> None:
-        self.log, self.state, self.commands = log, state, commands
+        self.log, self.state, self.commands, self.ranks = log, state, commands, state.ranks
         self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number, on_mapped=state.on_base_mapped)
         self.net = NetPublisher(config.log, state.learner, log)
         self.committed = CommittedOffsets(state.stream.positions)
@@ -37,14 +39,25 @@ class TrainingSession:
 
     @staticmethod
     def load(
-        config: TrainerConfig, log: LogWriter, *, until_end: bool, roll_back: Callable[[Command], None]
+        config: TrainerConfig,
+        log: LogWriter,
+        *,
+        until_end: bool,
+        roll_back: Callable[[Command], None],
+        ranks: Ranks | None = None,
     ) -> "TrainingSession":
-        """Read the log back. UserError if the configuration does not fit it, LogError or SpillError if it fails."""
+        """Read the log back. UserError if the configuration does not fit it, LogError or SpillError if it fails.
+
+        All `ranks` read it, and return once all have.
+        """
         torch.manual_seed(config.train.seed)
-        state = load_state(config, log, num_threads=config.train.num_threads)
+        ranks = ranks or Ranks()
+        state = load_state(config, log, num_threads=config.train.num_threads, ranks=ranks)
         try:
             commands = CommandExecutor(config.log.path, log.epoch, state, roll_back=roll_back)
-            commands.reexecute_lost(lost_commands(log.directory, state.executed_commands))
+            ranks.meet()
+            lost = list(lost_commands(log.directory, state.executed_commands)) if ranks.is_first else []
+            commands.reexecute_lost(ranks.of_first(lost))
             return TrainingSession(config, log, state, commands, until_end=until_end)
         except BaseException:
             state.learner.table.close()
@@ -59,7 +72,9 @@ class TrainingSession:
         """Close this session, and continue from the end of the log as a restart does: memory and spill start empty."""
         self.close()
         try:
-            session = TrainingSession.load(self._config, log, until_end=self._until_end, roll_back=roll_back)
+            session = TrainingSession.load(
+                self._config, log, until_end=self._until_end, roll_back=roll_back, ranks=self.ranks
+            )
         except SpillError as error:
             # not a SpillError: that would be retried, with nothing loaded
             raise LogError(f"the log cannot be loaded: {error}") from error
@@ -97,10 +112,28 @@ class TrainingSession:
         """True if a version must not wait: it may grow too large, or the compactor needs it to make room."""
         if self.state.must_expire or self.must_be_exact or (self.log.is_full and self.log.must_tell_durable):
             return True
-        return self.state.max_unpublished_bytes > self.log.budget.max_version_bytes
+        return self.state.max_unpublished_bytes > self.log.budget.max_version_bytes // self.ranks.num_ranks
+
+    def exchange(self) -> Together | None:
+        """Let every rank know what all know, for a version or the status; None if there is one rank. All ranks."""
+        if self.ranks.is_alone:
+            return None
+        batches, stream = self.batches, self.state.stream
+        own = Contribution.of(
+            self.state,
+            complete_until_ms=self.complete_until_ms() if self.source.has_partitions else None,
+            limit_ms=self.max_event_ms(),
+            idle=batches.idle_partitions(stream.positions, stream.clock),
+        )
+        together = Together(self.ranks.gather(own))
+        together.merge_into(self.state)
+        return together
 
     def complete_until_ms(self) -> int:
-        """Return the wall time at which every record then readable is learned by now; 0 if there is none."""
+        """Return the wall time at which every record then readable is learned by now; 0 if there is none.
+
+        Of several ranks: every record of this one's partitions.
+        """
         return self.source.complete_until_ms(self.state.stream.positions) or 0
 
     def max_event_ms(self) -> int:
@@ -124,4 +157,5 @@ class TrainingSession:
             until_end=self._until_end,
             samples_trained=stream.samples_trained,
             erasures=stream.erasures,
+            share=self.ranks.share,
         )

@@ -3,32 +3,35 @@
 import gc
 import logging
 import time
-from collections.abc import Callable
 
 import torch
 from springtide_client.errors import SpringtideError
 
 from app.processes.signals import StopSignals
 from app.training.config import TrainerConfig
+from app.training.facts import facts_here
 from app.training.health.gate import Gate
 from app.training.health.known_good import last_good_before
 from app.training.input.batches import POLL_SECONDS
 from app.training.input.start_position import StartPosition, require_same_topic
 from app.training.publisher import Publisher
-from app.training.recovery.repair import reopen
+from app.training.ranks.agreement import Agreement, Facts
+from app.training.ranks.ranks import Ranks
+from app.training.recovery.repair import is_corrupt
 from app.training.recovery.rollback import RollbackController
 from app.training.session import TrainingSession
+from app.training.spill_wait import SpillWait
 from app.training.state.training_state import TrainingState
 from app.training.status.reporter import TrainerStatusReporter
 from app.training.status.writer import StatusWriter
 from app.version_log.read.corruption import take_corruption_report
 from app.version_log.trainer_status import TrainerStatus, read_status, successor
-from app.version_log.write.writer import LogWriter
-from embeddings.errors import SpillError
+from app.version_log.write.shard_writer import open_log
 from stream.columns import Batch
 from stream.flow.dead_letter_producer import DeadLetterProducer
 
 MAX_UNACKNOWLEDGED_BYTES = 64 << 20  # of dead letters; beyond it the stream waits
+POLL_SECONDS_OF_MANY = 0.01  # all ranks wait for the one that waits longest
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +49,24 @@ class Trainer:
         until_end: bool = False,
         take_over: bool = False,
         start: StartPosition | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Read the log back. `start`: where in the stream to begin, instead of where the log ends."""
-        self.config, self.until_end = config, until_end
+        """Read the log back. `start`: where in the stream to begin, instead of where the log ends.
+
+        `ranks`: those that learn together, each in its own process; by default this one alone. The trainer closes it.
+        """
+        self.config, self.until_end, self.ranks = config, until_end, ranks or Ranks()
         self.signals = StopSignals()
+        self.agreed = Agreement((Facts(),))
         torch.set_num_threads(config.train.num_threads)
-        self.log = LogWriter.open(config.log, schema=config.schema, take_over=take_over)
+        self._log_ranks = self.ranks.of_log()
+        try:
+            self.log = open_log(config.log, schema=config.schema, take_over=take_over, ranks=self._log_ranks)
+        except BaseException as error:
+            self.ranks.leave(error)
+            raise
         previous = read_status(config.log.path) or TrainerStatus()
-        self.status = StatusWriter(config.log.path, self.log.epoch)
+        self.status = StatusWriter(config.log.path, self.log.epoch, writes=self.ranks.is_first)
         self.dead_letters = DeadLetterProducer(config.source.kafka_config, f"{config.source.topic}.dead")
         self.gate = Gate(
             config.gate,
@@ -73,16 +86,20 @@ class Trainer:
         )
         self.reporter = TrainerStatusReporter(config, self.gate, self.status)
         self.corruption = ""  # as a reader of the log has reported it
-        self._spill_reason = ""  # why rows cannot leave memory, and learning waits
+        self.spill_wait = SpillWait(self.ranks, self._wait_for_spill)
         self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
         try:
             # counters continue from the previous trainer's: a 0 would look like a reset in a graph
             self.status.update(successor(previous, name=config.name, reason="reading the log back"))
-            self._adopt(TrainingSession.load(config, self.log, until_end=until_end, roll_back=self.rollback.execute))
+            session = TrainingSession.load(
+                config, self.log, until_end=until_end, roll_back=self.rollback.execute, ranks=self.ranks
+            )
+            self._adopt(session)
+            positions = self.state.stream.positions
             if start is None:
-                require_same_topic(config.source, self.state.stream.positions)
+                require_same_topic(config.source, positions)
             else:
-                self.session.seek(start.resolve(config.source, self.state.stream.positions))
+                self.session.seek(self.ranks.first_does(lambda: start.resolve(config.source, positions)))
         except BaseException as error:
             self._fail(error)
             raise
@@ -105,7 +122,7 @@ class Trainer:
     def run(self) -> TrainerStatus:
         """Learn until the end; one pass of the loop is at most one batch. Returns the final status."""
         try:
-            with self.signals:
+            with self.signals, self.ranks.telling_lost():
                 self.start()
                 while not self.finished or not self.publish_last():
                     if self.gate.held is not None:
@@ -113,9 +130,9 @@ class Trainer:
                     else:
                         self.run_once()
                     self.report_status()
-                    if self.corruption:
+                    if self.agreed.is_corrupt:
                         self.repair()
-            return self.close()
+                return self.close()
         except BaseException as error:
             self._fail(error)
             raise
@@ -129,38 +146,67 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """True if a stop was requested, or if everything up to the requested end is learned."""
-        return self.signals.stopping or (self.gate.held is None and self.session.batches.finished)
+        if self.ranks.is_alone:
+            return self.signals.stopping or (self.gate.held is None and self.session.batches.finished)
+        return self.agreed.is_stopping or (self.gate.held is None and self.agreed.is_finished)
 
     def run_once(self) -> None:
-        """1. Take what the stream has, if there is room for it. 2. Learn. 3. Execute commands. 4. Publish."""
+        """1. Take what the stream has, if there is room for it. 2. Agree. 3. Learn. 4. Execute commands. 5. Publish."""
         log, batches, publisher = self.log, self.session.batches, self.publisher
         has_room = not (log.is_full or log.is_stalled)
         if not has_room or self.dead_letters.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
             self.signals.wait(POLL_SECONDS)
         else:
             seconds = publisher.seconds_until_due(self.session)
-            batches.poll(seconds if seconds > 0 else POLL_SECONDS)
+            batches.poll(self._poll_seconds(seconds if seconds > 0 else POLL_SECONDS))
         is_due = publisher.seconds_until_due(self.session) <= 0
-        if has_room and (batch := batches.take(allow_partial=is_due)) is not None:
-            self.learn(batch)  # one without samples moves positions too
+        if has_room:
+            batches.prepare(allow_partial=is_due)
+        agreed = self.agree(has_room=has_room)
+        if agreed.must_learn:
+            batch = batches.take_prepared(with_others=agreed.num_rows > 0)
+            self.learn(batch or Batch.empty(self.config.schema))  # one without samples moves positions too
+        if not agreed.may_publish and not self.ranks.is_alone:
+            return
         if publisher.accepts_command(self.session) and self.publish():
             self.execute_commands()
         if publisher.is_due(self.session):
             self.publish()
 
+    def agree(self, *, has_room: bool = False) -> Agreement:
+        """Tell the other ranks how things stand here, and hear from them. All ranks."""
+        facts = facts_here(
+            self.session,
+            self.publisher,
+            has_room=has_room,
+            is_stopping=self.signals.stopping,
+            is_held=self.gate.held is not None,
+            is_report_due=self.reporter.is_due,
+            is_corrupt=bool(self.corruption),
+        )
+        self.agreed = Agreement.on(facts, self.ranks)
+        if not self.ranks.is_alone and self.agreed.clock_ms is not None:
+            self.state.stream.clock.advance_to(self.agreed.clock_ms)
+        return self.agreed
+
     def learn(self, batch: Batch) -> None:
         """1. Make room for the rows that it may evict. 2. Send its dead letters. 3. Learn it; prefetch for the next."""
-        if self.state.learner.needs_checkpoint(batch):
+        has_samples = len(batch) > 0 if self.ranks.is_alone else self.agreed.num_rows > 0
+        if has_samples and self.state.learner.needs_checkpoint(batch):
             while not self.publish():
-                if self.gate.held is not None or self.signals.wait(POLL_SECONDS):
+                if self.gate.held is not None or self._wait(POLL_SECONDS):
                     return  # its positions are not passed: the next reader of the log learns it
         self.dead_letters.send(batch.dead_letters)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
-        self._retry_while_spill_full(lambda: self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms))
+        self.spill_wait.retry(
+            lambda: self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms, has_samples=has_samples)
+        )
 
     def execute_commands(self) -> None:
         """Execute all that wait. Call it right after a checkpoint: the rows that they evict find room."""
-        self._retry_while_spill_full(lambda: self.session.commands.execute())
+        if not self.ranks.is_alone:
+            self.session.commands.claim()
+        self.spill_wait.retry_on_each(lambda: self.session.commands.execute())
         session = self.session  # a rollback has replaced it
         if any(erasure not in session.batches.erasures for erasure in session.state.stream.erasures):
             session.restart_source()
@@ -173,11 +219,14 @@ class Trainer:
 
     def publish_last(self) -> bool:
         """Publish what is left at the end; returns True if the trainer may end, even if that was not possible."""
-        is_published = not self.state.changed and self.log.ends_exact and self.session.net.is_shown
+        is_published = not self.state.changed
+        if self.ranks.is_first:  # the others do not write the net
+            is_published &= self.log.ends_exact and self.session.net.is_shown
+        is_published = not self.ranks.any(not is_published)
         if is_published or self.publisher.publish(self.session, exact=True):
             return True
         if self.gate.held is not None:
-            return self.signals.stopping
+            return self.signals.stopping if self.ranks.is_alone else self.agreed.is_stopping
         if self.until_end and self.publisher.failure is not None:
             raise self.publisher.failure
         return True
@@ -185,7 +234,8 @@ class Trainer:
     def wait_until_durable(self) -> bool:
         """Wait until everything appended is durable, however long the disk takes; False if a stop was requested."""
         while self.log.is_writing:
-            self.report_status()
+            if self.ranks.is_alone:
+                self.report_status()
             if self.signals.stopping and self.log.is_stalled:
                 return False
             time.sleep(POLL_SECONDS)
@@ -195,71 +245,84 @@ class Trainer:
     def reload(self) -> None:
         """Continue from the end of the log; if that is not exact, under a new epoch from the newest exact version."""
         gc.unfreeze()
-        if not self.log.ends_exact:
-            self.log.close()
-            self.log = LogWriter.open(self.config.log, schema=self.config.schema)
-            self.status.set_epoch(self.log.epoch)
+        if not self.ranks.of_first(self.log.ends_exact):
+            self._open_next_epoch()
         self._adopt(self.session.reload(self.log, self.rollback.execute))
         _freeze_heap()
 
     def repair(self) -> None:
         """Verify the reported corruption; if it is real, continue under a new epoch from before it."""
         reason, self.corruption = self.corruption, ""
-        if not self.wait_until_durable():
+        if self.ranks.any(not self.wait_until_durable()):
             return
-        log = reopen(self.log, self.config.log, self.config.schema, reason)
-        if log is not None:
-            self.log = log
-            self.status.set_epoch(log.epoch)
+        if self.ranks.first_does(lambda: is_corrupt(self.log, reason)):
+            self._open_next_epoch()
             self.reload()
 
     def report_status(self) -> None:
-        """Once a second: report what is durable, look for a new base and for corruption, and update the status."""
-        if not self.reporter.take_turn():
+        """Once a second: report what is durable, look for a new base and for corruption, and update the status.
+
+        Of several ranks all do it together, in the passes of the loop that rank 0 chooses.
+        """
+        is_turn = self.reporter.take_turn(is_due=None if self.ranks.is_alone else self.agreed.is_report_due)
+        if not is_turn:
             return
+        self.agreed = self.agreed.without_report()
         session = self.session
         self.publisher.report_durable(session)
-        self.corruption = self.corruption or take_corruption_report(self.config.log.path, self.log.epoch)
+        if self.ranks.is_first:
+            self.corruption = self.corruption or take_corruption_report(self.config.log.path, self.log.epoch)
         if session.spill_gc.map_newest_base(self.log.last_number):
             session.source.reset_emitted_strings()  # the new base holds no strings of deleted rows
         self.reporter.report(session, stall_reason=self._stall_reason)
+
+    def _open_next_epoch(self) -> None:
+        self.log.close()
+        self.log = open_log(self.config.log, schema=self.config.schema, ranks=self._log_ranks)
+        self.status.set_epoch(self.log.epoch)
+
+    def _poll_seconds(self, seconds: float) -> float:
+        """How long to wait for samples: of several ranks none keeps the others waiting that have some."""
+        if self.ranks.is_alone:
+            return seconds
+        return 0.0 if self.agreed.must_learn else min(seconds, POLL_SECONDS_OF_MANY)
 
     def close(self) -> TrainerStatus:
         """Make everything durable and close it; returns the final status."""
         gc.unfreeze()
         self.log.sync()
+        self.ranks.meet()  # the writers of all ranks are needed until everything is durable
         self.publisher.report_durable(self.session)
         status = self.reporter.last_status(self.session, stall_reason=self._stall_reason)
         self._release()
+        self.ranks.part()
         return self.status.close(status)
 
     @property
     def _stall_reason(self) -> str:
-        return self._spill_reason or self.publisher.reason or self.log.stall_reason
+        return self.spill_wait.reason or self.publisher.reason or self.log.stall_reason
 
     def _adopt(self, session: TrainingSession) -> None:
         self._session = session
         self.gate.reset(self.log.last_number, session.state.learner, session.state.samples_trained)
         self.status.stall_reason = session.stall_reason
 
-    def _retry_while_spill_full(self, action: Callable[[], None]) -> None:
-        """Repeat the action while the spill accepts no rows; a stop leaves it to the next trainer."""
-        while True:
-            try:
-                action()
-                self._spill_reason = ""
-                return
-            except SpillError as error:
-                if str(error) != self._spill_reason:
-                    logger.warning("learning waits for the spill", extra={"reason": str(error)})
-                self._spill_reason = str(error)
-            if self.publisher.is_due(self.session):
-                self.publish()
+    def _wait_for_spill(self) -> bool:
+        """Publish and report meanwhile; return True if a rank was asked to stop."""
+        if self.publisher.is_due(self.session):
+            self.publish()
+        if self.ranks.is_alone:
             self.report_status()
-            if self.signals.wait(POLL_SECONDS):
-                return
+        return self._wait(POLL_SECONDS)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait; return True if a rank was asked to stop."""
+        return self.ranks.any(self.signals.wait(seconds))
 
     def _fail(self, error: BaseException) -> None:
+        self.ranks.leave(error)
+        if not self.ranks.is_alone:
+            self.log.abandon("this rank has ended")  # the others do not say any more what is durable
         self.status.fail(error)
         self._release()
 

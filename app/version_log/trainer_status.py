@@ -169,6 +169,17 @@ class NetStatus(msgspec.Struct, frozen=True):
     clipped_steps: int = 0  # of them, those whose gradients were clipped
 
 
+class RankStatus(msgspec.Struct, frozen=True):
+    """One of several ranks that learn together."""
+
+    partitions: int = 0  # that it reads
+    lag: int | None = None  # records of those that are not learned yet
+    samples_per_second: float = 0.0
+    rows: dict[str, int] = {}  # by tier
+    bytes: dict[str, int] = {}
+    reason: str = ""  # what it waits for
+
+
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a trainer reports. Partitions are written "topic/0"; times are milliseconds since 1970."""
 
@@ -198,6 +209,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     freshness_ms: Percentiles | None = Percentiles()  # measured by servers
     staleness_ms: int | None = None
     table: TableStatus = TableStatus()
+    ranks: list[RankStatus] = []  # by rank; of a trainer of one rank empty
 
     @property
     def lag(self) -> int | None:

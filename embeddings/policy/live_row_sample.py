@@ -31,14 +31,14 @@ class LiveRowSample:
     def read_base(self, mixed_N: UInt64Array, features_N: UInt16Array, last_seen_N: Int64Array) -> None:
         """Begin with the rows of a base, which are sorted by mixed key: only its first ones are read."""
         self.shift = max(0, (-(-len(mixed_N) // self.max_rows) - 1).bit_length())
-        num = int(np.searchsorted(mixed_N, self._last_mixed, side="right")) if self.shift else len(mixed_N)
+        num = int(np.searchsorted(mixed_N, np.uint64(self.last_mixed), side="right")) if self.shift else len(mixed_N)
         self._mixed_M, self._added, self._num_added = np.array(mixed_N[:num]), [], 0
         self._features_M, self._last_seen_M = np.array(features_N[:num]), np.array(last_seen_N[:num])
 
     def add(self, features_N: UInt16Array, ids_N: Int64Array, last_seen_N: Int64Array) -> None:
         """Note rows that were written after what was noted before."""
         mixed_N = mix_keys(features_N, ids_N)
-        chosen_N = (mixed_N <= self._last_mixed) & (features_N < SHARED_ROW_OFFSET)
+        chosen_N = (mixed_N <= np.uint64(self.last_mixed)) & (features_N < SHARED_ROW_OFFSET)
         self._added.append((mixed_N[chosen_N], features_N[chosen_N], last_seen_N[chosen_N]))
         self._num_added += int(np.count_nonzero(chosen_N))
         if self._num_added > self.max_rows:
@@ -65,8 +65,9 @@ class LiveRowSample:
         return features
 
     @property
-    def _last_mixed(self) -> np.uint64:
-        return np.uint64((1 << (64 - self.shift)) - 1)
+    def last_mixed(self) -> int:
+        """Rows with a higher mixed key are not in the sample."""
+        return (1 << (64 - self.shift)) - 1
 
     def _drop_expired(self, cutoffs: Mapping[int, int]) -> None:
         self._merge()
@@ -88,7 +89,7 @@ class LiveRowSample:
         self._added, self._num_added = [], 0
         while len(self._mixed_M) > self.max_rows:
             self.shift += 1
-            self._keep(self._mixed_M <= self._last_mixed)
+            self._keep(self._mixed_M <= np.uint64(self.last_mixed))
 
     def _keep(self, kept_M: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         self._mixed_M, self._features_M = self._mixed_M[kept_M], self._features_M[kept_M]

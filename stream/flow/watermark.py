@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from stream.positions import Partition
+from stream.positions import ALL_PARTITIONS, Partition, PartitionShare
 
 
 class WatermarkClock:
@@ -26,10 +26,24 @@ class WatermarkClock:
 
         The clock stays at or below `limit_ms`: wall time plus what is allowed to be in the future.
         """
+        self.note(watermarks)
+        return self._advance(limit_ms)
+
+    def note(self, watermarks: Mapping[Partition, int]) -> None:
+        """Take a batch's watermarks without advancing: where the time is agreed on by several readers."""
         for partition, event_ms in watermarks.items():
             self.watermarks[partition] = max(self.watermarks.get(partition, event_ms), event_ms)
         self.idle -= watermarks.keys()
-        return self._advance(limit_ms)
+
+    def earliest_ms(self, share: PartitionShare = ALL_PARTITIONS) -> int | None:
+        """The least watermark of a share's partitions that are not idle; None if there is none."""
+        active = [event_ms for p, event_ms in self.watermarks.items() if p not in self.idle and share.holds(p)]
+        return min(active, default=None)
+
+    def advance_to(self, time_ms: int) -> int:
+        """Advance to a time that several readers have agreed on; it never goes back. Return it."""
+        self.now_ms = max(self.now_ms, time_ms)
+        return self.now_ms
 
     def mark_idle(self, idle: Iterable[Partition], *, limit_ms: int | None = None) -> int:
         """Let these partitions no longer hold back the others until a record of theirs is learned; return the time.
@@ -40,8 +54,7 @@ class WatermarkClock:
         return self._advance(limit_ms)
 
     def _advance(self, limit_ms: int | None) -> int:
-        active = [event_ms for partition, event_ms in self.watermarks.items() if partition not in self.idle]
-        if active:
-            time_ms = min(active) if limit_ms is None else min(*active, limit_ms)
-            self.now_ms = max(self.now_ms, time_ms)
-        return self.now_ms
+        earliest_ms = self.earliest_ms()
+        if earliest_ms is None:
+            return self.now_ms
+        return self.advance_to(earliest_ms if limit_ms is None else min(earliest_ms, limit_ms))

@@ -15,7 +15,7 @@ from stream.config import SourceConfig
 from stream.kafka.admin import Admin, Topic
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
-from stream.positions import Partition
+from stream.positions import ALL_PARTITIONS, Partition, PartitionShare
 from stream.source import Source
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -58,9 +58,14 @@ class Testbed:
                 producer.send(self.name, value, **options)
             producer.flush()
 
-    def source(self, positions: dict[Partition, Any] | None = None, **options: Any) -> Source:
+    def source(
+        self,
+        positions: dict[Partition, Any] | None = None,
+        share: PartitionShare = ALL_PARTITIONS,
+        **options: Any,
+    ) -> Source:
         config = SourceConfig(**({"topic": self.name, "log_path": self.broker.log_path} | options))
-        source = Source(config, SCHEMA, positions)
+        source = Source(config, SCHEMA, positions, share=share)
         self.sources.append(source)
         return source
 

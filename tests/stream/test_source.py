@@ -6,7 +6,7 @@ import pytest
 from stream.errors import CorruptBatchError, StreamError, TopicResetError
 from stream.kafka import record_batches
 from stream.kafka.admin import Admin
-from stream.positions import Partition, Position
+from stream.positions import Partition, PartitionShare, Position
 from tests.support.waiting import wait_until
 
 
@@ -27,6 +27,21 @@ def test_reading_resumes_at_a_position_inside_a_batch(testbed):
     source = testbed.source({testbed.partition: Position(topic.id, 333)})
     assert testbed.users(testbed.read(source, 667)) == list(range(333, 1000))
     assert source.num_resets == 0
+
+
+def test_readers_share_the_partitions_and_one_without_any_finishes_with_the_others(testbed):
+    testbed.create(3)
+    for number in range(3):
+        testbed.produce([testbed.click(number)] * (number + 1), partition=number)
+    sources = [testbed.source({}, PartitionShare(rank, 4)) for rank in range(4)]
+    for source in sources:
+        source.stop_at_end()
+        source.start()
+    users = [testbed.users(testbed.read(source, rank + 1)) if rank < 3 else [] for rank, source in enumerate(sources)]
+    assert users == [[0], [1, 1], [2, 2, 2], []]
+    wait_until(lambda: all(source.poll(0.01) == [] and source.finished for source in sources), "all ends")
+    assert [source.has_partitions for source in sources] == [True, True, True, False]
+    assert [len(source.end_offsets()) for source in sources] == [1, 1, 1, 0]
 
 
 def test_record_timestamps_are_those_of_the_producer(testbed):

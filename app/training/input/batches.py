@@ -10,7 +10,7 @@ from stream.columns import Batch
 from stream.decode.erasure_filter import Erasure
 from stream.errors import RetriableError
 from stream.flow.watermark import WatermarkClock
-from stream.positions import Partition, Position
+from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from stream.source import Source
 
 MAX_UNAVAILABLE_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
@@ -29,24 +29,28 @@ class BatchStream:
         samples_trained: int = 0,
         erasures: Sequence[Erasure] = (),
         source: Source | None = None,
+        share: PartitionShare = ALL_PARTITIONS,
     ) -> None:
         """`samples_trained`: before these positions; batches grow with it. `source`: instead of the topic.
 
-        `erasures`: erased ids to filter out of records from before their erasure.
+        `erasures`: erased ids to filter out of records from before their erasure. `share`: the partitions to read.
         """
-        self.until_end, self.batch_size = until_end, config.train.batch_size
+        self.until_end, self.batch_size, self.share = until_end, config.train.batch_size, share
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
-        self.source = source or Source(replace(config.source, group=group), config.schema, positions, erasures=erasures)
+        self.source = source or Source(
+            replace(config.source, group=group), config.schema, positions, erasures=erasures, share=share
+        )
         self.batcher = Batcher(
             config.train.batch_size,
             config.train.max_wait_seconds,
             min_batch_size=config.train.min_batch_size,
             growth=config.train.growth(has_wide_part=config.model.has_wide_part),
-            num_learned=samples_trained,
+            num_learned=samples_trained // share.num_ranks,  # all ranks together learn a batch of each
         )
         self._earlier_ends: dict[Partition, int] = {}  # end offsets that an earlier stream knew
-        self._peeked: Batch | None = None  # taken from the batcher, not returned yet
+        self._ready: Batch | None = None  # due, not returned yet
+        self._peeked: Batch | None = None  # the full one after it
         self._is_stream_slow = False  # True if batches become due before they are full
 
     def start(self, after: "BatchStream | None" = None) -> None:
@@ -68,20 +72,21 @@ class BatchStream:
         """Return partitions that were learned to their end and silent for a while, and those that the topic lost."""
         ends = self.end_offsets()
         silent = {p for p in self.source.idle_partitions if p in learned and learned[p].offset >= ends.get(p, 0)}
-        return silent | (clock.watermarks.keys() - ends.keys() if ends else set())
+        return silent | ({p for p in clock.watermarks if self.share.holds(p)} - ends.keys() if ends else set())
 
     @property
     def finished(self) -> bool:
         """True if everything up to the requested end was returned; RetriableError without a broker for too long."""
         if self.until_end and self.source.waiting_seconds > MAX_UNAVAILABLE_SECONDS:
             raise RetriableError(f"waited {MAX_UNAVAILABLE_SECONDS:.0f} s: {self.source.reason}")
-        return self.until_end and self.source.finished and self.batcher.is_empty and self._peeked is None
+        is_empty = self.batcher.is_empty and self._peeked is None and self._ready is None
+        return self.until_end and self.source.finished and is_empty
 
     @property
     def is_behind(self) -> bool:
         """True if `batch_size` samples wait, here or in the broker."""
-        peeked = 0 if self._peeked is None else len(self._peeked)
-        return peeked + self.batcher.num_rows + self.source.num_waiting >= self.batch_size
+        taken = sum(len(batch) for batch in (self._ready, self._peeked) if batch is not None)
+        return taken + self.batcher.num_rows + self.source.num_waiting >= self.batch_size
 
     def poll(self, max_seconds: float) -> None:
         """Take what the stream has, unless a full batch waits already. Waits at most this long, or until one is due."""
@@ -107,6 +112,24 @@ class BatchStream:
             self._is_stream_slow = len(batch) < full_rows
         return batch
 
+    @property
+    def ready(self) -> Batch | None:
+        """The prepared batch, if there is one."""
+        return self._ready
+
+    def prepare(self, *, allow_partial: bool) -> Batch | None:
+        """Return the batch that is due, as `take` would; it stays the same until it is taken."""
+        if self._ready is None:
+            self._ready = self.take(allow_partial=allow_partial)
+        return self._ready
+
+    def take_prepared(self, *, with_others: bool = False) -> Batch | None:
+        """Return the prepared batch. `with_others`: other ranks learn now, so what waits here need not wait longer."""
+        batch, self._ready = self._ready, None
+        if batch is None and with_others and self.batcher.max_wait_seconds < float("inf"):
+            batch = self.batcher.flush()
+        return batch
+
     def peek(self) -> Batch | None:
         """Return the batch that `take` returns next, if it is full already."""
         if self._peeked is None and self.batcher.num_rows >= self.batcher.full_rows:
@@ -118,7 +141,7 @@ class BatchStream:
         self.source.close()
 
     def _poll_seconds(self, max_seconds: float) -> float:
-        if self._peeked is not None:
+        if self._peeked is not None or self._ready is not None:
             return 0.0
         until_due = self.batcher.seconds_until_due()
         return max(0.0, min(POLL_SECONDS, max_seconds, float("inf") if until_due is None else until_due))

@@ -55,6 +55,7 @@ class RollbackController:
         self._config, self._gate, self._dead_letters = config, gate, dead_letters
         self._publisher, self._status, self._signals = publisher, status, signals
         self._owner, self._until_end = owner, until_end
+        self._built: RollbackVersion | None = None  # on rank 0
         self._held_progress: Progress | None = None  # of the model that the gate held, while commands may skip it
 
     def resolve_hold(self) -> None:
@@ -66,9 +67,10 @@ class RollbackController:
         held = self._gate.held
         assert held is not None
         owner = self._owner
+        agreed = owner.agree()
         if self._config.gate.action == "rollback" and not self._gate.needs_operator:
             self._roll_back_automatically(held)
-        elif owner.session.commands.has_pending:
+        elif agreed.has_command:
             self._held_progress = Progress.of(owner.session.state)
             owner.reload()
             if owner.publish():
@@ -83,7 +85,8 @@ class RollbackController:
         """Execute a rollback command: afterwards the owner's session is another one, and a version carries the result.
 
         Raises ValueError if the command is refused and PostponedError if it should be tried again; both leave
-        everything as it was. Earlier commands are published first.
+        everything as it was. Earlier commands are published first. Of several ranks the first builds the version, and
+        all load it.
         """
         number, skip = command.body.get("version"), bool(command.body.get("skip"))
         if type(number) is not int or number < 1 << EPOCH_SHIFT:
@@ -92,24 +95,37 @@ class RollbackController:
         if state.changed and not self._owner.publish():
             raise PostponedError
         progress = (self._held_progress or Progress.of(state)) if skip else None
-        try:
-            rollback = self._build(number)
-            num_skipped = self._skip(rollback, progress, f"rolled back by command {command.id}") if progress else None
-        except StreamError as error:
-            logger.warning("rollback postponed", extra={"command": command.id, "reason": str(error)})
-            self._publisher.postpone(RETRY_SECONDS)
-            raise PostponedError from error
-        except (UserError, SpringtideError) as error:
-            raise ValueError(str(error)) from error
-        result = {"version": rollback.meta.restores, **rollback.result}
-        if num_skipped is not None:
-            result["skipped"] = num_skipped
-        entry = command_entry(command, result, samples_trained=state.samples_trained, positions={})
-        self._append(rollback, progress, msgspec.structs.replace(rollback.meta, executed_commands=[entry]))
+
+        def build() -> VersionMeta:
+            try:
+                rollback = self._build(number)
+                detail = f"rolled back by command {command.id}"
+                num_skipped = self._skip(rollback, progress, detail) if progress else None
+            except StreamError as error:
+                logger.warning("rollback postponed", extra={"command": command.id, "reason": str(error)})
+                self._publisher.postpone(RETRY_SECONDS)
+                raise PostponedError from error
+            except (UserError, SpringtideError) as error:
+                raise ValueError(str(error)) from error
+            result = {"version": rollback.meta.restores, **rollback.result}
+            if num_skipped is not None:
+                result["skipped"] = num_skipped
+            entry = command_entry(command, result, samples_trained=state.samples_trained, positions={})
+            return msgspec.structs.replace(rollback.meta, executed_commands=[entry])
+
+        self._append(self._owner.session.ranks.first_does(build), progress)
 
     def _roll_back_automatically(self, verdict: Verdict) -> None:
         """Skip everything learned since the last good version. If it fails, it is tried again or left to a command."""
-        session, progress = self._owner.session, Progress.of(self._owner.session.state)
+        ranks, progress = self._owner.session.ranks, Progress.of(self._owner.session.state)
+        meta = ranks.first_does(lambda: self._build_automatically(verdict, progress))
+        self._gate.needs_operator = ranks.of_first(self._gate.needs_operator)
+        if meta is not None:
+            self._append(meta, progress)
+
+    def _build_automatically(self, verdict: Verdict, progress: Progress) -> VersionMeta | None:
+        """Build the version that skips what was learned; None if that has to be tried again, or left to a command."""
+        session = self._owner.session
         directory, gate, config = session.log.directory, session.state.gate, self._config.gate
         good = oldest_restorable(directory, verdict.good)
         try:
@@ -123,19 +139,19 @@ class RollbackController:
                     extra={"samples": num_in_a_row},
                 )
                 self._gate.needs_operator = True
-                return
+                return None
             num_skipped = self._skip(rollback, progress, verdict.detail)
         except PostponedError:
-            return  # a stop was requested
+            return None  # a stop was requested
         except (UserError, SpringtideError) as error:
             if oldest_restorable(directory, good) != good:
-                return  # retention has just deleted its base: try again with the next version
+                return None  # retention has just deleted its base: try again with the next version
             logger.warning("the gate cannot roll back", extra={"reason": str(error), "version": good})
             if isinstance(error, StreamError):
                 self._signals.wait(RETRY_SECONDS)
             else:
                 self._gate.needs_operator = True
-            return
+            return None
         newest = GateMeta(
             rollbacks=gate.rollbacks + 1,
             skipped_in_a_row=num_in_a_row,
@@ -146,7 +162,7 @@ class RollbackController:
             skipped=num_skipped,
         )
         trainer = msgspec.structs.replace(TrainerMeta.of(rollback.meta), gate=newest)
-        self._append(rollback, progress, msgspec.structs.replace(rollback.meta, trainer=trainer.to_json()))
+        return msgspec.structs.replace(rollback.meta, trainer=trainer.to_json())
 
     def _build(self, number: int) -> RollbackVersion:
         """Build the version that restores another, from everything in the log. PostponedError if a stop is requested.
@@ -157,7 +173,8 @@ class RollbackController:
             raise PostponedError
         self._status.announce(f"rolling back to version {version_name(number)}")
         directory = self._owner.session.log.directory
-        return build_rollback(directory, number, window_samples=self._config.train.window_samples)
+        self._built = build_rollback(directory, number, window_samples=self._config.train.window_samples)
+        return self._built
 
     def _skip(self, rollback: RollbackVersion, progress: Progress, detail: str) -> int:
         """Send what was learned since the restored version to the dead letters; returns the number. StreamError."""
@@ -174,16 +191,18 @@ class RollbackController:
             )
         return num_skipped
 
-    def _append(self, rollback: RollbackVersion, progress: Progress | None, meta: VersionMeta) -> None:
+    def _append(self, meta: VersionMeta, progress: Progress | None) -> None:
         """1. Append the version. 2. Make it durable. 3. Continue from the end of the log.
 
-        `progress`: where the stream continues if samples are skipped; otherwise it is read again.
+        `progress`: where the stream continues if samples are skipped; otherwise it is read again. Its rows are all in
+        rank 0's part of the version.
         """
+        built, self._built = self._built, None
         if progress is not None:
-            letters = progress.dead_letters_after_skip(rollback.meta.samples_trained)
+            letters = progress.dead_letters_after_skip(meta.samples_trained)
             meta = msgspec.structs.replace(meta, positions=positions_to_meta(progress.positions), dead_letters=letters)
         failpoint("before a rollback is appended")
-        version = self._owner.session.log.append(meta, rollback.arrays)
+        version = self._owner.session.log.append(meta, {} if built is None else built.arrays)
         if not self._owner.wait_until_durable():
             # no later version of this state may follow it; the next start finds it in the log, or the command pending
             raise LogError(f"stopped while the rollback to {version_name(meta.restores)} was waiting for the disk")
@@ -193,7 +212,7 @@ class RollbackController:
             extra={
                 "to": version_name(meta.restores),
                 "version": version_name(version.number),
-                **rollback.counts,
+                **({} if built is None else built.counts),
                 "skipped_in_total": 0 if progress is None else meta.dead_letters.get(REASON, 0),
             },
         )

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from app.training.ranks.agreement import Agreement
 from app.training.session import TrainingSession
 
 
@@ -11,6 +12,10 @@ class RollbackOwner(Protocol):
     @property
     def session(self) -> TrainingSession:
         """What was loaded from the log; `reload` replaces it."""
+        ...
+
+    def agree(self) -> Agreement:
+        """Tell the other ranks how things stand here, and hear from them. All ranks."""
         ...
 
     def publish(self) -> bool:

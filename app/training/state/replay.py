@@ -10,6 +10,8 @@ from springtide_client.format.records import Record, VersionMeta
 from springtide_client.log.base import Base
 
 from app.scores.progressive import ProgressiveScores
+from app.training.ranks.own_rows import own_part
+from app.training.ranks.ranks import Ranks
 from app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
 from app.training.step.learner import Learner
 from app.version_log.read.exact_state import is_exact_state
@@ -25,11 +27,13 @@ def replay_log(
     *,
     read_state: Callable[[int], Arrays],
     on_delta: Callable[[TableDelta], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> VersionMeta:
     """Restore rows, sketch, dense net, optimizer, random state and scores; returns the metadata of the last version.
 
     The table reads the rows of the base itself; `on_delta` gets those of each version. `read_state` returns the
-    exact state of the net at a version that does not carry it. ValueError if the log holds another net.
+    exact state of the net at a version that does not carry it. Of several `ranks` this one keeps the rows of its range.
+    ValueError if the log holds another net.
     """
     arrays: Arrays = {**base.dense, **base.trainer_state}
     scores.restore(without_prefix("state.scores.", arrays))
@@ -42,7 +46,7 @@ def replay_log(
         for name, one in tables_by_name(table).items():
             own = names.tensors_of(name, tensors)
             delta = arrays_to_delta(own, dim=one.dim, state_width=one.layout.state_width)
-            one.restore(delta)
+            one.restore(delta if ranks is None else own_part(delta, ranks))
             if on_delta is not None:
                 on_delta(delta)
         if "sketch.block" in tensors:

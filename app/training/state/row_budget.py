@@ -1,8 +1,13 @@
 """Keeps the next base of the log within its part of `log_bytes`: beyond it, the rows seen longest ago expire."""
 
+# N rows, F forgotten keys
+
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
+import numpy as np
+from springtide_client.keys import mix_keys
 from springtide_client.log.base import (
     DENSE,
     ID_STRINGS,
@@ -18,11 +23,34 @@ from springtide_client.log.base import (
 
 from app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
 from embeddings.policy.live_row_sample import LiveRowSample
-from embeddings.rows import TableDelta
+from embeddings.rows import Int64Array, TableDelta, UInt16Array
 
 KEPT = 0.85  # of the rows that fit, so that rows do not expire with every version
 
 logger = logging.getLogger(__name__)
+
+
+class RowsOfDelta(NamedTuple):
+    """What the budget needs of the rows in a version; of many rows, those with a mixed key up to a bound are enough."""
+
+    num_rows: int
+    features: UInt16Array
+    ids: Int64Array
+    last_seen: Int64Array
+    forgotten_features: UInt16Array
+    forgotten_ids: Int64Array
+
+    @staticmethod
+    def of(delta: TableDelta, last_mixed: int | None = None) -> "RowsOfDelta":
+        """Return those of a delta."""
+        rows = delta.features, delta.ids, delta.last_seen
+        forgotten = delta.forgotten_features, delta.forgotten_ids
+        if last_mixed is not None:
+            chosen_N = mix_keys(delta.features, delta.ids) <= np.uint64(last_mixed)
+            chosen_F = mix_keys(*forgotten) <= np.uint64(last_mixed)
+            rows = delta.features[chosen_N], delta.ids[chosen_N], delta.last_seen[chosen_N]
+            forgotten = forgotten[0][chosen_F], forgotten[1][chosen_F]
+        return RowsOfDelta(len(delta), *rows, *forgotten)
 
 
 class RowBudget:
@@ -87,11 +115,15 @@ class RowBudget:
 
     def add(self, delta: TableDelta) -> None:
         """Note the rows of a version. Within it forgetting comes before rows."""
-        if len(delta.forgotten_ids):
-            self.sample.forget(delta.forgotten_features, delta.forgotten_ids)
-        if len(delta):
-            self.sample.add(delta.features, delta.ids, delta.last_seen)
-            self._num_since += len(delta)
+        self.add_part(RowsOfDelta.of(delta))
+
+    def add_part(self, rows: RowsOfDelta) -> None:
+        """Note the rows that one rank has in a version."""
+        if len(rows.forgotten_ids):
+            self.sample.forget(rows.forgotten_features, rows.forgotten_ids)
+        if rows.num_rows:
+            self.sample.add(rows.features, rows.ids, rows.last_seen)
+            self._num_since += rows.num_rows
 
     def is_exceeded(self, cutoffs: Mapping[int, int]) -> bool:
         """Return True if rows must expire."""

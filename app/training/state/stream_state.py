@@ -1,6 +1,7 @@
 """How far the stream was learned: positions, event clock, counts, and the erased ids to filter out of what follows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from springtide_client.format.records import VersionMeta
 
@@ -14,13 +15,28 @@ from app.version_log.trainer_meta import TrainerMeta
 from stream.columns import Batch
 from stream.decode.erasure_filter import Erasure
 from stream.flow.watermark import WatermarkClock
-from stream.positions import Partition, Position, positions_from_meta
+from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta
+
+
+@dataclass(frozen=True)
+class StreamProgress:
+    """What one of several ranks knows of its partitions, and its dead letters since the others were told."""
+
+    positions: dict[Partition, Position]
+    watermarks: dict[Partition, int]
+    idle: set[Partition]
+    dead_letters: dict[str, int]
 
 
 class StreamState:
-    """Advances with each learned batch. Knows no Kafka and no model."""
+    """Advances with each learned batch. Knows no Kafka and no model.
 
-    def __init__(self) -> None:
+    Of several ranks each advances its share of the partitions; `merge` tells it about those of the others. Samples and
+    the event clock are always those of all.
+    """
+
+    def __init__(self, share: PartitionShare = ALL_PARTITIONS) -> None:
+        self.share = share
         self.positions: dict[Partition, Position] = {}  # the next offsets to learn
         self.clock = WatermarkClock()
         self.samples_trained = 0
@@ -29,15 +45,49 @@ class StreamState:
         self.erasures: list[Erasure] = []  # those whose ids the stream from `positions` on still contains
         self.logged_erasures: list[Erasure] = []  # all that the log had when learning began
         self.high_water_marks: dict[Partition, Position] = {}  # how far it was ever learned, where further than now
+        self._untold_letters: dict[str, int] = {}  # dead letters that the other ranks have not been told about
 
-    def advance(self, batch: Batch, *, limit_ms: int | None) -> None:
-        """Move past a batch; the event clock goes no further than `limit_ms`."""
-        self.samples_trained += len(batch)
+    def advance(self, batch: Batch, *, limit_ms: int | None, num_samples: int | None = None) -> None:
+        """Move past a batch; the event clock goes no further than `limit_ms`.
+
+        `num_samples`: of the batches of all ranks; their event clock is moved by `advance_clock` instead.
+        """
+        self.samples_trained += len(batch) if num_samples is None else num_samples
         for letter in batch.dead_letters:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
+            self._untold_letters[letter.reason] = self._untold_letters.get(letter.reason, 0) + 1
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
-        self.clock.observe(batch.watermarks, limit_ms=limit_ms)
+        if self.share.num_ranks == 1:
+            self.clock.observe(batch.watermarks, limit_ms=limit_ms)
+        else:
+            self.clock.note(batch.watermarks)
+
+    @property
+    def earliest_ms(self) -> int | None:
+        """The least watermark of this rank's partitions; None if all are idle."""
+        return self.clock.earliest_ms(self.share)
+
+    def progress(self) -> StreamProgress:
+        """Return what the other ranks need to know of this one's partitions."""
+        holds = self.share.holds
+        return StreamProgress(
+            {partition: at for partition, at in self.positions.items() if holds(partition)},
+            {partition: event_ms for partition, event_ms in self.clock.watermarks.items() if holds(partition)},
+            {partition for partition in self.clock.idle if holds(partition)},
+            dict(self._untold_letters),
+        )
+
+    def merge(self, of_ranks: Sequence[StreamProgress]) -> None:
+        """Take over what each rank knows of its partitions, rank 0's first. Afterwards all ranks know the same."""
+        for rank, progress in enumerate(of_ranks):
+            self.positions.update(progress.positions)
+            self.clock.watermarks.update(progress.watermarks)
+            for reason, count in progress.dead_letters.items() if rank != self.share.rank else ():
+                self.dead_letters[reason] = self.dead_letters.get(reason, 0) + count
+        self.clock.idle = set().union(*(progress.idle for progress in of_ranks))
+        self.positions = dict(sorted(self.positions.items()))
+        self._untold_letters = {}
 
     @property
     def max_positions(self) -> dict[Partition, Position]:

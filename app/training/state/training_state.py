@@ -1,11 +1,12 @@
 """Everything that training needs to continue exactly: it advances by batches, and versions hold it completely."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from springtide_client.features import Features
+from springtide_client.features import Features, IdStrings
 from springtide_client.format.records import CommandEntry, Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
@@ -14,11 +15,12 @@ from app.errors import UserError
 from app.models.retrieval.two_tower import TwoTower
 from app.scores.progressive import ProgressiveScores
 from app.scores.segments.names import SegmentNames
+from app.training.ranks.ranks import Ranks
 from app.training.state.limit_overrides import LimitOverrides
 from app.training.state.replay import replay_log
-from app.training.state.row_budget import RowBudget
+from app.training.state.row_budget import RowBudget, RowsOfDelta
 from app.training.state.stream_state import StreamState
-from app.training.state.unpublished import Unpublished
+from app.training.state.unpublished import Unpublished, sample_times
 from app.training.state.version_tensors import (
     Arrays,
     deltas_to_arrays,
@@ -33,6 +35,7 @@ from app.version_log.commands.limits import LimitName, to_table_limits
 from app.version_log.items import ItemLayout, items_to_arrays
 from app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
 from embeddings.collection.collection import tables_by_name
+from embeddings.rows import TableDelta
 from stream.columns import Batch
 from stream.positions import Partition, Position, positions_to_meta
 
@@ -41,18 +44,36 @@ COLUMNS_OF_A_CROSS = 2  # weight and information, for each label
 NAME_BYTES = 128  # of an array in a file
 
 
+class UnmergedStep(NamedTuple):
+    """A step of all ranks whose samples are not counted yet, as their features are spread over the ranks."""
+
+    report: StepReport  # of all samples
+    features: Arrays  # what scores keep of this rank's
+
+
 class TrainingState:
-    """Learner, scores, position in the stream and limits. Knows no Kafka and no files."""
+    """Learner, scores, position in the stream and limits. Knows no Kafka and no files.
+
+    Of several ranks each has its rows and its partitions; the rest is the same on all, once `app.training.ranks` has
+    merged what they know. `scores` are those up to then.
+    """
 
     def __init__(
-        self, learner: Learner, scores: ProgressiveScores, schema: Schema, row_budget: RowBudget | None = None
+        self,
+        learner: Learner,
+        scores: ProgressiveScores,
+        schema: Schema,
+        row_budget: RowBudget | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`row_budget` decides which rows expire for lack of disk; without it none do."""
+        """`row_budget` decides which rows expire for lack of disk; without it none do. `ranks`: by default one."""
         self.learner, self.schema, self.row_budget = learner, schema, row_budget
-        self.stream = StreamState()
+        self.ranks = ranks or Ranks()
+        self.stream = StreamState(self.ranks.share)
         self.limits = LimitOverrides(learner.table.config, schema)
         self.gate = GateMeta()  # automatic rollbacks so far
         self.published_scores = scores.document()  # of the newest version
+        self.own_samples = 0  # of this rank's batches, since the start
         self.base_number = 0  # of the base that learning began with
         self.executed_commands: dict[str, int] = {}  # when learning began: id -> version, of all in the log
         self._scores = scores
@@ -65,32 +86,50 @@ class TrainingState:
             ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
         )
         self._unpublished = Unpublished(self._item_layout)
+        self.unmerged: list[UnmergedStep] = []
+        self._num_unmerged = 0  # samples of those steps
+        self._untold_strings: list[IdStrings] = []
+        self._record_ms: list[int] | None = None  # of the samples of all ranks
+        self._sampled_until = 0
         self._published_step = 0
         self._must_expire = False
         self._batch_in_progress: Batch | None = None  # the table's clock has moved to it, but it is not learned yet
         self._clock_before: dict[str, Any] = {}  # of the table, before it moved to that batch
 
-    def learn(self, batch: Batch, *, next_batch: Batch | None = None, limit_ms: int | None = None) -> None:
+    def learn(
+        self,
+        batch: Batch,
+        *,
+        next_batch: Batch | None = None,
+        limit_ms: int | None = None,
+        has_samples: bool | None = None,
+    ) -> None:
         """1. Advance the table's clock. 2. Score and learn. 3. Count the previous step's report. 4. Advance the stream.
 
         A batch may have no samples. `next_batch`, if it is known, is prefetched. SpillError if the spill accepts no
         rows: nothing is learned, and the same batch may be tried again. A version published in between has expired the
         rows that the batch's time expires, and holds the clock from before it, so that it is advanced only once.
+        All ranks learn together; `has_samples`: whether one of them has samples.
         """
+        has_samples = len(batch) > 0 if has_samples is None else has_samples
         # batches without samples depend on how the stream was split, and what is learned must not depend on that
-        if len(batch) and batch is not self._batch_in_progress:
+        if has_samples and batch is not self._batch_in_progress:
             self._clock_before = self.learner.table.clock_state()
             self.learner.table.advance(self.stream.clock.now_ms, self.samples_trained)
             self._batch_in_progress = batch
-        report = self.learner.start_step(batch, next_batch)
-        self._batch_in_progress = None
-        self.finish_step()  # its report has arrived while this step was prepared
-        self._pending_report, self._pending_features = report, batch.features
-        self._segment_names.add(batch.id_strings)
+        num_before = self.learner.num_samples
+        if has_samples or self.ranks.is_alone:
+            report = self.learner.start_step(batch, next_batch)
+            self._batch_in_progress = None
+            self.finish_step()  # its report has arrived while this step was prepared
+            self._pending_report, self._pending_features = report, batch.features
+        self._add_strings(batch.id_strings)
         if not self.learner.reports_late:
             self.finish_step()
-        self.stream.advance(batch, limit_ms=limit_ms)
-        num_crosses = self.learner.num_crosses if len(batch) else 0
+        num_samples = len(batch) if self.ranks.is_alone else self.learner.num_samples - num_before
+        self.own_samples += len(batch)
+        self.stream.advance(batch, limit_ms=limit_ms, num_samples=num_samples)
+        num_crosses = self.learner.num_crosses if has_samples else 0
         self._unpublished.add_batch(batch, self.learner.num_keys(batch), num_crosses)
 
     def finish_step(self) -> None:
@@ -99,9 +138,51 @@ class TrainingState:
             self._pending_report = None
             report = pending()
             features, self._pending_features = self._pending_features, None
-            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
+            if self.ranks.is_alone:
+                self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
+            elif features is not None:
+                self._keep_unmerged(report, features)
             if np.isfinite(report.loss):
                 self._loss = report.loss
+
+    def _keep_unmerged(self, report: StepReport, features: Features) -> None:
+        assert self.learner.union is not None
+        before = sum(self.learner.union.agreed.num_samples_R[: self.ranks.rank])
+        first = self._scores.num_samples + self._num_unmerged + before
+        self.unmerged.append(UnmergedStep(report, self._scores.columns_of(features, first)))
+        self._num_unmerged += len(report.weights_N)
+
+    def merge_steps(self, features_R: Sequence[Sequence[Arrays]]) -> None:
+        """Count the samples of all unmerged steps; of each rank, what scores keep of its features in each step."""
+        for step, *parts in zip(self.unmerged, *features_R, strict=True):
+            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            report = step.report
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, columns=columns)
+        self.unmerged, self._num_unmerged = [], 0
+
+    def merge_strings(self, strings_R: Sequence[Iterable[IdStrings]]) -> None:
+        """Take over the texts of ids that other ranks have read."""
+        for strings in strings_R:
+            self._segment_names.add(strings)
+
+    def merge_cut(self, record_ms_R: Sequence[npt.NDArray[np.int64]], sampled_until: int) -> None:
+        """Note what the next version takes from all ranks: record times, and rank 0's bound of sampled rows."""
+        self._record_ms, self._sampled_until = sample_times(record_ms_R), sampled_until
+
+    def own_record_times(self) -> npt.NDArray[np.int64]:
+        """Return the record times of this rank's samples since the newest version."""
+        return self._unpublished.record_times()
+
+    def take_untold_strings(self) -> list[IdStrings]:
+        """Return texts by whose ids scores are split, once."""
+        strings, self._untold_strings = self._untold_strings, []
+        return strings
+
+    def _add_strings(self, strings: list[IdStrings]) -> None:
+        if self.ranks.is_alone:
+            self._segment_names.add(strings)
+        elif self._scores.by:
+            self._untold_strings += strings
 
     @property
     def samples_trained(self) -> int:
@@ -160,8 +241,7 @@ class TrainingState:
         self.stream.complete_until_ms = max(self.stream.complete_until_ms, complete_until_ms)
         deltas = {name: table.take_delta() for name, table in tables_by_name(self.learner.table).items()}
         if self.row_budget is not None:
-            for delta in deltas.values():
-                self.row_budget.add(delta)
+            self._add_to_budget(self.row_budget, list(deltas.values()))
             self.row_budget.expect_state(self._state_bytes())
             self._expire_excess(self.row_budget)
         arrays = deltas_to_arrays(deltas)
@@ -170,11 +250,14 @@ class TrainingState:
             arrays |= net
         elif self.learner.steps != self._published_step:
             arrays |= self._dense_arrays()
-        arrays |= with_prefix("state.scores.", self.scores.delta())
+        scores = with_prefix("state.scores.", self.scores.delta())
+        if self.ranks.is_first:
+            arrays |= scores
         arrays |= id_strings_to_arrays(self._unpublished.id_strings)
         arrays |= items_to_arrays(self._unpublished.items())
         meta = self.meta(created_ms)
         self._unpublished, self._published_step = Unpublished(self._item_layout), self.learner.steps
+        self._record_ms = None
         return meta, arrays
 
     @property
@@ -195,9 +278,22 @@ class TrainingState:
         if self.row_budget is not None:
             self.row_budget.measure(base.manifest, len(base))
 
+    def _add_to_budget(self, budget: RowBudget, deltas: Sequence[TableDelta]) -> None:
+        if self.ranks.is_alone:
+            for delta in deltas:
+                budget.add(delta)
+            return
+        parts = [RowsOfDelta.of(delta, self._sampled_until) for delta in deltas]
+        for of_rank in self.ranks.gather(parts):
+            for part in of_rank if self.ranks.is_first else ():
+                budget.add_part(part)
+
     def _expire_excess(self, budget: RowBudget) -> None:
         self._must_expire = False
-        if raised := budget.raised_cutoffs(self.learner.table.expiry_cutoffs):
+        raised: dict[int, int] = {}
+        if self.ranks.is_first:
+            raised = budget.raised_cutoffs(self.learner.table.expiry_cutoffs)
+        if raised := self.ranks.of_first(raised):
             self.learner.table.raise_expiry_cutoffs(raised)
 
     def base_arrays(self) -> Arrays:
@@ -223,7 +319,7 @@ class TrainingState:
             fingerprint=self.schema.fingerprint(),
             scores=self.published_scores,
             dead_letters=dict(stream.dead_letters),
-            record_ms=self._unpublished.record_times(),
+            record_ms=sample_times([self._unpublished.record_times()]) if self._record_ms is None else self._record_ms,
             executed_commands=self._unpublished.commands,
             trainer=self._trainer_meta().to_json(),
         )
@@ -242,7 +338,9 @@ class TrainingState:
         if budget is not None:
             budget.read_base(base)
         on_delta = None if budget is None else budget.add
-        meta = replay_log(self.learner, self._scores, base, records, read_state=read_state, on_delta=on_delta)
+        meta = replay_log(
+            self.learner, self._scores, base, records, read_state=read_state, on_delta=on_delta, ranks=self.ranks
+        )
         trainer, table = TrainerMeta.of(meta), self.learner.table
         self.learner.steps = self._published_step = meta.step
         self.learner.num_samples = meta.samples_trained
@@ -252,7 +350,8 @@ class TrainingState:
         self.published_scores, self._loss = self._scores.document(), trainer.loss
         table.restore_clock_state(trainer.table)
         table.raise_expiry_cutoffs({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
-        self._must_expire = budget is not None and budget.is_exceeded(table.expiry_cutoffs)
+        is_decided_here = budget is not None and self.ranks.is_first
+        self._must_expire = is_decided_here and budget is not None and budget.is_exceeded(table.expiry_cutoffs)
         self.limits.restore(trainer.limits)
         if changed := self.limits.changed:
             try:

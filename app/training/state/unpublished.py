@@ -59,9 +59,9 @@ class Unpublished:
         self.has_changes = True
         self.seeks[partition] = seek
 
-    def record_times(self) -> list[int]:
-        """Return record times of the samples, from which followers measure freshness."""
-        return sample_times(self._record_ms)
+    def record_times(self) -> npt.NDArray[np.int64]:
+        """Return the record times of the samples, ms."""
+        return np.concatenate([np.zeros(0, np.int64), *self._record_ms])
 
 
 def sample_times(parts: Sequence[npt.NDArray[np.int64]]) -> list[int]:

@@ -1,6 +1,6 @@
 """Builds the status document from the trainer's parts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ from app.training.config import TrainerConfig
 from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.session import TrainingSession
+from app.training.status.rank_report import RankReport, added_up
 from app.version_log.retention.pins import pin_names
 from app.version_log.trainer_status import (
     Condition,
@@ -34,7 +35,8 @@ class TrainerFacts(NamedTuple):
     session: TrainingSession
     gate: Gate
     samples_per_second: float
-    stall_reason: str  # why learning or publishing waits; "" if neither does
+    complete_until_ms: int  # the wall time at which every record then readable is learned by now
+    ranks: Sequence[RankReport]  # of all ranks
 
 
 def trainer_status(facts: TrainerFacts) -> TrainerStatus:
@@ -50,7 +52,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         reason=reason,
         samples_trained=state.samples_trained,
         samples_per_second=round(facts.samples_per_second, 1),
-        positions=position_status(state.stream.positions, session.committed.offsets, session.batches.end_offsets()),
+        positions=position_status(state.stream.positions, session.committed.offsets, _ends(facts)),
         scores=msgspec.convert(state.detailed_scores(), ScoresStatus),
         loss=state.loss,
         net=NetStatus(
@@ -61,21 +63,27 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
             clipped_steps=state.learner.clipped_steps,
         ),
         dead_letters=dict(state.stream.dead_letters),
-        topic_resets=session.source.num_resets,
+        topic_resets=max(rank.num_resets for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),
         event_clock_ms=state.stream.clock.now_ms,
         idle_partitions=sorted(map(str, state.stream.clock.idle)),
         gate=msgspec.structs.replace(facts.gate.status(), rollbacks=state.gate.rollbacks),
         staleness_ms=max(0, wall_ms() - state.stream.complete_until_ms) if state.stream.complete_until_ms else None,
         table=TableStatus(
-            rows=table.rows_by_tier(),
-            bytes=table.bytes_by_tier(),
-            counters=table.counters(),
+            rows=added_up(rank.status.rows for rank in facts.ranks),
+            bytes=added_up(rank.status.bytes for rank in facts.ranks),
+            counters=added_up(rank.counters for rank in facts.ranks),
             skipped_steps=state.learner.skipped_steps,
             expiry_cutoffs_ms=_expiry_cutoffs(facts),
             limits=state.limits.document(),
         ),
+        ranks=[rank.status for rank in facts.ranks] if len(facts.ranks) > 1 else [],
     )
+
+
+def _ends(facts: TrainerFacts) -> dict[Partition, int]:
+    """Return the end offsets of every rank's partitions."""
+    return {partition: end for rank in facts.ranks for partition, end in rank.ends.items()}
 
 
 def position_status(
@@ -103,13 +111,14 @@ def trainer_condition(facts: TrainerFacts) -> tuple[Condition, str]:
         if pins := pin_names(facts.config.log.path):
             remedy += f", or unpin a version (`springtide versions unpin`): {', '.join(pins)}"
         return "waiting", f"the log takes all of {limit} but the room for its next base: {remedy}"
-    if session.source.state == "waiting":
-        return "waiting", session.source.reason
-    if facts.stall_reason:
-        return "waiting", facts.stall_reason
-    if wall_ms() - session.complete_until_ms() > CATCHING_UP_MS:
+    if waits_for := next((rank.waits_for for rank in facts.ranks if rank.waits_for), ""):
+        return "waiting", waits_for
+    if stalled := next(((n, rank.status.reason) for n, rank in enumerate(facts.ranks) if rank.status.reason), None):
+        number, reason = stalled
+        return "waiting", reason if len(facts.ranks) == 1 else f"rank {number}: {reason}"
+    if wall_ms() - facts.complete_until_ms > CATCHING_UP_MS:
         learned = {p: position.offset for p, position in session.state.stream.positions.items()}
-        lag = sum(max(0, end - learned.get(p, 0)) for p, end in session.batches.end_offsets().items())
+        lag = sum(max(0, end - learned.get(p, 0)) for p, end in _ends(facts).items())
         return "catching_up", f"{lag} records behind the stream's end"
     return "running", ""
 

@@ -8,6 +8,7 @@ from app.training.config import TrainerConfig
 from app.training.health.gate import Gate
 from app.training.session import TrainingSession
 from app.training.status.document import TrainerFacts, trainer_status
+from app.training.status.rank_report import RankReport
 from app.training.status.throughput import ThroughputMeter
 from app.training.status.writer import INTERVAL_SECONDS, StatusWriter
 from app.version_log.trainer_status import TrainerStatus
@@ -19,19 +20,28 @@ class TrainerStatusReporter:
     def __init__(self, config: TrainerConfig, gate: Gate, writer: StatusWriter) -> None:
         self._config, self._gate, self._writer = config, gate, writer
         self._throughput = ThroughputMeter()
+        self._own_throughput = ThroughputMeter()  # of this rank's batches
         self._last_report = float("-inf")
 
-    def take_turn(self) -> bool:
-        """Return True once a second: it is time to report."""
-        now = time.monotonic()
-        is_due = now - self._last_report >= INTERVAL_SECONDS
+    @property
+    def is_due(self) -> bool:
+        """True once a second."""
+        return time.monotonic() - self._last_report >= INTERVAL_SECONDS
+
+    def take_turn(self, *, is_due: bool | None = None) -> bool:
+        """Return True once a second, or if it is due, as rank 0 says: it is time to report."""
+        is_due = self.is_due if is_due is None else is_due
         if is_due:
-            self._last_report = now
+            self._last_report = time.monotonic()
         return is_due
 
     def report(self, session: TrainingSession, *, stall_reason: str) -> None:
-        """Report the status as of now. `stall_reason`: why learning or publishing waits; "" if neither does."""
+        """Report the status as of now. `stall_reason`: why learning or publishing waits; "" if neither does.
+
+        All ranks: each tells what it knows.
+        """
         self._throughput.record(session.state.samples_trained)
+        self._own_throughput.record(session.state.own_samples)
         self._writer.update(self._status(session, stall_reason))
 
     def last_status(self, session: TrainingSession, *, stall_reason: str) -> TrainerStatus:
@@ -44,5 +54,19 @@ class TrainerStatusReporter:
         )
 
     def _status(self, session: TrainingSession, stall_reason: str) -> TrainerStatus:
-        facts = TrainerFacts(self._config, session, self._gate, self._throughput.per_second(), stall_reason)
+        together = session.exchange()
+        rate = self._own_throughput.per_second()
+        own = RankReport.of(session, samples_per_second=rate, stall_reason=stall_reason)
+        complete_until_ms = session.complete_until_ms() if together is None else together.complete_until_ms
+        reports = session.ranks.gather(own)
+        if not session.ranks.is_first:
+            return self._writer.status
+        facts = TrainerFacts(
+            self._config,
+            session,
+            self._gate,
+            self._throughput.per_second(),
+            complete_until_ms,
+            reports,
+        )
         return trainer_status(facts)

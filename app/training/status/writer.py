@@ -20,10 +20,11 @@ logger = logging.getLogger(__name__)
 class StatusWriter:
     """Keeps one epoch's status file up to date; the file's age is the trainer's heartbeat."""
 
-    def __init__(self, log_path: Path, epoch: int) -> None:
+    def __init__(self, log_path: Path, epoch: int, *, writes: bool = True) -> None:
+        """`writes`: False on a rank above 0, whose status is part of rank 0's."""
         self.stall_reason: Callable[[], str] = str  # called from the thread while the trainer is silent; "": no stall
         self.status = TrainerStatus()
-        self._log_path, self._epoch = log_path, epoch
+        self._log_path, self._epoch, self._writes = log_path, epoch, writes
         self._lock = threading.Lock()
         self._updated = threading.Event()
         self._stopping = False
@@ -32,6 +33,8 @@ class StatusWriter:
     def update(self, status: TrainerStatus) -> None:
         """Write this status now, and again every second until the next one."""
         self.status = status
+        if not self._writes:
+            return
         if self._thread.is_alive():
             self._updated.set()
         else:
@@ -76,6 +79,8 @@ class StatusWriter:
     def _write(self, status: TrainerStatus) -> TrainerStatus:
         with self._lock:
             signed = sign_status(status, self._epoch)
+            if not self._writes:
+                return signed
             try:
                 write_status(self._log_path, self._epoch, signed)
             except OSError as error:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.training.publisher import Publisher
+from app.training.ranks.ranks import Ranks
 from stream.errors import StreamError
 
 
@@ -41,6 +42,8 @@ def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms:
     )
     return SimpleNamespace(
         state=state,
+        ranks=Ranks(),
+        exchange=lambda: None,
         must_publish=False,
         must_be_exact=False,
         log=log,

@@ -47,9 +47,9 @@ def test_while_catching_up_the_next_batch_is_prefetched(env, monkeypatch):
     pairs = []
     learn = TrainingState.learn
 
-    def noted(state, batch, *, next_batch=None, limit_ms=None) -> None:
+    def noted(state, batch, *, next_batch=None, **options) -> None:
         pairs.append((batch, next_batch))
-        learn(state, batch, next_batch=next_batch, limit_ms=limit_ms)
+        learn(state, batch, next_batch=next_batch, **options)
 
     monkeypatch.setattr(TrainingState, "learn", noted)
     env.produce(1000)

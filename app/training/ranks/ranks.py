@@ -1,0 +1,180 @@
+"""The ranks of one launch: which one this process is, and how it hears from the others. One rank is alone.
+
+torchrun starts the processes and names their ranks in the environment; torch.distributed connects them.
+"""
+
+# N numbers or bytes, R ranks
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from app.training.ranks.meetings import Meetings, RankLostError, wait_for_all
+from app.version_log.write.ranks import LogRanks
+from embeddings.sharding.exchange import Exchange
+from stream.positions import PartitionShare
+
+T = TypeVar("T")
+
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+# GPUs exchange rows and gradients by NCCL; decisions travel by gloo, so that they do not wait for the device
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+# gloo raises plain RuntimeErrors
+CONNECTION_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out")
+
+
+def num_ranks_in_environment() -> int:
+    """Return of how many ranks torchrun says that this process is one; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+class Ranks:
+    """This process among the ranks. Every rank makes the same calls in the same order, in one thread.
+
+    RankLostError if another rank has ended, or does not answer in time. Of one rank every call returns at once.
+    """
+
+    def __init__(self, exchange: Exchange | None = None, store: Any = None, *, timeout_seconds: float = 30.0) -> None:
+        """exchange: over gloo; `store`: a torch.distributed.Store of this launch alone. Neither: the only rank."""
+        self.exchange, self._store, self.timeout_seconds = exchange, store, timeout_seconds
+        self.rank, self.num_ranks = (0, 1) if exchange is None else (exchange.rank, exchange.num_ranks)
+        self._meetings: Meetings | None = None
+        if self.num_ranks > 1:
+            self._meetings = Meetings(store, self.rank, self.num_ranks, timeout_seconds)
+
+    @staticmethod
+    def of_environment(timeout_seconds: float, device: str = "cpu") -> "Ranks":
+        """Connect with the other ranks if torchrun has started this process; else this is the only rank.
+
+        `device`: "cuda" connects GPUs by NCCL too. RankLostError if not all ranks come in time.
+        """
+        num_ranks = num_ranks_in_environment()
+        if num_ranks == 1:
+            return Ranks()
+        timeout = timedelta(seconds=timeout_seconds)
+        with telling_lost(timeout_seconds):
+            store, rank, _ = next(iter(rendezvous("env://", timeout=timeout)))
+            # an earlier try of the same launch has left its keys in the store
+            store = PrefixStore(f"springtide/{os.environ.get(RESTARTS_VARIABLE, '0')}", store)
+            wait_for_all(store, num_ranks)
+            group_store = PrefixStore("group", store)
+            dist.init_process_group(
+                BACKENDS[device], store=group_store, rank=rank, world_size=num_ranks, timeout=timeout
+            )
+            assert dist.group.WORLD is not None
+            return Ranks(Exchange(dist.group.WORLD, "cpu"), store, timeout_seconds=timeout_seconds)
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that decides, and writes what there is once."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """True without other ranks."""
+        return self.num_ranks == 1
+
+    @property
+    def share(self) -> PartitionShare:
+        """The partitions of the topic that this rank reads."""
+        return PartitionShare(self.rank, self.num_ranks)
+
+    def of_log(self) -> LogRanks | None:
+        """Return this process's place among the writers of the log; None without other ranks."""
+        if self.is_alone:
+            return None
+        store = PrefixStore("log", self._store.clone())
+        return LogRanks(store, self.rank, self.num_ranks, self.timeout_seconds)
+
+    def numbers(self, own_N: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of each rank, rank 0's first. All give equally many."""
+        if self.exchange is None:
+            return [list(own_N)]
+        with self.telling_lost():
+            return self.exchange.numbers(own_N)
+
+    def any(self, here: bool) -> bool:
+        """Return True if it is true on a rank."""
+        return here if self.is_alone else any(numbers[0] for numbers in self.numbers([int(here)]))
+
+    def gather(self, own: T) -> list[T]:
+        """Return what each rank gives, rank 0's first: any object that can be pickled."""
+        if self.exchange is None:
+            return [own]
+        own_N1 = torch.frombuffer(bytearray(pickle.dumps(own, protocol=5)), dtype=torch.uint8)[:, None]
+        with self.telling_lost():
+            lengths = [numbers[0] for numbers in self.exchange.numbers([len(own_N1)])]
+            parts = self.exchange.concatenated("objects", own_N1, lengths).split(lengths)  # type: ignore[no-untyped-call]
+        return [pickle.loads(part.numpy().tobytes()) for part in parts]
+
+    def of_first(self, own: T) -> T:
+        """Return what rank 0 gives."""
+        return own if self.is_alone else self.gather(own if self.is_first else None)[0]  # type: ignore[return-value]
+
+    def meet(self) -> None:
+        """Wait for all ranks, however long they need, as long as they live."""
+        if self._meetings is not None:
+            self._meetings.meet()
+
+    def first_does(self, action: Callable[[], T]) -> T:
+        """Let rank 0 do something, however long it takes; all ranks return its result, or raise its error."""
+        if self.is_alone:
+            return action()
+        result: T | None = None
+        failure: Exception | None = None
+        if self.is_first:
+            try:
+                result = action()
+            except Exception as error:
+                failure = error
+        self.meet()
+        told = self.of_first((result, None if failure is None else (type(failure), str(failure))))
+        if failure is not None:
+            raise failure
+        if told[1] is not None:
+            kind, text = told[1]
+            raise kind(text)
+        return told[0]  # type: ignore[return-value]
+
+    @contextmanager
+    def telling_lost(self) -> Iterator[None]:
+        """Turn what torch says when another rank has ended into a RankLostError."""
+        with telling_lost(self.timeout_seconds, str if self._meetings is None else self._meetings.failure):
+            yield
+
+    def part(self) -> None:
+        """Leave together: the store may be in the process of rank 0, and is needed until all have met."""
+        self.meet()
+        self.any(False)
+        self.leave()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """End the connection; with an error the other ranks end too, and say why. May be called again."""
+        if self._meetings is not None:
+            self._meetings.leave(None if isinstance(error, RankLostError) else error)
+            self._meetings = None
+            if dist.is_initialized() and type(self.exchange) is Exchange:
+                dist.destroy_process_group()
+
+
+@contextmanager
+def telling_lost(timeout_seconds: float, reason: Callable[[], str] = str) -> Iterator[None]:
+    """Turn what torch says when another rank has ended into a RankLostError; `reason` tells more, if it can."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if not isinstance(error, dist.DistError) and not any(word in text for word in CONNECTION_WORDS):
+            raise
+        raise RankLostError(
+            reason()
+            or f"another rank has ended, or did not answer within [cluster] timeout_seconds = {timeout_seconds:g}: "
+            "this one ends too; torchrun starts all ranks again while --max-restarts allows it"
+        ) from error

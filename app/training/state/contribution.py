@@ -1,0 +1,97 @@
+"""What each rank tells all others between two steps, before a version is cut or the status is written.
+
+Afterwards every rank knows what one process alone would know of the whole stream: positions, watermarks, dead letters,
+scores, record times. So rank 0's version is complete, and all ranks decide alike.
+"""
+
+# N samples
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from springtide_client.errors import SpringtideError
+from springtide_client.features import IdStrings
+from springtide_client.format.tensors import Arrays
+
+from app.training.state.stream_state import StreamProgress
+from app.training.state.training_state import TrainingState
+from stream.positions import Partition
+
+
+class DivergedError(SpringtideError):
+    """The ranks do not have the same model any more: only a new start helps."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One rank's."""
+
+    stream: StreamProgress
+    features: list[Arrays]  # of the samples of each step since the last time, what scores keep of them
+    record_ms_N: npt.NDArray[np.int64]  # of the samples since the newest version
+    strings: list[IdStrings]  # of values by which scores are split
+    expiry_cutoffs: dict[int, int]
+    clocks: tuple[int, ...]  # what must be the same on every rank
+    sampled_until: int  # the highest mixed key that rank 0's sample of live rows has
+    complete_until_ms: int | None  # None: this rank has no partitions
+    limit_ms: int = 0
+    idle: set[Partition] = field(default_factory=set)  # read to their end, and silent
+
+    @staticmethod
+    def of(
+        state: TrainingState, *, complete_until_ms: int | None, limit_ms: int = 0, idle: Collection[Partition] = ()
+    ) -> "Contribution":
+        """Return this rank's; the newest step's report has been counted."""
+        state.finish_step()
+        budget, learner, stream = state.row_budget, state.learner, state.stream
+        return Contribution(
+            stream=stream.progress(),
+            features=[step.features for step in state.unmerged],
+            record_ms_N=state.own_record_times(),
+            strings=state.take_untold_strings(),
+            expiry_cutoffs=learner.table.expiry_cutoffs,
+            clocks=(learner.steps, stream.samples_trained, stream.clock.now_ms),
+            sampled_until=0 if budget is None else budget.sample.last_mixed,
+            complete_until_ms=complete_until_ms,
+            limit_ms=limit_ms,
+            idle=set(idle),
+        )
+
+
+@dataclass(frozen=True)
+class Together:
+    """What follows from the contributions of all ranks, rank 0's first."""
+
+    contributions: list[Contribution]
+
+    @property
+    def complete_until_ms(self) -> int:
+        """The wall time at which every record then readable is learned by now, on all ranks; 0 if there is none."""
+        times = [one.complete_until_ms for one in self.contributions if one.complete_until_ms is not None]
+        return min(times, default=0)
+
+    @property
+    def idle(self) -> set[Partition]:
+        """Partitions that are read to their end, and silent."""
+        return set().union(*(one.idle for one in self.contributions))
+
+    @property
+    def limit_ms(self) -> int:
+        """How far the event clock may go."""
+        return self.contributions[0].limit_ms
+
+    def merge_into(self, state: TrainingState) -> None:
+        """Let this rank know what all know. DivergedError if they do not agree on what is the same everywhere."""
+        clocks = [one.clocks for one in self.contributions]
+        if len(set(clocks)) > 1:
+            raise DivergedError(f"the ranks have come apart (steps, samples, event clock): {clocks}; start them again")
+        state.stream.merge([one.stream for one in self.contributions])
+        state.merge_steps([one.features for one in self.contributions])
+        state.merge_strings([one.strings for one in self.contributions])
+        cutoffs: dict[int, int] = {}
+        for one in self.contributions:
+            for feature, before_ms in one.expiry_cutoffs.items():
+                cutoffs[feature] = max(before_ms, cutoffs.get(feature, before_ms))
+        state.learner.table.raise_expiry_cutoffs(cutoffs)
+        state.merge_cut([one.record_ms_N for one in self.contributions], self.contributions[0].sampled_until)

@@ -1,0 +1,68 @@
+"""Ranks hear from each other; long work of one is waited for, and a rank that has failed or frozen is not."""
+
+import pytest
+from springtide_client.errors import LogError
+from torch.distributed import HashStore
+
+from app.training.ranks.meetings import Meetings, RankLostError
+from app.training.ranks.ranks import Ranks
+from tests.support.thread_ranks import on_ranks
+
+
+def with_store(work):
+    store = HashStore()
+    return on_ranks(2, lambda exchange: work(Ranks(exchange, store, timeout_seconds=30.0)))
+
+
+def test_one_rank_has_nobody_to_talk_to():
+    alone = Ranks()
+    assert (alone.is_first, alone.is_alone, alone.share) == (True, True, (0, 1))
+    assert alone.numbers([3]) == [[3]]
+    assert alone.gather("a") == ["a"]
+    assert alone.any(True)
+    assert alone.first_does(lambda: 5) == 5
+    assert alone.of_log() is None
+    alone.part()
+
+
+def test_each_rank_hears_what_the_others_give():
+    def work(ranks: Ranks):
+        rank = ranks.rank
+        found = ranks.gather({rank: "x" * rank}), ranks.of_first(f"rank {rank}"), ranks.any(rank == 1)
+        ranks.part()
+        return found
+
+    first, second = with_store(work)
+    assert first == second == ([{0: ""}, {1: "x"}], "rank 0", True)
+
+
+def test_what_rank_0_does_has_its_result_or_its_error_on_all_ranks():
+    def work(ranks: Ranks):
+        def fail() -> None:
+            raise LogError("no such version")
+
+        done = ranks.first_does(lambda: ranks.rank + 7)
+        with pytest.raises(LogError, match="no such version"):
+            ranks.first_does(fail)
+        ranks.part()
+        return done
+
+    assert with_store(work) == [7, 7]
+
+
+def test_a_rank_that_has_failed_is_not_waited_for():
+    store = HashStore()
+    first, second = Meetings(store, 0, 2, 30.0), Meetings(store, 1, 2, 30.0)
+    second.leave(ValueError("the disk is gone"))
+    with pytest.raises(RankLostError, match="rank 1 has ended: the disk is gone"):
+        first.meet()
+    first.leave(None)
+
+
+def test_a_silent_rank_is_not_waited_for_longer_than_the_timeout():
+    store = HashStore()
+    first, second = Meetings(store, 0, 2, 0.2), Meetings(store, 1, 2, 0.2)
+    second.leave(None)  # its heartbeat ends, and it says nothing
+    with pytest.raises(RankLostError, match=r"rank 1 is silent for 0.2 s"):
+        first.meet()
+    first.leave(None)

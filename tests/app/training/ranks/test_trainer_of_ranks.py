@@ -1,0 +1,122 @@
+"""A trainer of several ranks learns what one learns: each click once, whatever the number of ranks was before.
+
+The ranks are threads here; `tests/app/commands/test_train_ranks.py` has processes.
+"""
+
+import pytest
+import torch
+
+from app.training.recovery.rollback import ModelHeldError
+from app.training.trainer import Trainer
+from app.version_log.commands.queue import submit_command
+from app.version_log.commands.status import command_status
+from app.version_log.trainer_status import PartitionStatus
+from stream.positions import Partition
+from tests.app.training.ranks.thread_trainers import on_trainers, running_ranks
+from tests.app.training.trainer_env import expected_counts, published, records
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def topic(env):
+    """A topic of three partitions."""
+    env.create(partitions=3)
+    return env
+
+
+def test_clicks_are_learned_once_by_two_ranks_then_one_then_two(topic):
+    env = topic
+    for partition in range(3):
+        env.produce(200, partition=partition, bad=partition)
+    first, _ = on_trainers(env, 2, until_end=True)
+    assert first.samples_trained == 600
+    assert first.dead_letters == {"bad_json": 3}
+    assert first.positions == {
+        f"clicks/{number}": PartitionStatus(200 + number, 200 + number, 200 + number, 0) for number in range(3)
+    }
+    assert [(rank.partitions, rank.lag) for rank in first.ranks] == [(2, 0), (1, 0)]
+    assert sum(rank.rows["device"] for rank in first.ranks) == first.table.rows["device"] > 40
+    assert first.scores.whole.auc is not None
+    assert env.status().pid == first.pid
+    assert env.counts() == expected_counts(600)
+    last = records(env)[-1].meta
+    assert set(last.positions) == set(last.trainer["watermarks"]) == {"clicks/0", "clicks/1", "clicks/2"}
+
+    env.produce(100, partition=1)
+    alone = Trainer(env.config, until_end=True).run()
+    assert (alone.samples_trained, alone.ranks) == (700, [])
+    assert env.counts() == expected_counts(700)
+    env.produce(100, partition=2)
+    env.produce(100, partition=0)
+    again, _ = on_trainers(env, 2, until_end=True)
+    assert again.samples_trained == 900
+    assert again.epoch == alone.epoch + 1
+    assert env.counts() == expected_counts(900)
+
+
+def test_every_rank_has_the_same_net_scores_and_clock(topic):
+    env = topic
+    for partition in range(3):
+        env.produce(150, partition=partition)
+
+    def run(trainer: Trainer):
+        trainer.run()
+        state = trainer.state
+        net = {name: tensor.clone() for name, tensor in state.learner.dense_tensors().items()}
+        return net, state.scores.document(), state.stream.clock.now_ms, state.stream.positions, state.loss
+
+    (net, *rest), (other_net, *other_rest) = on_trainers(env, 2, run, until_end=True)
+    assert all(torch.equal(net[name], other_net[name]) for name in net)
+    assert rest == other_rest
+    assert Partition("clicks", 2) in rest[2]
+
+
+def test_orders_reach_all_ranks_and_a_rank_without_partitions_takes_part(env):
+    env.produce(370)
+    path = env.config.log.path
+    with running_ranks(env, 2) as ranks:
+        goal = published(env, 370)
+        keys = [{"feature": "user_id", "id": user} for user in range(10)]
+        forget = submit_command(path, "forget", {"keys": keys})
+        limits = submit_command(path, "limits", {"limits": {"lr": 0.5}})
+        wait_until(lambda: (command_status(path, forget) or ("", "")).state == "durable", "forgetting")
+        wait_until(lambda: (command_status(path, limits) or ("", "")).state == "durable", "the limits")
+        assert [trainer.state.learner.table.lr for trainer in ranks.trainers.values()] == [0.5, 0.5]
+        assert {env.view().row_info(0, user)["status"] for user in range(10)} == {"forgotten"}
+        env.produce(37)
+        published(env, 407)
+        back = submit_command(path, "rollback", {"version": goal})
+        wait_until(lambda: (command_status(path, back) or ("", "")).state == "durable", "the rollback")
+        published(env, 407)
+        wait_until(lambda: len(env.status().ranks) == 2, "the ranks' status")
+        assert [rank.partitions for rank in env.status().ranks] == [1, 0]
+    assert ranks.ended[0].samples_trained == 407
+    # what was forgotten was learned before, and is not learned again from records before the order
+    counts = {user: count - 10 * (user < 10) for user, count in expected_counts(407).items()}
+    assert env.counts() == counts
+
+
+def test_the_gate_holds_all_ranks_back(topic):
+    env = topic
+    for partition in range(3):
+        env.produce(100, partition=partition)
+
+    def run(trainer: Trainer):
+        learn, done = trainer.learn, []
+
+        def learn_and_harm(batch) -> None:
+            learn(batch)
+            if trainer.state.samples_trained > 100 and not done:
+                done.append(True)
+                with torch.no_grad():
+                    next(trainer.state.learner.model.parameters()).fill_(float("nan"))
+
+        trainer.learn = learn_and_harm
+        with pytest.raises(ModelHeldError, match="health gate"):
+            trainer.run()
+        return trainer.gate.held
+
+    first, second = on_trainers(env, 2, run, until_end=True)
+    assert first == second
+    assert first.reason == "not_finite"
+    assert all(record.meta.samples_trained <= 100 for record in records(env))

@@ -1,0 +1,123 @@
+"""Trainers of several ranks under SIGKILL: single ranks, all ranks, launchers; the next launch has another number.
+
+python -m tests.torture.ranks.kills --kills 100 --seed 1
+
+A producer sends clicks all the while. In the end every id must have been counted exactly as often as it was sent.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from stream.broker.embedded import EmbeddedBroker
+from tests.app.training.trainer_env import TrainerEnv, expected_counts
+from tests.support.waiting import wait_until
+
+PARTITIONS, MAX_RANKS = 3, 3
+SETTINGS = "[cluster]\ntimeout_seconds = 20\n"
+LAUNCH_SECONDS = 300.0
+
+
+class Launch:
+    """A trainer of so many ranks, by its launcher; or one process."""
+
+    def __init__(self, env: TrainerEnv, num_ranks: int, *options: str) -> None:
+        command = [sys.executable, "-m", "app", "train", "--no-compact", "--config", str(env.path), *options]
+        if num_ranks > 1:
+            command += ["--ranks", str(num_ranks), "--max-restarts", "1000"]
+        self.num_ranks = num_ranks
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def ranks(self) -> list[int]:
+        """Return the process ids of the ranks that live."""
+        if self.num_ranks == 1:
+            return [self.process.pid]
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        children = [int(pid) for pid in path.read_text().split()] if path.exists() else []
+        return [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def end(self) -> None:
+        """Stop it as a user does; it publishes and ends."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=LAUNCH_SECONDS)
+
+
+def torture(env: TrainerEnv, num_kills: int, seed: int) -> Counter[str]:
+    """Kill so often; return what was done, by name."""
+    random_ = random.Random(seed)
+    env.configure(SETTINGS)
+    env.create(partitions=PARTITIONS)
+    done: Counter[str] = Counter()
+    while done["kills"] < num_kills:
+        launch = Launch(env, random_.randint(1, MAX_RANKS))
+        done[f"launches of {launch.num_ranks}"] += 1
+        for _ in range(random_.randint(1, 4)):
+            env.produce(random_.randint(1, 300), partition=random_.randrange(PARTITIONS))
+            goal = env.num if random_.random() < 0.5 else 0
+            wait_until(lambda goal=goal: env.status().samples_trained >= goal, "learning", seconds=LAUNCH_SECONDS)
+            time.sleep(random_.choice([0.0, 0.05, 0.5, 3.0]))  # anywhere: while it starts, learns, publishes
+            if not (ranks := launch.ranks()):
+                continue
+            victims = ranks if random_.random() < 0.3 else [random_.choice(ranks)]
+            for pid in victims:
+                with_signal(pid, signal.SIGKILL)
+            done["kills"] += 1
+            done["of all ranks"] += len(victims) == len(ranks)
+            if launch.num_ranks == 1:
+                break
+        if launch.process.poll() is None and random_.random() < 0.5:
+            launch.end()
+            done["stops"] += 1
+        else:
+            ranks = launch.ranks()
+            launch.process.kill()
+            launch.process.communicate()
+            # the ranks of a killed launcher are asked to end by the kernel
+            wait_until(lambda ranks=ranks: not any(map(is_alive, ranks)), "the ranks' end", seconds=LAUNCH_SECONDS)
+            done["launchers killed"] += 1
+        print(dict(done), f"{env.status().samples_trained} of {env.num} samples", flush=True)
+    last = Launch(env, random_.randint(1, MAX_RANKS), "--until-end")
+    _, errors = last.process.communicate(timeout=LAUNCH_SECONDS)
+    assert last.process.returncode == 0, errors
+    assert env.status().samples_trained == env.num
+    assert env.counts() == expected_counts(env.num)
+    return done
+
+
+def with_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended."""
+    if is_alive(pid):
+        os.kill(pid, number)
+
+
+def is_alive(pid: int) -> bool:
+    """Return True if the process runs; a zombie does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    with EmbeddedBroker(folder / "log") as broker:
+        print(dict(torture(TrainerEnv(folder, broker), arguments.kills, arguments.seed)))
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
