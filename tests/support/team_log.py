@@ -30,6 +30,7 @@ class Team:
         """Cut a version: every rank appends the rows of its keys. Returns its number."""
         size = len(self.writers)
         numbers = set()
+        meta = {"fingerprint": SCHEMA.fingerprint(), **meta}
         for rank in reversed(range(size)):
             own = {key: row for key, row in rows.items() if owner(key, size) == rank}
             gone = [key for key in forgotten if owner(key, size) == rank]

@@ -113,7 +113,8 @@ def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileRefe
     found = [*_in_bases(directory, listing, feature, row_id), *_in_segments(directory, listing, feature, row_id)]
     found += _in_drafts(directory, feature, row_id)
     keepers = _Keepers(log, directory)
-    open_file = max(listing.segments.get(listing.claimed_epoch, [""]))
+    shards = (names for (epoch, _), names in listing.shards.items() if epoch == listing.claimed_epoch)
+    open_files = {max(names) for names in (listing.segments.get(listing.claimed_epoch, [""]), *shards)}
     references = []
     for place in sorted(found, key=lambda place: (place.version, "/" in place.file, place.file)):
         newer = sum(number >= place.covered_by for number in listing.bases)
@@ -122,7 +123,7 @@ def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileRefe
         pins, by_rule = keepers.of(place)
         if missing and listing.bases and not pins and not by_rule:
             expected = _created_ms(directory, listing.bases[-1]) + round(missing * log.base_minutes * 60_000)
-        is_open = place.file == open_file
+        is_open = place.file in open_files
         reference = FileReference(place.file, place.version, missing, is_open, place.is_draft, expected, pins, by_rule)
         references.append(reference)
     return references
@@ -140,9 +141,11 @@ def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: i
 def _in_segments(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
     manifest = directory.manifest(listing)
     readable = {name for name, _ in directory.readable_segments(listing, manifest)} if manifest else set()
-    for epoch, names in listing.segments.items():
+    shards = {name for names in listing.shards.values() for name in names}
+    files = [*listing.segments.items(), *((epoch, names) for (epoch, _), names in listing.shards.items())]
+    for epoch, names in files:
         for name in names:
-            is_ignored = manifest is not None and epoch < manifest.epoch and name not in readable
+            is_ignored = manifest is not None and epoch < manifest.epoch and name not in readable | shards
             oldest, newest = None, 0
             for number, arrays in _records(directory.path / name):
                 newest = max(newest, number)

@@ -34,14 +34,18 @@ class PendingVersions:
         manifest = self._directory.manifest(listing)
         if manifest is None:
             return Pending(0, True)
-        pending, is_covered, is_idle = 0, True, True
-        for name, limit in self._directory.readable_segments(listing, manifest):
-            path = self._directory.path / name
-            covered = self._covered_bytes(path, limit) if is_covered else 0
-            is_covered = is_covered and name not in self._covered
-            pending += (size_of(path) if limit is None else limit) - covered
-            if not is_covered and is_idle:
-                is_idle = self._is_idle(path, limit, self._idle_until.get(name, covered))
+        pending, is_idle = 0, True
+        chains = [self._directory.readable_segments(listing, manifest)]
+        chains += [[(name, None) for name in names] for names in listing.shards.values()]
+        for files in chains:
+            is_covered = True
+            for name, limit in files:
+                path = self._directory.path / name
+                covered = self._covered_bytes(path, limit) if is_covered else 0
+                is_covered = is_covered and name not in self._covered
+                pending += (size_of(path) if limit is None else limit) - covered
+                if not is_covered and is_idle:
+                    is_idle = self._is_idle(path, limit, self._idle_until.get(name, covered))
         return Pending(pending, is_idle)
 
     def _covered_bytes(self, path: Path, limit: int | None) -> int:

@@ -1,6 +1,7 @@
 """Retention: delete bases that nothing keeps, and segments whose records no kept base and no pinned version needs."""
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -90,6 +91,9 @@ class Retention:
         self._bases, self._pins = bases, pins
         self._runs = LogIndex(directory).runs if pins else None
         self._segments = segment_ranges(directory, listing, manifest)
+        self._shards = [
+            ranges_of(directory, [(name, None) for name in names]) for names in shards_of(listing, manifest)
+        ]
         for pin in pins:
             if self._base_of(pin.version) is None:
                 logger.error("a pinned version cannot be rebuilt", extra={"pin": pin.name, "version": pin.version})
@@ -140,14 +144,19 @@ class Retention:
         return next((number for number in numbers if number in complete), None)
 
     def _unneeded_segments(self, kept: KeptVersions) -> list[str]:
-        """Return the segments without a needed record, and those that readers ignore; never the newest one."""
-        own = self._listing.segments.get(self._manifest.epoch, [])
+        """Return the files without a needed record, and those that readers ignore; never the newest of any rank.
+
+        Each is judged by its own records: files of shard records end at other versions than segments.
+        """
+        own = [self._listing.segments.get(self._manifest.epoch, [])]
+        own += [names for (epoch, _), names in self._listing.shards.items() if epoch == self._manifest.epoch]
+        newest = {names[-1] for names in own if names}
         unneeded = []
-        for segment in self._segments:
+        for segment in (*self._segments, *itertools.chain.from_iterable(self._shards)):
             last = segment.last
             if kept.needs_any(segment.first, last) and not kept.needs_any(segment.first, segment.first):
                 last = newest_number(self._directory.path / segment.name, segment.limit)  # exactly
-            if not kept.needs_any(segment.first, last) and (not own or segment.name != own[-1]):
+            if not kept.needs_any(segment.first, last) and segment.name not in newest:
                 unneeded.append(segment.name)
         readable = {segment.name for segment in self._segments}
         # segments of older epochs that no manifest lists were written by a replaced trainer
@@ -168,9 +177,19 @@ class SegmentRange(NamedTuple):
 
 def segment_ranges(directory: LogDirectory, listing: Listing, manifest: LogManifest) -> list[SegmentRange]:
     """Return the readable segments in order, by their first headers; one without a record has an empty range."""
+    return ranges_of(directory, directory.readable_segments(listing, manifest))
+
+
+def shards_of(listing: Listing, manifest: LogManifest) -> list[list[str]]:
+    """Return the files of shard records of each epoch that was not only claimed, and of each of its ranks, in order."""
+    return [names for (epoch, _), names in listing.shards.items() if epoch <= manifest.epoch]
+
+
+def ranges_of(directory: LogDirectory, files: Sequence[tuple[str, int | None]]) -> list[SegmentRange]:
+    """Return the same of files that one writer has written after the other."""
     ranges: list[SegmentRange] = []
     following = 1 << 63
-    for name, limit in reversed(directory.readable_segments(listing, manifest)):
+    for name, limit in reversed(files):
         scan = scan_segment(directory.path / name, limit, verify_after=HEADERS_ONLY)
         first = next((header.number for header, _ in scan), None)
         epoch = int(name[4:14])

@@ -42,9 +42,9 @@ class LogIndex:
                     offset = end - header.length - HEADER.size
                     entry = IndexEntry(header, path, offset, shards, shard_bytes.get(header.number, 0))
                     self.entries.append(entry)
-        # of a trainer of many ranks: version records whose shard records are not in sight yet
-        while self.entries and self.entries[-1].number > max(self.bases, default=0) and not self.entries[-1].is_whole():
-            self.entries.pop()
+        if listing.shards:
+            # a shard record may not be in sight yet; or retention has deleted it before the version record
+            self.entries = [entry for entry in self.entries if entry.is_whole()]
         self._by_number = {entry.number: entry for entry in self.entries}
         self.numbers = sorted({*self._by_number, *self.bases})
         if not self.numbers:

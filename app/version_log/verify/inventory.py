@@ -13,7 +13,7 @@ from springtide_client.log.listing import Listing, LogManifest, claim_name, mani
 from app.version_log.trainer_status import all_statuses
 from app.version_log.verify.report import VerifyReport, plural
 
-_NUMBERED = re.compile(r"(epoch|manifest|seg|status)-(\d{10})(?:-\d{6})?\.(?:claim|json|log)")
+_NUMBERED = re.compile(r"(epoch|manifest|seg|status)-(\d{10})(?:(?:-\d{5})?-\d{6})?\.(?:claim|json|log)")
 _OWNED = re.compile(
     r"(?:base|state)-\d{20}|commands|pins|(?:trainer|compactor|retention|broker)\.lock|corruption\.json|broker\.(?:json|err)"
     r"|simulator\.json|\.tmp-.+"
@@ -38,7 +38,7 @@ class LogInventory:
         durable = reported_durable(directory.path)
         listing = directory.scan()
         sizes = {}
-        for name in (name for names in listing.segments.values() for name in names):
+        for name in (name for names in (*listing.segments.values(), *listing.shards.values()) for name in names):
             try:
                 sizes[name] = (directory.path / name).stat().st_size
             except FileNotFoundError:  # deleted at this moment

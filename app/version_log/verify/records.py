@@ -9,6 +9,7 @@ from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header, version_name
 from springtide_client.log.base import BaseManifest
 from springtide_client.log.listing import LogManifest, begins_epoch, segment_name
+from springtide_client.log.shard_files import ShardFiles
 
 from app.version_log.verify.inventory import LogInventory
 from app.version_log.verify.report import VerifyReport, plural
@@ -46,6 +47,7 @@ class RecordCheck:
         self._semantics = SemanticCheck(self.manifest, self.bases, self.report)
         self._expected_tips = {base.number: base.tip for base in self.bases if not begins_epoch(base.number)}
         self._first = 2**63  # the lowest number so far
+        self._shards = ShardFiles(self.inventory.path)
         sealed = self.manifest.tip
         oldest = self.bases[0].number if self.bases else 2**63
         if sealed is not None and sealed.number > oldest and not begins_epoch(sealed.number):
@@ -146,12 +148,21 @@ class RecordCheck:
         elif linked:
             record = Record(header.epoch, header.number, header.parent, header.checksum, b"".join(pieces))
             try:
-                self._semantics.check(record, name, offset, self.consequence(header.number))
+                if (whole := self._whole(record, name, offset)) is not None:
+                    self._semantics.check(whole, name, offset, self.consequence(header.number))
             except LogError as error:
                 self.report.error(name, offset, str(error), self.consequence(header.number))
         self._first = min(self._first, header.number)
         if tip is None or header.number > tip.number:
             self.tip = header.tip
+
+    def _whole(self, record: Record, name: str, offset: int) -> Record | None:
+        """Return a version with its shard records; None if one is missing. LogError if one is damaged."""
+        whole = self._shards.complete(record)
+        if whole is None and self._is_needed(record.number):
+            what = f"version {version_name(record.number)} lists a shard record that is missing"
+            self.report.error(name, offset, what, self.consequence(record.number))
+        return whole
 
     def _link(self, name: str, offset: int, header: RecordHeader) -> bool:
         """Return True if the record follows the one before it; also check it against the bases and the seal."""
