@@ -88,10 +88,19 @@ class InvertedFile:
         search_cells(*self._arguments(queries_QO, EVERYTHING), found_QN)
         return found_QN
 
-    def tuned(self, queries_QO: FloatArray, num: int) -> "InvertedFile":
-        """Return the same cells, of which so many are read that `num` candidates hold nearly all of the ten best."""
+    def tuned(
+        self, queries_QO: FloatArray, num: int, *, between: Callable[[], bool] = lambda: True
+    ) -> "InvertedFile | None":
+        """Return the same cells, of which so many are read that `num` candidates hold nearly all of the ten best.
+
+        `between` is called now and then, and ends it by returning False: then None.
+        """
         num_best, num = min(RECALL_NUM, len(self.vectors_IO)), min(num, len(self.vectors_IO))
-        worst_Q = np.array([np.partition(self.vectors_IO @ query_O, -num_best)[-num_best] for query_O in queries_QO])
+        worst_Q = np.empty(len(queries_QO), np.float32)
+        for query, query_O in enumerate(queries_QO):
+            worst_Q[query] = np.partition(self.vectors_IO @ query_O, -num_best)[-num_best]
+            if not between():
+                return None
         index = self
         while index.num_to_scan < len(self.vectors_IO):
             found_QN = index.nearest_of_each(queries_QO, num)

@@ -114,16 +114,16 @@ class Retriever:
         seen: object = None
         while not self._stopping.is_set():
             view = self._newest_view()
-            if view is not None and (view is not seen or self._is_stale(view)):
-                seen = view
-                try:
+            try:
+                if view is not None and (view is not seen or self._is_stale(view)):
+                    seen = view
                     self.step()
-                except Exception as error:
-                    # what was served stays served: a defect here must not end the thread
-                    logger.exception("reading the items failed")
-                    self._reason = f"the items cannot be read: {error}"
-                    self._stopping.wait(1.0)
-            self._check_recall()
+                self._check_recall()
+            except Exception as error:
+                # what was served stays served: a defect here must not end the thread
+                logger.exception("reading the items failed")
+                self._reason = f"the items cannot be read: {error}"
+                self._stopping.wait(1.0)
             self._stopping.wait(POLL_SECONDS)
 
     def _is_stale(self, view: ModelView) -> bool:
@@ -171,9 +171,11 @@ class Retriever:
             self._serve(first)
         if len(base) >= self._indexed_items:
             index = InvertedFile.build(base.vectors_IO, between=self._follow_meanwhile)
+            if index is not None:
+                index = index.tuned(self._queries(towers), MIN_CANDIDATES, between=self._follow_meanwhile)
             if index is None:
                 return
-            base = replace(base, index=index.tuned(self._queries(towers), MIN_CANDIDATES))
+            base = replace(base, index=index)
         if self._template is not towers.template:
             return
         assert self.served is not None
@@ -229,22 +231,27 @@ class Retriever:
         if served is None or not self._was_asked or self._clock() - self._checked_at < RECALL_SECONDS:
             return
         self._checked_at, self._was_asked = self._clock(), False
-        share = recall(served, users)
+        share = recall(served, users, between=self._follow_meanwhile)
         self._metrics.set("springtide_retrieve_recall", share)
+        if (served := self.served) is None:
+            return
         index = served.base.index
         if share < LEAST_RECALL and isinstance(index, InvertedFile):
             self.served = replace(served, base=replace(served.base, index=index.scanning(2 * index.num_to_scan)))
 
 
-def recall(served: ServedItems, users: Sequence[Features], k: int = 10) -> float:
+def recall(
+    served: ServedItems, users: Sequence[Features], k: int = 10, *, between: Callable[[], object] = lambda: None
+) -> float:
     """Return which share of the k best items of exact search the index finds, over some users.
 
     An item as good as the worst of them counts as one of them (as in ann-benchmarks): which of equal items is found
-    does not matter.
+    does not matter. `between` is called before each user.
     """
     nothing = np.zeros(0, np.int64)
     shares = []
     for user in users:
+        between()
         exact_K, found_K = (
             served.retrieve(user, k, wanted={}, excluded=nothing, exact=is_exact)[1] for is_exact in (True, False)
         )

@@ -14,7 +14,8 @@ def warm_up() -> None:
     vectors_IO = np.eye(2, dtype=np.float32)
     index = InvertedFile.build(vectors_IO)
     assert index is not None
-    index.tuned(vectors_IO, 1).nearest(vectors_IO[0], 1)
+    index.tuned(vectors_IO, 1)
+    index.nearest(vectors_IO[0], 1)
     place_1 = np.zeros(1, np.int64)
     items = ItemColumns(np.arange(2), np.array([0, 1, 2]), np.zeros(2, np.int64)).merged(NO_ITEMS.take(place_1[:0]))
     items = items.merged(items)

@@ -52,6 +52,8 @@ def test_tuned_to_queries_it_reads_as_much_as_it_needs():
     vectors_IO, queries_QO = unit_vectors(20_000, 16), unit_vectors(20, 16, 1)
     index = built(vectors_IO)
     tuned = index.tuned(queries_QO, 64)
+    assert tuned is not None
+    assert index.tuned(queries_QO, 64, between=lambda: False) is None
     assert index.num_to_scan < tuned.num_to_scan <= 20_000  # nothing is near anything else: the hardest case
     for query_O in queries_QO[:3]:
         exact = ExactIndex(vectors_IO).nearest(query_O, 10)

@@ -155,7 +155,7 @@ def test_many_changed_items_have_the_cells_of_the_index(log, monkeypatch):
 def test_an_index_that_finds_too_little_reads_more(log, monkeypatch):
     followed = Followed(log, indexed_items=100)
     before = followed.retriever.served.base.index.num_to_scan
-    monkeypatch.setattr("app.serving.retrieve.retriever.recall", lambda *_: 0.5)
+    monkeypatch.setattr("app.serving.retrieve.retriever.recall", lambda *_, **__: 0.5)
     followed.retriever.note(encode_instances(followed.retriever.served.towers.template.user_part, [USER]))
     followed.now = 100.0
     followed.retriever._check_recall()
