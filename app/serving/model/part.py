@@ -4,16 +4,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from springtide_client.array_types import Int64Array
-from springtide_client.keys import mix_keys
 from springtide_client.model.view import View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import parted_view
-from springtide_client.rows.hash_range import ALL_KEYS, HashRange, owners_of
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 from app.serving.config import ServeConfig
 from app.serving.http.errors import ApiError, misdirected
+from kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
 
 # how many versions other servers may be behind this one
 KEPT_VIEWS = 8
@@ -50,26 +49,24 @@ class Part:
 
     def joined(self, view: View) -> View:
         """Return a view of this server's rows as one of all rows, if it knows the other servers."""
-        return view if self.servers is None else parted_view(view, self.hash_range, self.servers)
+        return view if self.servers is None else parted_view(view, self.hash_range, self.servers, split_keys)
 
     def owner_of(self, feature: int, row_id: int) -> int | None:
         """Return the number, from 0, of the other server that holds a key and answers for it; None: this one does."""
         if not self.is_router or self.servers is None:
             return None
-        owners = owners_of(mix_keys(np.array([feature], np.uint16), np.array([row_id], np.int64)), len(self.servers))
-        return None if int(owners[0]) == self.hash_range.number - 1 else int(owners[0])
+        owner = int(owner_of(feature, row_id, len(self.servers)))
+        return None if owner == self.hash_range.number - 1 else owner
 
     def check_owned(self, feature: int, ids_K: Int64Array) -> None:
         """Raise ApiError 421 with the owner of the first key that this server does not answer for."""
         if self._answers_all:
             return
         count = self.hash_range.count
-        owners_K = owners_of(mix_keys(np.array([feature], np.uint16), ids_K), count)
-        foreign = np.flatnonzero(owners_K != self.hash_range.number - 1)
-        if not len(foreign):
+        index = first_foreign(feature, ids_K, self.hash_range.number - 1, count)
+        if index < 0:
             return
-        index = int(foreign[0])
-        owner = HashRange(int(owners_K[index]) + 1, count)
+        owner = HashRange(int(owner_of(feature, int(ids_K[index]), count)) + 1, count)
         address = None if self.servers is None else self.servers.urls[owner.number - 1]
         message = f"id {int(ids_K[index])} belongs to part {owner}, this server holds part {self.hash_range}"
         hint = "ask a router, or the server of that part" if address is None else f"ask {address}, or a router"

@@ -14,6 +14,7 @@ from springtide_client.wide.score import WideRows
 from app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
 from app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
 from app.serving.lookup.neighbors import measure_similarity
+from kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
 from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 from kernels.cpu.serving.wide_steps import compiled_steps
 
@@ -30,6 +31,9 @@ def warm_up() -> None:
     measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for requested_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, requested_N)
+        first_foreign(0, requested_N, 0, 1)
+        split_keys(feature, requested_N, 1)
+    owner_of(0, 0, 1)
     decode_request(MediaType(MSGPACK), b"\x81\xa3ids\x91\x00", 1)
     decode_request(MediaType(JSON), b'{"ids":["a"]}', 1)
     request = decode_request(MediaType(JSON), b'{"ids":[0]}', 1)

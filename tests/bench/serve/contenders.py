@@ -173,27 +173,27 @@ class LookupContenders:
     def add_ours(self) -> None:
         """Add our server in every format."""
         log = write_log(self.folder, self.num_rows)
-        server = self._start([*module_command("tests.bench.serve.server_process"), str(log)])
+        server = self.start([*module_command("tests.bench.serve.server_process"), str(log)])
         for form in FORMS:
-            self._add(form, server, PATH, form)
+            self.add(form, server, PATH, form)
             self.pids[form] = server.pid
 
-    def add_parts(self, count: int) -> dict[str, Server]:
+    def add_parts(self, log: Path, count: int) -> dict[str, Server]:
         """Add a server that holds everything, servers of so many parts asked for their own rows, and a router."""
-        command = [*module_command("tests.bench.serve.server_process"), str(write_log(self.folder, self.num_rows))]
+        command = [*module_command("tests.bench.serve.server_process"), str(log)]
         ports = [free_port() for _ in range(count)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         settings: dict[str, dict[str, object]] = {"whole": {}}
         settings |= {f"part {n}": {"port": port, "range": f"{n}/{count}"} for n, port in enumerate(ports, 1)}
         settings["router"] = {"parts": urls}
-        servers = {name: self._start([*command, json.dumps(given)]) for name, given in settings.items()}
-        own = self._owned(count)
+        servers = {name: self.start([*command, json.dumps(given)]) for name, given in settings.items()}
         for server in list(servers.values())[1:-1]:  # the router's first request asks them all
             server.ask("/v1/embeddings/user_id", b"", RAW)
         for name in ("whole", "router"):
-            self._add(name, servers[name], PATH, "raw")
-        self.asked = own
-        self._add("part 1", servers["part 1"], PATH, "raw")
+            self.add(name, servers[name], PATH, "raw")
+        asked, self.asked = self.asked, self._owned(count)
+        self.add("part 1", servers["part 1"], PATH, "raw")
+        self.asked = asked
         for name in self.runs:
             self.pids[name] = servers[name].pid
         return servers
@@ -212,10 +212,10 @@ class LookupContenders:
             return
         np.save(self.folder / "rows.npy", values_of(np.arange(self.num_rows)))
         script = str(PEER_SCRIPTS / "web_peer.py")
-        server = self._start([str(python), script, str(self.folder / "rows.npy")])
-        self._add("FastAPI", server, "/default", "json")
-        self._add("FastAPI + orjson", server, "/orjson", "json")
-        self._add("empty response", server, "/empty", "raw", is_checked=False)
+        server = self.start([str(python), script, str(self.folder / "rows.npy")])
+        self.add("FastAPI", server, "/default", "json")
+        self.add("FastAPI + orjson", server, "/orjson", "json")
+        self.add("empty response", server, "/empty", "raw", is_checked=False)
         lines = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
         known = dict(line.split("==") for line in lines.split() if "==" in line)
         names = ("fastapi", "uvicorn", "orjson", "uvloop", "httptools")
@@ -245,12 +245,14 @@ class LookupContenders:
             self.pids[f"{form}, training"] = self.pids[form]
         return trainer
 
-    def _start(self, command: list[str]) -> Server:
+    def start(self, command: list[str]) -> Server:
+        """Start a server that ends with the benchmark."""
         server = Server([*highest_priority(), *command], self.environment)
         self._stack.callback(server.close)
         return server
 
-    def _add(self, name: str, server: Server, path: str, form: str, *, is_checked: bool = True) -> None:
+    def add(self, name: str, server: Server, path: str, form: str, *, is_checked: bool = True) -> None:
+        """Check a server's rows, and add its run."""
         bodies = [body_of(form, ids_K) for ids_K in self.asked]
         if is_checked:
             for ids_K, body in zip(self.asked[:NUM_CHECKED], bodies, strict=False):

@@ -5,10 +5,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from tests.bench.harness.report import Case, alternate, arguments, report
+from tests.bench.harness.report import Case, alternate, argument_parser, report
 from tests.bench.serve.contenders import LookupContenders
 from tests.bench.serve.http_load import LoadResult
 from tests.bench.serve.lookup import latency
+from tests.bench.serve.small_servers import SmallServer, add_small_servers
+from tests.bench.workloads.row_log import write_log
 
 NUM_PARTS = 2
 
@@ -28,25 +30,46 @@ def mapped_bytes(pid: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--cgroup", type=Path, help="a memory cgroup: also run with servers too small for all rows")
+    options = parser.parse_args()
     num_rows, repeats, seconds = (20_000, 2, 0.3) if options.quick else (1_000_000, 5, 1.0)
+    if options.cgroup is not None and not options.quick:
+        num_rows = 4_000_000
+    small: dict[str, SmallServer] = {}
     loads: dict[str, list[LoadResult]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         contenders = LookupContenders(folder, num_rows, seconds, stack)
-        servers = contenders.add_parts(NUM_PARTS)
+        log = write_log(folder, num_rows)
+        servers = contenders.add_parts(log, NUM_PARTS)
+        if options.cgroup is not None:
+            small = add_small_servers(contenders, log, options.cgroup, NUM_PARTS, stack)
 
         def rate(name: str) -> float:
             loads.setdefault(name, []).append(contenders.runs[name]())
             return loads[name][-1].per_second
 
         rates = alternate({name: partial(rate, name) for name in contenders.runs}, repeats=repeats)
+        servers |= {name: each.server for name, each in small.items()}
         held = {name: mapped_bytes(server.pid) for name, server in servers.items()}
+        for each in small.values():
+            each.cgroup.lift()
     whole, unit = {"whole": rates["whole"]}, "requests/s"
     cases = [
         Case("through the router", unit, rates["router"], whole, contest=False),
         Case("a part, asked for its own rows", unit, rates["part 1"], whole, contest=False),
     ]
+    if small:
+        cases.append(
+            Case(
+                "servers with room for 60 %",
+                unit,
+                rates["router, small"],
+                {"one server": rates["whole, small"]},
+                contest=False,
+            )
+        )
     report(
         "serve.parts",
         cases,
@@ -57,6 +80,8 @@ def main() -> None:
     )
     for name, found in loads.items():
         print(latency(name, found[1:]))
+    for name, each in small.items():
+        print(f"{name}: its cgroup may hold {each.limit_bytes / 2**20:.0f} MiB")
     for name, (mapped, resident) in held.items():
         print(f"{name}: maps {mapped / 2**20:.1f} MiB of the files with rows, {resident / 2**20:.1f} MiB in memory")
 

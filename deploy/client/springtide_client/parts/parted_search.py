@@ -6,10 +6,9 @@ import numpy as np
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.errors import PartError
 from springtide_client.format.records import Tip
-from springtide_client.keys import mix_keys
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.row_request import FoundColumns, RowRequest
-from springtide_client.rows.hash_range import HashRange, owners_of
+from springtide_client.rows.hash_range import HashRange, KeySplit, split_by_owner
 from springtide_client.rows.search import FoundStates, RowSearch
 
 # how long a part may take to reach a version that this process serves already
@@ -33,9 +32,11 @@ class PartedSearch:
         table: str,
         dim: int,
         state_width: int,
+        split: KeySplit = split_by_owner,
     ) -> None:
         """`own` searches the rows of `hash_range`, which may be empty."""
         self._own, self._hash_range, self._servers = own, hash_range, servers
+        self._split = split
         self._tip, self._table, self.dim, self._state_width = tip, table, dim, state_width
 
     def __call__(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
@@ -59,9 +60,7 @@ class PartedSearch:
         return FoundStates(rows_KD, status_K, states_KW, counts_K)
 
     def _find(self, features_K: UInt16Array, ids_K: Int64Array, into: FoundColumns) -> None:
-        owners_K = owners_of(mix_keys(features_K, ids_K), len(self._servers))
-        used = np.flatnonzero(np.bincount(owners_K, minlength=1)).tolist()
-        keys_of = {index: np.flatnonzero(owners_K == index) for index in used}
+        keys_of = self._split(features_K, ids_K, len(self._servers))
         own_M = keys_of.pop(self._hash_range.number - 1, None)
         with_states = into.states_KW is not None
 

@@ -11,7 +11,7 @@ from springtide_client.model.view import View
 from springtide_client.model.view_table import ViewTable
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_search import PartedSearch
-from springtide_client.rows.hash_range import HashRange
+from springtide_client.rows.hash_range import HashRange, KeySplit, split_by_owner
 from springtide_client.rows.search import LayerStack
 
 # how long servers may take to agree on a version, and the pause before they are asked again
@@ -20,10 +20,10 @@ AGREE_SECONDS, RETRY_SECONDS = 3.0, 0.02
 Result = TypeVar("Result")
 
 
-def parted_view(view: View, hash_range: HashRange, servers: PartServers) -> View:
+def parted_view(view: View, hash_range: HashRange, servers: PartServers, split: KeySplit = split_by_owner) -> View:
     """Return the same version with the rows of all parts; `view` holds those of `hash_range`."""
     tables = {
-        name: replace(table, search_factory=_PartedSearches(view, table, hash_range, servers))
+        name: replace(table, search_factory=_PartedSearches(view, table, hash_range, servers, split))
         for name, table in view.tables.items()
     }
     parted = replace(view, tables=tables)
@@ -54,6 +54,7 @@ class _PartedSearches:
     table: ViewTable
     hash_range: HashRange
     servers: PartServers
+    split: KeySplit
 
     def __call__(self, stack: LayerStack) -> PartedSearch:
         tip: Tip = self.view.tip
@@ -65,4 +66,5 @@ class _PartedSearches:
             table=stack.table,
             dim=stack.dim,
             state_width=stack.state_width,
+            split=self.split,
         )

@@ -5,11 +5,13 @@ Bases are sorted by mixed key, so the rows of a range are one slice of each.
 
 # K keys, n rows
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from springtide_client.array_types import BoolArray, UInt16Array, UInt64Array
+from springtide_client.array_types import BoolArray, Int64Array, UInt16Array, UInt64Array
+from springtide_client.keys import mix_keys
 from springtide_client.rows.row_layer import RowLayer
 
 MAX_RANGES = 65_535
@@ -83,6 +85,19 @@ def owners_of(mixed_K: UInt64Array, count: int) -> UInt16Array:
     owners_K: UInt16Array = (((mixed_K >> S32) * np.uint64(count)) >> S32).astype(np.uint16)
     return owners_K
 
+
+def split_by_owner(features_K: UInt16Array, ids_K: Int64Array, count: int) -> dict[int, Int64Array]:
+    """Return the places of the keys of each range that has some, by its number from 0, in ascending order.
+
+    `features_K` may hold one feature for all ids.
+    """
+    owners_K = owners_of(mix_keys(features_K, ids_K), count)
+    used = np.flatnonzero(np.bincount(owners_K, minlength=1)).tolist() if len(ids_K) else []
+    return {number: np.flatnonzero(owners_K == number) for number in used}
+
+
+# split_by_owner, or its compiled twin
+KeySplit = Callable[[UInt16Array, Int64Array, int], dict[int, Int64Array]]
 
 ALL_KEYS = HashRange(1, 1)
 NO_KEYS = HashRange(0, 1)

@@ -1,0 +1,52 @@
+"""Servers that may hold less than the whole table in memory: one of all rows, and those of parts, in memory cgroups."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.serve.contenders import PATH, LookupContenders, Server
+from tests.bench.table.memory_cgroup import MemoryCgroup, uncached_copy
+from tests.support.ports import free_port
+from tests.support.processes import module_command
+
+# of the files with rows: what each server's memory may hold of them, beside its own
+SHARE = 0.6
+
+
+class SmallServer(NamedTuple):
+    """A server and its limit."""
+
+    server: Server
+    cgroup: MemoryCgroup
+    limit_bytes: int
+
+
+def add_small_servers(
+    contenders: LookupContenders, log: Path, parent: Path, count: int, stack: ExitStack
+) -> dict[str, SmallServer]:
+    """Start servers over a copy of the log that is not in the page cache, each with the same room for rows."""
+    copy = uncached_copy(log, contenders.folder / "small log")
+    file_bytes = sum(path.stat().st_size for path in copy.rglob("rows*"))
+    command = [*module_command("tests.bench.serve.server_process"), str(copy)]
+    ports = [free_port() for _ in range(count)]
+    settings: dict[str, dict[str, object]] = {"whole, small": {}}
+    settings |= {f"part {n}, small": {"port": port, "range": f"{n}/{count}"} for n, port in enumerate(ports, 1)}
+    found: dict[str, SmallServer] = {}
+    for number, (name, given) in enumerate(settings.items()):
+        folder = parent / f"springtide-bench-server-{number}"
+        folder.mkdir()
+        stack.callback(folder.rmdir)
+        cgroup = MemoryCgroup(folder)
+        stack.callback(cgroup.remove)
+        server = contenders.start(
+            ["sh", "-c", f'echo $$ > "{cgroup.path}/cgroup.procs"; exec "$0" "$@"', *command, json.dumps(given)]
+        )
+        server.ask("/v1/embeddings/user_id", b"", "application/octet-stream")  # it has loaded the model
+        limit = cgroup.anonymous_bytes() + int(SHARE * file_bytes)
+        cgroup.limit(limit)
+        found[name] = SmallServer(server, cgroup, limit)
+    router = contenders.start([*command, json.dumps({"parts": [f"http://127.0.0.1:{port}" for port in ports]})])
+    contenders.add("whole, small", found["whole, small"].server, PATH, "raw")
+    contenders.add("router, small", router, PATH, "raw")
+    return found
