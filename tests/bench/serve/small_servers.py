@@ -5,13 +5,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench.serve.contenders import PATH, LookupContenders, Server
+import numpy as np
+
+from tests.bench.serve.contenders import NUM_IDS, PATH, LookupContenders, Server
 from tests.bench.table.memory_cgroup import MemoryCgroup, uncached_copy
 from tests.support.ports import free_port
 from tests.support.processes import module_command
 
 # of the files with rows: what each server's memory may hold of them, beside its own
 SHARE = 0.6
+NUM_REQUESTS = 16_384
 
 
 class SmallServer(NamedTuple):
@@ -47,6 +50,8 @@ def add_small_servers(
         cgroup.limit(limit)
         found[name] = SmallServer(server, cgroup, limit)
     router = contenders.start([*command, json.dumps({"parts": [f"http://127.0.0.1:{port}" for port in ports]})])
+    # enough ids to touch nearly every page of the rows
+    contenders.asked = list(np.random.default_rng(2).integers(0, contenders.num_rows, (NUM_REQUESTS, NUM_IDS)))
     contenders.add("whole, small", found["whole, small"].server, PATH, "raw")
     contenders.add("router, small", router, PATH, "raw")
     return found

@@ -8,6 +8,7 @@ import socket
 import ssl
 import urllib.parse
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 MAX_HEAD_BYTES = 65_536
@@ -47,7 +48,7 @@ class PartConnection:
         self._socket = socket.create_connection((parts.hostname, port), timeout_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if is_tls:
-            self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=parts.hostname)
+            self._socket = _tls_context().wrap_socket(self._socket, server_hostname=parts.hostname)
         self._host, self._path = parts.netloc.rpartition("@")[2], parts.path
         self.is_reusable = True  # after the last response
 
@@ -96,3 +97,9 @@ class PartConnection:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """The context of all connections: loading the certificates of the system takes a while."""
+    return ssl.create_default_context()

@@ -1,0 +1,111 @@
+"""Servers of parts are killed and started again while versions are written: a router's answers are never mixed."""
+
+import random
+import signal
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from tests.app.serving.conftest import USER, World, new_log
+from tests.app.serving.parts.conftest import raw
+from tests.support.ports import free_port
+from tests.support.processes import start_springtide
+from tests.support.scale import IS_LONG
+from tests.support.waiting import wait_until
+
+IDS = list(range(200))
+NUM_KILLS, PUBLISH_SECONDS = 12, 0.05
+CONFIG = """
+name = "toy"
+[schema]
+labels = ["click", "order"]
+categorical = ["user_id", "item_id"]
+multi_value = ["genres"]
+sequence = ["last_items"]
+dense = ["age"]
+share = { last_items = "item_id" }
+[log]
+path = "log"
+"""
+
+
+class Writer:
+    """Appends versions in a thread: in version n every row of the users is n, n, n, n."""
+
+    def __init__(self, log) -> None:
+        self.log, self.done = log, threading.Event()
+        self.values: dict[int, float] = {}
+        self.publish()
+        self.thread = threading.Thread(target=self.run)
+
+    def publish(self) -> None:
+        value = float(len(self.values))
+        self.values[self.log.publish({(USER, i): [value] * 4 for i in IDS})] = value
+
+    def run(self) -> None:
+        while not self.done.wait(PUBLISH_SECONDS):
+            self.publish()
+            if len(self.values) % 40 == 0:
+                self.log.write_base()
+
+    def stop(self) -> None:
+        self.done.set()
+        self.thread.join()
+
+
+@pytest.mark.skipif(not IS_LONG, reason="long: make torture kills servers of parts")
+def test_after_each_kill_answers_come_again_and_none_is_mixed(tmp_path) -> None:
+    (tmp_path / "springtide.toml").write_text(CONFIG)
+    log = new_log(tmp_path / "log")
+    log.start_epoch()
+    writer = Writer(log)
+    ports = [free_port(), free_port()]
+    dice = random.Random(16)
+    kinds: dict[str, int] = {}
+    with ExitStack() as stack:
+
+        def start(number: int):
+            arguments = ["serve", "--port", str(ports[number]), "--range", f"{number + 1}/2"]
+            process = start_springtide(*arguments, folder=tmp_path)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        parts = [start(0), start(1)]
+        world = World(log)
+        stack.callback(world.close)
+        router = world.serve(parts=[f"http://127.0.0.1:{port}" for port in ports])
+        writer.thread.start()
+        stack.callback(writer.stop)
+
+        def ask() -> bool:
+            response = raw(router, "user_id", IDS)
+            if response.status_code != 200:
+                code = response.json()["error"]["code"]
+                assert code in ("part_unavailable", "versions_differ", "not_ready"), response.text
+                kinds[code] = kinds.get(code, 0) + 1
+                return False
+            number = int(response.headers["x-springtide-version"])
+            rows = np.frombuffer(response.content[: 16 * len(IDS)], "<f4")
+            wait_until(lambda: number in writer.values)
+            assert (rows == writer.values[number]).all()
+            kinds["ok"] = kinds.get("ok", 0) + 1
+            return True
+
+        for _ in range(NUM_KILLS):
+            wait_until(ask)
+            for _ in range(dice.randrange(60)):
+                ask()
+            number = dice.randrange(2)
+            if dice.random() < 0.3:  # it hangs, and is killed only then
+                parts[number].send_signal(signal.SIGSTOP)
+                ask()
+            parts[number].kill()
+            parts[number].wait()
+            assert not ask()
+            parts[number] = start(number)
+        wait_until(ask)
+        assert kinds["part_unavailable"] >= NUM_KILLS
+        print(kinds)
