@@ -14,7 +14,7 @@ from tests.support.processes import module_command
 
 # of the files with rows: what each server's memory may hold of them, beside its own
 SHARE = 0.6
-NUM_REQUESTS = 16_384
+NUM_REQUESTS, SECONDS = 16_384, 8.0
 
 
 class SmallServer(NamedTuple):
@@ -50,7 +50,8 @@ def add_small_servers(
         cgroup.limit(limit)
         found[name] = SmallServer(server, cgroup, limit)
     router = contenders.start([*command, json.dumps({"parts": [f"http://127.0.0.1:{port}" for port in ports]})])
-    # enough ids to touch nearly every page of the rows
+    # enough ids, for long enough, to touch nearly every page of the rows in each run
+    contenders.seconds = SECONDS
     contenders.asked = list(np.random.default_rng(2).integers(0, contenders.num_rows, (NUM_REQUESTS, NUM_IDS)))
     contenders.add("whole, small", found["whole, small"].server, PATH, "raw")
     contenders.add("router, small", router, PATH, "raw")
