@@ -28,10 +28,13 @@ class SmallServer(NamedTuple):
 def add_small_servers(
     contenders: LookupContenders, log: Path, parent: Path, count: int, stack: ExitStack
 ) -> dict[str, SmallServer]:
-    """Start servers over a copy of the log that is not in the page cache, each with the same room for rows."""
-    copy = uncached_copy(log, contenders.folder / "small log")
-    file_bytes = sum(path.stat().st_size for path in copy.rglob("rows*"))
-    command = [*module_command("tests.bench.serve.server_process"), str(copy)]
+    """Start servers over copies of the log that are not in the page cache, each with the same room for rows.
+
+    The server of all rows has a copy of its own: pages that a part had read would not count for it.
+    """
+    copies = [uncached_copy(log, contenders.folder / name) for name in ("log of one", "log of parts")]
+    file_bytes = sum(path.stat().st_size for path in copies[0].rglob("rows*"))
+    commands = [[*module_command("tests.bench.serve.server_process"), str(copy)] for copy in copies]
     ports = [free_port() for _ in range(count)]
     settings: dict[str, dict[str, object]] = {"whole, small": {}}
     settings |= {f"part {n}, small": {"port": port, "range": f"{n}/{count}"} for n, port in enumerate(ports, 1)}
@@ -43,13 +46,19 @@ def add_small_servers(
         cgroup = MemoryCgroup(folder)
         stack.callback(cgroup.remove)
         server = contenders.start(
-            ["sh", "-c", f'echo $$ > "{cgroup.path}/cgroup.procs"; exec "$0" "$@"', *command, json.dumps(given)]
+            [
+                "sh",
+                "-c",
+                f'echo $$ > "{cgroup.path}/cgroup.procs"; exec "$0" "$@"',
+                *commands[number > 0],
+                json.dumps(given),
+            ]
         )
         server.ask("/v1/embeddings/user_id", b"", "application/octet-stream")  # it has loaded the model
         limit = cgroup.anonymous_bytes() + int(SHARE * file_bytes)
         cgroup.limit(limit)
         found[name] = SmallServer(server, cgroup, limit)
-    router = contenders.start([*command, json.dumps({"parts": [f"http://127.0.0.1:{port}" for port in ports]})])
+    router = contenders.start([*commands[1], json.dumps({"parts": [f"http://127.0.0.1:{port}" for port in ports]})])
     # enough ids, for long enough, to touch nearly every page of the rows in each run
     contenders.seconds = SECONDS
     contenders.asked = list(np.random.default_rng(2).integers(0, contenders.num_rows, (NUM_REQUESTS, NUM_IDS)))
