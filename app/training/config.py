@@ -20,9 +20,6 @@ from embeddings.config import TableConfig
 from stream.batch_size import GROWTH
 from stream.config import SourceConfig
 
-# the wide part learns from the samples beside it, so only the net and the statistics of numbers miss a batch's others
-WIDE_GROWTH = 32
-
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 MIN_SAMPLES_TO_SPLIT = 1024
 
@@ -102,13 +99,14 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = 16
     batch_growth: Annotated[
-        Literal["auto"] | int,
+        int,
         Meta(
+            ge=1,
             description="N: a full batch has at most an N-th of the samples learned before it. Smaller batches learn "
-            'the first samples better, larger ones catch up faster. "auto": 128; 32 with the wide part, which learns '
-            "sample by sample in any batch."
+            "the first samples better; 32 reaches full batches after a quarter of the samples, and costs little where "
+            "the wide part learns sample by sample.",
         ),
-    ] = "auto"
+    ] = GROWTH
     max_wait_seconds: Annotated[float, Meta(ge=0, description="A batch that is not full is learned after this.")] = 0.2
     optimizer: Annotated[
         Mapping[str, Any], Meta(description="Optimizer of the dense net.", extra={"table": DenseOptimizerConfig})
@@ -182,18 +180,10 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_growth != "auto" and self.batch_growth < 1:
-            raise ValueError(f'batch_growth must be "auto" or at least 1, not {self.batch_growth}')
         if self.cuda_graphs and self.device != "cuda":
             raise ValueError('cuda_graphs = true needs device = "cuda"')
         if self.clip_norm and self.clip_value:
             raise ValueError("clip_norm and clip_value do not go together: leave one of them out")
-
-    def growth(self, *, has_wide_part: bool) -> int:
-        """Return N: a full batch has at most an N-th of the samples learned before it."""
-        if self.batch_growth != "auto":
-            return self.batch_growth
-        return WIDE_GROWTH if has_wide_part else GROWTH
 
     @property
     def schedule(self) -> LearningRateSchedule:

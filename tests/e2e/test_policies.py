@@ -25,7 +25,7 @@ POLICIES = {
         "eviction": "lfu",
         "admission": {"min_count": 1, "sketch_bytes": "1MiB"},
     },
-    "train": {"max_wait_seconds": float("inf"), "batch_growth": 128},  # batches are a function of the stream
+    "train": {"max_wait_seconds": float("inf")},  # batches are a function of the stream
     "log": {"base_minutes": 0.03},
 }
 

@@ -45,7 +45,7 @@ class BatchStream:
             config.train.batch_size,
             config.train.max_wait_seconds,
             min_batch_size=config.train.min_batch_size,
-            growth=config.train.growth(has_wide_part=config.model.has_wide_part),
+            growth=config.train.batch_growth,
             num_learned=samples_trained // share.num_ranks,  # all ranks together learn a batch of each
         )
         self._earlier_ends: dict[Partition, int] = {}  # end offsets that an earlier stream knew

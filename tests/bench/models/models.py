@@ -133,7 +133,7 @@ def main() -> int:
     most = QUICK_SAMPLES if options.quick else options.samples
     cases: list[dict[str, Any]] = []
     warm: set[bool] = set()
-    for whole, _ in read_logs(options.logs, options.data, most, quick=options.quick):
+    for whole, _ in read_logs(options.logs, options.data, options.peers, most, quick=options.quick):
         log = Log(whole.name, whole.config, cut(whole.samples, 0, most), {})
         of_log = list(learn_log(log, options.nets, warm))
         print("\n".join(tables(of_log)), flush=True)

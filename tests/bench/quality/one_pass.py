@@ -23,6 +23,7 @@ from app.models.registry import build_model
 from app.scores.config import ScoresConfig
 from app.training.bootstrap import add_parts, load_state, with_wide_columns
 from app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
+from app.training.ranks.config import ClusterConfig
 from app.training.step.learner import Learner
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
@@ -59,6 +60,7 @@ class RunConfig:
     scores: ScoresConfig = field(default_factory=ScoresConfig)
     log: LogConfig = field(default_factory=lambda: LogConfig(path=Path("unused")))
     source: SourceConfig = field(default_factory=lambda: SourceConfig(log_path=Path("unused")))
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     name: str = "online"
 
     def with_train(self, **keys: object) -> "RunConfig":
@@ -71,8 +73,7 @@ class RunConfig:
 
     @property
     def batch_size(self) -> BatchSize:
-        growth = self.train.growth(has_wide_part=self.model.has_wide_part)
-        return BatchSize(self.train.batch_size, self.train.min_batch_size, growth)
+        return BatchSize(self.train.batch_size, self.train.min_batch_size, self.train.batch_growth)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ crosses = 4
 [train]
 batch_size = {batch}
 min_batch_size = {fewest}
-batch_growth = 128
 max_wait_seconds = inf
 threads = 1
 window_samples = {window}

@@ -59,7 +59,7 @@ class ReferenceRun:
             train.batch_size,
             train.max_wait_seconds,
             min_batch_size=train.min_batch_size,
-            growth=train.growth(has_wide_part=config.model.has_wide_part),
+            growth=train.batch_growth,
             num_learned=self.state.samples_trained,
         )
         self.decoder = Decoder(config.schema)

@@ -108,7 +108,7 @@ def positions_after(batches: list[Batch]) -> dict[Partition, Position]:
 
 
 def test_batches_grow_alike_after_a_restart_at_any_point(env: TrainerEnv) -> None:
-    use(env, min_batch_size=2, batch_growth=128, max_wait_seconds=float("inf"))
+    use(env, min_batch_size=2, max_wait_seconds=float("inf"))
     env.produce(1500)
     whole = learn_all(env, {}, 0)
     sizes = [len(batch) for batch in whole]
@@ -122,7 +122,7 @@ def test_batches_grow_alike_after_a_restart_at_any_point(env: TrainerEnv) -> Non
 
 
 def test_batches_of_several_partitions_grow_with_all_their_samples(env: TrainerEnv) -> None:
-    use(env, min_batch_size=2, batch_growth=128, max_wait_seconds=float("inf"))
+    use(env, min_batch_size=2, max_wait_seconds=float("inf"))
     env.create(partitions=3)
     for partition in range(3):
         env.produce(500, partition=partition)
