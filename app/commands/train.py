@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from contextlib import nullcontext
 
@@ -44,10 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from springtide_client.system.parent_death import die_with_parent
+
     from app.processes.signals import exit_on_signals
     from app.processes.tuning import tune_process
 
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # of torchrun: a rank ends with it, and publishes first
+        die_with_parent(os.getppid())
     exit_on_signals()  # during the long imports; the trainer installs its own handlers when it runs
     tune_process()
     from app.config.load import load_config
