@@ -55,7 +55,7 @@ class AppendQueue:
         self._prioritize = yield_to_learning if yields else take_short_slices
         self._wait_for_state, self._on_durable = wait_for_state, on_durable
         self._first_number = 0 if self.published is None else self.published.number  # what lies before it is durable
-        self._synced = self.published  # the newest version that is fsynced, exact or not
+        self._begin = self._synced = self.published  # with which the epoch begins; the newest that is fsynced
         self._unsure: deque[tuple[Tip, int]] = deque()  # published, not durable yet; where their exact state is
         self._states: set[int] = set()  # the versions whose exact state was written since the start
         self._queue: deque[PendingRecord] = deque()
@@ -87,7 +87,7 @@ class AppendQueue:
     def start_after(self, base: Tip) -> None:
         """Let the first version follow this base. Call it before the first `put`."""
         with self._changed:
-            self.encoder.last = self.published = self.durable = self._synced = base
+            self.encoder.last = self.published = self.durable = self._synced = self._begin = base
 
     def wait_for_room(self, num_bytes: int) -> None:
         """Wait until the queue can take so many bytes; an empty queue takes a version of any size."""
@@ -120,11 +120,18 @@ class AppendQueue:
             self._wait_until(lambda: not self._queue)
         self._wait_for_state()
         self._sync()
-        while self.failure is None and self.published is not None and not self._role.is_settled(self.published.number):
-            self._role.wait_for_sync(self.published.number)
+        while self.failure is None and self._must_wait_for_ranks():
             self._sync()
         self._sync()
         self.raise_failure()
+
+    def _must_wait_for_ranks(self) -> bool:
+        """Wait a moment for the other ranks, if something was written in this epoch that they have not fsynced."""
+        published = self.published
+        if published is None or published == self._begin or self._role.is_settled(published.number):
+            return False
+        self._role.wait_for_sync(published.number)
+        return True
 
     def stop(self) -> None:
         """End both threads and close the files. What is queued is dropped."""

@@ -96,27 +96,42 @@ def test_orders_reach_all_ranks_and_a_rank_without_partitions_takes_part(env):
     assert env.counts() == counts
 
 
-def test_the_gate_holds_all_ranks_back(topic):
+def break_at(trainer: Trainer, samples: int) -> None:
+    """Harm the net of every rank with the first batch after so many samples, once."""
+    learn, done = trainer.learn, []
+
+    def learn_and_harm(batch) -> None:
+        learn(batch)
+        if trainer.state.samples_trained > samples and not done:
+            done.append(True)
+            with torch.no_grad():
+                next(trainer.state.learner.model.parameters()).fill_(float("nan"))
+
+    trainer.learn = learn_and_harm
+
+
+def test_the_gate_holds_all_ranks_back_or_rolls_all_back(topic):
     env = topic
     for partition in range(3):
         env.produce(100, partition=partition)
 
-    def run(trainer: Trainer):
-        learn, done = trainer.learn, []
-
-        def learn_and_harm(batch) -> None:
-            learn(batch)
-            if trainer.state.samples_trained > 100 and not done:
-                done.append(True)
-                with torch.no_grad():
-                    next(trainer.state.learner.model.parameters()).fill_(float("nan"))
-
-        trainer.learn = learn_and_harm
+    def run_held(trainer: Trainer):
+        break_at(trainer, 100)
         with pytest.raises(ModelHeldError, match="health gate"):
             trainer.run()
         return trainer.gate.held
 
-    first, second = on_trainers(env, 2, run, until_end=True)
+    first, second = on_trainers(env, 2, run_held, until_end=True)
     assert first == second
     assert first.reason == "not_finite"
     assert all(record.meta.samples_trained <= 100 for record in records(env))
+
+    def run(trainer: Trainer):
+        break_at(trainer, 100)
+        return trainer.run()
+
+    env.configure('[gate]\naction = "rollback"\n')
+    status, _ = on_trainers(env, 2, run, until_end=True)
+    assert status.gate.rollbacks == 1
+    assert status.samples_trained + status.dead_letters["gate"] == 300
+    assert {name: at.learned for name, at in status.positions.items()} == {f"clicks/{n}": 100 for n in range(3)}

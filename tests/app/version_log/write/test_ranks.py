@@ -76,6 +76,13 @@ def test_a_rank_that_writes_nothing_ends_the_others(log) -> None:
     team.close()
 
 
+def test_an_epoch_without_versions_waits_for_nobody(log) -> None:
+    for _ in range(2):  # one that begins with a base, one that begins with the end of the log
+        with log.team(2, timeout_seconds=0.2) as team:
+            team.sync()
+            assert team.lead.durable == team.lead.published == team.lead.start_tip
+
+
 def test_durable_waits_for_every_rank(log) -> None:
     team = log.start(2)
     number = team.put(ROWS)
