@@ -12,7 +12,7 @@ from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.key_ranges import owners_of
 from embeddings.sharding.row_format import bytes_of
 from kernels.ops import Ops
-from kernels.types import Array
+from kernels.types import Array, UniqueKeys
 
 
 @dataclass(frozen=True)
@@ -23,26 +23,34 @@ class Route:
     order_T: tuple[Tensor, ...]  # of each table's keys, by owner: their places among the unique keys
     send_RT: list[list[int]]  # unique keys, by owner
     receive_RT: list[list[int]]  # keys asked for, by rank
+    occurrences_T: list[int]  # of all keys in the calls of all ranks
 
     @staticmethod
-    def of(exchange: Exchange, ops: Ops, mixed_U: Array, tables_U: Array | None = None, num_tables: int = 1) -> "Route":
+    def of(
+        exchange: Exchange, ops: Ops, unique: UniqueKeys, tables_U: Array | None = None, num_tables: int = 1
+    ) -> "Route":
         """Tell each rank how many keys it will get. `tables_U`: the number of each key's table. All ranks."""
         xp, num_ranks = ops.xp, exchange.num_ranks
-        owners_U = owners_of(xp, mixed_U, num_ranks)
+        owners_U = owners_of(xp, unique.mixed_U, num_ranks)
         if tables_U is None:
+            occurrences_T = [len(unique.inverse_K)]
             order_T = [xp.argsort(owners_U, kind="stable")]
             counts = [ops.count_values(owners_U, num_ranks)]
         else:
             places_T = [xp.flatnonzero(tables_U == table) for table in range(num_tables)]
             order_T = [places[xp.argsort(owners_U[places], kind="stable")] for places in places_T]
             counts = [ops.count_values(owners_U[places], num_ranks) for places in places_T]
+            occurrences_T = [int(unique.occurrences_U[places].sum()) for places in places_T]
         send_RT = ops.tensor_of(xp.ascontiguousarray(xp.stack(counts, axis=1)))
-        return Route(exchange, tuple(map(ops.tensor_of, order_T)), send_RT.tolist(), exchange.counts(send_RT))
-
-    @property
-    def num_asked_T(self) -> list[int]:
-        """How many keys the ranks ask this one for."""
-        return [sum(counts) for counts in zip(*self.receive_RT, strict=True)]
+        occurrences_RT = send_RT.new_tensor([occurrences_T] * num_ranks)
+        received = exchange.counts(torch.cat([send_RT, occurrences_RT], dim=1))
+        return Route(
+            exchange,
+            tuple(map(ops.tensor_of, order_T)),
+            send_RT.tolist(),
+            [counts[:num_tables] for counts in received],
+            [sum(counts[num_tables + t] for counts in received) for t in range(num_tables)],
+        )
 
     def to_owners(self, kind: str, rows_TUB: Sequence[Tensor]) -> list[Tensor]:
         """Send rows of bytes in the order of the unique keys, of each table's keys; return those received (P, B).

@@ -63,7 +63,7 @@ class ShardedRows:
         """Send each unique id to its owner. All ranks."""
         ops, xp = table.ops, table.ops.xp
         unique = ops.unique(self._features(table, ids_K), ids_K, xp.zeros(len(ids_K), np.int64))
-        route = Route.of(self.exchange, ops, unique.mixed_U)
+        route = Route.of(self.exchange, ops, unique)
         columns = ops.tensor_of(unique.ids_U), ops.tensor_of(unique.occurrences_U.astype(np.int32))
         (received,) = route.columns_to_owners("keys", columns)
         return Asked(ops.tensor_of(unique.inverse_K), route, *map(ops.array_of, received))

@@ -154,6 +154,7 @@ class ShardedTable:
         received = self._send("gradients", lookup, torch.zeros_like(lookup.rows_UD) if grads_UD is None else grads_UD)
         for table, asked, one, grads_PD in zip(self.tables, lookup.asked_T, lookup.lookups_T, received, strict=True):
             asked.update(table, one, self.ops.array_of(grads_PD[0].contiguous()))
+        self._count(lookup)
         lookup.release()
 
     def touch(self, lookup: Lookup) -> None:
@@ -161,7 +162,13 @@ class ShardedTable:
         assert isinstance(lookup, ShardedLookup)
         for table, one in zip(self.tables, lookup.lookups_T, strict=True):
             table.touch(one)
+        self._count(lookup)
         lookup.release()
+
+    def _count(self, lookup: ShardedLookup) -> None:
+        """Count the keys of all ranks, as each table has counted its own, by which last-seen moves on."""
+        for table, one, num_all in zip(self.tables, lookup.lookups_T, lookup.route.occurrences_T, strict=True):
+            table.parts.last_seen_floor.add_keys(num_all - len(one))
 
     def sums(self, kind: str, lookup: Lookup, values_UD: Tensor, states_US: Tensor) -> list[tuple[Array, Array]]:
         """Send what this rank would add to its rows' values and last states; return for each table the sums over ranks
@@ -201,7 +208,7 @@ class ShardedTable:
         """Send this rank's unique keys to their owners."""
         ops, xp = self.ops, self.ops.xp
         tables_U = None if self._places_F is None else self._places_F[unique.features_U]
-        route = Route.of(self.exchange, ops, unique.mixed_U, tables_U, len(self.tables))
+        route = Route.of(self.exchange, ops, unique, tables_U, len(self.tables))
         columns = [
             unique.features_U.view(np.int16),
             unique.ids_U,

@@ -126,7 +126,9 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
     results = on_ranks(num_ranks, work)
     known = rows_of(alone)
     rows: dict[tuple[int, int], tuple[Any, ...]] = {}
+    clocks = [table.clock_state() for table in tables_by_name(alone.table).values()]
     for learner, reports, own, _ in results:
+        assert [table.clock_state() for table in tables_by_name(learner.table).values()] == clocks
         assert not rows.keys() & own.keys(), "two ranks have a row of this id"
         rows |= own
         assert (learner.steps, learner.num_samples) == (alone.steps, alone.num_samples)
