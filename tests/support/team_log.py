@@ -1,19 +1,49 @@
 """A log written by several ranks, whose writers are all in this process."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.tensors import Arrays
 from springtide_client.keys import mix_keys
-from torch.distributed import HashStore
 
 from app.version_log.write.ranks import LogRanks, RankStore
 from app.version_log.write.shard_writer import open_log
 from app.version_log.write.writer import LogWriter
 from embeddings.sharding.key_ranges import owners_of
 from tests.support.writer_log import SCHEMA, Key, Row, WriterLog, config, first_base, row_tensors
+
+
+class MemoryStore:
+    """A store within one process, for processes that have no use for torch."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value.encode()
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
+                raise RuntimeError("timed out")
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
 
 
 class Team:
@@ -32,11 +62,21 @@ class Team:
         numbers = set()
         meta = {"fingerprint": SCHEMA.fingerprint(), **meta}
         for rank in reversed(range(size)):
-            own = {key: row for key, row in rows.items() if owner(key, size) == rank}
-            gone = [key for key in forgotten if owner(key, size) == rank]
-            numbers.add(self.writers[rank].append_owned(VersionMeta(**meta), row_tensors(own, gone)))
+            numbers.add(self.writers[rank].append_owned(VersionMeta(**meta), self.share(rank, rows, forgotten)))
         (number,) = numbers
         return number
+
+    def share(self, rank: int, rows: dict[Key, Row], forgotten: list[Key]) -> Arrays:
+        """Return what one rank writes of a version."""
+        size = len(self.writers)
+        own = {key: row for key, row in rows.items() if owner(key, size) == rank}
+        return row_tensors(own, [key for key in forgotten if owner(key, size) == rank])
+
+    def append(self, meta: VersionMeta, tensors: Arrays) -> int:
+        """Append a version whose tensors are rank 0's."""
+        for writer in self.writers[1:]:
+            writer.append_owned(meta, {})
+        return self.lead.append_owned(meta, tensors)
 
     def sync(self) -> None:
         """Make everything durable; all ranks at once, as they do."""
@@ -52,17 +92,20 @@ class Team:
 class TeamLog(WriterLog):
     """Opens one team after another over one log."""
 
+    def __init__(self, path: Path, new_store: Callable[[], RankStore] = MemoryStore) -> None:
+        super().__init__(path)
+        self._new_store = new_store
+
     def start(
         self,
         num_ranks: int,
         *,
-        store: RankStore | None = None,
         timeout_seconds: float = 60.0,
         take_over: bool = False,
         **changes: object,
     ) -> Team:
         """Open the writers of a team; a new log gets its first base."""
-        shared = store or HashStore()
+        shared = self._new_store()
         writers = [
             open_log(
                 config(self.path, **changes),
@@ -103,7 +146,7 @@ class TeamLog(WriterLog):
         return tip, rows
 
 
-def apply(rows: dict[Key, Row], tensors: dict[str, np.ndarray]) -> None:
+def apply(rows: dict[Key, Row], tensors: Arrays) -> None:
     """Apply a record to a dictionary."""
     for feature, row_id in zip(tensors["forgotten.feature"].tolist(), tensors["forgotten.id"].tolist(), strict=True):
         rows.pop((feature, row_id), None)

@@ -1,17 +1,18 @@
 """The index of a log: every version by its record header, the names people give versions, and the bases before them."""
 
 from bisect import bisect
+from collections.abc import Iterator
 from functools import cached_property
 
 from springtide_client.errors import LogError
 from springtide_client.format.records import EPOCH_SHIFT, HEADER, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.listing import base_name, begins_epoch
+from springtide_client.log.listing import Listing, base_name, begins_epoch
 from springtide_client.log.shard_files import ShardFiles
 
 from app.errors import UserError
-from app.version_log.read.segments import HEADERS_ONLY, IndexEntry, bytes_of_shards, scan_segment
+from app.version_log.read.segments import HEADERS_ONLY, IndexEntry, ShardCounts, scan_segment
 from app.version_log.read.version_names import Instant, parse_instant, parse_version
 from app.version_log.retention.pins import Pin, read_pin, read_pins
 from app.version_log.retention.unbroken_runs import UnbrokenRuns
@@ -33,22 +34,28 @@ class LogIndex:
         self.begins = sorted({*filter(begins_epoch, self.bases), *manifest.begins})
         # a trainer that is starting, or died while starting: followers wait until it has sealed; 0: none
         self.unsealed_epoch = 0 if listing.is_settled else listing.claimed_epoch
-        self.entries: list[IndexEntry] = []
-        shards, shard_bytes = ShardFiles(directory.path), bytes_of_shards(directory.path, listing)
-        for name, limit in directory.readable_segments(listing, manifest):
-            path = directory.path / name
-            for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY):
-                if not self.entries or header.number > self.entries[-1].number:
-                    offset = end - header.length - HEADER.size
-                    entry = IndexEntry(header, path, offset, shards, shard_bytes.get(header.number, 0))
-                    self.entries.append(entry)
-        if listing.shards:
-            # a shard record may not be in sight yet; or retention has deleted it before the version record
-            self.entries = [entry for entry in self.entries if entry.is_whole()]
+        self.entries = list(self._whole_entries(listing))
         self._by_number = {entry.number: entry for entry in self.entries}
         self.numbers = sorted({*self._by_number, *self.bases})
         if not self.numbers:
             raise UserError(f"the log {directory.path} holds no version yet: `springtide train` writes the first")
+
+    def _whole_entries(self, listing: Listing) -> Iterator[IndexEntry]:
+        """Yield the versions in order. Of many ranks' versions those of which a shard record is missing are left out:
+        below the newest base retention may have deleted it; above, the log ends there for now."""
+        shards, found = ShardFiles(self.directory.path), ShardCounts.of(self.directory.path, listing)
+        newest_base, last = max(self.bases, default=0), -1
+        for name, limit in self.directory.readable_segments(listing, self.manifest):
+            path = self.directory.path / name
+            for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY):
+                if header.number <= last:
+                    continue
+                offset, last = end - header.length - HEADER.size, header.number
+                entry = IndexEntry(header, path, offset, shards, found.num_bytes[header.number])
+                if found.num_ranks[header.number] >= found.num_needed(entry):
+                    yield entry
+                elif header.number > newest_base:
+                    return
 
     def find(self, number: int) -> IndexEntry | None:
         """Return the record of a version; None if only a base is left of it."""

@@ -90,14 +90,6 @@ class IndexEntry(NamedTuple):
             head = head.merged(self._read_head(place.path, place.header, place.offset).shapes)
         return head
 
-    def is_whole(self) -> bool:
-        """Return True if all shard records of the version are in sight. Nothing is verified."""
-        try:
-            entries = self.read_shard_entries()
-        except LogError:  # damaged: who reads it says so
-            return True
-        return all(self.shards.find(self.header.epoch, self.number, entry) is not None for entry in entries)
-
     def read_shard_entries(self) -> tuple[ShardEntry, ...]:
         """Read which shard records belong to the version; LogError if that cannot be read."""
         return self._read_head(self.path, self.header, self.offset).shards
@@ -149,13 +141,35 @@ def parse_record_head(text: bytes) -> RecordHead:
     return RecordHead(meta, shapes, decode_shard_entries(metadata))
 
 
-def bytes_of_shards(log_path: Path, listing: Listing) -> Counter[int]:
-    """Return how many bytes the shard records of each version take."""
-    num_bytes: Counter[int] = Counter()
-    for name in (name for names in listing.shards.values() for name in names):
-        for header, _ in scan_segment(log_path / name, verify_after=HEADERS_ONLY):
-            num_bytes[header.number] += HEADER.size + header.length
-    return num_bytes
+class ShardCounts(NamedTuple):
+    """The shard records in a log's folder, counted by the numbers of their versions. Nothing is verified."""
+
+    num_bytes: Counter[int]
+    num_ranks: Counter[int]  # that have written one
+    by_epoch: dict[int, int]  # how many each version of an epoch needs
+
+    @staticmethod
+    def of(log_path: Path, listing: Listing) -> "ShardCounts":
+        """Read the headers of all shard records."""
+        counts = ShardCounts(Counter(), Counter(), {})
+        for names in listing.shards.values():
+            numbers = set()
+            for name in names:
+                for header, _ in scan_segment(log_path / name, verify_after=HEADERS_ONLY):
+                    counts.num_bytes[header.number] += HEADER.size + header.length
+                    numbers.add(header.number)
+            counts.num_ranks.update(numbers)
+        return counts
+
+    def num_needed(self, entry: IndexEntry) -> int:
+        """Return how many shard records belong to a version: as many as to all of its epoch."""
+        epoch = entry.header.epoch
+        if epoch not in self.by_epoch:
+            try:
+                self.by_epoch[epoch] = len(entry.read_shard_entries())
+            except LogError:  # damaged: who reads it says so
+                return 0
+        return self.by_epoch[epoch]
 
 
 def _read(path: Path, length: int, offset: int) -> bytes:

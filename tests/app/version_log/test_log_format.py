@@ -8,7 +8,15 @@ from springtide_client.format.records import HEADER, MAGIC, VersionMeta
 from springtide_client.format.tensors import DTYPES
 from springtide_client.log import base
 from springtide_client.log.base import BaseManifest
-from springtide_client.log.listing import LogManifest, base_name, claim_name, manifest_name, segment_name, state_name
+from springtide_client.log.listing import (
+    LogManifest,
+    base_name,
+    claim_name,
+    manifest_name,
+    segment_name,
+    shard_segment_name,
+    state_name,
+)
 
 from app.version_log.compact.compactor import LOCK_NAME
 from app.version_log.read.corruption import REPORT_NAME
@@ -50,10 +58,18 @@ def test_the_files_of_a_base_are_those_of_the_client() -> None:
 
 
 def test_the_names_in_the_folder_are_those_of_the_code() -> None:
-    digits = {"E": "0" * 9 + "7", "C": "0" * 5 + "7", "N": "0" * 19 + "7"}
-    names = [re.sub(r"E{10}|C{6}|N{20}", lambda match: digits[match[0][0]], name) for name in first_column("name")]
+    digits = {"E": "0" * 9 + "7", "R": "0" * 4 + "7", "C": "0" * 5 + "7", "N": "0" * 19 + "7"}
+    names = [re.sub(r"E{10}|R{5}|C{6}|N{20}", lambda match: digits[match[0][0]], name) for name in first_column("name")]
     folders = (f"{base_name(7)}/", f"{state_name(7)}/")
-    for name in (claim_name(7), manifest_name(7), segment_name(7, 7), *folders, LOCK_NAME, REPORT_NAME):
+    for name in (
+        claim_name(7),
+        manifest_name(7),
+        segment_name(7, 7),
+        shard_segment_name(7, 7, 7),
+        *folders,
+        LOCK_NAME,
+        REPORT_NAME,
+    ):
         assert name in names
 
 

@@ -1,6 +1,7 @@
-"""A log of a few keys with the real writer, compactor, command queue and readers, beside a model of dictionaries.
+"""A log of a few keys with the real writers, compactor, command queue and readers, beside a model of dictionaries.
 
-Everything happens in this process, one step after another. A crash may come before any disk operation (fsync, rename,
+A trainer is a team of one or several ranks, each with its writer. Everything happens in this process, one step after
+another. A crash may come before any disk operation (fsync, rename,
 unlink, rmdir), and keeps or loses what was not fsynced as its profile says.
 """
 
@@ -11,7 +12,15 @@ from pathlib import Path
 
 import numpy as np
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
+from springtide_client.format.records import (
+    CommandEntry,
+    Record,
+    Tip,
+    VersionMeta,
+    encode_pieces,
+    encode_shard_pieces,
+)
+from springtide_client.format.shards import ShardEntry
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
@@ -24,9 +33,9 @@ from app.version_log.compact.retention import apply_retention
 from app.version_log.read.resume import Resume
 from app.version_log.write.state_writer import PendingState
 from app.version_log.write.writer import LogWriter, NetState
-from tests.support.records import encode_record
+from tests.support.team_log import Team, TeamLog
 from tests.support.waiting import wait_until
-from tests.support.writer_log import WriterLog, row_tensors, rows_of
+from tests.support.writer_log import rows_of
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 from tests.torture.disk.power_loss import CrashedDisk, LossProfile
 
@@ -46,6 +55,12 @@ class ExpectedState:
 def net_of(state: Arrays) -> float:
     """Return the exact state of the net; 0 before the first."""
     return float(next((state[name][0] for name in (PARAMETERS, CARRIED) if name in state), 0.0))
+
+
+def is_written(writer: LogWriter, number: int) -> bool:
+    """Return True once a writer has written its record of a version, or fails to."""
+    tip = writer._queue.published
+    return writer._queue.failure is not None or (tip is not None and tip.number >= number)
 
 
 class Reader:
@@ -90,28 +105,35 @@ class ModelWorld:
         (folder / "disk").mkdir()
         self.recorder.install()
         self.recorder.record_all()
-        self.log = WriterLog(folder / "disk" / "a" / "log")
+        self.log = TeamLog(folder / "disk" / "a" / "log")
         self.expected: dict[Tip, ExpectedState] = {}
         self.submitted: set[str] = set()
-        self.writer: LogWriter | None = None
-        self.fenced_writers: list[LogWriter] = []
+        self.team: Team | None = None
+        self.fenced_teams: list[Team] = []
         self.readers = [Reader(self), Reader(self)]
         self.sealed = self.newest_number = 0
+        self.num_ranks = 1
         self.steps = 0
+
+    @property
+    def writer(self) -> LogWriter | None:
+        """The writer of rank 0."""
+        return self.team.lead if self.team is not None else None
 
     @property
     def durable_number(self) -> int:
         durable = self.writer.durable if self.writer is not None else None
         return max(self.sealed, durable.number if durable else 0)
 
-    def start(self) -> None:
-        """Start a trainer; one that runs already is fenced, and may still write."""
+    def start(self, num_ranks: int = 0) -> None:
+        """Start a trainer; one that runs already is fenced, and may still write. 0 ranks: as many as the last had."""
+        self.num_ranks = num_ranks or self.num_ranks
         self.sealed = before = self.durable_number  # holds also if a crash comes before the new trainer runs
-        if self.writer is not None:
-            self.fenced_writers.append(self.writer)
-        self.writer = None
-        writer = self.log.open(take_over=bool(self.fenced_writers), segment_bytes=1 << 16)
-        self.writer = writer
+        if self.team is not None:
+            self.fenced_teams.append(self.team)
+        self.team = None
+        self.team = self.log.start(self.num_ranks, take_over=bool(self.fenced_teams), segment_bytes=1 << 16)
+        writer = self.team.lead
         assert writer.start_tip is not None
         assert writer.start_tip.number >= before, f"{before} was durable, the log ends at {writer.start_tip.number}"
         assert writer.first_base_tip.number > self.newest_number, "a version number is used twice"
@@ -136,9 +158,9 @@ class ModelWorld:
         `net`: "carried", if the version carries the exact state of the net, "file", if it is written beside the log,
         or "none"; one that carries a command has a state.
         """
-        if self.writer is None:
+        if self.team is None:
             self.start()
-        assert self.writer is not None
+        assert self.team is not None
         claimed = [command.id for command in self.commands.claim()]
         assert not set(claimed) & set(self.now.commands), "a command is executed twice"
         rows = {key: row for key, row in rows.items() if key not in forgotten}
@@ -147,19 +169,22 @@ class ModelWorld:
         meta = VersionMeta(
             trainer={"padding": "x" * padding}, executed_commands=[CommandEntry(id=id) for id in claimed]
         )
-        tensors, state = row_tensors(rows, forgotten), NetState(is_exact=False)
+        writer, *others = self.team.writers
+        for other in others:  # one after the other: a crash comes between two operations
+            number = other.append_owned(VersionMeta(), self.team.share(other.rank, rows, forgotten))
+            wait_until(lambda: is_written(other, number))  # noqa: B023
+        tensors, state = self.team.share(0, rows, forgotten), NetState(is_exact=False)
         if net == "carried":
             tensors, state = tensors | {CARRIED: np.array([self.now.net])}, NetState()
         elif net == "file" or claimed:
             state = NetState(PendingState({PARAMETERS: np.array([self.now.net])}))
-        number = self.writer.append_owned(meta, tensors, state)
+        number = writer.append_owned(meta, tensors, state)
         tip = self._encoded(number)
         self.expected[tip] = self.now
         self.newest_number = tip.number
         for command_id in claimed:
             self.commands.mark_executed(command_id, tip.number)
-        writer = self.writer
-        wait_until(lambda: writer.published == tip or writer._queue.failure is not None)
+        wait_until(lambda: is_written(writer, number))
         if state.state is not None:
             writer.wait_for_state()  # nothing else moves the disk meanwhile
 
@@ -171,10 +196,12 @@ class ModelWorld:
         return writer.last_encoded
 
     def sync(self) -> None:
-        if self.writer is not None:
-            self.writer.sync()
-            assert self.writer.durable is not None
-            self.commands.acknowledge(self.writer.durable.number)
+        if self.team is not None:
+            for other in self.team.writers[1:]:
+                other._queue._sync()
+            self.team.lead.sync()
+            assert self.team.lead.durable is not None
+            self.commands.acknowledge(self.team.lead.durable.number)
 
     def compact(self, max_replayed_bytes: int = 1 << 20) -> None:
         path = compact_log(self.log.directory, window_samples=5, max_replayed_bytes=max_replayed_bytes)
@@ -195,15 +222,24 @@ class ModelWorld:
         self.submitted.add(submit_command(self.log.path, "forget", {}))
 
     def write_as_fenced_trainer(self, whole: bool) -> None:
-        """A fenced trainer that was paused after its epoch check appends a record, or half of one."""
-        for fenced in self.fenced_writers:
-            assert fenced.last_encoded is not None
-            rows = row_tensors({(0, 1): (-5.0, 1)})
-            meta = VersionMeta(durable=fenced.last_encoded.number + 1)
-            frame, _ = encode_record(
-                fenced.epoch, fenced.last_encoded.number + 1, fenced.last_encoded.checksum, meta, rows
+        """A fenced trainer that was paused after its epoch check appends a version, or half of its last record."""
+        for team in self.fenced_teams:
+            fenced, *others = team.writers
+            last = fenced.last_encoded
+            assert last is not None
+            number, rows, entries = last.number + 1, {(0, 1): (-5.0, 1)}, []
+            for other in others:
+                pieces, checksum = encode_shard_pieces(
+                    fenced.epoch, number, other.rank, team.share(other.rank, rows, [])
+                )
+                other._queue.segments.write([b"".join(pieces)])
+                entries.append(ShardEntry(other.rank, checksum))
+            tensors = team.share(0, rows, [])
+            pieces, _ = encode_pieces(
+                fenced.epoch, number, last.checksum, VersionMeta(durable=number), tensors, entries
             )
-            fenced._queue.segments.write(frame if whole else frame[:50])
+            frame = b"".join(pieces)
+            fenced._queue.segments.write([frame if whole else frame[:50]])
 
     def crash(self, profile: LossProfile, draw: random.Random, countdown: int, during: Callable[[], None]) -> None:
         """Crash before the `countdown`-th disk operation of `during`, or at its end."""
@@ -233,10 +269,10 @@ class ModelWorld:
 
     def kill_all(self) -> None:
         """Kill every trainer."""
-        for writer in (self.writer, *self.fenced_writers):
-            if writer is not None:
-                self.log.kill(writer)
-        self.writer, self.fenced_writers = None, []
+        for team in (self.team, *self.fenced_teams):
+            if team is not None:
+                self.log.kill_team(team)
+        self.team, self.fenced_teams = None, []
 
     def check(self) -> None:
         """A new reader gets an expected state, and no durable version is missing."""

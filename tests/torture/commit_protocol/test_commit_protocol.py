@@ -1,11 +1,11 @@
 """Crashes between any two disk operations, in any schedule of trainers, fenced trainers, compactors and readers.
 
-Covers: several epochs and take-overs; kills and power losses before each fsync, rename, unlink and rmdir of a start, an
-append with a new segment, a sync, a compaction, retention, a submitted or deleted command; files truncated anywhere or
-ending in garbage; exact states beside the log, and versions without; each name made, removed or renamed since its
-folder's fsync kept or lost, in any order; fenced trainers that still write; readers that have read what is lost. Not
-covered: corruption of fsynced bytes, two steps at the same instant, and the contents of rows (the state machine of
-`tests/embeddings`).
+Covers: trainers of one rank and of several, after one another; several epochs and take-overs; kills and power losses
+before each fsync, rename, unlink and rmdir of a start, an append with a new segment, a sync, a compaction, retention, a
+submitted or deleted command; of each rank's files another part kept, files truncated anywhere or ending in garbage;
+exact states beside the log, and versions without; each name made, removed or renamed since its folder's fsync kept or
+lost, in any order; fenced trainers that still write; readers that have read what is lost. Not covered: corruption of
+fsynced bytes, two steps at the same instant, and the contents of rows (the state machine of `tests/embeddings`).
 """
 
 import random
@@ -43,10 +43,10 @@ class CommitMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
         self.world = ModelWorld(self.folder)
 
-    @rule()
-    def start(self) -> None:
-        if self.world.writer is None or len(self.world.fenced_writers) < 2:
-            self.world.start()
+    @rule(num_ranks=st.sampled_from([1, 1, 2, 3]))
+    def start(self, num_ranks: int) -> None:
+        if self.world.team is None or len(self.world.fenced_teams) < 2:
+            self.world.start(num_ranks)
 
     @rule(rows=rows, forgotten=st.lists(keys, max_size=2), padding=st.sampled_from([0, 0, 30_000]), net=nets)
     def append(self, rows: dict, forgotten: list, padding: int, net: str) -> None:
@@ -68,7 +68,7 @@ class CommitMachine(RuleBasedStateMachine):
     def submit_command(self) -> None:
         self.world.submit_command()
 
-    @precondition(lambda self: self.world.fenced_writers)
+    @precondition(lambda self: self.world.fenced_teams)
     @rule(whole=st.booleans())
     def write_as_fenced_trainer(self, whole: bool) -> None:
         self.world.write_as_fenced_trainer(whole)
@@ -117,7 +117,7 @@ def test_no_crash_loses_or_invents_anything() -> None:
 def test_a_crash_before_each_disk_operation(profile: object, countdown: int) -> None:
     machine = CommitMachine()
     try:
-        machine.world.start()
+        machine.world.start(1 + countdown % 3)
         machine.step("all")
         machine.world.readers[0].read()
         machine.world.readers[0].read()

@@ -22,6 +22,10 @@ class _ShardMissingError(Exception):
     """A version lists a shard record that is not in sight: the end of the log for now."""
 
 
+class _ShardDamagedError(CorruptRecordError):
+    """A version lists a shard record that is damaged: no later segment makes up for it."""
+
+
 class LogCursor:
     """A position behind one version of a log; `read` returns the records that follow. Not thread-safe.
 
@@ -97,6 +101,8 @@ class LogCursor:
                     found = self._next(file, offset, limit, tip)
                 except _ShardMissingError:
                     return _Position(tip, file, offset)
+                except _ShardDamagedError:
+                    raise
                 except CorruptRecordError:
                     # after a failed append the trainer goes on in a new file, whose first record shows a gap, if any
                     if file != names[-1]:
@@ -134,7 +140,11 @@ class LogCursor:
         record = Record.verify_payload(header, read_fully(descriptor, header.length, start))
         if tip is not None and record.parent != tip.checksum:
             raise GapError(f"version {record.tip} does not follow {tip}")
-        if (whole := self._shards.complete(record)) is None:
+        try:
+            whole = self._shards.complete(record)
+        except CorruptRecordError as error:
+            raise _ShardDamagedError(str(error)) from None
+        if whole is None:
             raise _ShardMissingError
         return whole, end
 

@@ -19,7 +19,7 @@ ROWS = {(0, key): (float(key + 1), 100) for key in range(20)}
 
 @pytest.fixture
 def log(tmp_path) -> TeamLog:
-    return TeamLog(tmp_path / "log")
+    return TeamLog(tmp_path / "log", HashStore)
 
 
 def test_a_version_of_three_ranks_is_read_as_one(log) -> None:

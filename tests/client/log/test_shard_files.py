@@ -1,0 +1,150 @@
+"""Versions of several ranks are read whole or not at all: from files and over HTTP."""
+
+import threading
+
+import pytest
+from springtide_client.errors import CorruptRecordError, GapError
+from springtide_client.format.records import Record
+from springtide_client.http.http_client import HttpClient
+from springtide_client.http.record_stream import RecordStream
+from springtide_client.log.listing import shard_segment_name
+
+from tests.client.log_server import TOKEN, FaultyLogServer
+from tests.support.team_log import TeamLog
+from tests.support.waiting import wait_until
+from tests.support.writer_log import compact, sync_twice
+
+BEFORE = {(0, key): (1.0, 100) for key in range(8)}
+AFTER = {(0, key): (2.0, 100) for key in range(8)}
+
+
+class PublishedTeamLog(TeamLog):
+    """Knows its newest version, as the server of tests asks."""
+
+    @property
+    def number(self) -> int:
+        return self.directory_tip().number
+
+    @property
+    def checksum(self) -> int:
+        return self.directory_tip().checksum
+
+    def directory_tip(self):
+        return self.read()[0]
+
+
+@pytest.fixture
+def log(tmp_path) -> PublishedTeamLog:
+    return PublishedTeamLog(tmp_path / "log")
+
+
+@pytest.fixture
+def two_versions(log) -> tuple[int, int]:
+    """Write two versions of three ranks; return how long the file of rank 1 was after each."""
+    path, sizes = log.path / shard_segment_name(1, 1, 0), []
+    with log.team(3) as team:
+        for rows in (BEFORE, AFTER):
+            number = team.put(rows)
+            wait_until(lambda number=number: team.lead.published.number == number)
+            sizes.append(path.stat().st_size)
+    return sizes[0], sizes[1]
+
+
+def numbers(records: list[Record]) -> list[int]:
+    return [record.number & 0xFFFFFFFF for record in records]
+
+
+def test_a_version_is_returned_once_its_last_shard_record_is_there(log, two_versions) -> None:
+    first, second = two_versions
+    path = log.path / shard_segment_name(1, 1, 0)
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    with log.directory.follow(log.directory.open_base().tip) as cursor:
+        read: list[int] = []
+        for size in (*range(0, second, 61), second):
+            path.write_bytes(whole[:size])
+            read += numbers(cursor.read())
+            assert read == [1] * (size >= first) + [2] * (size >= second)
+    assert log.read()[1] == AFTER
+
+
+def test_a_record_that_a_torn_one_follows_is_found_in_the_next_file(log) -> None:
+    with log.team(2) as team, log.directory.follow(team.lead.first_base_tip) as cursor:
+        first = team.put(BEFORE)
+        wait_until(lambda: team.lead.published.number == first)
+        assert numbers(cursor.read()) == [1]
+        with (log.path / shard_segment_name(1, 1, 0)).open("ab") as file:
+            file.write((log.path / shard_segment_name(1, 1, 0)).read_bytes()[:90])
+        team.writers[1]._queue.segments._torn = True
+        second = team.put(AFTER)
+        wait_until(lambda: team.lead.published.number == second)
+        assert (log.path / shard_segment_name(1, 1, 1)).stat().st_size > 0
+        assert numbers(cursor.read()) == [2]
+    assert log.read()[1] == AFTER
+
+
+@pytest.mark.parametrize("place", [-3, 20])
+def test_a_damaged_shard_record_is_corruption_and_never_applied(log, two_versions, place: int) -> None:
+    first, second = two_versions
+    path = log.path / shard_segment_name(1, 1, 0)
+    content = bytearray(path.read_bytes())
+    content[second + place if place < 0 else first + place] ^= 4
+    path.write_bytes(content)
+    with log.directory.follow(log.directory.open_base().tip) as cursor:
+        assert numbers(cursor.read()) == [1]
+        with pytest.raises(CorruptRecordError, match="the shard record of rank 1 is damaged: seg-0000000001-00001"):
+            cursor.read()
+
+
+def test_a_damaged_shard_record_is_corruption_also_where_newer_segments_follow(log) -> None:
+    with log.team(2) as team, log.directory.follow(team.lead.first_base_tip) as cursor:
+        team.put(BEFORE)
+        team.sync()
+        team.lead._queue.segments._torn = True  # goes on in a new file
+        team.put(AFTER)
+        team.sync()
+        path = log.path / shard_segment_name(1, 1, 0)
+        content = bytearray(path.read_bytes())
+        content[60] ^= 4
+        path.write_bytes(content)
+        with pytest.raises(CorruptRecordError, match="the shard record of rank 1 is damaged"):
+            cursor.read()
+
+
+def test_another_shard_record_of_the_same_number_is_as_good_as_missing(log, two_versions) -> None:
+    path = log.path / shard_segment_name(1, 1, 0)
+    (log.path / shard_segment_name(1, 2, 0)).rename(path)
+    with log.directory.follow(log.directory.open_base().tip) as cursor:
+        assert cursor.read() == []
+
+
+def test_who_misses_a_shard_record_starts_from_a_base_above_it_while_its_trainer_lives(log) -> None:
+    with log.team(2) as team, log.directory.follow(team.lead.first_base_tip) as cursor:
+        team.put(BEFORE)
+        sync_twice(team)
+        lost = log.path / shard_segment_name(1, 1, 0)
+        compact(log)
+        lost.rename(log.path / "elsewhere")
+        with pytest.raises(GapError, match="start again from the newest base"):
+            cursor.read()
+        (log.path / "elsewhere").rename(lost)
+
+
+def test_versions_arrive_whole_over_http(log, two_versions) -> None:
+    server = FaultyLogServer(log)
+    client = HttpClient(server.url, token=TOKEN)
+    stream = RecordStream(client, log.directory.open_base().tip.number, threading.Event())
+    try:
+        received: list[Record] = []
+
+        def arrived() -> bool:
+            received.extend(stream.read())
+            return len(received) == 2
+
+        wait_until(arrived)
+        assert [len(record.shards) for record in received] == [2, 2]
+        assert len(received[1].tensors()["rows.id"]) == len(AFTER)
+        assert received[1].frame() == next(iter(log.directory.records(received[0].tip))).frame()
+    finally:
+        stream.close()
+        server.close()
