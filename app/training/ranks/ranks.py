@@ -121,7 +121,8 @@ class Ranks:
     def meet(self) -> None:
         """Wait for all ranks, however long they need, as long as they live."""
         if self._meetings is not None:
-            self._meetings.meet()
+            with self.telling_lost():
+                self._meetings.meet()
 
     def first_does(self, action: Callable[[], T]) -> T:
         """Let rank 0 do something, however long it takes; all ranks return its result, or raise its error."""

@@ -13,12 +13,12 @@ from tests.support.waiting import wait_until
 
 
 class FaultyBroker:
-    """`address` is that of the proxy; the broker advertises it to all clients."""
+    """`address` is that of the proxy, on this host; the broker advertises it to all clients."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._port, self._is_disconnected = free_port(), False
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
         urls = ["--listener-url", f"tcp://127.0.0.1:{self._port}", "--advertised-listener-url", f"tcp://{self.address}"]
         self._process = subprocess.Popen(

@@ -80,6 +80,7 @@ def warm_up() -> None:
     import app.commands.train
     import app.processes.compactor_supervisor
     import app.serving.server.serve
+    import app.training.ranks.ranks
     import app.training.trainer  # noqa: F401
     from tests.torture.verify.reference_run import ReferenceRun
 

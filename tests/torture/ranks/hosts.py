@@ -1,0 +1,232 @@
+"""Two hosts with a rank each, by torchrun's rendezvous; the link between them is cut, delayed and made narrow.
+
+python -m tests.torture.ranks.hosts --rounds 2
+
+The hosts are network namespaces: it needs root, `ip` and `tc`, and says so where they are missing. Broker and log are
+on the first host; the second one reads both, the log by a shared disk.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.bench.harness.hosts import ADDRESSES, DEVICE, two_hosts
+from tests.support.ports import free_port
+from tests.support.processes import our_environment
+from tests.support.waiting import wait_until
+from tests.torture.cluster.cluster import is_running
+from tests.torture.ranks.comparison import Comparison
+from tests.torture.ranks.site import TIMEOUT_SECONDS, Site
+
+LONG_SECONDS = 240.0  # torchrun itself waits for hosts that are silent
+CUT_SECONDS = TIMEOUT_SECONDS + 4.0
+
+
+class Hosts:
+    """Keeps a torchrun on each host, as a service manager does. Runs in the first host's namespace."""
+
+    def __init__(self, site: Site, second: str) -> None:
+        self._site, self._second, self._port, self._run = site, second, free_port(), 0
+        self._agents: list[subprocess.Popen[bytes] | None] = [None, None]
+        self.num_agents = 0
+
+    def keep(self) -> None:
+        """Start the torchruns that have ended."""
+        for host, agent in enumerate(self._agents):
+            if agent is None or agent.poll() is not None:
+                self._agents[host] = self._start(host)
+                self.num_agents += 1
+
+    def _start(self, host: int) -> subprocess.Popen[bytes]:
+        inside = ["ip", "netns", "exec", self._second] if host else []
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        torchrun += [
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"{ADDRESSES[0]}:{self._port}",
+            "--rdzv-id",
+            "torture",
+        ]
+        torchrun += ["--local-addr", ADDRESSES[host], "--max-restarts", "1000", "--monitor-interval", "0.2"]
+        command = [*inside, *torchrun, "-m", "app", "train", "--no-compact", "--config", str(self._site.config)]
+        with (self._site.folder / f"host-{host}.out").open("ab") as out:
+            return subprocess.Popen(command, env=our_environment(GLOO_SOCKET_IFNAME=DEVICE), stdout=out, stderr=out)
+
+    def ranks(self) -> list[int]:
+        """Return the processes that train."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            is_rank = b"train" in words and str(self._site.config).encode() in words
+            if is_rank and b"torch.distributed.run" not in words:
+                found.append(int(path.parent.name))
+        return sorted(pid for pid in found if is_running(pid))
+
+    def link(self, *words: str) -> None:
+        """Run ip or tc on both hosts."""
+        for inside in ([], ["ip", "netns", "exec", self._second]):
+            subprocess.run([*inside, *words], check=True, capture_output=True)
+
+    def close(self) -> None:
+        """Stop all; what does not end in time is killed."""
+        running = [agent for agent in self._agents if agent is not None and agent.poll() is None]
+        for agent in running:
+            agent.send_signal(signal.SIGTERM)
+        for agent in running:
+            try:
+                agent.wait(60)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+        for pid in self.ranks():
+            os.kill(pid, signal.SIGKILL)
+
+
+class HostsTorture:
+    """Every fault is followed by records that must be learned, and by a comparison."""
+
+    def __init__(self, site: Site, second: str, seed: int) -> None:
+        self.site, self.hosts, self.comparison = site, Hosts(site, second), Comparison(site)
+        self._draw, self.done, self.began = random.Random(seed), Counter[str](), time.monotonic()
+
+    def run(self, num_rounds: int) -> None:
+        """Inject every fault in each round; at the end one process learns the rest."""
+        self.learn()
+        for _ in range(num_rounds):
+            for fault in (self.cut, self.delay, self.narrow, self.kill_rank, self.kill_torchrun):
+                what = fault()
+                self.done[fault.__name__] += 1
+                self.comparison.compare()
+                print(f"{time.monotonic() - self.began:.0f} s: {what}", flush=True)
+        self.hosts.close()
+        command = [sys.executable, "-m", "app", "train", "--no-compact", "--until-end", "--config"]
+        subprocess.run([*command, str(self.site.config)], env=our_environment(), check=True, capture_output=True)
+        contents = self.comparison.compare_at_end()
+        figures = {
+            "seconds": round(time.monotonic() - self.began),
+            "faults": dict(self.done),
+            "torchruns": self.hosts.num_agents,
+            "epochs": contents.tip.number >> 32,
+            "samples": contents.meta.samples_trained,
+            "comparisons_of_the_log": self.comparison.num_logs,
+            "versions_compared_by_the_follower": self.site.watcher.num_compared,
+            "differences": 0,
+        }
+        print(json.dumps(figures), flush=True)
+
+    def learn(self) -> float:
+        """Send records; return how long it took until all are in a published version."""
+        for _ in range(5):
+            self.site.produce(self._draw.randrange(50, 200), self._draw.randrange(self.site.partitions))
+        began = time.monotonic()
+
+        def is_learned() -> bool:
+            self.hosts.keep()
+            view = self.site.watcher.follower.view
+            ends = self.site.sent.ends()
+            at = {} if view is None else {name: position["offset"] for name, position in view.meta.positions.items()}
+            return all(at.get(f"clicks/{partition}", 0) == end for partition, end in ends.items())
+
+        wait_until(is_learned, self.output, seconds=LONG_SECONDS)
+        return time.monotonic() - began
+
+    def cut(self) -> str:
+        """No packet passes for longer than the timeout: both ranks end by themselves."""
+        before = self.hosts.ranks()
+        subprocess.run(self._on_second("ip", "link", "set", DEVICE, "down"), check=True, capture_output=True)
+        began = time.monotonic()
+        wait_until(lambda: not set(before) & set(self.hosts.ranks()), self.output, seconds=10 * TIMEOUT_SECONDS)
+        ended = time.monotonic() - began
+        time.sleep(max(0.0, CUT_SECONDS - ended))
+        subprocess.run(self._on_second("ip", "link", "set", DEVICE, "up"), check=True, capture_output=True)
+        seconds = self.learn()
+        return f"link cut: both ranks had ended after {ended:.1f} s; {seconds:.1f} s after the joining all was learned"
+
+    def delay(self) -> str:
+        return f"link with 50 ms each way: all learned after {self._shaped('netem', 'delay', '50ms'):.1f} s"
+
+    def narrow(self) -> str:
+        seconds = self._shaped("tbf", "rate", "10mbit", "burst", "64kb", "latency", "100ms")
+        return f"link of 10 Mbit/s: all learned after {seconds:.1f} s"
+
+    def kill_rank(self) -> str:
+        os.kill(self._draw.choice(self.hosts.ranks()), signal.SIGKILL)
+        return f"a rank killed: all learned after {self.learn():.1f} s"
+
+    def kill_torchrun(self) -> str:
+        """Kill one host's torchrun and its rank, as if the host had died."""
+        host = self._draw.randrange(2)
+        agent = self.hosts._agents[host]
+        assert agent is not None
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        for pid in (agent.pid, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        return f"host {host} killed: all learned after {self.learn():.1f} s"
+
+    def output(self) -> str:
+        """Return the ends of what the hosts printed."""
+        return "\n".join(f"{path}: {path.read_text()[-3000:]}" for path in sorted(self.site.folder.glob("host-*.out")))
+
+    def _shaped(self, *discipline: str) -> float:
+        self.hosts.link("tc", "qdisc", "replace", "dev", DEVICE, "root", *discipline)
+        seconds = self.learn()
+        self.hosts.link("tc", "qdisc", "delete", "dev", DEVICE, "root")
+        return seconds
+
+    def _on_second(self, *words: str) -> list[str]:
+        return ["ip", "netns", "exec", self.hosts._second, *words]
+
+
+def why_not() -> str:
+    """Return why there can be no network namespaces here; "" if there can."""
+    if os.geteuid() != 0:
+        return "it needs root"
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if missing:
+        return f"there is no {' and no '.join(missing)}"
+    name = f"springtide-try-{os.getpid()}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    return tried.stderr.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--inside", help="name of the second host: this process is on the first one")
+    options = parser.parse_args()
+    if options.inside is None:
+        if reason := why_not():
+            print(f"SKIPPED: the torture of two hosts needs network namespaces: {reason}")
+            return
+        with two_hosts("1gbit") as (first, second):
+            command = ["ip", "netns", "exec", first, sys.executable, "-m", "tests.torture.ranks.hosts"]
+            command += ["--rounds", str(options.rounds), "--seed", str(options.seed), "--inside", second]
+            sys.exit(subprocess.run(command).returncode)
+    folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+    site = Site(folder, options.seed, address=ADDRESSES[0])
+    torture = HostsTorture(site, options.inside, options.seed)
+    try:
+        torture.run(options.rounds)
+    finally:
+        torture.hosts.close()
+        site.close()
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
