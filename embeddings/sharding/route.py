@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.key_ranges import owners_of
-from embeddings.sharding.row_format import bytes_of
+from embeddings.sharding.row_format import bytes_of, numbers_of
 from kernels.ops import Ops
 from kernels.types import Array, UniqueKeys
 
@@ -93,6 +93,6 @@ def _columns_of(message_PB: Tensor, dtypes: Sequence[Any]) -> list[Tensor]:
     columns, start = [], 0
     for dtype in dtypes:
         stop = start + dtype.itemsize
-        columns.append(message_PB[:, start:stop].contiguous().reshape(-1).view(dtype))
+        columns.append(numbers_of(message_PB[:, start:stop], dtype).reshape(-1))
         start = stop
     return columns
