@@ -57,6 +57,8 @@ class Hosts:
             "--rdzv-id",
             "torture",
         ]
+        # no name server knows the hosts: torchrun is told where the store is
+        torchrun += ["--rdzv-conf", f"is_host={int(host == 0)}"]
         torchrun += ["--local-addr", ADDRESSES[host], "--max-restarts", "1000", "--monitor-interval", "0.2"]
         command = [*inside, *torchrun, "-m", "app", "train", "--no-compact", "--config", str(self._site.config)]
         with (self._site.folder / f"host-{host}.out").open("ab") as out:
