@@ -96,6 +96,11 @@ class RankCluster(Site):
         for path in (self.folder / "faults").iterdir():
             path.unlink()
 
+    def bugs(self) -> set[str]:
+        """Return the lines in which a rank called its own end a bug."""
+        texts = [path.read_text() for path in self.folder.glob("rank-*.out")]
+        return {line for text in texts for line in text.splitlines() if "(a bug:" in line}
+
     def output(self) -> str:
         """Return the ends of the ranks' outputs."""
         return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(self.folder.glob("rank-*.out")))
