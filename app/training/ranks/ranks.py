@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from app.training.ranks.meetings import Meetings, RankLostError, wait_for_all
+from app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
 from app.version_log.write.ranks import LogRanks
 from embeddings.sharding.exchange import Exchange
 from stream.positions import PartitionShare
@@ -24,6 +24,7 @@ from stream.positions import PartitionShare
 T = TypeVar("T")
 
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": the store is torchrun's, and outlives a try
 # GPUs exchange rows and gradients by NCCL; decisions travel by gloo, so that they do not wait for the device
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 # gloo raises plain RuntimeErrors
@@ -33,6 +34,14 @@ CONNECTION_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "br
 def num_ranks_in_environment() -> int:
     """Return of how many ranks torchrun says that this process is one; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def number_of_try() -> int:
+    """Return what keeps this try's keys in the store apart from those of an earlier one of the same launch.
+
+    A store that rank 0 makes is new for each try, and the torchruns of several hosts may have counted differently.
+    """
+    return int(os.environ.get(RESTARTS_VARIABLE, "0")) if os.environ.get(AGENT_STORE_VARIABLE) == "True" else 0
 
 
 class Ranks:
@@ -60,9 +69,10 @@ class Ranks:
             return Ranks()
         timeout = timedelta(seconds=timeout_seconds)
         with telling_lost(timeout_seconds):
-            store, rank, _ = next(iter(rendezvous("env://", timeout=timeout)))
-            # an earlier try of the same launch has left its keys in the store
-            store = PrefixStore(f"springtide/{os.environ.get(RESTARTS_VARIABLE, '0')}", store)
+            # it waits for all ranks: on a busy machine one may import much longer than another
+            store, rank, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS))))
+            store.set_timeout(timeout)
+            store = PrefixStore(f"springtide/{number_of_try()}", store)
             wait_for_all(store, num_ranks)
             group_store = PrefixStore("group", store)
             dist.init_process_group(

@@ -28,6 +28,8 @@ from tests.torture.ranks.comparison import Comparison
 from tests.torture.ranks.site import TIMEOUT_SECONDS, Site
 
 LONG_SECONDS = 240.0  # torchrun itself waits for hosts that are silent
+# with torchrun's own store a host that was replaced would never find the others again
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": DEVICE, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 CUT_SECONDS = TIMEOUT_SECONDS + 4.0
 
 
@@ -62,7 +64,7 @@ class Hosts:
         torchrun += ["--local-addr", ADDRESSES[host], "--max-restarts", "1000", "--monitor-interval", "0.2"]
         command = [*inside, *torchrun, "-m", "app", "train", "--no-compact", "--config", str(self._site.config)]
         with (self._site.folder / f"host-{host}.out").open("ab") as out:
-            return subprocess.Popen(command, env=our_environment(GLOO_SOCKET_IFNAME=DEVICE), stdout=out, stderr=out)
+            return subprocess.Popen(command, env=our_environment(**ENVIRONMENT), stdout=out, stderr=out)
 
     def ranks(self) -> list[int]:
         """Return the processes that train."""
