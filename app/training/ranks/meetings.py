@@ -40,6 +40,10 @@ class Meetings:
         self._heartbeat = Heartbeat(store.clone(), rank, timeout_seconds / BEATS, self._left)
         self._heartbeat.start()
 
+    def answered_at(self) -> float:
+        """Return when the store last answered, in seconds of the monotonic clock."""
+        return self._heartbeat.answered_at
+
     def meet(self) -> None:
         """Return once all ranks have called it equally often; RankLostError if one of them has failed or is silent."""
         self._num_meetings += 1
@@ -89,6 +93,7 @@ class Heartbeat(threading.Thread):
     def __init__(self, store: Any, rank: int, seconds: float, left: threading.Event) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._store, self._key, self._seconds, self._left = store, f"beat/{rank}", seconds, left
+        self.answered_at = time.monotonic()
         store.set_timeout(timedelta(seconds=max(1.0, BEATS * seconds)))
 
     def run(self) -> None:
@@ -96,5 +101,6 @@ class Heartbeat(threading.Thread):
         while not self._left.wait(self._seconds):
             try:
                 self._store.add(self._key, 1)
+                self.answered_at = time.monotonic()
             except (RuntimeError, OSError):
                 return

@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
+from app.training.ranks.watchdog import Watchdog
 from app.version_log.write.ranks import LogRanks
 from embeddings.sharding.exchange import Exchange
 from stream.positions import PartitionShare
@@ -54,6 +55,7 @@ class Ranks:
         """exchange: over gloo; `store`: a torch.distributed.Store of this launch alone. Neither: the only rank."""
         self.exchange, self._store, self.timeout_seconds = exchange, store, timeout_seconds
         self.rank, self.num_ranks = (0, 1) if exchange is None else (exchange.rank, exchange.num_ranks)
+        self._watchdog: Watchdog | None = None  # of a process that is one rank
         self._meetings: Meetings | None = None
         if self.num_ranks > 1:
             self._meetings = Meetings(store, self.rank, self.num_ranks, timeout_seconds)
@@ -79,7 +81,11 @@ class Ranks:
                 BACKENDS[device], store=group_store, rank=rank, world_size=num_ranks, timeout=timeout
             )
             assert dist.group.WORLD is not None
-            return Ranks(Exchange(dist.group.WORLD, "cpu"), store, timeout_seconds=timeout_seconds)
+            ranks = Ranks(Exchange(dist.group.WORLD, "cpu"), store, timeout_seconds=timeout_seconds)
+        assert ranks._meetings is not None
+        ranks._watchdog = Watchdog(ranks._meetings.answered_at, timeout_seconds)
+        ranks._watchdog.start()
+        return ranks
 
     @property
     def is_first(self) -> bool:
@@ -168,6 +174,8 @@ class Ranks:
 
     def leave(self, error: BaseException | None = None) -> None:
         """End the connection; with an error the other ranks end too, and say why. May be called again."""
+        if self._watchdog is not None and error is None:
+            self._watchdog.stop()
         if self._meetings is not None:
             self._meetings.leave(None if isinstance(error, RankLostError) else error)
             self._meetings = None

@@ -148,6 +148,7 @@ class RankTorture:
         seconds = time.monotonic() - began
         self.cluster.kill_compactors()
         self.cluster.disarm()
+        self.cluster.ranks = []  # the frozen rank stays, beside the ranks of the next launch
         self.train(draw, "--take-over", more=True)
         os.kill(frozen, signal.SIGCONT)
         assert self.cluster.end_codes([frozen]) == [1], "a frozen rank that was replaced did not end with an error"
