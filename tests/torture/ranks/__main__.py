@@ -1,6 +1,7 @@
 """`python -m tests.torture.ranks --kills 60 --seed 1`: faults of ranks, compared with a dictionary after each."""
 
 import argparse
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -31,6 +32,8 @@ def main() -> None:
     finally:
         torture.close()
         process_pool.close()
+    if options.keep is None:
+        shutil.rmtree(folder)
     print("torture of ranks: no difference", flush=True)
 
 

@@ -5,7 +5,7 @@ from springtide_client.errors import LogError
 from torch.distributed import HashStore
 
 from app.training.ranks.meetings import Meetings, RankLostError
-from app.training.ranks.ranks import Ranks
+from app.training.ranks.ranks import Ranks, number_of_try
 from tests.support.thread_ranks import on_ranks
 
 
@@ -23,6 +23,14 @@ def test_one_rank_has_nobody_to_talk_to():
     assert alone.first_does(lambda: 5) == 5
     assert alone.of_log() is None
     alone.part()
+
+
+def test_tries_are_told_apart_where_the_store_outlives_them_and_only_there(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert number_of_try() == 3
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")  # the torchruns of two hosts may differ in the count
+    assert number_of_try() == 0
 
 
 def test_each_rank_hears_what_the_others_give():
