@@ -153,3 +153,9 @@ def test_the_seal_ends_before_a_version_with_a_missing_or_another_shard_record(l
 def append_and_sync(writer: LogWriter) -> None:
     writer.append_owned(VersionMeta(), row_tensors({}))
     writer.sync()
+
+
+def test_a_team_that_has_written_nothing_is_synced_and_closed_at_once(log) -> None:
+    for _ in range(2):
+        with log.team(2, timeout_seconds=0.0) as team:  # any wait for another rank would fail
+            team.sync()
