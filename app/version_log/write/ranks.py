@@ -50,8 +50,6 @@ class LogRanks:
     num_ranks: int
     # how long rank 0 waits for the shard record of another rank that does not say what it waits for
     timeout_seconds: float = TIMEOUT_SECONDS
-    # fsync a shard record before it is reported: where another host sees an append only then, as on NFS
-    sync_first: bool = False
     num_opened: int = field(default=0, init=False)  # how often this process has opened the log
 
 
