@@ -165,7 +165,8 @@ class Trainer:
         agreed = self.agree(has_room=has_room)
         if agreed.must_learn:
             batch = batches.take_prepared(with_others=agreed.num_rows > 0)
-            self.learn(batch or Batch.empty(self.config.schema))  # one without samples moves positions too
+            # one without samples moves positions too
+            self.learn(Batch.empty(self.config.schema) if batch is None else batch)
         if not agreed.may_publish and not self.ranks.is_alone:
             return
         if publisher.accepts_command(self.session) and self.publish():
