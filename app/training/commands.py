@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class CommandExecutor:
                 if command.kind == "rollback" and self._roll_back is not None:
                     self._roll_back(command)
                     return  # another executor continues, with the state that was loaded
-                result = self._handler(command)(command.body)
+                result = self._execute_on_all(command)
             except PostponedError:
                 return
             except (ValueError, EncodeError) as error:
@@ -129,6 +130,12 @@ class CommandExecutor:
         state.add_executed_command(entry)
         state.stream.add_erasures(erasures_of([entry], state.schema))
         self._unpublished.append(command.id)
+
+    def _execute_on_all(self, command: Command) -> Result:
+        """Carry a command out; an error of one rank is one of all, so that no version records it half done."""
+        exchange = self._ranks.exchange
+        with nullcontext() if exchange is None else exchange.failing_together():
+            return self._handler(command)(command.body)
 
     def _handler(self, command: Command) -> Callable[[dict[str, Any]], Result]:
         if command.kind == "forget":

@@ -254,7 +254,9 @@ class Trainer:
     def repair(self) -> None:
         """Verify the reported corruption; if it is real, continue under a new epoch from before it."""
         reason, self.corruption = self.corruption, ""
-        if self.ranks.any(not self.wait_until_durable()):
+        is_durable = self.wait_until_durable()
+        self.ranks.meet()  # however long the disk of one takes
+        if self.ranks.any(not is_durable):
             return
         if self.ranks.first_does(lambda: is_corrupt(self.log, reason)):
             self._open_next_epoch()
@@ -317,8 +319,11 @@ class Trainer:
         return self._wait(POLL_SECONDS)
 
     def _wait(self, seconds: float) -> bool:
-        """Wait; return True if a rank was asked to stop."""
-        return self.ranks.any(self.signals.wait(seconds))
+        """Wait; return True if a rank was asked to stop: then no rank learns more."""
+        if not self.ranks.any(self.signals.wait(seconds)):
+            return False
+        self.agreed = self.agreed.with_stop()  # a batch was perhaps given up: the next one must not pass it
+        return True
 
     def _fail(self, error: BaseException) -> None:
         self.ranks.leave(error)

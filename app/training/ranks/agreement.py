@@ -12,7 +12,7 @@ class Facts(NamedTuple):
 
     num_rows: int = 0  # of the batch that it has ready
     is_due: bool = False  # it has a batch ready, perhaps without samples
-    has_room: bool = True  # its log, its spill and the broker of its dead letters take more
+    has_room: bool = True  # its log takes more
     is_stopping: bool = False
     is_finished: bool = False  # it has learned everything up to the end that was asked for
     may_publish: bool = False  # it may be time for a version or a command
@@ -40,6 +40,10 @@ class Agreement(NamedTuple):
     def without_report(self) -> "Agreement":
         """Return the same after rank 0 has reported the status."""
         return Agreement(tuple(facts._replace(is_report_due=False) for facts in self.facts))
+
+    def with_stop(self) -> "Agreement":
+        """Return the same after all have heard, in the middle of a pass, that one was asked to stop."""
+        return Agreement(tuple(facts._replace(is_stopping=True) for facts in self.facts))
 
     @property
     def num_rows(self) -> int:

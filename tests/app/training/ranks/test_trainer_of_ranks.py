@@ -1,6 +1,6 @@
 """A trainer of several ranks learns what one learns: each click once, whatever the number of ranks was before.
 
-The ranks are threads here; `tests/app/commands/test_train_ranks.py` has processes.
+The ranks are threads here; `test_processes.py` has processes.
 """
 
 import pytest
@@ -11,6 +11,7 @@ from app.training.trainer import Trainer
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
 from app.version_log.trainer_status import PartitionStatus
+from embeddings.errors import SpillError
 from stream.positions import Partition
 from tests.app.training.ranks.thread_trainers import on_trainers, running_ranks
 from tests.app.training.trainer_env import expected_counts, published, records
@@ -135,3 +136,56 @@ def test_the_gate_holds_all_ranks_back_or_rolls_all_back(topic):
     assert status.gate.rollbacks == 1
     assert status.samples_trained + status.dead_letters["gate"] == 300
     assert {name: at.learned for name, at in status.positions.items()} == {f"clicks/{n}": 100 for n in range(3)}
+
+
+def test_a_stop_that_ends_the_wait_for_a_checkpoint_leaves_the_batch_to_the_next_start(topic):
+    env = topic
+    for partition in range(3):
+        env.produce(200, partition=partition)
+
+    def run(trainer: Trainer):
+        publish, waits = trainer.publish, []
+
+        def needs_checkpoint(batch) -> bool:
+            is_first = not waits and trainer.state.samples_trained >= 100
+            waits.extend([True] * is_first)
+            return is_first
+
+        def refuse() -> bool:
+            if not waits:
+                return publish()
+            if not trainer.ranks.is_first:
+                trainer.stop()
+            return False
+
+        trainer.state.learner.needs_checkpoint, trainer.publish = needs_checkpoint, refuse
+        return trainer.run()
+
+    stopped, _ = on_trainers(env, 2, run)
+    assert 100 <= stopped.samples_trained < 600
+    status, _ = on_trainers(env, 2, until_end=True)
+    assert status.samples_trained == 600
+    assert env.counts() == expected_counts(600)
+
+
+def test_an_erasure_that_the_spill_of_one_rank_refuses_is_left_to_the_next_start(env):
+    env.produce(370)
+    on_trainers(env, 2, until_end=True)
+    path = env.config.log.path
+    keys = [{"feature": "user_id", "id": user} for user in range(10)]
+    forget = submit_command(path, "forget", {"keys": keys})
+
+    def run(trainer: Trainer):
+        def refuse(*_) -> None:
+            trainer.stop()
+            raise SpillError("full")
+
+        if not trainer.ranks.is_first:
+            trainer.state.learner.table.forget = refuse
+        return trainer.run()
+
+    on_trainers(env, 2, run)
+    assert command_status(path, forget).state == "claimed"  # not executed
+    with running_ranks(env, 2):
+        wait_until(lambda: command_status(path, forget).state == "durable", "forgetting")
+    assert {env.view().row_info(0, user)["status"] for user in range(10)} == {"forgotten"}
