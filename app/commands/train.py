@@ -58,8 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     from app.config.load import load_config
     from app.training.input.start_position import StartPosition
 
-    if arguments.ranks is not None and arguments.ranks != 1:
-        return launch_ranks(arguments)
+    if arguments.ranks is not None:
+        if "RANK" in os.environ:
+            from app.errors import UserError
+
+            raise UserError("torchrun has started this process as one of its ranks: leave out --ranks")
+        if arguments.ranks != 1:
+            return launch_ranks(arguments)
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
     config = load_config(arguments.config)
     if config.source.uses_embedded_broker:

@@ -162,7 +162,10 @@ class Ranks:
 
     @contextmanager
     def telling_lost(self) -> Iterator[None]:
-        """Turn what torch says when another rank has ended into a RankLostError."""
+        """Turn what torch says when another rank has ended into a RankLostError; alone, errors stay as they are."""
+        if self.is_alone:
+            yield
+            return
         with telling_lost(self.timeout_seconds, str if self._meetings is None else self._meetings.failure):
             yield
 

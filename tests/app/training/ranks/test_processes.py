@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import main
 from app.training.trainer import Trainer
 from tests.app.training.trainer_env import expected_counts
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -34,8 +35,6 @@ def run_rank(rank: int, num_ranks: int, port: int, config: Path, folder: Path, o
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    from app.cli import main
-
     with (folder / f"rank-{rank}.out").open("w") as out, (folder / f"rank-{rank}.err").open("w") as err:
         sys.stdout, sys.stderr = out, err
         code = main(["train", "--no-compact", "--config", str(config), *options])
@@ -98,3 +97,9 @@ def test_a_killed_rank_ends_the_others_and_nothing_is_lost_or_doubled(env, launc
     env.produce(100, partition=1)
     assert Trainer(env.config, until_end=True).run().samples_trained == 400
     assert env.counts() == expected_counts(400)
+
+
+def test_a_rank_that_torchrun_has_started_starts_no_ranks(env, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    assert main(["train", "--ranks", "2", "--config", str(env.path)]) == 2
+    assert "leave out --ranks" in capsys.readouterr().err

@@ -22,6 +22,8 @@ def test_one_rank_has_nobody_to_talk_to():
     assert alone.any(True)
     assert alone.first_does(lambda: 5) == 5
     assert alone.of_log() is None
+    with pytest.raises(RuntimeError, match="it timed out"), alone.telling_lost():
+        raise RuntimeError("it timed out")
     alone.part()
 
 
