@@ -31,7 +31,7 @@ from tests.support.thread_ranks import on_ranks
 BUILDING = threading.Lock()  # torch has one generator for all threads
 TABLE = TableConfig(dim=4, device_bytes=8 << 20)
 MAIN, NARROW = FeatureTable(dim=4, features=(0, 2)), FeatureTable(dim=2, features=(1,))
-LENGTHS = (20, 0, 33)  # of the ranks' batches, from step to step another rank's
+LENGTHS = (20, 0, 21, 12)  # of the ranks' batches, from step to step another rank's
 
 
 def open_table(config: TableConfig) -> AnyTable:
@@ -111,7 +111,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("train", SETTINGS.values(), ids=SETTINGS)
 def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, Any]) -> None:
     alone = make_learner(**train)
@@ -293,7 +293,7 @@ def test_two_towers_on_ranks_count_the_items_of_all() -> None:
     alone = make()
     expected = [alone.step(union_of(parts_of(step))) for step in range(6)]
     reports, arrays = on_ranks(3, work)[0]
-    assert abs(loss_of(reports) - loss_of(expected)) < 0.7  # fewer items to be told from
+    assert abs(loss_of(reports) - loss_of(expected)) < 1.2  # fewer items to be told from
     for name, array in alone.dense_arrays().items():
         if "frequency" in name:
             np.testing.assert_array_equal(arrays[name], array, err_msg=name)
