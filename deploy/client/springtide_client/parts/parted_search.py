@@ -7,13 +7,12 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, 
 from springtide_client.errors import PartError
 from springtide_client.format.records import Tip
 from springtide_client.parts.part_servers import PartServers
-from springtide_client.parts.row_request import FoundColumns, RowRequest
+from springtide_client.parts.row_request import MAX_KEYS, FoundColumns, RowRequest
 from springtide_client.rows.hash_range import HashRange, KeySplit, split_by_owner
 from springtide_client.rows.search import FoundStates, RowSearch
 
 # how long a part may take to reach a version that this process serves already
 WAIT_MS = 500
-MAX_KEYS = 65_536  # of one request
 
 
 class PartedSearch:

@@ -18,7 +18,8 @@ from springtide_client.rows.hash_range import HashRange
 
 ROUTE = "/v1/parts/rows"
 ID_BYTES, FEATURE_BYTES = 8, 2
-MAX_WAIT_MS = 10_000
+MAX_KEYS = 65_536
+MAX_WAIT_MS = 1_000
 
 
 class RowRequest(NamedTuple):
@@ -47,6 +48,8 @@ class RowRequest(NamedTuple):
         num_keys, rest = divmod(len(body), key_bytes)
         if rest:
             raise ValueError(f"{len(body)} bytes are not a whole number of keys of {key_bytes} bytes")
+        if num_keys > MAX_KEYS:
+            raise ValueError(f"{num_keys:,} keys are more than {MAX_KEYS:,}")
         if feature is None:
             features_K = np.frombuffer(body, "<u2", offset=num_keys * ID_BYTES).copy()  # kernels take writable ones
         else:

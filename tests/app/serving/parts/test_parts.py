@@ -5,7 +5,7 @@ import pytest
 from springtide_client.errors import PartError
 from springtide_client.format.records import Tip
 from springtide_client.hot_model import HotModel
-from springtide_client.parts.row_request import RowRequest
+from springtide_client.parts.row_request import MAX_KEYS, RowRequest
 from springtide_client.rows.hash_range import HashRange
 
 from tests.app.serving.conftest import ITEM, USER
@@ -151,7 +151,7 @@ def test_rows_of_a_part_are_given_at_the_demanded_version_only(servers) -> None:
     log = servers.world.log
     ids = np.array([i for i, owner in zip(IDS, owners(USER, IDS), strict=True) if owner == 0])
 
-    def ask(tip: Tip, hash_range: str = "1/2", table: str = "", change=lambda path: path):
+    def ask(tip: Tip, hash_range: str = "1/2", table: str = "", change=lambda path: path, ids=ids):
         request = RowRequest(tip, HashRange.parse(hash_range), table, False, np.array([USER], np.uint16), ids)
         path, body = request.encode(wait_ms=20)
         response = servers.first.post(change(path), content=body)
@@ -166,6 +166,8 @@ def test_rows_of_a_part_are_given_at_the_demanded_version_only(servers) -> None:
     assert ask(tip, table="other") == (400, "bad_request")
     assert ask(tip, change=lambda path: path.replace("feature=", "other=")) == (400, "bad_request")
     assert ask(tip, change=lambda path: path.replace("version=", "v=")) == (400, "bad_request")
+    assert ask(tip, ids=np.resize(ids, MAX_KEYS)) == (200, "")
+    assert ask(tip, ids=np.resize(ids, MAX_KEYS + 1)) == (400, "bad_request")
 
 
 def test_a_version_that_was_just_replaced_is_still_given(servers) -> None:
