@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,10 +20,21 @@ settings.load_profile("springtide")
 
 
 @pytest.fixture(autouse=True)
-def _no_log_handler_outlives_its_test() -> Iterator[None]:
-    """A command that ran in this process writes its logs to a stream that is closed after the test."""
-    before = list(logging.root.handlers)
+def _process_as_it_was() -> Iterator[None]:
+    """A command sets up the logging, the signals and the turns of threads of its process, and here that is pytest's."""
+    loggers = [logging.root, *(found for found in logging.root.manager.loggerDict.values() if hasattr(found, "level"))]
+    levels, handlers, switch_seconds = (
+        [found.level for found in loggers],
+        logging.root.handlers[:],
+        sys.getswitchinterval(),
+    )
+    answers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
+    for number, answer in answers.items():
+        signal.signal(number, answer)
     for handler in logging.root.handlers[:]:
-        if handler not in before and type(handler) is logging.StreamHandler:
-            logging.root.removeHandler(handler)
+        if handler not in handlers and type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)  # it writes to a stream that is closed after the test
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    sys.setswitchinterval(switch_seconds)

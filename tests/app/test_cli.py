@@ -1,13 +1,9 @@
 """The command line: a quick start, and one line and an exit code for every mistake."""
 
 import json
-import logging
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,20 +25,6 @@ def springtide(folder: Path, *arguments: str, config: str | None = CONFIG) -> su
         text=True,
         timeout=300,
     )
-
-
-@contextmanager
-def process_as_it_was() -> Iterator[None]:
-    """A command sets up the logging and the signals of its process, and here that is pytest's."""
-    loggers = [logging.root, *(found for found in logging.root.manager.loggerDict.values() if hasattr(found, "level"))]
-    levels, handlers = [logger.level for logger in loggers], logging.root.handlers[:]
-    answers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, answer in answers.items():
-        signal.signal(number, answer)
-    logging.root.handlers[:] = handlers
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
 
 
 def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -115,8 +97,7 @@ def test_a_user_error_is_one_line_and_exit_code_2(
     Path("springtide.toml").write_text(config)
     Path("x.csv").write_text("user_id,click\n7,0\n")
     Path("empty.csv").write_text("user_id,click\n")
-    with process_as_it_was():
-        assert main(arguments) == 2
+    assert main(arguments) == 2
     said = capfd.readouterr().err
     assert len(said.strip().splitlines()) == 1
     for word in words:

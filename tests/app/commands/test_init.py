@@ -13,7 +13,6 @@ from app.cli import main
 from app.config.load import load_config
 from app.tools.replay.replay import Replay, ReplayConfig
 from stream.broker.embedded import EmbeddedBroker
-from tests.app.test_cli import process_as_it_was
 from tests.support.scale import IS_LONG
 
 SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
@@ -30,8 +29,7 @@ def springtide(
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        with process_as_it_was():
-            code = main([str(argument) for argument in arguments])
+        code = main([str(argument) for argument in arguments])
         said = capfd.readouterr()
         return code, said.out, said.err
 
