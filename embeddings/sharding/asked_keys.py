@@ -8,6 +8,7 @@ import numpy as np
 
 from embeddings.lookup.handle import Lookup, LookupSlice
 from embeddings.table import EmbeddingTable
+from kernels.ops import Ops
 from kernels.types import Array
 
 
@@ -26,16 +27,19 @@ class AskedKeys:
 
     @staticmethod
     def of(
-        xp: Any,
+        ops: Ops,
+        num_occurrences: int,
         features_P: Array,
         ids_P: Array,
         event_ms_P: Array,
         occurrences_P: Array,
         scores_P: Array | None = None,
     ) -> "AskedKeys":
-        """From the keys and how often each occurs in the call of the rank that asks."""
-        places_P = xp.arange(len(ids_P))
-        places_K = xp.concatenate([xp.repeat(places_P, (occurrences_P - 1).astype(np.int64)), places_P])
+        """From the keys and how often each occurs in the call of the rank that asks; `num_occurrences`: in all, K."""
+        xp, num_asked = ops.xp, len(ids_P)
+        ends_P = xp.cumsum((occurrences_P - 1).astype(np.int64))
+        more_K = ops.bags_of_keys(xp.concatenate([xp.zeros(1, np.int64), ends_P]), num_occurrences - num_asked)
+        places_K = xp.concatenate([more_K, xp.arange(num_asked)])
         scores_K = None if scores_P is None else scores_P[places_K]
         return AskedKeys(len(ids_P), features_P[places_K], ids_P[places_K], event_ms_P[places_K], scores_K)
 

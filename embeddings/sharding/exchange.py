@@ -17,19 +17,27 @@ FAILED, MAY_REPEAT, DONE = range(3)  # how a call ended
 class Exchange:
     """The collectives of a process group. Every rank makes the same calls in the same order, also with nothing to send.
 
-    A rank that ended leaves the others in a call, until the group's timeout ends it with an error of torch.
+    A rank that ended leaves the others in a call, until the group's timeout ends it with an error of torch. Tensors
+    travel between the devices where they are; numbers that the host needs travel from host to host, if the group can,
+    so that they do not wait for the device.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, device: str) -> None:
-        """group: None: all ranks. device: where the bytes are, "cpu" or "cuda"."""
-        self.group, self.device = group, device
+    def __init__(self, group: dist.ProcessGroup | None, device: str = "cpu", *, with_itself: bool = False) -> None:
+        """group: None: all ranks. device: where the tensors will be, "cpu" or "cuda".
+
+        `with_itself`: a single rank sends everything to itself, instead of nothing: for tests and benchmarks.
+        ValueError if the group cannot connect such devices.
+        """
+        self.group = group
         self.num_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.is_alone = self.num_ranks == 1 and not with_itself  # nothing is sent
+        self.numbers_device = "cpu" if self.is_alone else numbers_device_of(dist.get_backend_config(group), device)
         self.bytes_sent: Counter[str] = Counter()  # to other ranks, by kind
 
     def counts(self, send_RT: Tensor) -> list[list[int]]:
         """Tell each rank how many rows of each table it will get; return how many each will send here, int64 (R, T)."""
-        counts_RT = send_RT
-        if self.num_ranks > 1:
+        counts_RT = send_RT = send_RT.to(self.numbers_device)
+        if not self.is_alone:
             counts_RT = torch.empty_like(send_RT)
             self.all_to_all(counts_RT, send_RT, None, None)
             self.bytes_sent["counts"] += 8 * send_RT.shape[1] * (self.num_ranks - 1)
@@ -41,7 +49,7 @@ class Exchange:
 
         bytes_NB: uint8. Returns uint8 (M, B).
         """
-        if self.num_ranks == 1:
+        if self.is_alone:
             return bytes_NB
         received_MB = bytes_NB.new_empty(sum(receive_R), bytes_NB.shape[1])
         self.all_to_all(received_MB, bytes_NB.contiguous(), receive_R, send_R)
@@ -50,15 +58,15 @@ class Exchange:
 
     def numbers(self, own_N: Sequence[int]) -> list[list[int]]:
         """Return every rank's numbers, int64, rank 0's first. All ranks give equally many."""
-        own = torch.tensor(list(own_N), dtype=torch.int64, device=self.device)
-        if self.num_ranks == 1:
-            return [own.tolist()]
+        if self.is_alone:
+            return [list(map(int, own_N))]
+        own = torch.tensor(list(own_N), dtype=torch.int64, device=self.numbers_device)
         self.bytes_sent["numbers"] += 8 * len(own_N) * (self.num_ranks - 1)
         return [part.tolist() for part in self.all_gather(own)]
 
     def concatenated(self, kind: str, rows_NX: Tensor, num_rows_R: Sequence[int]) -> Tensor:
         """Return the rows of all ranks, rank 0's first; `num_rows_R`: how many each has."""
-        if self.num_ranks == 1:
+        if self.is_alone:
             return rows_NX
         own = rows_NX.new_zeros(max(num_rows_R), *rows_NX.shape[1:])
         own[: len(rows_NX)] = rows_NX
@@ -67,7 +75,7 @@ class Exchange:
 
     def add_up(self, kind: str, numbers_N: Tensor) -> None:
         """Replace numbers by their sums over all ranks, which are the same bit by bit on every rank."""
-        if self.num_ranks > 1 and numbers_N.numel():
+        if not self.is_alone and numbers_N.numel():
             self.all_reduce(numbers_N, dist.ReduceOp.SUM)
             # in a ring: all but one of R parts, twice
             self.bytes_sent[kind] += 2 * numbers_N.nbytes * (self.num_ranks - 1) // self.num_ranks
@@ -94,8 +102,8 @@ class Exchange:
             raise SpillError("the spill of another rank failed: see its error")
 
     def _smallest(self, number: int) -> int:
-        numbers_1 = torch.tensor([number], dtype=torch.int64, device=self.device)
-        if self.num_ranks > 1:
+        numbers_1 = torch.tensor([number], dtype=torch.int64, device=self.numbers_device)
+        if not self.is_alone:
             self.all_reduce(numbers_1, dist.ReduceOp.MIN)
         return int(numbers_1[0])
 
@@ -117,3 +125,23 @@ class Exchange:
     def all_reduce(self, numbers: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
         """Replace numbers by those of all ranks together."""
         dist.all_reduce(numbers, operation, group=self.group)
+
+
+def numbers_device_of(backends: str, device: str) -> str:
+    """Return where a group's numbers for the host travel: "cpu" if it can; `backends`: such as "cpu:gloo,cuda:nccl".
+
+    ValueError if tensors on this device cannot travel.
+    """
+    backend_of = dict(pair.split(":") for pair in backends.split(","))
+    name = backend_of.get(device)
+    if device == "cuda" and name != "nccl":
+        raise ValueError(
+            f"the ranks' GPUs cannot exchange rows by {name or backends}: make the process group with "
+            'init_process_group("cpu:gloo,cuda:nccl")'
+        )
+    if name is None:
+        raise ValueError(
+            f"rows on the {device} cannot travel by {backends}: make the process group with "
+            'init_process_group("cpu:gloo,cuda:nccl"), or keep the rows on device="cuda"'
+        )
+    return "cpu" if "cpu" in backend_of else device

@@ -1,8 +1,6 @@
 """Which rank holds a key: the mixed hash (springtide_client.keys) is cut into contiguous ranges of equal size."""
 
 # U keys, N rows, R ranks
-from typing import Any
-
 import numpy as np
 from springtide_client.keys import mix_keys
 
@@ -10,15 +8,15 @@ from embeddings.rows import BoolArray, Int64Array, UInt16Array
 from kernels.types import Array
 
 
-def owners_of(xp: Any, mixed_U: Array, num_ranks: int) -> Array:
-    """Return the rank of each mixed key (U), uint64, as uint16 (U). `xp`: numpy or compatible."""
-    shift = xp.uint64(32)
-    return (((mixed_U >> shift) * xp.uint64(num_ranks)) >> shift).astype(xp.uint16)
+def owners_of(mixed_U: Array, num_ranks: int) -> Array:
+    """Return the rank of each mixed key (U), uint64, as uint16 (U)."""
+    shift = np.uint64(32)
+    return (((mixed_U >> shift) * np.uint64(num_ranks)) >> shift).astype(np.uint16)
 
 
 def are_of_rank(features_N: UInt16Array, ids_N: Int64Array, rank: int, num_ranks: int) -> BoolArray:
     """Return which keys belong to a rank: shared keys of features, and crosses, like any others."""
-    own_N: BoolArray = owners_of(np, mix_keys(features_N, ids_N), num_ranks) == rank
+    own_N: BoolArray = owners_of(mix_keys(features_N, ids_N), num_ranks) == rank
     return own_N
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,33 +25,38 @@ class Route:
     send_RT: list[list[int]]  # unique keys, by owner
     receive_RT: list[list[int]]  # keys asked for, by rank
     occurrences_T: list[int]  # of all keys in the calls of all ranks
+    asked_occurrences_T: list[int]  # of those that this rank is asked for
 
     @staticmethod
     def of(
         exchange: Exchange, ops: Ops, unique: UniqueKeys, tables_U: Array | None = None, num_tables: int = 1
     ) -> "Route":
-        """Tell each rank how many keys it will get. `tables_U`: the number of each key's table. All ranks."""
+        """Tell each rank how many keys it will get. `tables_U`: the number of each key's table. All ranks.
+
+        Waits once for the device, which counts: the host must know how much it sends.
+        """
         xp, num_ranks = ops.xp, exchange.num_ranks
-        owners_U = owners_of(xp, unique.mixed_U, num_ranks)
-        if tables_U is None:
-            occurrences_T = [len(unique.inverse_K)]
-            order_T = [xp.argsort(owners_U, kind="stable")]
-            counts = [ops.count_values(owners_U, num_ranks)]
-        else:
-            places_T = [xp.flatnonzero(tables_U == table) for table in range(num_tables)]
-            order_T = [places[xp.argsort(owners_U[places], kind="stable")] for places in places_T]
-            counts = [ops.count_values(owners_U[places], num_ranks) for places in places_T]
-            occurrences_T = [int(unique.occurrences_U[places].sum()) for places in places_T]
-        send_RT = ops.tensor_of(xp.ascontiguousarray(xp.stack(counts, axis=1)))
-        occurrences_RT = send_RT.new_tensor([occurrences_T] * num_ranks)
-        received = exchange.counts(torch.cat([send_RT, occurrences_RT], dim=1))
-        return Route(
-            exchange,
-            tuple(map(ops.tensor_of, order_T)),
-            send_RT.tolist(),
-            [counts[:num_tables] for counts in received],
-            [sum(counts[num_tables + t] for counts in received) for t in range(num_tables)],
+        parts_U = owners_of(unique.mixed_U, num_ranks)
+        assert num_tables * num_ranks < 1 << 16  # whose sort is quick
+        if tables_U is not None:
+            parts_U = tables_U.astype(np.uint16) * np.uint16(num_ranks) + parts_U
+        order_U = xp.argsort(parts_U, kind="stable")  # by table, then by owner
+        sums_U1 = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(unique.occurrences_U[order_U])])
+        parts = xp.arange(num_tables * num_ranks + 1)
+        starts = xp.searchsorted(parts_U[order_U].astype(np.int64), parts)
+        starts, sums = ops.fetch(starts, sums_U1[starts])
+        send_TR, occurrences_TR = (np.diff(one).reshape(num_tables, num_ranks) for one in (starts, sums))
+        all_occurrences_TR = np.broadcast_to(occurrences_TR.sum(axis=1, keepdims=True), occurrences_TR.shape)
+        told_R3T = np.concatenate([send_TR, occurrences_TR, all_occurrences_TR]).T
+        received_R3T = exchange.counts(torch.from_numpy(np.ascontiguousarray(told_R3T)))
+        received_RT, *occurrences_RT = (
+            [told[start : start + num_tables] for told in received_R3T]
+            for start in range(0, 3 * num_tables, num_tables)
         )
+        asked_T, all_T = (list(map(sum, zip(*numbers_RT, strict=True))) for numbers_RT in occurrences_RT)
+        order = ops.tensor_of(order_U)
+        order_T = torch.split(order, send_TR.sum(axis=1).tolist()) if num_tables > 1 else (order,)
+        return Route(exchange, tuple(order_T), send_TR.T.tolist(), received_RT, all_T, asked_T)
 
     def to_owners(self, kind: str, rows_TUB: Sequence[Tensor]) -> list[Tensor]:
         """Send rows of bytes in the order of the unique keys, of each table's keys; return those received (P, B).

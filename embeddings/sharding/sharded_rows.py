@@ -19,6 +19,7 @@ from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.route import Route
 from embeddings.sharding.row_format import RowFormat
 from embeddings.table import EmbeddingTable
+from kernels.ops import Ops
 from kernels.types import Array
 
 
@@ -37,10 +38,11 @@ class Asked:
         ordered_UX[self.route.order_T[0]] = rows_UX
         return ordered_UX
 
-    def keys(self, xp: Any, feature: int, now_ms: int) -> AskedKeys:
+    def keys(self, ops: Ops, feature: int, now_ms: int) -> AskedKeys:
         """What the table looks up."""
-        features_P = xp.full(len(self.ids_P), feature, np.uint16)
-        return AskedKeys.of(xp, features_P, self.ids_P, xp.full(len(self.ids_P), now_ms, np.int64), self.occurrences_P)
+        num_keys, xp = len(self.ids_P), ops.xp
+        columns = xp.full(num_keys, feature, np.uint16), self.ids_P, xp.full(num_keys, now_ms, np.int64)
+        return AskedKeys.of(ops, self.route.asked_occurrences_T[0], *columns, self.occurrences_P)
 
 
 class ShardedRows:
@@ -86,7 +88,7 @@ class ShardedRows:
         asked, prefetch = self.ask(table, ids_K), None
         if len(asked.ids_P):
             with suppress(SpillError):  # which the lookup itself will report
-                prefetch = table.prefetch(*asked.keys(table.ops.xp, self.feature, now_ms=0).columns)
+                prefetch = table.prefetch(*asked.keys(table.ops, self.feature, now_ms=0).columns)
         self._prefetched = PrefetchedIds.of(ids, prefetch), asked
 
     def embed(self, table: EmbeddingTable, ids: Tensor, ids_K: Array, now_ms: int) -> tuple[Tensor, Tensor, int]:
@@ -100,7 +102,7 @@ class ShardedRows:
         if prefetched is not None and not self.exchange.all_true(prefetched.are(ids)):
             prefetched = sent = None
         asked = sent or self.ask(table, ids_K)
-        keys = asked.keys(table.ops.xp, self.feature, now_ms)
+        keys = asked.keys(table.ops, self.feature, now_ms)
         with self.exchange.failing_together():
             prefetch = None if prefetched is None else prefetched.seen_at(*keys.columns)
             lookup = table.lookup(*keys.columns, prefetched=prefetch)

@@ -10,6 +10,7 @@ from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from torch import Tensor
 
 from embeddings.collection.collection import AnyTable, tables_of_model
+from embeddings.current_stream import on_current_stream
 from embeddings.errors import SpillError
 from embeddings.lookup.handle import Lookup, LookupSlice
 from embeddings.lookup.prefetch import Prefetch
@@ -78,6 +79,7 @@ class ShardedTable:
         total = sum(numbers[0] for numbers in self.exchange.numbers([num_keys]))
         return not self.exchange.all_true(not any(table.needs_checkpoint(total) for table in self.tables))
 
+    @on_current_stream
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> ShardedPrefetch:
         """Send the next batch's keys to their owners, who start to recall their rows. Pass the result to the next
         lookup, with the same three arrays.
@@ -92,6 +94,7 @@ class ShardedTable:
                 prefetches_T.append(None)
         return ShardedPrefetch((features_K, ids_K, event_ms_K), unique, route, asked_T, prefetches_T)
 
+    @on_current_stream
     def lookup(
         self,
         features_K: Array,
@@ -136,6 +139,7 @@ class ShardedTable:
             raise
         return ShardedLookup(unique, route, asked_T, lookups_T, self._fetch(unique, route, asked_T, lookups_T))
 
+    @on_current_stream
     def embed_slices(self, lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
         """A tensor for each slice, (keys, D) or (bags, D) float32: see embeddings.torch_api.autograd.embed_slices.
 
@@ -143,8 +147,9 @@ class ShardedTable:
         """
         assert isinstance(lookup, ShardedLookup)
         inverse_K = self.ops.tensor_of(lookup.unique.inverse_K)
-        return tuple(pooled(lookup.rows_UD, inverse_K[part.start : part.stop], part) for part in slices)
+        return tuple(pooled(self.ops, lookup.rows_UD, inverse_K[part.start : part.stop], part) for part in slices)
 
+    @on_current_stream
     def update(self, lookup: Lookup) -> None:
         """Send the gradients of a lookup's rows to their owners, who sum them in the order of ranks, take one step for
         each row, count every occurrence, and release the lookup. Without a gradient they only count.
@@ -157,6 +162,7 @@ class ShardedTable:
         self._count(lookup)
         lookup.release()
 
+    @on_current_stream
     def touch(self, lookup: Lookup) -> None:
         """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
         assert isinstance(lookup, ShardedLookup)
@@ -170,6 +176,7 @@ class ShardedTable:
         for table, one, num_all in zip(self.tables, lookup.lookups_T, lookup.route.occurrences_T, strict=True):
             table.parts.last_seen_floor.add_keys(num_all - len(one))
 
+    @on_current_stream
     def sums(self, kind: str, lookup: Lookup, values_UD: Tensor, states_US: Tensor) -> list[tuple[Array, Array]]:
         """Send what this rank would add to its rows' values and last states; return for each table the sums over ranks
         for the unique keys of its own lookup, (U, D) and (U, S).
@@ -206,7 +213,7 @@ class ShardedTable:
 
     def _ask(self, unique: UniqueKeys, scores_K: Array | None) -> tuple[Route, list[AskedKeys]]:
         """Send this rank's unique keys to their owners."""
-        ops, xp = self.ops, self.ops.xp
+        ops = self.ops
         tables_U = None if self._places_F is None else self._places_F[unique.features_U]
         route = Route.of(self.exchange, ops, unique, tables_U, len(self.tables))
         columns = [
@@ -220,10 +227,11 @@ class ShardedTable:
             (scores_K,) = ops.put(scores_K)
             columns.append(scores_K[order_K[offsets_U1[1:] - 1]].astype(np.float32))  # the last occurrence counts
         asked_T = []
-        for received in route.columns_to_owners("keys", [ops.tensor_of(column) for column in columns]):
+        all_received = route.columns_to_owners("keys", [ops.tensor_of(column) for column in columns])
+        for received, num_occurrences in zip(all_received, route.asked_occurrences_T, strict=True):
             features_P, ids_P, occurrences_P, event_ms_P, *scores = map(ops.array_of, received)
             keys_P = features_P.view(np.uint16), ids_P, event_ms_P, occurrences_P
-            asked_T.append(AskedKeys.of(xp, *keys_P, *scores))
+            asked_T.append(AskedKeys.of(ops, num_occurrences, *keys_P, *scores))
         return route, asked_T
 
     def _fetch(

@@ -210,7 +210,8 @@ class DynamicEmbedding(TableModule):
         ids_N = np.unique(ids_of(ids))
         with self._changing() as table:
             if self.shards is not None:
-                (ids_N,) = self.ops.fetch(self.shards.ask(table, *self.ops.put(ids_N)).ids_P)
+                with self.ops.on_current_stream():
+                    (ids_N,) = self.ops.fetch(self.shards.ask(table, *self.ops.put(ids_N)).ids_P)
                 ids_N = np.unique(ids_N)
             table.remove(ids_N, RemovalReason.FORGOTTEN)
 
@@ -261,7 +262,7 @@ class DynamicEmbedding(TableModule):
                 else:
                     rows_UD, inverse_K, status_P = self.shards.read(table, ids_K, inference_rows)
                     self._count_reads(status_P)
-            return pooled(rows_UD, inverse_K, part)
+            return pooled(self.ops, rows_UD, inverse_K, part)
         if self.training and torch.is_grad_enabled():
             with self._changing() as table, self.ops.on_current_stream():
                 now_ms = self._advance()
@@ -276,7 +277,7 @@ class DynamicEmbedding(TableModule):
             rows_KD, status_K = inference_rows(self._open_table(), ids_K)
             self._count_reads(status_K)
             rows: torch.Tensor = self.ops.tensor_of(rows_KD)
-        return pooled(rows, torch.arange(len(rows), device=rows.device), part)
+        return pooled(self.ops, rows, torch.arange(len(rows), device=rows.device), part)
 
     def _scores(self, scores: Any, ids: torch.Tensor) -> Array | None:
         takes_scores = self.config.eviction == "custom" and self.score is None

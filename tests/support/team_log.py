@@ -158,4 +158,4 @@ def apply(rows: dict[Key, Row], tensors: Arrays) -> None:
 def owner(key: Key, num_ranks: int) -> int:
     """Return the rank that a key belongs to."""
     mixed = mix_keys(np.array([key[0]], np.uint16), np.array([key[1]], np.int64))
-    return int(owners_of(np, mixed, num_ranks)[0])
+    return int(owners_of(mixed, num_ranks)[0])

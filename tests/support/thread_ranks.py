@@ -20,7 +20,8 @@ class ThreadExchange(Exchange):
     """An Exchange with the other threads."""
 
     def __init__(self, rank: int, num_ranks: int, barrier: threading.Barrier, places: list[Any]) -> None:
-        self.rank, self.num_ranks, self.device = rank, num_ranks, "cpu"
+        self.rank, self.num_ranks, self.numbers_device = rank, num_ranks, "cpu"
+        self.is_alone = num_ranks == 1
         self.bytes_sent = Counter()
         self._barrier, self._places = barrier, places
 

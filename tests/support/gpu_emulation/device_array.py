@@ -19,6 +19,7 @@ SAME = frozenset(  # of numpy, as CuPy has them
         "ascontiguousarray",
         "concatenate",
         "count_nonzero",
+        "cumsum",
         "empty",
         "full",
         "isnan",
