@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.process_pool import ProcessPool
+
 settings.register_profile(
     "springtide",
     deadline=None,
@@ -38,3 +40,11 @@ def _process_as_it_was() -> Iterator[None]:
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
     sys.setswitchinterval(switch_seconds)
+
+
+@pytest.fixture(scope="session")
+def process_pool() -> Iterator[ProcessPool]:
+    """One pool for all tests that start commands."""
+    made = ProcessPool()
+    yield made
+    made.close()

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.workspace import ADMIN_TOKEN, Workspace
+from tests.e2e.workspace import Workspace
+from tests.support.process_pool import ProcessPool
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
-    monkeypatch.setenv("SPRINGTIDE_TOKENS", f"admin={ADMIN_TOKEN}")
-    made = Workspace(tmp_path)
+def workspace(tmp_path: Path, process_pool: ProcessPool) -> Iterator[Workspace]:
+    made = Workspace(tmp_path, process_pool)
     yield made
     made.close()
     if any(process.returncode not in (0, None, -signal.SIGTERM, -signal.SIGKILL) for process in made.processes):
-        for out in sorted(tmp_path.glob("*.out")):
+        for out in sorted([*tmp_path.glob("*.out"), *tmp_path.glob("*.err")]):
             print(f"--- {out.name}\n{out.read_text()[-2000:]}")

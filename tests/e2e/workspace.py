@@ -1,4 +1,4 @@
-"""A user's folder with a springtide.toml, the console script's processes in it, and an embedded broker."""
+"""A user's folder with a springtide.toml, the processes of `springtide` commands in it, and an embedded broker."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ from springtide_client.model.view import View
 from tests.support.config import CLICKS, edit_config, write_config
 from tests.support.kafka import produce, read_topic
 from tests.support.ports import free_port
-from tests.support.processes import start_springtide
+from tests.support.process_pool import ForkedProcess, ProcessPool
 from tests.support.waiting import wait_until
 
 ADMIN_TOKEN = "let-me-in"
@@ -32,10 +32,10 @@ class Workspace:
 
     COMMANDS = "/v1/commands"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, process_pool: ProcessPool) -> None:
+        self.folder, self._pool = folder, process_pool
         self.port = free_port()
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[ForkedProcess] = []
         self.config = write_config(folder / "springtide.toml", CLICKS, SETTINGS, {"serve": {"port": self.port}})
 
     @property
@@ -52,20 +52,23 @@ class Workspace:
 
     # processes
 
-    def start(self, *command: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-        """Start `springtide COMMAND`; its output goes to a file NUMBER-COMMAND.out."""
-        with (self.folder / f"{len(self.processes)}-{command[0]}.out").open("w") as out:
-            process = start_springtide(
-                *command, folder=self.folder, environment=environment or {}, stdout=out, stderr=subprocess.STDOUT
-            )
-        self.processes.append(process)
-        return process
+    def start(self, *command: str, environment: dict[str, str] | None = None) -> ForkedProcess:
+        """Start `springtide COMMAND`; its output goes to files NUMBER-COMMAND.out and .err."""
+        out, err = self._outputs(command[0])
+        environment = {"SPRINGTIDE_TOKENS": f"admin={ADMIN_TOKEN}"} | (environment or {})
+        pid = self._pool.start(list(command), cwd=self.folder, out=out, err=err, environment=environment)
+        self.processes.append(ForkedProcess(self._pool, pid))
+        return self.processes[-1]
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         """Run `springtide COMMAND` to its end."""
-        with start_springtide(*command, folder=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            out, err = process.communicate(timeout=COMMAND_SECONDS)
-        return subprocess.CompletedProcess(command, process.returncode, out, err)
+        out, err = self._outputs(command[0])
+        status = self.start(*command).wait(COMMAND_SECONDS)
+        return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
+
+    def _outputs(self, name: str) -> tuple[Path, Path]:
+        number = len(self.processes)
+        return self.folder / f"{number}-{name}.out", self.folder / f"{number}-{name}.err"
 
     def train_until_end(self) -> dict[str, Any]:
         """Run `springtide train --until-end`; return the status that it prints last."""
@@ -74,21 +77,20 @@ class Workspace:
         status: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return status
 
-    def stop(self, process: "subprocess.Popen[str]", *, by: signal.Signals = signal.SIGTERM) -> int:
+    def stop(self, process: ForkedProcess, *, by: signal.Signals = signal.SIGTERM) -> int:
         """Signal a process and wait for its end; return its exit status."""
         process.send_signal(by)
         return process.wait(timeout=COMMAND_SECONDS)
 
     def close(self) -> None:
         for process in reversed(self.processes):
-            if process.poll() is None:
-                process.terminate()
+            process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
                 process.wait(timeout=120)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                process.send_signal(signal.SIGKILL)
+                process.wait(timeout=120)
 
     # broker
 

@@ -5,7 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.torture.cluster.process_pool import ProcessPool
+from tests.support.process_pool import ProcessPool
 from tests.torture.torture import Torture
 
 MEMORY = Path("/dev/shm")

@@ -9,10 +9,10 @@ import msgspec
 from springtide_client.log.directory import LogDirectory
 
 from app.version_log.trainer_status import TrainerStatus, read_status
+from tests.support.process_pool import ProcessPool
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.torture.cluster.cluster import Cluster
 from tests.torture.cluster.faults import Faults
-from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.verify.verifier import LogVerifier
 
 

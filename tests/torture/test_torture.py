@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tests.support.process_pool import ProcessPool
 from tests.torture.clicks import NUM_USERS
-from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.torture import Torture
 
 NUM_KILLS, NUM_PACED_KILLS = 8, 4

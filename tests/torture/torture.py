@@ -8,10 +8,10 @@ from pathlib import Path
 
 from springtide_client.log.directory import LogDirectory
 
+from tests.support.process_pool import ProcessPool
 from tests.support.waiting import wait_until
 from tests.torture.cluster.cluster import Cluster
 from tests.torture.cluster.faults import Fault, Faults
-from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.verify.log_contents import LogContents
 from tests.torture.verify.reader_checks import check_follower, check_server
 from tests.torture.verify.verifier import LogVerifier

@@ -19,13 +19,13 @@ from stream.kafka.admin import Admin
 from stream.kafka.config import KafkaConfig
 from stream.kafka.producer import Producer
 from tests.support.ports import free_port
+from tests.support.process_pool import ProcessPool
 from tests.support.processes import IMPORT_PATHS
 from tests.support.waiting import wait_until
 from tests.torture.clicks import message
 from tests.torture.cluster.cluster import is_running
 from tests.torture.cluster.config import TOPIC, write_config
 from tests.torture.cluster.faulty_broker import FaultyBroker
-from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.load.clients import ARROW, JSON, MSGPACK, RAW, Client, Clients
 from tests.torture.load.response_verifier import ResponseVerifier
 

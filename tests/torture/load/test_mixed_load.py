@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.torture.cluster.process_pool import ProcessPool
+from tests.support.process_pool import ProcessPool
 from tests.torture.load.mixed_load import REQUEST_KINDS, MixedLoad
 
 SECONDS = 3.0

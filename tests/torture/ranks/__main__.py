@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.torture.cluster.process_pool import ProcessPool
+from tests.support.process_pool import ProcessPool
 from tests.torture.ranks.torture import RankTorture
 
 MEMORY = Path("/dev/shm")

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from tests.support.ports import free_port
+from tests.support.process_pool import ProcessPool
 from tests.support.processes import IMPORT_PATHS
 from tests.support.waiting import wait_until
 from tests.torture.cluster.cluster import STARTUP_FOLDER, is_running
-from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 from tests.torture.ranks.site import Site
 

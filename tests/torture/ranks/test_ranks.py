@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.torture.cluster.process_pool import ProcessPool
+from tests.support.process_pool import ProcessPool
 from tests.torture.ranks.torture import RankTorture
 
 

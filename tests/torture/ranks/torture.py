@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.process_pool import ProcessPool
 from tests.support.waiting import wait_until
-from tests.torture.cluster.process_pool import ProcessPool
 from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
 from tests.torture.ranks.cluster import START_SECONDS, RankCluster
 from tests.torture.ranks.comparison import Comparison

@@ -1,11 +1,13 @@
 """Start commands quickly: a server process imports and compiles everything once, and forks for each command.
 
-To the kernel, to files and to signals a forked command is a process like any other; only its start is shorter.
+To the kernel, to files and to signals a forked command is a process like any other; only its start is shorter, by the
+seconds that torch and the compiled kernels take to load.
 """
 
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,7 @@ class ProcessPool:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            module_command("tests.torture.cluster.process_pool"),
+            module_command("tests.support.process_pool"),
             env=our_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -35,9 +37,12 @@ class ProcessPool:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def start(self, command: list[str], *, cwd: Path, out: Path, environment: dict[str, str]) -> int:
-        """Start `springtide COMMAND` and return its process id."""
-        request = {"command": command, "cwd": str(cwd), "out": str(out), "environment": environment}
+    def start(
+        self, command: list[str], *, cwd: Path, out: Path, environment: dict[str, str], err: Path | None = None
+    ) -> int:
+        """Start `springtide COMMAND` and return its process id. Without `err`, errors go to `out` too."""
+        files = {"out": str(out), "err": str(err or out)}
+        request = {"command": command, "cwd": str(cwd), **files, "environment": environment}
         assert self._process.stdin is not None
         with self._changed:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -68,10 +73,35 @@ class ProcessPool:
             event: dict[str, Any] = json.loads(line)
             with self._changed:
                 if "started" in event:
+                    self.ended.pop(event["started"], None)  # of an older process with this id
                     self._started.append(event["started"])
                 else:
                     self.ended[event["ended"]] = event["status"]
                 self._changed.notify_all()
+
+
+class ForkedProcess:
+    """A command that a pool has started, with the methods of a Popen."""
+
+    def __init__(self, pool: ProcessPool, pid: int) -> None:
+        self.pid, self._pool = pid, pool
+
+    @property
+    def returncode(self) -> int | None:
+        return self._pool.ended.get(self.pid)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        status = self._pool.wait(self.pid, timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
 
 
 def warm_up() -> None:
@@ -81,7 +111,8 @@ def warm_up() -> None:
     import app.processes.compactor_supervisor
     import app.serving.server.serve
     import app.training.ranks.ranks
-    import app.training.trainer  # noqa: F401
+    import app.training.trainer
+    import app.version_log.compact.compactor  # noqa: F401
     from tests.torture.verify.reference_run import ReferenceRun
 
     with tempfile.TemporaryDirectory() as folder:
@@ -95,10 +126,9 @@ def exec_command(request: dict[str, Any]) -> int:
     os.setpgid(0, 0)
     os.chdir(request["cwd"])
     os.environ.update(request["environment"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for target, source in ((0, nothing), (1, out), (2, out)):
-        os.dup2(source, target)
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for target, path, flags in ((0, os.devnull, os.O_RDONLY), (1, request["out"], append), (2, request["err"], append)):
+        os.dup2(os.open(path, flags, 0o644), target)
     if recorded := request["environment"].get("SPRINGTIDE_RECORD"):
         from tests.torture.disk.fsync_recorder import FsyncRecorder
 
