@@ -35,6 +35,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 $(VENV)/.compiled: $(VENV)/.ready $(shell find kernels stream -name '*.py')
 	$(BIN)/python -m kernels.compile
 	$(BIN)/python -m stream.compile
+	$(BIN)/python -m app.training.warmup
 	$(BIN)/python -m app.serving.server.warmup
 	$(BIN)/python -m app.serving.retrieve.warmup
 	touch $@

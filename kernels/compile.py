@@ -9,6 +9,7 @@ import numpy as np
 
 from kernels.backend import backend
 from kernels.compile_cache import remove_stale_cache
+from kernels.cpu.admission import bloom_filter
 from kernels.cpu.table_file import blocks, find
 from kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
 from kernels.ops import Ops
@@ -79,9 +80,12 @@ def compile_table_files() -> None:
 
 
 def compile_sketch_ops(ops: Ops) -> None:
-    """Call every op of the sketch and the ghosts."""
+    """Call every op of the sketch, the ghosts and the filter of spilled keys."""
     sketch, ghosts = ops.new_sketch(64), ops.new_ghosts(1)
     mixed_U = np.zeros(1, np.uint64)
+    words = np.zeros(bloom_filter.BLOCK_WORDS, np.uint64)
+    bloom_filter.add(words, mixed_U)
+    bloom_filter.contains(words, mixed_U)
     ops.sketch_add(sketch, mixed_U, np.ones(1, np.int64), 1)
     ops.sketch_estimate(sketch, mixed_U, 1)
     ops.ghosts_add(ghosts, mixed_U, 1)

@@ -1,0 +1,33 @@
+from numba.core import event
+
+from app.models.config import ModelConfig
+from app.models.interface import ModelSpec
+from app.models.registry import build_model
+from app.models.wide.wide_part import add_wide_part
+from app.training.bootstrap import with_wide_rows
+from app.training.config import TrainConfig, with_adagrad_eps
+from app.training.step.learner import Learner
+from app.training.warmup import warm_up
+from embeddings.collection.collection import open_tables
+from embeddings.config import TableConfig
+from embeddings.table import EmbeddingTable
+from kernels.backend import backend
+from tests.app.training.random_clicks import SCHEMA, make_batch
+
+
+def test_after_it_the_first_batches_wait_for_no_compiler() -> None:
+    warm_up([16])
+    table = open_tables(
+        with_wide_rows(TableConfig(device_bytes="4MiB"), SCHEMA, crosses=True),
+        backend("cpu"),
+        lambda name, own, admission: EmbeddingTable(with_adagrad_eps(own), seed=0, admission=admission),
+    )
+    config = ModelConfig(wide=True)
+    model = build_model(config, ModelSpec.of(SCHEMA, table.dim), seed=0)
+    add_wide_part(model, config, SCHEMA)
+    learner = Learner(model, table, TrainConfig(), SCHEMA)
+    with event.install_recorder("numba:compile") as recorder:
+        for number in range(3):
+            learner.step(make_batch(number))
+    table.close()
+    assert [str(happened.data["dispatcher"]) for _, happened in recorder.buffer] == []
