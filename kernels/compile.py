@@ -10,6 +10,7 @@ import numpy as np
 from kernels.backend import backend
 from kernels.compile_cache import remove_stale_cache
 from kernels.cpu.admission import bloom_filter
+from kernels.cpu.rows import row_codec
 from kernels.cpu.table_file import blocks, find
 from kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
 from kernels.ops import Ops
@@ -27,6 +28,7 @@ def main() -> None:
         compile_table_ops(ops, ops.allocate(32, 16, RowLayout(dim, 1)))
     compile_sketch_ops(ops)
     compile_table_files()
+    compile_row_codec()
     ops.hash_texts(np.frombuffer(b"springtide", np.uint8), np.array([0, 10]))
     ops.hash_texts(np.zeros(1, np.uint8), np.array([0, 1]))
 
@@ -77,6 +79,18 @@ def compile_table_files() -> None:
     zeros = np.zeros(256, np.uint8)
     blocks.parse_index(zeros.ctypes.data, len(zeros), mixed_U, np.zeros(2, np.uint32))
     block_checksum(zeros.ctypes.data, SHORTEST, 0, 0)
+
+
+def compile_row_codec() -> None:
+    """Encode and decode no rows."""
+    rows_UD, order_N, words_NW = np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros((0, 5), np.float32)
+    bits_UD, halves_NH, bytes_NB = rows_UD.view(np.uint32), words_NW.view(np.uint16), words_NW.view(np.int8)
+    row_codec.pack_float32(rows_UD, order_N, 4, rows_UD, words_NW)
+    row_codec.pack_bfloat16(bits_UD, order_N, 4, rows_UD, words_NW, halves_NH)
+    row_codec.pack_int8(rows_UD, bits_UD, order_N, 4, np.uint64(0), True, rows_UD, words_NW, bytes_NB)
+    row_codec.unpack_float32(words_NW, order_N, 4, rows_UD, rows_UD)
+    row_codec.unpack_bfloat16(words_NW, halves_NH, order_N, 4, bits_UD, rows_UD)
+    row_codec.unpack_int8(words_NW, bytes_NB, order_N, 4, rows_UD, rows_UD)
 
 
 def compile_sketch_ops(ops: Ops) -> None:

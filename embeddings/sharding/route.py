@@ -71,9 +71,8 @@ class Route:
 
     def columns_to_owners(self, kind: str, columns: Sequence[Tensor]) -> list[list[Tensor]]:
         """Send numbers of the unique keys, in their order; return for each table the same columns, (P) each."""
-        message_UB = torch.cat([bytes_of(column.reshape(-1, 1)) for column in columns], dim=1)
-        received = self.to_owners(kind, [message_UB[order] for order in self.order_T])
-        return [_columns_of(part, [column.dtype for column in columns]) for part in received]
+        received = self.to_owners(kind, [pack_columns(columns, order) for order in self.order_T])
+        return [unpack_columns(part, [column.dtype for column in columns]) for part in received]
 
     def _exchange(
         self, kind: str, parts_TNB: Sequence[Tensor], send_RT: list[list[int]], receive_RT: list[list[int]]
@@ -95,10 +94,29 @@ class Route:
         return [torch.cat(pieces[t :: len(widths_T)]).reshape(-1, width) for t, width in enumerate(widths_T)]
 
 
-def _columns_of(message_PB: Tensor, dtypes: Sequence[Any]) -> list[Tensor]:
+def pack_columns(columns: Sequence[Tensor], order_N: Tensor) -> Tensor:
+    """Return places order_N of several columns side by side, as bytes, uint8 (N, B)."""
+    if not columns[0].is_cpu:
+        return torch.cat([bytes_of(column.reshape(-1, 1)) for column in columns], dim=1)[order_N]
+    record_N = np.empty(len(order_N), _record_of([column.dtype for column in columns]))
+    for name, column in zip(record_N.dtype.fields or {}, columns, strict=True):
+        record_N[name] = column.numpy()[order_N.numpy()]
+    return torch.from_numpy(record_N.view(np.uint8)).reshape(len(record_N), record_N.itemsize)
+
+
+def unpack_columns(message_PB: Tensor, dtypes: Sequence[Any]) -> list[Tensor]:
+    """Return the columns that `pack_columns` put side by side, (P) each."""
+    if message_PB.is_cpu:
+        record_P = message_PB.contiguous().numpy().reshape(-1).view(_record_of(dtypes))
+        return [torch.from_numpy(record_P[name].copy()) for name in record_P.dtype.fields or {}]
     columns, start = [], 0
     for dtype in dtypes:
         stop = start + dtype.itemsize
         columns.append(numbers_of(message_PB[:, start:stop], dtype).reshape(-1))
         start = stop
     return columns
+
+
+def _record_of(dtypes: Sequence[Any]) -> Any:
+    """Return the structured dtype of columns of torch's dtypes, without gaps."""
+    return np.dtype([(str(place), str(dtype).removeprefix("torch.")) for place, dtype in enumerate(dtypes)])

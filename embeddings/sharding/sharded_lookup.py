@@ -2,6 +2,7 @@
 
 # K keys of a batch here, U unique ones, D dimension, S state columns, T tables
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from embeddings.lookup.handle import Lookup
 from embeddings.lookup.prefetch import Prefetch
 from embeddings.sharding.asked_keys import AskedKeys
 from embeddings.sharding.route import Route
-from kernels.types import Array, UniqueKeys
+from kernels.types import Array, RowColumns, UniqueKeys
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,19 @@ class ShardedPrefetch:
     prefetches_T: list[Prefetch | None]
 
 
+class FetchedRows(NamedTuple):
+    """What the owners sent of this rank's unique keys, and of each table here all columns of the rows asked for."""
+
+    rows_UD: Tensor  # float32
+    states_US: Tensor  # the last states
+    counts_U: Tensor
+    columns_T: list[RowColumns]  # if the table keeps them: of the unique keys of its lookup
+
+
 class ShardedLookup(Lookup):
     """A lookup at the owners. `unique` has this rank's keys; `rows_UD` is a leaf whose gradient the owners will get."""
 
-    __slots__ = ("asked_T", "counts_U", "lookups_T", "route", "rows_UD", "states_US")
+    __slots__ = ("asked_T", "columns_T", "counts_U", "lookups_T", "route", "rows_UD", "states_US")
 
     def __init__(
         self,
@@ -34,13 +44,13 @@ class ShardedLookup(Lookup):
         route: Route,
         asked_T: list[AskedKeys],
         lookups_T: list[Lookup],
-        columns: tuple[Tensor, Tensor, Tensor],
+        fetched: FetchedRows,
     ) -> None:
         def release(tick: int) -> None:
             for lookup in lookups_T:
                 lookup.release()
 
         self.route, self.asked_T, self.lookups_T = route, asked_T, lookups_T
-        self.rows_UD, self.states_US, self.counts_U = columns
+        self.rows_UD, self.states_US, self.counts_U, self.columns_T = fetched
         # the parts release themselves when they are garbage-collected
         super().__init__(release, lambda tick: None, tick=0, erasures=0, unique=unique, slots_U=unique.ids_U[:0])

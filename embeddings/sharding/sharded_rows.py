@@ -125,18 +125,21 @@ class ShardedRows:
         exact: as float32, whatever the setting.
         """
         row_format = RowFormat("float32", self.row_format.dim) if exact else self.row_format
-        (bytes_UB,) = asked.route.to_askers("rows", [row_format.encode(rows_PD)])
-        return asked.in_order(row_format.decode(bytes_UB))
+        (bytes_UB,) = asked.route.to_askers("rows", [row_format.pack(rows_PD)])
+        rows_UD = rows_PD.new_empty(len(bytes_UB), row_format.dim)
+        row_format.unpack(bytes_UB, asked.route.order_T[0], rows_UD)
+        return rows_UD
 
     def update(self, table: EmbeddingTable, keys: AskedKeys, lookup: Lookup, asked: Asked, grads_UD: Tensor) -> None:
         """Send the gradients of this rank's unique ids to their owners, who take one step for each row. All ranks.
 
         As in DistributedDataParallel, the mean over the ranks is taken of the gradients.
         """
-        sorted_UD = (grads_UD / self.exchange.num_ranks)[asked.route.order_T[0]]
         self.num_updates += 1
-        (bytes_PB,) = asked.route.to_owners("gradients", [self.gradient_format.encode(sorted_UD, self.num_updates)])
-        keys.update(table, lookup, table.ops.array_of(self.gradient_format.decode(bytes_PB).contiguous()))
+        mean_UD = grads_UD / self.exchange.num_ranks
+        packed = self.gradient_format.pack(mean_UD, asked.route.order_T[0], step=self.num_updates)
+        (bytes_PB,) = asked.route.to_owners("gradients", [packed])
+        keys.update(table, lookup, table.ops.array_of(self.gradient_format.unpacked(bytes_PB)[0]))
 
     def _features(self, table: EmbeddingTable, ids_N: Array) -> Array:
         return table.ops.xp.full(len(ids_N), self.feature, np.uint16)

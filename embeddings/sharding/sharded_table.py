@@ -23,8 +23,8 @@ from embeddings.sharding.key_ranges import border_blocks_of_rank
 from embeddings.sharding.pooling import pooled
 from embeddings.sharding.precision import Precision
 from embeddings.sharding.route import Route
-from embeddings.sharding.row_format import RowFormat, bytes_of, numbers_of
-from embeddings.sharding.sharded_lookup import ShardedLookup, ShardedPrefetch
+from embeddings.sharding.row_format import RowFormat
+from embeddings.sharding.sharded_lookup import FetchedRows, ShardedLookup, ShardedPrefetch
 from embeddings.table import EmbeddingTable
 from kernels.types import Array, UniqueKeys
 
@@ -42,14 +42,17 @@ class ShardedTable:
         *,
         seed: int,
         num_states: int = 0,
+        keeps_columns: bool = False,
         places_F: Array | None = None,
     ) -> None:
-        """`num_states`: so many of a row's last state columns come with a lookup, and its count.
+        """`num_states`: so many of a row's last state columns come with a lookup, and its count. `keeps_columns`: a
+        lookup has all columns of the rows here, as they were; if there are states too, it has them anyway.
 
         `places_F`: of several tables, the place of the one that has a feature's rows.
         """
         self.tables, self.exchange, self.ops = list(tables), exchange, tables[0].ops
         self.dim, self.num_states = max(table.dim for table in tables), num_states
+        self.keeps_columns = keeps_columns or num_states > 0
         self._places_F = None if places_F is None else self.ops.put(places_F)[0]
         rank_seed = seed * exchange.num_ranks + exchange.rank
         self.row_formats = [RowFormat(precision.rows, one.dim) for one in self.tables]
@@ -199,14 +202,9 @@ class ShardedTable:
         self.num_sent += 1
         encoded = []
         for order, row_format in zip(lookup.route.order_T, self.gradient_formats, strict=True):
-            part = row_format.encode(values_UD[order, : row_format.dim], self.num_sent)
-            encoded.append(part if states_US is None else torch.cat([part, bytes_of(states_US[order])], dim=1))
-        received = []
-        for row_format, bytes_PB in zip(self.gradient_formats, lookup.route.to_owners(kind, encoded), strict=True):
-            width = row_format.num_bytes
-            values_PD = row_format.decode(bytes_PB[:, :width])
-            received.append((values_PD, numbers_of(bytes_PB[:, width:], torch.float32)))
-        return received
+            encoded.append(row_format.pack(values_UD, order, states_US, self.num_sent))
+        received = lookup.route.to_owners(kind, encoded)
+        return [one.unpacked(bytes_PB) for one, bytes_PB in zip(self.gradient_formats, received, strict=True)]
 
     def _unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
@@ -236,27 +234,30 @@ class ShardedTable:
 
     def _fetch(
         self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows of this rank's unique keys, (U, D) float32, narrower ones ending in zeros; states, counts."""
+    ) -> FetchedRows:
+        """The rows of this rank's unique keys, narrower ones ending in zeros, and their states and counts."""
         ops, num_states = self.ops, self.num_states
-        encoded = []
+        encoded, columns_T = [], []
         for table, asked, lookup, row_format in zip(self.tables, asked_T, lookups_T, self.row_formats, strict=True):
+            if not self.keeps_columns:
+                encoded.append(row_format.pack(ops.tensor_of(asked.rows(table, lookup))))
+                continue
+            columns = table.read_rows(lookup)
+            columns_T.append(columns)
+            places_P, numbers_US = ops.tensor_of(asked.of_asked(lookup.unique.inverse_K)), None
             if num_states:
-                columns = table.read_rows(lookup)
-                places_P = asked.of_asked(lookup.unique.inverse_K)
                 counts_U1 = columns.counts_N.astype(np.float32).reshape(-1, 1)
-                numbers_US = ops.xp.concatenate([columns.states_NS[:, -num_states:], counts_U1], axis=1)
-                rows_PD, numbers_PS = ops.tensor_of(columns.values_ND[places_P]), ops.tensor_of(numbers_US[places_P])
-                encoded.append(torch.cat([row_format.encode(rows_PD), bytes_of(numbers_PS)], dim=1))
-            else:
-                encoded.append(row_format.encode(ops.tensor_of(asked.rows(table, lookup))))
+                numbers_US = ops.tensor_of(ops.xp.concatenate([columns.states_NS[:, -num_states:], counts_U1], axis=1))
+            encoded.append(row_format.pack(ops.tensor_of(columns.values_ND), places_P, numbers_US))
         received, num_keys = route.to_askers("rows", encoded), len(unique.ids_U)
-        rows_UD = torch.zeros(num_keys, self.dim, device=received[0].device)
-        numbers_US1 = torch.zeros(num_keys, num_states + 1 if num_states else 0, device=received[0].device)
+        rows_UD = received[0].new_empty(num_keys, self.dim, dtype=torch.float32)
+        if len(self.tables) > 1:
+            rows_UD.zero_()
+        numbers_US1 = rows_UD.new_empty(num_keys, num_states + 1 if num_states else 0)
         for order, row_format, bytes_NB in zip(route.order_T, self.row_formats, received, strict=True):
-            rows_UD[order, : row_format.dim] = row_format.decode(bytes_NB[:, : row_format.num_bytes])
-            numbers_US1[order] = numbers_of(bytes_NB[:, row_format.num_bytes :], torch.float32)
-        return rows_UD.requires_grad_(torch.is_grad_enabled()), numbers_US1[:, :num_states], numbers_US1[:, -1:]
+            row_format.unpack(bytes_NB, order, rows_UD, numbers_US1)
+        rows_UD.requires_grad_(torch.is_grad_enabled())
+        return FetchedRows(rows_UD, numbers_US1[:, :num_states], numbers_US1[:, -1:], columns_T)
 
     def _failed_try(self, asked_T: list[AskedKeys]) -> list[Lookup]:
         """Return the lookups that a failed try of the same keys left open; release those of others.

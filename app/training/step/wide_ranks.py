@@ -56,7 +56,7 @@ class ChunkedWideStep(WideStep):
         self.rows, self.exchange = rows, rows.exchange
         self.columns_from = rows.num_states - table.layout.wide_width
         if self.crosses is not None:
-            self.crosses_of_all = ShardedTable([self.crosses], self.exchange, Precision(), seed=0)
+            self.crosses_of_all = ShardedTable([self.crosses], self.exchange, Precision(), seed=0, keeps_columns=True)
         self._rows_before: tuple[Float32Array, Float32Array]  # of a step
         self._crosses_before: dict[int, RowColumns] = {}  # at their owners, by look-up
         self._strengths: Strengths
@@ -68,10 +68,9 @@ class ChunkedWideStep(WideStep):
         self._strengths = strengths_of(WideArrays(**arrays.named()), int(arrays.pair_is_live_P.sum()))
         self._born = born_of(arrays.num_samples_1)[0]
         self._crosses_before.clear()
-        values_UD, states_US = lookup.rows_UD.detach().numpy().copy(), lookup.states_US.numpy().copy()
-        self._rows_before = values_UD.copy(), states_US.copy()
+        self._rows_before = before_UD, before_US = lookup.rows_UD.detach().numpy(), lookup.states_US.numpy()
         counts_U = lookup.counts_U.numpy().reshape(-1).astype(np.int64)
-        return RowColumns(values_UD, states_US, counts_U, NONE, NONE)
+        return RowColumns(before_UD.copy(), before_US.copy(), counts_U, NONE, NONE)
 
     def _write_rows(self, lookup: Lookup, values_UD: Float32Array, states_US: Float32Array) -> None:
         assert isinstance(lookup, ShardedLookup)
@@ -86,8 +85,8 @@ class ChunkedWideStep(WideStep):
         if self.steps_rows:
             added_UD *= np.sqrt(states_US[:, :1]) + FACTORIZATION_EPS
         sums = self.rows.sums("wide", lookup, torch.from_numpy(added_UD), torch.from_numpy(added_US))
-        for table, own, (sums_UD, sums_US) in zip(self.rows.tables, lookup.lookups_T, sums, strict=True):
-            columns = table.read_rows(own)
+        owned = zip(self.rows.tables, lookup.lookups_T, lookup.columns_T, strict=True)
+        for (table, own, columns), (sums_UD, sums_US) in zip(owned, sums, strict=True):
             states = columns.states_NS[:, -self.rows.num_states :]
             for label in range(self.num_labels):
                 at = first + COLUMNS * label
@@ -106,10 +105,12 @@ class ChunkedWideStep(WideStep):
                 columns.values_ND[...] += np.nan_to_num(sums_UD) / (np.sqrt(states[:, :1]) + FACTORIZATION_EPS)
             table.write_rows(own, columns.values_ND, columns.states_NS)
 
-    def _has_more(self, start: int, num_samples: int) -> bool:
-        """All ranks look up crosses equally often."""
+    def _has_more(self, start: int, num_samples: int, *, is_first: bool) -> bool:
+        """All ranks look up crosses equally often: once, for one of them has samples, and as often as one needs."""
         if self.crosses is None:
             return start < num_samples
+        if is_first:
+            return True
         return not self.exchange.all_true(start >= num_samples)
 
     def _samples_until_choice(self) -> int:
@@ -137,7 +138,7 @@ class ChunkedWideStep(WideStep):
         added_Q2L[:, ::2] *= self._strengths.cross + weights_Q2L[:, 1::2]
         none = torch.zeros(len(added_Q2L), 0)
         ((sums_Q2L, _),) = self.crosses_of_all.sums("crosses", lookup, torch.from_numpy(added_Q2L), none)
-        own = self.crosses.read_rows(lookup.lookups_T[0])
+        (own,) = lookup.columns_T
         self._crosses_before[id(lookup)] = own._replace(values_ND=own.values_ND.copy())
         values_Q2L = own.values_ND
         information_QL = np.minimum(values_Q2L[:, 1::2] + sums_Q2L[:, 1::2], np.float32(MAX_INFORMATION))

@@ -162,7 +162,7 @@ class WideStep:
         """
         potential_N, kernel_arrays = potential_crosses(slots.num_crossed_NF), WideArrays(**arrays.named())
         lr, start, num_samples = FACTORIZATION_RATE * self.table.step_lr, 0, len(slots.offsets_N1) - 1
-        while self._has_more(start, num_samples):
+        while self._has_more(start, num_samples, is_first=not crossed):
             ids_C, pairs_C, offsets_R1, stop = crosses_of(
                 slots.rows_S,
                 slots.crossed_from_NF,
@@ -199,8 +199,8 @@ class WideStep:
     def _write_rows(self, lookup: Lookup, values_UD: Float32Array, states_US: Float32Array) -> None:
         self.table.write_rows(lookup, values_UD, states_US)
 
-    def _has_more(self, start: int, num_samples: int) -> bool:
-        """Return True if samples from `start` on are to be learned."""
+    def _has_more(self, start: int, num_samples: int, *, is_first: bool) -> bool:
+        """Return True if samples from `start` on are to be learned; `is_first`: no crosses are looked up yet."""
         return start < num_samples
 
     def _samples_until_choice(self) -> int:
