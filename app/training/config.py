@@ -150,7 +150,11 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
     ] = 0.0
     accumulate_batches: Annotated[
         int,
-        Meta(ge=1, description="Batches whose gradients the dense net learns in one step; rows learn from each batch."),
+        Meta(
+            ge=1,
+            description="Batches whose gradients the dense net learns in one step; rows learn from each batch. "
+            "Several ranks exchange the net's gradients once a step of the net.",
+        ),
     ] = 1
     ema_half_life_samples: Annotated[
         int,

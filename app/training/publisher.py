@@ -106,6 +106,7 @@ class Publisher:
         if ranks.any(not self._deliver_dead_letters()):
             return False
         if together is not None:
+            state.learner.merge_gathered()
             state.learner.require_same_net()
         started_at = self._clock()
         if together is None:

@@ -1,6 +1,6 @@
 """Gradients of the dense net, summed over several batches before they are applied: part of every version."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,11 @@ GRADIENT = "gradient."
 
 
 class GradientSum:
-    """The sum of the gradients of up to `num_batches` batches, and of their weights."""
+    """The sum of the gradients of up to `num_batches` batches, and of their weights.
+
+    Of many ranks each gathers its own, without a word to the others; `merge` makes them those of all. From then on the
+    first rank has them, and the others gather from zero, so that the ranks' sums always add up to the whole.
+    """
 
     def __init__(self, model: nn.Module, num_batches: int) -> None:
         self.model, self.num_batches = model, num_batches
@@ -21,6 +25,18 @@ class GradientSum:
         device = next((parameter.device for parameter in model.parameters()), None)
         self.num_added = torch.zeros((), device=device)  # of them, those whose gradients are in the sum
         self.weight = torch.zeros((), device=device)
+        self._add_up: Callable[[dict[nn.Parameter, Tensor]], None] | None = None
+        self._is_first, self._is_merged = True, True
+
+    def share(self, add_up: Callable[[dict[nn.Parameter, Tensor]], None], *, is_first: bool) -> None:
+        """Gather this rank's part of gradients of many ranks. `add_up` replaces sums by those of all ranks."""
+        self._add_up, self._is_first = add_up, is_first
+
+    def merge(self) -> None:
+        """Make the sums those of all ranks, on every rank, if they are not. All ranks, after the same batch."""
+        if self._add_up is not None and not self._is_merged:
+            self._add_up(self.sums)
+        self._is_merged = True
 
     @property
     def is_last(self) -> bool:
@@ -39,6 +55,10 @@ class GradientSum:
     def add(self, weight: Tensor, skip: Tensor) -> None:
         """Add the parameters' gradients, and the weight of their samples; nothing if `skip` is True."""
         with torch.no_grad():
+            if self._is_merged and not self._is_first:
+                for total in self.sums.values():
+                    total.zero_()
+            self._is_merged = False
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     total = self.sums.setdefault(parameter, torch.zeros_like(parameter, requires_grad=False))
@@ -47,12 +67,14 @@ class GradientSum:
             self.weight.add_(torch.where(skip, 0.0, weight))
 
     def hand_over(self) -> None:
-        """Make the sums the parameters' gradients."""
+        """Make the sums, of all ranks, the parameters' gradients."""
+        self.merge()
         for parameter, total in self.sums.items():
             parameter.grad = total
 
     def clear(self, *, keep: bool) -> None:
         """Start from zero; `keep` the tensors, which a CUDA graph refers to."""
+        self._is_merged = True
         with torch.no_grad():
             for parameter, total in self.sums.items():
                 parameter.grad = None

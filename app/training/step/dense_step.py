@@ -68,12 +68,13 @@ class HostStep:
             loss.backward()  # type: ignore[no-untyped-call]
         else:  # of many ranks
             logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
-        if self.union is not None:
-            loss, weight = self.union.add_up(loss, weight)
+        if self.union is None:
+            norm = self.update.gradient_norm()
+        else:
+            loss, weight, norm = self.union.add_up(loss, weight)
             samples = self.union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
             dense_NF, labels_NL, weights_N, logits_NL = samples
             inputs = inputs._replace(dense=dense_NF)
-        norm = self.update.gradient_norm()
         skipped = ~torch.isfinite(norm)
         # one overflow would stay in the net for ever; the table rejects such gradients row by row
         if not skipped:

@@ -86,7 +86,7 @@ class Learner:
             precision = precision or Precision()
             num_states = 0 if self.wide is None else WideStep.num_states_of(table)
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
-            self.union = Union(exchange, self.model, precision)
+            self.union = Union(exchange, self.model, precision, self.update)
         self.wide_step = self._wide_step(schema)
         self.retrieval_step = RetrievalStep(model, self.update, self.union) if isinstance(model, TwoTower) else None
         self.loss = Loss(losses, self.model)
@@ -171,6 +171,10 @@ class Learner:
             return report
 
         return wait
+
+    def merge_gathered(self) -> None:
+        """Give every rank the gradients that all have gathered: before a version, which has them. All ranks."""
+        self.update.gathered.merge()
 
     def require_same_net(self) -> None:
         """ShardError unless every rank has the same net, and the same state of its optimizer, bit by bit. All ranks."""

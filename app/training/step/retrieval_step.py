@@ -35,12 +35,13 @@ class RetrievalStep:
             loss.backward()  # type: ignore[no-untyped-call]
         else:  # of many ranks
             logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
-        if union is not None:
-            loss, weight = union.add_up(loss, weight)
+        if union is None:
+            norm = self.update.gradient_norm()
+        else:
+            loss, weight, norm = union.add_up(loss, weight)
             samples = union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
             dense_NF, labels_NL, weights_N, logits_NL = samples
             inputs = inputs._replace(dense=dense_NF)
-        norm = self.update.gradient_norm()
         skipped = ~torch.isfinite(norm)
         if self.update.on_device:
             before = [buffer.clone() for buffer in model.buffers()]

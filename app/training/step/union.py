@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from app.training.optimization.net_update import NetUpdate
 from embeddings.errors import ShardError
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.precision import Precision
@@ -41,8 +42,10 @@ class Samples(NamedTuple):
 class Union:
     """The batches of all ranks as one, in the order of ranks. Every rank makes the same calls in the same order."""
 
-    def __init__(self, exchange: Exchange, model: nn.Module, precision: Precision) -> None:
-        self.exchange, self.model = exchange, model
+    def __init__(self, exchange: Exchange, model: nn.Module, precision: Precision, update: NetUpdate) -> None:
+        """`update`: of the net. What it gathers over several batches is summed over the ranks when it is applied."""
+        self.exchange, self.model, self.update = exchange, model, update
+        update.gathered.share(self._merge, is_first=exchange.rank == 0)
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision.dense]
         self.agreed = Agreed([])
         self.samples: Samples | None = None  # of the newest step
@@ -70,15 +73,38 @@ class Union:
         self.samples = Samples(parts[0], parts[1], parts[2][:, 0], parts[3])
         return self.samples
 
-    def add_up(self, loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the parameters' gradients those of all ranks, and return the sums of loss and weight.
+    def add_up(self, loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Make the parameters' gradients those of all ranks; return the sums of loss and weight, and the norm.
 
-        A parameter without a gradient on any rank has none.
+        Gradients that are gathered stay this rank's own; the norm is then the root of the sum of the ranks' squares.
         """
+        if self.update.is_gathering:
+            loss, weight = loss.detach().float(), weight.float()
+            sums = torch.stack([loss, weight, self.update.gradient_norm().float().square()])
+            self.exchange.add_up("dense", sums)
+            return sums[0], sums[1], sums[2].sqrt()
         parameters = list(self.model.parameters())
-        has = torch.tensor([float(one.grad is not None) for one in parameters], device=loss.device)
-        sums = torch.cat([loss.detach().reshape(1).float(), weight.reshape(1).float(), has])
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        numbers = torch.stack([loss.detach().float(), weight.float()])
+        sums, gradients = self._add_up([one.grad for one in parameters], numbers)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return sums[0], sums[1], self.update.gradient_norm()
+
+    def _merge(self, gathered: dict[nn.Parameter, Tensor]) -> None:
+        """Replace what this rank has gathered by what all have."""
+        parameters = list(self.model.parameters())
+        _, sums = self._add_up([gathered.get(one) for one in parameters], self.update.gathered.weight.new_zeros(0))
+        gathered.clear()
+        gathered.update((one, total) for one, total in zip(parameters, sums, strict=True) if total is not None)
+
+    def _add_up(self, here: list[Tensor | None], numbers: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """Return sums over all ranks: of numbers, and of what is here for each parameter; None if it is on no rank."""
+        parameters = list(self.model.parameters())
+        has = torch.tensor([float(one is not None) for one in here], device=numbers.device)
+        sums, num_numbers = torch.cat([numbers.float(), has]), len(numbers)
+        gradients = [
+            torch.zeros_like(parameter) if one is None else one for parameter, one in zip(parameters, here, strict=True)
+        ]
         flat = torch.cat([gradient.reshape(-1).to(self._dtype) for gradient in gradients]) if gradients else sums[:0]
         if self._dtype is torch.float32:
             flat = torch.cat([flat, sums])
@@ -88,9 +114,9 @@ class Union:
             self.exchange.add_up("dense", flat)
             self.exchange.add_up("dense", sums)
         pieces = torch.split(flat, [one.numel() for one in parameters]) if parameters else ()
-        for parameter, piece, num_ranks in zip(parameters, pieces, sums[2:].tolist(), strict=True):
-            parameter.grad = piece.reshape(parameter.shape).to(parameter.dtype) if num_ranks else None
-        return sums[0], sums[1]
+        there = zip(parameters, pieces, sums[num_numbers:].tolist(), strict=True)
+        totals = [piece.reshape(one.shape).to(one.dtype) if num_ranks else None for one, piece, num_ranks in there]
+        return sums[:num_numbers], totals
 
     def require_same(self, tensors: Mapping[str, Tensor]) -> None:
         """ShardError unless every rank has the same bits in these."""

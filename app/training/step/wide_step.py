@@ -297,12 +297,14 @@ def learn_offset(
     if len(labels_NL):
         gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
         net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
-    if union is not None:
-        gradient = LossGradient(errors_NL, *union.add_up(gradient.loss, gradient.weight))
+    if union is None:
+        norm = update.gradient_norm()
+    else:
+        *sums, norm = union.add_up(gradient.loss, gradient.weight)
+        gradient = LossGradient(errors_NL, *sums)
         samples = union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
         dense_NF, labels_NL, weights_N, logits_NL = samples
         inputs = inputs._replace(dense=dense_NF)
-    norm = update.gradient_norm()
     skipped = ~torch.isfinite(norm)
     if not skipped:
         observe(model, inputs, logits_NL, labels_NL, weights_N)

@@ -136,7 +136,9 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
             np.testing.assert_array_equal(report.labels_NL, one.labels_NL)
             np.testing.assert_array_equal(report.weights_N, one.weights_N)
             np.testing.assert_allclose(report.logits_NL, one.logits_NL, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose((report.loss, report.gradient_norm), (one.loss, one.gradient_norm), rtol=1e-4)
+            np.testing.assert_allclose(report.loss, one.loss, rtol=1e-4)
+            if "accumulate_batches" not in train:  # whose gradients stay on their ranks for a while
+                np.testing.assert_allclose(report.gradient_norm, one.gradient_norm, rtol=1e-4)
             assert report.clipped == one.clipped
         for name, array in alone.dense_arrays().items():
             np.testing.assert_allclose(learner.dense_arrays()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -151,6 +153,33 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
         assert rows[key][2:] == (count, last_seen)
         np.testing.assert_allclose(rows[key][0], values, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(rows[key][1], states, rtol=1e-4, atol=1e-5)
+
+
+def test_gathered_gradients_travel_once_and_at_a_version_from_which_a_restart_goes_on() -> None:
+    def run(exchange: Exchange, restored_at: int | None, accumulate: int = 4) -> tuple[Any, int]:
+        learner = make_learner(exchange, accumulate_batches=accumulate, optimizer={"name": "adam", "lr": 0.01})
+        exchange.bytes_sent.clear()
+        for step in range(8):
+            learner.step(batch_of(step, exchange.rank, 2))
+            if step == 5 and restored_at != -1:  # inside a group
+                learner.merge_gathered()
+                learner.require_same_net()
+                if restored_at == step:
+                    state = {name: one.clone().numpy() for name, one in learner.state_tensors().items()}
+                    assert state["accumulated.num_gathered"] == 2
+                    learner.restore(learner.dense_arrays(), state)
+        learner.require_same_net()
+        return learner.dense_arrays(), exchange.bytes_sent["dense"]
+
+    def work(exchange: Exchange) -> Any:
+        return [run(exchange, None), run(exchange, 5), run(exchange, -1), run(exchange, -1, 1)]
+
+    for (cut, sent), (restored, _), (whole, sent_by_groups), (_, sent_each) in on_ranks(2, work):
+        for name, array in cut.items():
+            np.testing.assert_array_equal(array, restored[name], err_msg=name)
+            np.testing.assert_allclose(array, whole[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        small = 8 * 3 * 4  # loss, weight and norm of each step
+        assert sent_by_groups - small < sent_each / 4 + 8 < sent
 
 
 def make_wide_learner(exchange: Exchange | None = None, crosses: int = 64) -> Learner:
