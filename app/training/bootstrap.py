@@ -34,7 +34,8 @@ from app.version_log.change.begin import begin_changed
 from app.version_log.change.design import CROSSES_TABLE, ArrayForm, Design
 from app.version_log.change.plan import plan_change
 from app.version_log.commands.erasures import erasures_of
-from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.row_writer import TableImage
 from app.version_log.disk_budget import DiskBudget
 from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume

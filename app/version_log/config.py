@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from springtide_client.rows.hash_range import MAX_RANGES
 from springtide_client.system.settings import FINITE, SIZE, Settings
 
 MIN_BYTES = 1 << 16  # of a log, a segment, a queue
@@ -67,6 +68,15 @@ class LogConfig(Settings, frozen=True, kw_only=True):
     base_minutes: Annotated[
         float, Meta(gt=0, extra=FINITE, description="A new base (full image) is made this long after the last one.")
     ] = 10.0
+    base_files: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_RANGES,
+            description="Of each table, a base has its rows in so many files: equal parts of the hashed keys, so that "
+            "a server of a part reads only those that it needs. 0: as many as there are ranks, one without ranks.",
+        ),
+    ] = 0
     keep_bases: Annotated[
         int,
         Meta(

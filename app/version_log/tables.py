@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from springtide_client.array_types import BoolArray, UInt16Array
 from springtide_client.format.tensors import Arrays
-from springtide_client.log.base import Base, BaseManifest, TableSpec, optimizer_file, rows_file
+from springtide_client.log.base import Base, BaseManifest, TableSpec
 from springtide_client.rows.layers import record_layer
 from springtide_client.rows.row_layer import RowLayer, empty_layer
 from springtide_client.rows.table_names import MAIN_TABLE, ROW_TENSORS, TableNames, record_tensor
@@ -27,18 +27,8 @@ class LogTable:
         return self.name or "main"
 
     @property
-    def rows_file(self) -> str:
-        """The file of a base with its rows."""
-        return rows_file(self.name)
-
-    @property
-    def optimizer_file(self) -> str:
-        """The file of a base with its optimizer states, if it has one."""
-        return optimizer_file(self.name)
-
-    @property
     def has_optimizer_file(self) -> bool:
-        """True if a base has that file: not where a table other than the main one has no states."""
+        """True if a base has files with its states: not where a table other than the main one has none."""
         return self.name == MAIN_TABLE or self.spec.state_width > 0
 
     def record_tensor(self, name: str) -> str:

@@ -184,10 +184,7 @@ class HandWrittenLog:
         self.count += 1
         self.now_ms += 100
         number = (self.epoch << 32) + self.count
-        frame, checksum = encode_record(self.epoch, number, self.checksum, self.meta(**meta), tensors)
-        with self.segment.open("ab") as file:
-            file.write(frame)
-        self.number, self.checksum = number, checksum
+        self.number, self.checksum = number, self.write_record(number, self.meta(**meta), tensors)
         for key in forgotten:
             self.rows.pop(key, None)
             self.tombstones.add(key)
@@ -196,6 +193,13 @@ class HandWrittenLog:
         self.id_strings |= new_strings
         self.dense |= dense
         return number
+
+    def write_record(self, number: int, meta: VersionMeta, tensors: Tensors) -> int:
+        """Append the record of a version to the segment; return its checksum."""
+        frame, checksum = encode_record(self.epoch, number, self.checksum, meta, tensors)
+        with self.segment.open("ab") as file:
+            file.write(frame)
+        return checksum
 
     @property
     def all_tables(self) -> dict[str, tuple[int, list[int]]]:

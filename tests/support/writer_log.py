@@ -13,8 +13,9 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 
-from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import compact_log
+from app.version_log.compact.row_writer import TableImage
 from app.version_log.config import LogConfig
 from app.version_log.write.writer import LogWriter
 

@@ -11,11 +11,12 @@ from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
+from springtide_client.log.shard_choice import ShardChoice
 from starlette.responses import Response
 
 from app.serving.feed.log_reader import LogReader
 from app.serving.feed.record_cache import RecordCache
-from app.serving.http.errors import gone, refuse_if_fixed
+from app.serving.http.errors import gone, invalid, refuse_if_fixed
 from app.serving.http.request_limits import RequestLimits
 from app.serving.http.responses import StreamResponse
 from app.serving.model.replica import Replica
@@ -39,14 +40,22 @@ class LogParts(NamedTuple):
 
 
 @router.get("/v1/log")
-async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
-    """Version records after V, byte for byte as in the log, for as long as the client reads; 410 if V is not in it"""
+async def log(request: Request, after: Annotated[int, Query(ge=0)], range: Annotated[str, Query()] = "1/1") -> Response:
+    """Version records after V, byte for byte as in the log, for as long as the client reads; 410 if V is not in it
+
+    range=2/4 leaves out the shard records that a follower of this part of the rows has no use for; range=none is for
+    one that holds no rows.
+    """
     parts: LogParts = request.app.state.log
     refuse_if_fixed(parts.fixed_version)
     parts.replica.require_view()
+    try:
+        choice = ShardChoice.parse(range)
+    except ValueError as error:
+        raise invalid(f"range = {range!r}", str(error)) from None
     parts.limits.open_stream()
     try:
-        reader, records = await asyncio.to_thread(_open, parts, after)
+        reader, records = await asyncio.to_thread(_open, parts, after, choice)
     except BaseException:
         parts.limits.close_stream()
         raise
@@ -55,12 +64,12 @@ async def log(request: Request, after: Annotated[int, Query(ge=0)]) -> Response:
         reader.close()
         parts.limits.close_stream()
 
-    return StreamResponse(_frames(parts, reader, records), "application/octet-stream", end)
+    return StreamResponse(_frames(parts, reader, records, choice), "application/octet-stream", end)
 
 
-def _open(parts: LogParts, after: int) -> tuple[LogReader, list[Record]]:
+def _open(parts: LogParts, after: int, choice: ShardChoice) -> tuple[LogReader, list[Record]]:
     """A reader positioned after the version, and the first records; ApiError 410 if the log does not continue there."""
-    directory = LogDirectory(parts.log_path)
+    directory = LogDirectory(parts.log_path, choice)
     tip = _tip(parts.replica, directory, after)
     if tip is None:
         raise gone(after, parts.replica.versions.oldest)
@@ -83,12 +92,14 @@ def _tip(replica: Replica, directory: LogDirectory, number: int) -> Tip | None:
         return None
 
 
-async def _frames(parts: LogParts, reader: LogReader, records: list[Record]) -> AsyncIterator[bytes]:
+async def _frames(
+    parts: LogParts, reader: LogReader, records: list[Record], choice: ShardChoice
+) -> AsyncIterator[bytes]:
     """1. Records that the server's own follower has just read. 2. If the next one is not among them: the log."""
     replica, tip = parts.replica, reader.start
     while not replica.stopping:
         for record in records:
-            for piece in record.pieces():
+            for piece in choice.cut(record).pieces():
                 yield piece
         tip = records[-1].tip if records else tip
         view = replica.view

@@ -18,7 +18,12 @@ class RecordCache:
         self._by_parent: OrderedDict[int, Record] = OrderedDict()
 
     def add(self, record: Record) -> None:
-        """Add a verified record; the oldest ones are dropped when the cache is full."""
+        """Add a verified record; the oldest ones are dropped when the cache is full.
+
+        One without all its shard records is not kept: each client needs others.
+        """
+        if record.num_left_out:
+            return
         with self._lock:
             if (same := self._by_parent.pop(record.parent, None)) is not None:
                 self._num_bytes -= same.num_bytes

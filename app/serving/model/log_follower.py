@@ -45,7 +45,7 @@ class LogFollower:
         observers = [on_record, self._id_strings.add]
         if part.holds_all:  # retrieval compares all rows
             observers.append(self._items.add)
-        self._source = ObservedSource(LogDirectory(log_path), observers)
+        self._source = ObservedSource(LogDirectory(log_path, part.shard_choice), observers)
         self._follower = Follower(
             self._source,
             cache_bytes=cache_bytes,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from springtide_client.array_types import Int64Array
+from springtide_client.log.shard_choice import ShardChoice
 from springtide_client.model.view import View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import parted_view
@@ -41,6 +42,11 @@ class Part:
         if self.holds_all:
             return "all rows"
         return "no rows" if self.hash_range.is_empty else f"part {self.hash_range}"
+
+    @property
+    def shard_choice(self) -> ShardChoice:
+        """Which shard records of a version this server reads."""
+        return ShardChoice(self.hash_range, counts_all=self.servers is not None)
 
     @property
     def num_kept_views(self) -> int:

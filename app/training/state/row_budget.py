@@ -17,8 +17,6 @@ from springtide_client.log.base import (
     STATE,
     Base,
     BaseManifest,
-    optimizer_file,
-    rows_file,
 )
 
 from app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
@@ -92,7 +90,7 @@ class RowBudget:
     def measure(self, manifest: BaseManifest, num_rows: int) -> None:
         """Take the sizes of a newer base: id strings and the net take space too."""
         sizes = {name: file.bytes for name, file in manifest.files.items()}
-        files = [file(name) for name in manifest.all_tables for file in (rows_file, optimizer_file)]
+        files = [file for name in manifest.all_tables for file in manifest.table_files(name)]
         by_rows = sum(sizes.pop(name, 0) for name in (*files, ID_STRINGS, ITEMS))
         if self.onnx:
             sizes.setdefault(ONNX, sizes.get(MODEL, 0))  # the compactor adds it

@@ -12,14 +12,15 @@ from springtide_client.rows.row_layer import RowLayer
 from app.version_log.change.carry import Carry, same_numbers
 from app.version_log.change.design import Design
 from app.version_log.change.plan import Plan
-from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import (
     MAX_REPLAYED_BYTES,
     block_bounds,
-    count_live_rows,
+    dead_keys,
     merged_blocks,
     write_merged_base,
 )
+from app.version_log.compact.row_writer import TableImage
 from app.version_log.failpoints import failpoint
 from app.version_log.read.exact_state import exact_net, find_state
 from app.version_log.read.replay_state import ReplayState
@@ -48,11 +49,9 @@ def begin_changed(
     state = replay(resume, log, window_samples=window_samples, max_replayed_bytes=max_replayed_bytes)
     carry = Carry(old, new, plan, same_numbers(old.schema, new.schema))
     base = state.base
-    main, *others = (carried_table(state, carry, table) for table in carry.new.physical_tables)
-    dead = [
-        count_live_rows(table.base_rows(base), state.changed_rows(table), state.meta.expiry_cutoffs)[1]
-        for table in state.tables
-    ]
+    num_ranges = log.config.base_files or state.num_ranks
+    main, *others = (carried_table(state, carry, table, num_ranges) for table in carry.new.physical_tables)
+    dead = [dead_keys(base, state, table) for table in state.tables]
     known_strings = [] if base.id_strings is None else [base.id_strings]
     meta = carry.meta(state.meta)
     meta.change = {"from": state.tip.number, **plan.document()}
@@ -65,6 +64,7 @@ def begin_changed(
         dense=carry.arrays(exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples),
         sketch=state.sketch,
         num_rows=main.num_rows,
+        by_range=main.by_range,
         blocks=main.blocks,
         tables=dict(zip(new.tables, others, strict=True)),
         id_strings=carry.id_strings(*state.id_strings, *known_strings, dead=merge_layers(*dead)),
@@ -90,7 +90,10 @@ def replay(resume: Resume, log: LogWriter, *, window_samples: int, max_replayed_
         state.apply(record)
         if state.num_bytes >= max_replayed_bytes and is_exact(state, log):
             file = state_file_of(state, log)
-            base = Base.open(write_merged_base(log.config.path, state.base, state, state_file=file))
+            path = write_merged_base(
+                log.config.path, state.base, state, state_file=file, base_files=log.config.base_files
+            )
+            base = Base.open(path)
             state = ReplayState(base, window_samples=window_samples)
     return state
 
@@ -107,10 +110,10 @@ def state_file_of(state: ReplayState, log: LogWriter) -> Path | None:
     return None if state.state_tip is None else find_state(log.directory.path, state.state_tip)
 
 
-def carried_table(state: ReplayState, carry: Carry, target: LogTable) -> TableImage:
+def carried_table(state: ReplayState, carry: Carry, target: LogTable, num_ranges: int) -> TableImage:
     """Return the rows of a table of the new design: those that its features have, in whichever table they are now."""
-    num_rows = sum(map(len, carried_blocks(state, carry, target, with_values=False)))
-    return TableImage(spec=target.spec, num_rows=num_rows, blocks=carried_blocks(state, carry, target))
+    keys = carried_blocks(state, carry, target, with_values=False)
+    return TableImage.of(target.spec, lambda: carried_blocks(state, carry, target), keys, num_ranges)
 
 
 def carried_blocks(

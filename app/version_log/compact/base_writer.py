@@ -4,18 +4,16 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.format.tensor_writer import TensorWriter
-from springtide_client.format.tensors import Array, Arrays, TensorShape, shape_of
+from springtide_client.format.tensors import Array, Arrays, shape_of
 from springtide_client.log.base import (
     DENSE,
     ID_STRINGS,
@@ -37,20 +35,10 @@ from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder
 
+from app.version_log.compact.row_writer import RowWriter, TableImage
 from app.version_log.failpoints import failpoint
 from app.version_log.read.exact_state import is_exact_state
-from app.version_log.tables import LogTable, tables_from
-
-COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableImage:
-    """The rows of one table at one version."""
-
-    spec: TableSpec
-    num_rows: int = 0
-    blocks: Iterable[RowLayer] = ()  # num_rows rows with states, sorted by (mixed key, feature)
+from app.version_log.tables import tables_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +53,8 @@ class BaseImage:
     dense: Arrays  # `dense.*` and `state.*`
     state: Path | None = None  # the file with the exact state of the net, if it is not in `dense`
     num_rows: int = 0
-    blocks: Iterable[RowLayer] = ()  # the rows of the main table, as in a TableImage
+    by_range: tuple[int, ...] = ()
+    blocks: Iterable[RowLayer] = ()  # of the main table these three, as in a TableImage
     tables: Mapping[str, TableImage] = field(default_factory=dict)  # the others
     sketch: Array | None = None  # admission sketch, uint8 (blocks, 64); None if nothing was ever counted
     id_strings: Arrays | None = None  # columns `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id)
@@ -127,59 +116,19 @@ def is_complete(path: Path) -> bool:
 
 
 def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileChecksum]:
-    """Write the row files; return their checksums, computed while writing so that they are not read again."""
-    main = TableImage(spec=image.table, num_rows=image.num_rows, blocks=image.blocks)
+    """Write the row files, and return their checksums."""
+    main = TableImage(spec=image.table, num_rows=image.num_rows, by_range=image.by_range, blocks=image.blocks)
     sums: dict[str, FileChecksum] = {}
     for table, rows in zip(tables_from(image.table, specs_of(image)), (main, *image.tables.values()), strict=True):
-        sums |= _write_table(draft, table, rows)
+        if len(rows.by_range) != len(image.by_range):
+            raise ValueError(f"the {table.title} table has other ranges than the main table")
+        sums |= RowWriter(draft, table, rows).write()
     return sums
 
 
 def specs_of(image: BaseImage) -> dict[str, TableSpec]:
     """Return the specifications of the tables beside the main one."""
     return {name: table.spec for name, table in image.tables.items()}
-
-
-def _write_table(draft: Path, table: LogTable, image: TableImage) -> dict[str, FileChecksum]:
-    """Write the rows of one table, and their optimizer states if they have any."""
-    n, spec = image.num_rows, image.spec
-    shapes = {
-        "mixed": TensorShape(np.dtype("<u8"), (n,)),
-        "feature": TensorShape(np.dtype("<u2"), (n,)),
-        "id": TensorShape(np.dtype("<i8"), (n,)),
-        "value": TensorShape(np.dtype("<f4"), (n, spec.dim)),
-        "count": TensorShape(np.dtype("<i8"), (n,)),
-        "last_seen": TensorShape(np.dtype("<i8"), (n,)),
-    }
-    written = {}
-    with ExitStack() as files:
-        written[table.rows_file] = rows = files.enter_context(closing(TensorWriter(draft / table.rows_file, shapes)))
-        states = None
-        if table.has_optimizer_file:
-            shape = TensorShape(np.dtype("<f4"), (n, spec.state_width))
-            states = files.enter_context(closing(TensorWriter(draft / table.optimizer_file, {"state": shape})))
-            written[table.optimizer_file] = states
-        _write_blocks(table, image, rows, states)
-    return {name: FileChecksum(file.num_bytes, file.crc32) for name, file in written.items() if file.crc32 is not None}
-
-
-def _write_blocks(table: LogTable, image: TableImage, rows: TensorWriter, states: TensorWriter | None) -> None:
-    start, highest = 0, 0
-    for block in image.blocks:
-        if not len(block):
-            continue
-        if block.state is None or (block.tombstone is not None and block.tombstone.any()):
-            raise ValueError("a base holds only live rows, with their optimizer states")
-        if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
-            raise ValueError("the rows of a base must be sorted by mixed key")
-        if not table.holds(block.feature).all():
-            raise ValueError(f"the {table.title} table does not hold the rows of all these features")
-        rows.write_block(start, {name: getattr(block, name) for name in COLUMNS})
-        if states is not None:
-            states.write("state", start, block.state)
-        start, highest = start + len(block), int(block.mixed[-1])
-    if start != image.num_rows:
-        raise ValueError(f"got {start} rows for a base of {image.num_rows}")
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
@@ -223,6 +172,7 @@ def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileChecks
         model=image.model,
         meta=image.meta,
         files=files,
+        num_ranges=max(1, len(image.by_range)),
     )
     with (draft / MANIFEST).open("wb") as file:
         file.write(encode_checksummed_json(manifest))

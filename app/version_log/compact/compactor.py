@@ -81,7 +81,12 @@ class Compactor:
             self.apply_retention()  # the oldest bases by rule go first
         if self.budget.is_short(LogUsage.of(self.config.path)):  # makes room for the next one
             apply_retention(self.directory, 1, rule=self.config.keep_rule, log_bytes=self.config.log_bytes)
-        path = compact_log(self.directory, window_samples=self._window_samples, onnx=self._onnx)
+        path = compact_log(
+            self.directory,
+            window_samples=self._window_samples,
+            onnx=self._onnx,
+            base_files=self.config.base_files,
+        )
         if path is not None:
             logger.info("base written", extra={"base": path.name})
         self.apply_retention()
@@ -91,7 +96,13 @@ class Compactor:
         """Delete what is kept no longer; first write a base of a pinned version where that frees more than it takes."""
         config, self._pins = self.config, pin_names(self.config.path)
         while self._pins and (due := pinned_base_due(self.directory, keep_bases=config.keep_bases)) is not None:
-            write_pinned_base(self.directory, due, window_samples=self._window_samples, onnx=self._onnx)
+            write_pinned_base(
+                self.directory,
+                due,
+                window_samples=self._window_samples,
+                onnx=self._onnx,
+                base_files=config.base_files,
+            )
         num_bases = self.budget.num_bases(LogUsage.of(config.path), config.keep_bases)
         apply_retention(self.directory, num_bases, rule=config.keep_rule, log_bytes=config.log_bytes)
 

@@ -5,7 +5,7 @@ Rows are merged block by block; memory is bounded by the changes, not by the bas
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from springtide_client.log.listing import base_number
 from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_layer import RowLayer, empty_layer, sorted_layer
 
-from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.linked_base import link_base
 from app.version_log.compact.onnx import OnnxBuilder
 from app.version_log.compact.retention import delete_base
+from app.version_log.compact.row_writer import TableImage
 from app.version_log.read.corruption import report_corruption
 from app.version_log.read.exact_state import ExactStates, find_state
 from app.version_log.read.id_dictionary import merge_id_strings
@@ -43,8 +44,12 @@ def compact_log(
     window_samples: int,
     max_replayed_bytes: int = MAX_REPLAYED_BYTES,
     onnx: OnnxBuilder | None = None,
+    base_files: int = 0,
 ) -> Path | None:
-    """Write the base of the newest version known to be durable; None if the log has no newer one than its last base."""
+    """Write the base of the newest version known to be durable; None if the log has no newer one than its last base.
+
+    `base_files`: [log] base_files.
+    """
     base, damaged = newest_intact_base(directory)
     if base is None:
         return None
@@ -64,7 +69,7 @@ def compact_log(
     if state.is_idle and state_file is None:
         written = link_base(directory.path, base, state.tip, state.meta)
     else:
-        written = write_merged_base(directory.path, base, state, onnx, state_file)
+        written = write_merged_base(directory.path, base, state, onnx, state_file, base_files=base_files)
     for number, path in damaged_by_number.items():
         if number < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
             delete_base(path)
@@ -137,13 +142,19 @@ def newest_exact_version(index: LogIndex, base: Base, max_replayed_bytes: int) -
 
 
 def write_merged_base(
-    log_path: Path, base: Base, state: ReplayState, onnx: OnnxBuilder | None = None, state_file: Path | None = None
+    log_path: Path,
+    base: Base,
+    state: ReplayState,
+    onnx: OnnxBuilder | None = None,
+    state_file: Path | None = None,
+    *,
+    base_files: int,
 ) -> Path:
     """Write the base that equals `base` with the replayed versions applied. Tombstones and dead rows are dropped."""
     meta, manifest = state.meta_since(oldest_commands(log_path)), base.manifest
     images, dead = [], []
     for table in state.tables:
-        merged, dropped = merged_table(base, state, table, meta.expiry_cutoffs)
+        merged, dropped = merged_table(base, state, table, meta.expiry_cutoffs, base_files or state.num_ranks)
         images.append(merged)
         dead.append(dropped)
     known_strings = [] if base.id_strings is None else [base.id_strings]
@@ -158,6 +169,7 @@ def write_merged_base(
         state=state_file,
         sketch=state.sketch,
         num_rows=main.num_rows,
+        by_range=main.by_range,
         blocks=main.blocks,
         tables={table.name: other for table, other in zip(state.tables[1:], others, strict=True)},
         id_strings=merge_id_strings([*state.id_strings, *known_strings], merge_layers(*dead)),
@@ -169,13 +181,16 @@ def write_merged_base(
 
 
 def merged_table(
-    base: Base, state: ReplayState, table: LogTable, cutoffs: Mapping[str, int]
+    base: Base, state: ReplayState, table: LogTable, cutoffs: Mapping[str, int], num_ranges: int
 ) -> tuple[TableImage, RowLayer]:
     """Return the rows that the merge keeps of one table, and the keys that it drops."""
-    changes = state.changed_rows(table)
-    num_rows, dead = count_live_rows(table.base_rows(base), changes, cutoffs)
-    blocks = (block for block, _ in merged_blocks(table.base_layer(base), changes, cutoffs))
-    return TableImage(spec=table.spec, num_rows=num_rows, blocks=blocks), dead
+    changes, dead = state.changed_rows(table), DeadKeys()
+    keys = dead.collect(merged_blocks(table.base_rows(base).keys_only(), changes.keys_only(), cutoffs))
+
+    def rows() -> Iterator[RowLayer]:
+        return (block for block, _ in merged_blocks(table.base_layer(base), changes, cutoffs))
+
+    return TableImage.of(table.spec, rows, keys, num_ranges), dead.layer()
 
 
 def oldest_commands(log_path: Path) -> frozenset[str]:
@@ -188,16 +203,32 @@ def oldest_commands(log_path: Path) -> frozenset[str]:
     return frozenset()
 
 
-def count_live_rows(rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int]) -> tuple[int, RowLayer]:
-    """Return how many rows the merge will keep, and the keys it will drop."""
-    num_rows, dead = 0, [empty_layer(0)]
-    for block, dropped in merged_blocks(rows.keys_only(), changes.keys_only(), cutoffs):
-        num_rows += len(block)
-        if len(dropped):
-            dead.append(dropped)
-    feature, id = (np.concatenate([getattr(layer, name) for layer in dead]) for name in ("feature", "id"))
-    zeros = np.zeros(len(id), np.int64)
-    return num_rows, sorted_layer(feature, id, np.empty((len(id), 0), np.float32), zeros, zeros)
+class DeadKeys:
+    """The keys that a merge drops, collected on the way."""
+
+    def __init__(self) -> None:
+        self._dropped = [empty_layer(0)]
+
+    def collect(self, blocks: Iterable[tuple[RowLayer, RowLayer]]) -> Iterator[RowLayer]:
+        """Yield the live rows of merged blocks."""
+        for block, dropped in blocks:
+            if len(dropped):
+                self._dropped.append(dropped)
+            yield block
+
+    def layer(self) -> RowLayer:
+        """Return the keys collected so far, with values of width 0."""
+        feature, id = (np.concatenate([getattr(layer, name) for layer in self._dropped]) for name in ("feature", "id"))
+        zeros = np.zeros(len(id), np.int64)
+        return sorted_layer(feature, id, np.empty((len(id), 0), np.float32), zeros, zeros)
+
+
+def dead_keys(base: Base, state: ReplayState, table: LogTable) -> RowLayer:
+    """Return the keys of one table that a merge drops."""
+    dead, changes = DeadKeys(), state.changed_rows(table).keys_only()
+    for _ in dead.collect(merged_blocks(table.base_rows(base).keys_only(), changes, state.meta.expiry_cutoffs)):
+        pass
+    return dead.layer()
 
 
 def block_bounds(*layers: RowLayer) -> UInt64Array:

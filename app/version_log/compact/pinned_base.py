@@ -48,7 +48,12 @@ def is_exact(index: LogIndex, version: int, base: int) -> bool:
 
 
 def write_pinned_base(
-    directory: LogDirectory, version: int, *, window_samples: int, onnx: OnnxBuilder | None = None
+    directory: LogDirectory,
+    version: int,
+    *,
+    window_samples: int,
+    onnx: OnnxBuilder | None = None,
+    base_files: int = 0,
 ) -> None:
     """Write the base of a version that can be rebuilt, or one on the way there if there is much to replay.
 
@@ -62,4 +67,4 @@ def write_pinned_base(
         state.apply(record)
         if state.num_bytes >= MAX_REPLAYED_BYTES:
             break
-    write_merged_base(directory.path, base, state, onnx)
+    write_merged_base(directory.path, base, state, onnx, base_files=base_files)

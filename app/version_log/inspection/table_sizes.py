@@ -20,7 +20,7 @@ class TableSize:
 
 def table_sizes(image: RowImage) -> list[TableSize]:
     """Return the tables of a version, the main one first."""
-    names, files = image.schema.row_names(), image.base.manifest.files
+    names, manifest = image.schema.row_names(), image.base.manifest
     return [
         TableSize(
             table.name,
@@ -29,7 +29,7 @@ def table_sizes(image: RowImage) -> list[TableSize]:
             table.spec.wide_width,
             tuple(names[number] for number in table.spec.features),
             len(table.base_rows(image.base)),
-            sum(files[file].bytes for file in (table.rows_file, table.optimizer_file) if file in files),
+            manifest.table_bytes(table.name),
         )
         for table in image.tables
     ]

@@ -130,6 +130,7 @@ class ReplayState(ModelReplayState):
         self._items: list[Arrays] = [] if base.items is None else [base.items]
         self.num_changes = 0  # records that hold more than meta
         self.num_bytes = 0  # of the records replayed
+        self.num_ranks = base.manifest.num_ranges  # that wrote the newest version
         self.tables = tables_of(base.manifest)
         self._rows = {table.name: _TableRows(table) for table in self.tables}
         self._pending_bytes = 0
@@ -151,6 +152,7 @@ class ReplayState(ModelReplayState):
             if len(self._items) > PENDING_ITEMS:
                 self._items[1:] = [newest_items(self._items[1:])]
         self.num_bytes += record.num_bytes
+        self.num_ranks = 1 + len(record.shard_entries)
 
     @property
     def is_idle(self) -> bool:

@@ -14,9 +14,7 @@ from springtide_client.log.base import (
     MANIFEST,
     Base,
     BaseManifest,
-    optimizer_file,
     read_base_manifest,
-    rows_file,
 )
 from springtide_client.log.listing import LogManifest, base_name
 from springtide_client.rows.row_layer import expiry_cutoffs_of
@@ -24,6 +22,7 @@ from springtide_client.rows.row_layer import expiry_cutoffs_of
 from app.version_log.tables import LogTable, tables_of
 from app.version_log.verify.inventory import REMOVE, LogInventory
 from app.version_log.verify.report import VerifyReport, plural
+from app.version_log.verify.row_places import RowPlaces
 
 CHUNK_ROWS = 1 << 18
 
@@ -35,7 +34,7 @@ def wrong_tables(manifest: BaseManifest) -> str:
         for number in spec.features:
             if number not in known:
                 return f"the table {name} holds feature {number}, which is not in the schema"
-        for file in (rows_file(name), *([optimizer_file(name)] if spec.state_width else [])):
+        for file in (*manifest.rows_files(name), *(manifest.optimizer_files(name) if spec.state_width else [])):
             if file not in manifest.files:
                 return f"the table {name} has no file {file}"
     try:
@@ -121,12 +120,15 @@ class BaseCheck:
 
     def _check_rows(self, base: Base, table: LogTable) -> None:
         rows, meta, manifest = table.base_layer(base), base.manifest.meta, base.manifest
-        place = f"{base.path.name}/{table.rows_file}"
+        places = RowPlaces(base, table)
         n, spec, states = len(rows), table.spec, rows.state
         if rows.value.shape != (n, spec.dim) or states is None or states.shape != (n, spec.state_width):
             what = "rows and optimizer states do not have the width in the manifest"
-            file = table.optimizer_file if table.has_optimizer_file else table.rows_file
+            file = places.name(0, of_state=table.has_optimizer_file)
             self._add(f"{base.path.name}/{file}", what, base.tip.number)
+            return
+        if (misplaced := places.misplaced()) is not None:
+            self._add(f"{base.path.name}/{misplaced}", "it has rows of another range of keys", base.tip.number)
             return
         numbers = list(manifest.decode_schema().row_names())
         before = (-1, -1)
@@ -147,7 +149,8 @@ class BaseCheck:
                 if found.any():
                     row = int(np.flatnonzero(found)[0])
                     key = f"feature {chunk.feature[row]}, id {chunk.id[row]}"
-                    self._add(place, f"row {start + row:,} ({key}): {what}", base.tip.number)
+                    place = f"{base.path.name}/{places.name(start + row)}"
+                    self._add(place, f"row {places.in_file(start + row):,} ({key}): {what}", base.tip.number)
                     return
             before = (int(chunk.mixed[-1]), int(chunk.feature[-1]))
 

@@ -19,6 +19,7 @@ from app.version_log.read.index import LogIndex
 from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 from app.version_log.tables import LogTable, tables_of
 from app.version_log.verify.report import VerifyReport, plural
+from app.version_log.verify.row_places import RowPlaces
 
 SCORES = "state.scores."  # not replayed here: they depend on the trainer's configured window
 CHUNK_ROWS = 1 << 18
@@ -66,7 +67,7 @@ class ReplayCheck:
                 start += len(expected)
         self._num_rows += start
         if start < len(in_base):
-            self._report_row(table.rows_file, start, in_base, start, "it should not be in the base")
+            self._report_row(table, start, in_base, start, "it should not be in the base")
 
     def _expected(self, key_range: KeyRange, table: LogTable) -> Iterator[RowLayer]:
         changes = self._versions.changes(key_range, table, with_states=True)
@@ -81,15 +82,14 @@ class ReplayCheck:
         same_key = (expected.feature[:n] == found.feature[:n]) & (expected.id[:n] == found.id[:n])
         if len(found) < len(expected) or not same_key.all():
             row = n if same_key.all() else int(np.flatnonzero(~same_key)[0])
-            self._report_row(table.rows_file, start + row, expected, row, "it should be here, but is not")
+            self._report_row(table, start + row, expected, row, "it should be here, but is not")
             return False
         for column in ("mixed", "value", "count", "last_seen", "state"):
             differs = _differs(getattr(expected, column), getattr(found, column))
             if differs.any():
                 row = int(np.flatnonzero(differs)[0])
                 what = f"its {column.replace('_', ' ')} differs from the log"
-                file = table.optimizer_file if column == "state" else table.rows_file
-                self._report_row(file, start + row, expected, row, what)
+                self._report_row(table, start + row, expected, row, what, of_state=column == "state")
                 return False
         return True
 
@@ -153,9 +153,11 @@ class ReplayCheck:
         if any(entry.id not in ids for entry in last.executed_commands):
             self._report_error("manifest.json", "an executed command is missing: it would be executed again")
 
-    def _report_row(self, file: str, place: int, layer: RowLayer, row: int, what: str) -> None:
-        key = self._key(int(layer.feature[row]), int(layer.id[row]))
-        self._report_error(file, f"row {place:,} ({key}): {what}")
+    def _report_row(
+        self, table: LogTable, place: int, layer: RowLayer, row: int, what: str, *, of_state: bool = False
+    ) -> None:
+        key, places = self._key(int(layer.feature[row]), int(layer.id[row])), RowPlaces(self._newer, table)
+        self._report_error(places.name(place, of_state=of_state), f"row {places.in_file(place):,} ({key}): {what}")
 
     def _report_error(self, file: str, what: str) -> None:
         self._report.error(f"{self._newer.path.name}/{file}", None, what, CONSEQUENCE)

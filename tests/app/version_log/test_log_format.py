@@ -17,6 +17,7 @@ from springtide_client.log.listing import (
     shard_segment_name,
     state_name,
 )
+from springtide_client.log.row_files import OPTIMIZER, ROWS, optimizer_files, rows_files
 
 from app.version_log.compact.compactor import LOCK_NAME
 from app.version_log.read.corruption import REPORT_NAME
@@ -52,8 +53,9 @@ def test_the_keys_of_a_base_manifest_are_those_of_its_struct() -> None:
 
 
 def test_the_files_of_a_base_are_those_of_the_client() -> None:
-    files = [base.MANIFEST, base.ROWS, base.OPTIMIZER, base.DENSE, base.STATE, base.SKETCH, base.ID_STRINGS, base.ITEMS]
-    files += [base.rows_file("NAME"), base.optimizer_file("NAME")]
+    files = [base.MANIFEST, ROWS, OPTIMIZER, base.DENSE, base.STATE, base.SKETCH, base.ID_STRINGS, base.ITEMS]
+    files += [*rows_files("NAME"), *optimizer_files("NAME")]
+    files += [rows_files("", 4)[1], optimizer_files("", 4)[1], rows_files("NAME", 4)[1], optimizer_files("NAME", 4)[1]]
     assert sorted(first_column("file")) == sorted([*files, base.MODEL, base.ONNX])
 
 

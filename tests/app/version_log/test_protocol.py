@@ -161,7 +161,12 @@ class Simulation:
             os.truncate(path, self.random.randint(min(size, self.synced.get(path.name, 0)), size))
 
     def compact(self) -> None:
-        path = compact_log(self.log.directory, window_samples=5, max_replayed_bytes=self.random.choice([1, 1 << 20]))
+        path = compact_log(
+            self.log.directory,
+            window_samples=5,
+            max_replayed_bytes=self.random.choice([1, 1 << 20]),
+            base_files=self.random.choice([1, 3]),
+        )
         if path is not None:
             base = Base.open(path)
             assert rows_of(base.layer) == self.expected[base.tip], "a base differs from its version"

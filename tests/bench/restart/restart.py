@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 from springtide_client.format.records import Record, Tip
-from springtide_client.log.base import OPTIMIZER, ROWS, Base
+from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.row_files import OPTIMIZER, ROWS
 
 from app.config.load import load_config
 from app.training.state.base_rows import BaseRows

@@ -22,7 +22,7 @@ def mapped_bytes(pid: int) -> tuple[int, int]:
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         words = line.split()
         if not words[0].endswith(":"):
-            is_rows = "/rows." in line
+            is_rows = "/rows" in line
         elif is_rows and words[0] in ("Size:", "Rss:"):
             size = int(words[1]) * 1024
             mapped, resident = (mapped + size, resident) if words[0] == "Size:" else (mapped, resident + size)

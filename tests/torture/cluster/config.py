@@ -50,6 +50,7 @@ path = "{folder}/disk/log"
 publish_seconds = {publish}
 durable_seconds = 0.15
 base_minutes = {base_minutes}
+base_files = 3
 keep = {{ hourly = 2 }}
 onnx = false
 {log}

@@ -38,6 +38,7 @@ POINTS = (
     "before a manifest",
     "after a manifest",
     "while the log is replayed",
+    "between two row files of a base",
     "while a base is written",
     "before a base is renamed",
     "after a base is renamed",

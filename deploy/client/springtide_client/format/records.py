@@ -156,6 +156,7 @@ class Record:
     checksum: int
     payload: bytes
     shards: tuple["Record", ...] = ()  # in the order of `shard_entries`
+    num_left_out: int = 0  # shard records that this reader has no use for
 
     @staticmethod
     def verify_payload(header: RecordHeader, payload: bytes) -> "Record":
@@ -193,13 +194,17 @@ class Record:
         """The shard records that belong to the version; empty if one rank wrote it. LogError if they cannot be read."""
         return decode_shard_entries(decode_metadata(self.payload))
 
-    def with_shards(self, shards: Sequence["Record"]) -> "Record":
-        """Return the whole version. CorruptRecordError if these are not the shard records that it lists."""
+    def with_shards(self, shards: Sequence["Record"], needed: tuple[ShardEntry, ...] | None = None) -> "Record":
+        """Return the whole version, or as much as its reader needs. CorruptRecordError if these are other records.
+
+        `needed`: some of the shard records that it lists; None: all.
+        """
+        needed = self.shard_entries if needed is None else needed
         if [(shard.parent, shard.tip) for shard in shards] != [
-            (entry.rank, Tip(self.number, entry.checksum)) for entry in self.shard_entries
+            (entry.rank, Tip(self.number, entry.checksum)) for entry in needed
         ]:
             raise CorruptRecordError(f"version {self.tip} comes with other shard records than it lists")
-        return replace(self, shards=tuple(shards))
+        return replace(self, shards=tuple(shards), num_left_out=len(self.shard_entries) - len(needed))
 
     @cached_property
     def meta(self) -> VersionMeta:
@@ -223,7 +228,7 @@ class Record:
     @cached_property
     def _merged(self) -> Arrays:
         arrays, metadata = self._decoded
-        if len(self.shards) != len(decode_shard_entries(metadata)):
+        if len(self.shards) + self.num_left_out != len(decode_shard_entries(metadata)):
             raise LogError(f"version {self.tip} was read without its shard records")
         return merge_shard_tensors(arrays, [shard.tensors() for shard in self.shards])
 

@@ -27,10 +27,15 @@ class TensorWriter:
     """
 
     def __init__(
-        self, path: Path, tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        tensors: Mapping[str, TensorShape],
+        metadata: Mapping[str, str] | None = None,
+        places: Mapping[str, int] | None = None,
     ) -> None:
+        """`places`: as `tensor_layout` takes them."""
         self._tensors = dict(tensors)
-        self._layout = tensor_layout(tensors, metadata)
+        self._layout = tensor_layout(tensors, metadata, places)
         self._crcs = dict.fromkeys(self._layout.begin, 0)
         self._ends = dict(self._layout.begin)  # offset up to which each tensor is written without a gap
         self._in_order = True
@@ -55,8 +60,13 @@ class TensorWriter:
         begin = self._layout.begin
         if not self._in_order or any(self._ends[name] != begin[name] + sizes[name] for name in begin):
             return None
-        head = zlib.crc32(self._layout.head), len(self._layout.head)
-        return combine_crc32([head, *((self._crcs[name], sizes[name]) for name in begin)])
+        end = len(self._layout.head)
+        parts = [(zlib.crc32(self._layout.head), end)]
+        for name in begin:
+            padding = begin[name] - end
+            parts += [(zlib.crc32(bytes(padding)), padding), (self._crcs[name], sizes[name])]
+            end = begin[name] + sizes[name]
+        return combine_crc32(parts)
 
     def write(self, name: str, first_row: int, rows: Array) -> None:
         """Write rows from row `first_row` of the tensor on; ValueError when they do not fit its shape."""

@@ -36,6 +36,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("bool"),
 }
+PADDING = "padding."  # bytes between tensors that have their places, each under the name of the tensor behind it
+PLACE_BYTES = 1 << 16  # a place is an offset modulo this: a multiple of the page size of all processors in use
+HEAD_BYTES = 1 << 12  # the length and the header of a file whose tensors have places
 READAHEAD_FRACTION = 8  # a file of at most 1/8 of the machine's memory is read ahead
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -69,18 +72,31 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def tensor_layout(tensors: Mapping[str, TensorShape], metadata: Mapping[str, str] | None = None) -> TensorLayout:
-    """Lay the tensors out in one file; ValueError for a dtype that the format cannot hold."""
+def tensor_layout(
+    tensors: Mapping[str, TensorShape],
+    metadata: Mapping[str, str] | None = None,
+    places: Mapping[str, int] | None = None,
+) -> TensorLayout:
+    """Lay the tensors out in one file; ValueError for a dtype that the format cannot hold.
+
+    `places`: of each tensor, the offset that it shall have modulo PLACE_BYTES. Then a tensor that goes on in another
+    file can be mapped as one array, if its place there is the one after its end here.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offsets, end = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         if tensor.dtype not in NAMES:
             raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which the log cannot hold")
+        if places is not None and (padding := (places[name] - HEAD_BYTES - end) % PLACE_BYTES):
+            header[PADDING + name] = _Entry("U8", (padding,), (end, end + padding))
+            end += padding
         offsets[name], begin, end = end, end, end + tensor.num_bytes
         header[name] = _Entry(NAMES[tensor.dtype], tensor.shape, (begin, end))
     text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8 if places is None else HEAD_BYTES - 8 - len(text))
     head = len(text).to_bytes(8, "little") + text
+    if places is not None and len(head) != HEAD_BYTES:
+        raise ValueError(f"{len(tensors)} tensors with places need a header of {len(head)} bytes, beyond {HEAD_BYTES}")
     return TensorLayout(head, {name: len(head) + begin for name, begin in offsets.items()}, len(head) + end)
 
 

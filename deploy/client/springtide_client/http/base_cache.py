@@ -35,7 +35,7 @@ class BaseCache:
     def __init__(self, client: HttpClient, folder: Path, *, max_bytes: int, hash_range: HashRange = ALL_KEYS) -> None:
         """`max_bytes` limits the whole folder, also while the previous base lies beside a download.
 
-        Files with rows are left out where `hash_range` has no keys.
+        Of the files with rows, those are left out that have no keys of `hash_range`.
         """
         self._hash_range = hash_range
         self._client = client
@@ -61,8 +61,9 @@ class BaseCache:
     def _fetch(self, number: int, manifest_content: bytes) -> Path:
         manifest = decode_checksummed_json(manifest_content, BaseManifest, f"the manifest of base {number}")
         # a re-created log may give the same number to another base, so the folder is named for the whole manifest
-        # a base without its rows is another one
-        kind = "-no-rows" if self._hash_range.is_empty else ""
+        # a base without some of its rows is another one
+        own = self._hash_range
+        kind = "" if own.is_all else "-no-rows" if own.is_empty else f"-{own.number}-of-{own.count}"
         home = self._folder / (hashlib.sha256(manifest_content).hexdigest()[:16] + kind)
         path = home / base_name(number)
         home.mkdir(parents=True, exist_ok=True)

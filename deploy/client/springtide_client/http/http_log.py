@@ -13,6 +13,7 @@ from springtide_client.format.records import Tip
 from springtide_client.http.base_cache import BaseCache
 from springtide_client.http.http_client import TIMEOUT_SECONDS, HttpClient
 from springtide_client.http.record_stream import CLOSE_SECONDS, RecordStream
+from springtide_client.log.shard_choice import FOR_ASKING, ShardChoice
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 # what bases may take on disk
@@ -36,7 +37,7 @@ class HttpLog:
     ) -> None:
         """Keep bases of at most `disk_bytes` in `cache_dir`, by default in a temporary folder that `close` removes.
 
-        They are downloaded without rows where `hash_range` has no keys.
+        Of their files with rows, and of the shard records of versions, those arrive that have keys of `hash_range`.
         """
         self._client = HttpClient(url, token=token, timeout_seconds=timeout_seconds)
         self._timeout_seconds = timeout_seconds
@@ -46,6 +47,7 @@ class HttpLog:
         # also removed when this object is collected, and when the process ends
         self._remove_own_folder = weakref.finalize(self, _remove, self._own_folder, os.getpid())
         self._bases = BaseCache(self._client, folder, max_bytes=disk_bytes, hash_range=hash_range)
+        self._choice = FOR_ASKING if hash_range.is_empty else ShardChoice(hash_range)
         self._new_records = threading.Event()
         self._downloaded: Path | None = None
         self._download: threading.Thread | None = None
@@ -81,7 +83,7 @@ class HttpLog:
         if after is None:
             raise LogError("over HTTP a log is followed from a base")
         newest = self._client.get_json("/v1/versions/latest")
-        stream = RecordStream(self._client, after.number, self._new_records)
+        stream = RecordStream(self._client, after.number, self._new_records, self._choice)
         stream.wait_for(int(newest["version"]), self._timeout_seconds)
         return stream
 

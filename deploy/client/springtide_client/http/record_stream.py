@@ -2,12 +2,15 @@
 
 import contextlib
 import threading
+from urllib.parse import quote
 
+from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from springtide_client.errors import CorruptRecordError, LogError, SpringtideError
 from springtide_client.format.records import HEADER, Record, parse_header
 from springtide_client.http.http_client import HttpClient, reason_of
+from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
 
 # records received and not yet applied; a full queue stops reading, and TCP then slows the server
 QUEUE_BYTES = 64 << 20
@@ -20,10 +23,12 @@ CLOSE_SECONDS = 2.0
 class RecordStream:
     """A cursor over the records behind one version. `new_records` is set when some have arrived."""
 
-    def __init__(self, client: HttpClient, after: int, new_records: threading.Event) -> None:
-        """Raises like HttpClient.open."""
-        self._client = client
-        self._response = client.open(f"/v1/log?after={after}")
+    def __init__(
+        self, client: HttpClient, after: int, new_records: threading.Event, choice: ShardChoice = EVERY_SHARD
+    ) -> None:
+        """`choice`: which shard records the server shall send. Raises like HttpClient.open."""
+        self._client, self._choice = client, choice
+        self._response = self._open(after)
         self._new_records = new_records
         self._changed = threading.Condition()
         self._records: list[Record] = []
@@ -82,6 +87,10 @@ class RecordStream:
             self._changed.notify_all()
         self._new_records.set()
 
+    def _open(self, after: int) -> BaseHTTPResponse:
+        part = "" if self._choice.is_all else f"&range={quote(str(self._choice), safe='')}"
+        return self._client.open(f"/v1/log?after={after}{part}")
+
     def _read_or_reconnect(self) -> Record | None:
         while True:
             try:
@@ -89,7 +98,7 @@ class RecordStream:
             except ReadTimeoutError:
                 # an idle trainer, or a peer that is gone without closing: a new request distinguishes the two
                 self._response.close()
-                response = self._client.open(f"/v1/log?after={self._received}")
+                response = self._open(self._received)
                 with self._changed:
                     self._response = response
                     if not self._is_open:
@@ -98,10 +107,11 @@ class RecordStream:
     def _read(self) -> Record | None:
         """Read one version, with the shard records that follow it; None when the response ends."""
         record = self._read_frame()
-        if record is None or not (entries := record.shard_entries):
+        if record is None or not record.shard_entries:
             return record
-        shards = [shard for _ in entries if (shard := self._read_frame()) is not None]
-        return record.with_shards(shards) if len(shards) == len(entries) else None
+        needed = self._choice.needed(record)
+        shards = [shard for _ in needed if (shard := self._read_frame()) is not None]
+        return record.with_shards(shards, needed) if len(shards) == len(needed) else None
 
     def _read_frame(self) -> Record | None:
         head = self._response.read(HEADER.size)

@@ -15,26 +15,16 @@ from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import Tip, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base_table import BaseTable, FoundBaseRows
+from springtide_client.log.row_files import optimizer_files, overlapping, rows_files
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 
-MANIFEST, ROWS, OPTIMIZER = "manifest.json", "rows.safetensors", "optimizer.safetensors"
-DENSE, ID_STRINGS, MODEL = "dense.safetensors", "texts.safetensors", "model.pt2"
+MANIFEST, DENSE, ID_STRINGS, MODEL = "manifest.json", "dense.safetensors", "texts.safetensors", "model.pt2"
 SKETCH, ONNX, ITEMS = "sketch.safetensors", "model.onnx", "items.safetensors"
 STATE = "state.safetensors"  # of the dense net: exact parameters, optimizer state, random state
 TABLE_NAME = re.compile(r"[a-z0-9_-]{1,64}")
-
-
-def rows_file(table: str) -> str:
-    """Return the name of the file with the rows of a table."""
-    return f"rows.{table}.safetensors" if table else ROWS
-
-
-def optimizer_file(table: str) -> str:
-    """Return the name of the file with their states; absent where a table other than the main one has none."""
-    return f"optimizer.{table}.safetensors" if table else OPTIMIZER
 
 
 class TableSpec(msgspec.Struct, kw_only=True):
@@ -79,6 +69,7 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     meta: VersionMeta
     files: dict[str, FileChecksum]
     tables: dict[str, TableSpec] = {}  # beside the main one, by name
+    num_ranges: int = 1  # of mixed keys, equal parts: each table has its rows in a file for each
     repeats: int = 0  # the oldest base that holds the same, if only heartbeats were written since; else 0
 
     @property
@@ -105,12 +96,31 @@ class BaseManifest(msgspec.Struct, kw_only=True):
         return self.serving_files_of(ALL_KEYS)
 
     def serving_files_of(self, hash_range: HashRange) -> frozenset[str]:
-        """Return the files that serving a range needs: none with rows where it has no keys."""
-        if hash_range.is_empty:
-            return frozenset({DENSE, SKETCH, MODEL})
-        tables = self.all_tables.items()
-        files = {DENSE, SKETCH, MODEL, *(rows_file(name) for name, _ in tables)}
-        return frozenset(files | {optimizer_file(name) for name, table in tables if table.wide_width})
+        """Return the files that serving a range needs: of those with rows, the ones that have keys of it."""
+        files = {DENSE, SKETCH, MODEL}
+        for name, table in self.all_tables.items():
+            files.update(self.rows_files(name, hash_range))
+            if table.wide_width:
+                files.update(self.optimizer_files(name, hash_range))
+        return frozenset(files)
+
+    def rows_files(self, table: str, hash_range: HashRange = ALL_KEYS) -> list[str]:
+        """Return the files that have the rows of a table, or those of a range of keys, in the order of the keys."""
+        names = rows_files(table, self.num_ranges)
+        return [names[index] for index in overlapping(self.num_ranges, hash_range)]
+
+    def optimizer_files(self, table: str, hash_range: HashRange = ALL_KEYS) -> list[str]:
+        """Return the same of the files with their states, which a table without states need not have."""
+        names = optimizer_files(table, self.num_ranges)
+        return [names[index] for index in overlapping(self.num_ranges, hash_range)]
+
+    def table_files(self, table: str) -> list[str]:
+        """Return the files of a table: with rows, and with states if it has any."""
+        return [file for file in (*self.rows_files(table), *self.optimizer_files(table)) if file in self.files]
+
+    def table_bytes(self, table: str) -> int:
+        """Return the bytes of a table's files."""
+        return sum(self.files[file].bytes for file in self.table_files(table))
 
 
 class Base:
@@ -125,8 +135,8 @@ class Base:
                 raise LogError(f"the base {path} names a table {name!r}: refused")
         self.tables = {
             name: BaseTable(
-                path / rows_file(name),
-                path / optimizer_file(name),
+                [path / file for file in manifest.rows_files(name, hash_range)],
+                [path / file for file in manifest.optimizer_files(name, hash_range)],
                 dim=spec.dim,
                 state_width=spec.state_width,
                 hash_range=hash_range,
@@ -145,13 +155,13 @@ class Base:
         path = Path(path)
         try:
             manifest = read_base_manifest(path)
-            needed = manifest.serving_files_of(hash_range) if for_serving else manifest.files.keys()
+            needed = manifest.serving_files_of(hash_range) if for_serving else frozenset(manifest.files)
             for name, expected in manifest.files.items():
                 if name in needed and (path / name).stat().st_size != expected.bytes:
                     raise LogError(f"{path / name} does not have the {expected.bytes} bytes that its manifest names")
             base = Base(path, manifest, hash_range)
             for name, table in base.tables.items():
-                if not for_serving or optimizer_file(name) in needed:
+                if not for_serving or needed.issuperset(manifest.optimizer_files(name, hash_range)):
                     _ = table.states
             return base
         except OSError as error:
@@ -239,7 +249,7 @@ class Base:
         for name, table in self.tables.items():
             mixed = table.rows.mixed
             if not bool((mixed[1:] >= mixed[:-1]).all()):
-                raise LogError(f"{self.path / rows_file(name)} is not sorted by mixed key")
+                raise LogError(f"{self.path / rows_files(name)[0]} is not sorted by mixed key")
 
     def __repr__(self) -> str:
         return f"Base({version_name(self.manifest.number)}, {len(self)} rows)"

@@ -1,6 +1,7 @@
-"""The rows of one table in a base: mapped files, not loaded."""
+"""The rows of one table in a base: mapped files, not loaded. Several files are one array to everybody above."""
 
 # K keys of a lookup, n rows, S width of the optimizer state
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,8 @@ import numpy as np
 
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
 from springtide_client.errors import LogError
-from springtide_client.format.tensors import Array, advise_random_access, map_rows, map_tensors
+from springtide_client.format.joined_tensors import FileRows, map_joined
+from springtide_client.format.tensors import Array, advise_random_access, map_tensors
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.row_layer import RowLayer, empty_layer
 
@@ -28,22 +30,30 @@ class BaseTable:
     """One table of an open base, or its rows of one range of keys."""
 
     def __init__(
-        self, rows_path: Path, optimizer_path: Path, *, dim: int, state_width: int, hash_range: HashRange = ALL_KEYS
+        self,
+        rows_paths: Sequence[Path],
+        optimizer_paths: Sequence[Path],
+        *,
+        dim: int,
+        state_width: int,
+        hash_range: HashRange = ALL_KEYS,
     ) -> None:
-        """LogError when the rows cannot be read, OSError when their file is missing; of no keys it is not opened."""
-        self._optimizer_path, self._state_width = optimizer_path, state_width
-        self._slice: slice | None = None  # which rows of the files these are; None: all
-        if hash_range.is_empty:
+        """`rows_paths`: the files that have keys of the range, in order; `optimizer_paths`: those with their states.
+
+        LogError when the rows cannot be read, OSError when a file is missing.
+        """
+        self._optimizer_paths, self._state_width = optimizer_paths, state_width
+        self._slices: list[slice | None] = [None] * len(rows_paths)  # which rows of each file these are; None: all
+        if not rows_paths:
             self.rows, self.states = empty_layer(dim), np.zeros((0, state_width), np.float32)
             return
-        arrays = map_tensors(rows_path)
-        if not hash_range.is_all and "mixed" in arrays:
-            self._slice = hash_range.slice_of(arrays["mixed"])
-            arrays = map_rows(rows_path, self._slice)
         try:
+            if not hash_range.is_all:
+                self._slices = [hash_range.slice_of(map_tensors(path)["mixed"]) for path in rows_paths]
+            arrays = map_joined([FileRows(*file) for file in zip(rows_paths, self._slices, strict=True)])
             fields = [arrays[name] for name in ("mixed", "feature", "id", "value", "count", "last_seen")]
         except KeyError as missing:
-            raise LogError(f"{rows_path} lacks the tensor {missing}") from None
+            raise LogError(f"{rows_paths[0]} lacks the tensor {missing}") from None
         self.rows = RowLayer(*fields)  # without states
 
     @cached_property
@@ -52,11 +62,11 @@ class BaseTable:
         if not self._state_width:
             return np.zeros((len(self.rows), 0), np.float32)
         try:
-            if self._slice is not None:
-                return map_rows(self._optimizer_path, self._slice)["state"]
-            return map_tensors(self._optimizer_path)["state"]
+            return map_joined([FileRows(*file) for file in zip(self._optimizer_paths, self._slices, strict=True)])[
+                "state"
+            ]
         except KeyError as missing:
-            raise LogError(f"{self._optimizer_path} lacks the tensor {missing}") from None
+            raise LogError(f"{self._optimizer_paths[0]} lacks the tensor {missing}") from None
 
     @cached_property
     def layer(self) -> RowLayer:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
 from springtide_client.log.listing import CurrentManifest, SegmentDirectory
+from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
 from springtide_client.log.shard_files import ShardFiles
 from springtide_client.system.files import read_fully
 
@@ -33,12 +34,13 @@ class LogCursor:
     and serves its old view until the new one has caught up.
     """
 
-    def __init__(self, directory: SegmentDirectory, after: Tip | None) -> None:
+    def __init__(self, directory: SegmentDirectory, after: Tip | None, choice: ShardChoice = EVERY_SHARD) -> None:
+        """`choice`: which shard records the reader needs of each version."""
         self._directory = directory
         self._position = _Position(after, None, 0)
         self._open_file: tuple[str, int] | None = None  # name and descriptor
         self._current: CurrentManifest | None = None  # the manifest at the last read
-        self._shards = ShardFiles(directory.path)
+        self._shards, self._choice = ShardFiles(directory.path), choice
 
     @property
     def tip(self) -> Tip | None:
@@ -141,7 +143,7 @@ class LogCursor:
         if tip is not None and record.parent != tip.checksum:
             raise GapError(f"version {record.tip} does not follow {tip}")
         try:
-            whole = self._shards.complete(record)
+            whole = self._shards.complete(record, self._choice)
         except CorruptRecordError as error:
             raise _ShardDamagedError(str(error)) from None
         if whole is None:

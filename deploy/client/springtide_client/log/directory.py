@@ -14,14 +14,16 @@ from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import Base, read_base_manifest
 from springtide_client.log.cursor import LogCursor
 from springtide_client.log.listing import CurrentManifest, Listing, LogManifest, base_name, claim_name, manifest_name
+from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
 from springtide_client.schema import Schema
 
 
 class LogDirectory:
     """A log's folder. Every method reads the folder again; none changes it."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, choice: ShardChoice = EVERY_SHARD) -> None:
+        """`choice`: which shard records of a version are read."""
+        self.path, self._choice = Path(path), choice
         self._current: CurrentManifest | None = None
 
     def scan(self) -> Listing:
@@ -99,7 +101,7 @@ class LogDirectory:
 
     def follow(self, after: Tip | None) -> LogCursor:
         """Return a cursor behind a version; None: at the oldest record."""
-        return LogCursor(self, after)
+        return LogCursor(self, after, self._choice)
 
     def records(self, after: Tip | None) -> Iterator[Record]:
         """Yield the records after a version (None: from the oldest on) up to the current end.

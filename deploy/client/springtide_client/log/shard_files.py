@@ -12,6 +12,7 @@ from springtide_client.errors import CorruptRecordError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
 from springtide_client.format.shards import ShardEntry
 from springtide_client.log.listing import Listing
+from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
 from springtide_client.system.files import read_fully
 
 
@@ -39,20 +40,25 @@ class ShardFiles:
         self._last: dict[tuple[int, int], tuple[Tip, str, int]] = {}  # the newest found, its file and offset
         self._damage = ""  # a header that the newest search could not read
 
-    def complete(self, record: Record) -> Record | None:
+    def complete(self, record: Record, choice: ShardChoice = EVERY_SHARD) -> Record | None:
         """Return a version record with its shard records; None if one is missing, which may not be in sight yet.
 
+        Of those that `choice` does not need, only the headers are read: a version is there for all readers or for none.
         CorruptRecordError if one is there and damaged, and not again in a later file.
         """
         if not (entries := record.shard_entries):
             return record
-        shards = []
+        shards, needed = [], choice.needed(record)
         for entry in entries:
+            if entry not in needed:
+                if self.find(record.epoch, record.number, entry) is None:
+                    return None
+                continue
             shard = self.read(record.epoch, record.number, entry)
             if shard is None:
                 return None
             shards.append(shard)
-        return record.with_shards(shards)
+        return record.with_shards(shards, needed)
 
     def find(self, epoch: int, number: int, entry: ShardEntry) -> ShardPlace | None:
         """Return where a shard record is, without reading it; None if it is missing."""

@@ -1,13 +1,21 @@
 import socket
 
 import numpy as np
+import pytest
 from springtide_client.follow.follower import Follower
+from springtide_client.format.records import VersionMeta, encode_pieces, encode_shard_pieces
+from springtide_client.format.shards import ShardEntry
 from springtide_client.http.http_log import HttpLog
+from springtide_client.keys import mix_keys
+from springtide_client.log.listing import shard_segment_name
+from springtide_client.model.view import View
+from springtide_client.rows.hash_range import NO_KEYS, HashRange, owners_of
 
+from tests.app.serving.conftest import USER, World
+from tests.support.logs import HandWrittenLog, Tensors
 from tests.support.records import decode_record
+from tests.support.toy_model import TOY_SCHEMA, toy_archive
 from tests.support.waiting import wait_until
-
-USER = 0
 
 
 def test_the_log_stream_has_the_bytes_of_the_segments(world):
@@ -81,3 +89,83 @@ def test_open_streams_are_limited_and_end_with_the_server(world):
         assert list(answer.iter_raw()) == []
         thread.join(timeout=300)
         assert not thread.is_alive()
+
+
+NUM_RANKS, NUM_USERS = 4, 200
+USERS, IDS = np.full(NUM_USERS, USER, np.uint16), np.arange(NUM_USERS)
+
+
+class RankedLog(HandWrittenLog):
+    """Written by several ranks: each writes the rows of its keys."""
+
+    def write_record(self, number: int, meta: VersionMeta, tensors: Tensors) -> int:
+        owners = owners_of(mix_keys(tensors["rows.feature"], tensors["rows.id"]), NUM_RANKS)
+        columns = {name: array for name, array in tensors.items() if name.startswith("rows.")}
+        own = [{name: array[owners == rank] for name, array in columns.items()} for rank in range(NUM_RANKS)]
+        entries = []
+        for rank in range(1, NUM_RANKS):
+            pieces, checksum = encode_shard_pieces(self.epoch, number, rank, own[rank])
+            with (self.path / shard_segment_name(self.epoch, rank, 0)).open("ab") as file:
+                file.writelines(pieces)
+            entries.append(ShardEntry(rank, checksum))
+        pieces, checksum = encode_pieces(self.epoch, number, self.checksum, meta, tensors | own[0], entries)
+        with self.segment.open("ab") as file:
+            file.writelines(pieces)
+        return checksum
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory):
+    """A log of four ranks, its base, and clients of a server of all rows and of one of part 1/2."""
+    made = World(RankedLog(tmp_path_factory.mktemp("ranked") / "log", TOY_SCHEMA, toy_archive(), wall_clock=True))
+    base = made.log.number
+    made.log.publish({(USER, int(i)): [i, 1, 2, 3] for i in IDS})
+    clients = made.serve(), made.serve(range="1/2")
+    for client in clients:
+        made.served(client, made.log.number)
+    yield made, base, clients
+    made.close()
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1/1", [1, 2, 3]), ("2/2", [2, 3]), ("1/4", []), ("none", [])])
+def test_the_stream_has_the_shard_records_that_are_asked_for(ranked, text, expected) -> None:
+    _, base, clients = ranked
+    for client in clients:
+        received, found = bytearray(), []
+        with client.stream("GET", f"/v1/log?after={base}&range={text}") as answer:
+            assert answer.status_code == 200
+            pieces = answer.iter_raw()
+            while len(found) < 1 + len(expected):
+                received += next(pieces)
+                found, end = [], 0
+                while (decoded := decode_record(bytes(received), end)) is not None:
+                    found.append(decoded[0])
+                    end = decoded[1]
+        assert [record.parent for record in found[1:]] == expected
+        assert len(received) == end
+        assert client.get(f"/v1/log?after={base}&range=5/4").status_code == 422
+
+
+@pytest.mark.parametrize("own", [HashRange(3, 4), HashRange(2, 2), NO_KEYS])
+def test_a_follower_of_a_part_has_its_rows_from_any_server(ranked, own, tmp_path) -> None:
+    world, _, clients = ranked
+    held = own.holds(mix_keys(USERS, IDS))
+    for number, client in enumerate(clients):
+        log = HttpLog(str(client.base_url).rstrip("/"), cache_dir=tmp_path / str(number), hash_range=own)
+        follower = Follower(log, hash_range=own)
+        try:
+            for step in (4, 5):
+                version = world.log.publish({(USER, int(i)): [i, step, 2, 3] for i in IDS})
+                view = view_at(follower, version)
+                rows, status = view.lookup(USERS, IDS)
+                assert (status == 0).tolist() == held.tolist()
+                assert (rows[held, 1] == step).all()
+        finally:
+            follower.close()
+            log.close()
+
+
+def view_at(follower: Follower, version: int) -> View:
+    wait_until(lambda: follower.poll() is not None and follower.view.version == version)
+    assert follower.view is not None
+    return follower.view

@@ -78,7 +78,7 @@ def test_every_answer_is_of_one_version_while_versions_and_bases_are_swapped(tmp
                     for record in directory.records(newest.tip):
                         views[record.number] = newest = newest.apply(record)
                     if number % 3 == 2:
-                        compact_log(directory, window_samples=100)
+                        compact_log(directory, window_samples=100, base_files=2 + number % 2)
                     enough = len(predictions) + 2
                     wait_until(lambda enough=enough: len(predictions) >= enough or failures)
                 for client in clients:

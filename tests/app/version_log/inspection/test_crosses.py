@@ -19,7 +19,8 @@ from springtide_client.wide.slots import slots_of
 
 from app.cli import main
 from app.errors import UserError
-from app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.row_writer import TableImage
 from app.version_log.inspection.crosses import find_cross, live_pairs, wide_parameters
 from app.version_log.read.index import LogIndex
 from app.version_log.read.row_image import RowImage

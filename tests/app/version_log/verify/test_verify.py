@@ -15,9 +15,10 @@ from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import hash_string
-from springtide_client.log.base import MANIFEST, ROWS, read_base_manifest
+from springtide_client.log.base import MANIFEST, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, claim_name, manifest_name, segment_name
+from springtide_client.log.row_files import ROWS
 
 from app.errors import UserError
 from app.version_log.compact.retention import apply_retention

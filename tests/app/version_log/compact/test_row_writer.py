@@ -1,0 +1,167 @@
+"""Rows in several files, one for each range of keys: every reader sees the base that one file would make."""
+
+import shutil
+
+import numpy as np
+import pytest
+from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.tensors import map_tensors
+from springtide_client.log.base import Base, ModelIdentity
+from springtide_client.log.row_files import overlapping
+from springtide_client.rows.hash_range import HashRange, owners_of
+from springtide_client.rows.row_layer import RowLayer, sorted_layer
+
+from app.version_log.compact import row_writer
+from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.merge import compact_log
+from app.version_log.compact.retention import remove_drafts
+from app.version_log.compact.row_writer import TableImage
+from app.version_log.tables import tables_of
+from app.version_log.verify.row_places import RowPlaces
+from app.version_log.verify.verify import verify
+from tests.support.writer_log import SCHEMA, TABLE, WINDOW, WriterLog, put, row_tensors, sync_twice
+
+NUM_ROWS = 30_000
+
+
+def layer_of(num_rows: int) -> RowLayer:
+    ids = np.arange(num_rows)
+    value = np.stack([ids, -ids], axis=1).astype(np.float32)
+    return sorted_layer((ids % 2).astype(np.uint16), ids, value, ids, ids + 1, value[:, :1] * 10)
+
+
+def blocks_of(layer: RowLayer) -> list[RowLayer]:
+    return [layer.take(slice(at, at + 7_000)) for at in range(0, len(layer), 7_000)]
+
+
+def image_of(main: TableImage, **changes: object) -> BaseImage:
+    return BaseImage(
+        tip=Tip(1 << 32, 1 << 32),
+        schema=SCHEMA,
+        table=TABLE,
+        model=ModelIdentity(name="logistic"),
+        meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
+        dense={"dense.w": np.zeros(3, np.float32)},
+        num_rows=main.num_rows,
+        by_range=main.by_range,
+        blocks=main.blocks,
+        program=b"program",
+        **changes,
+    )
+
+
+def write(folder, num_files: int, num_rows: int = NUM_ROWS) -> Base:
+    layer = layer_of(num_rows)
+    main = TableImage.of(TABLE, lambda: blocks_of(layer), blocks_of(layer.keys_only()), num_files)
+    return Base.open(write_base(folder, image_of(main)))
+
+
+COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen", "state")
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[int, Base]:
+    return {num_files: write(tmp_path_factory.mktemp(f"of-{num_files}"), num_files) for num_files in (1, 3, 4)}
+
+
+@pytest.mark.parametrize("num_files", [3, 4])
+def test_several_files_hold_what_one_file_holds(bases, num_files) -> None:
+    one, several = bases[1], bases[num_files]
+    assert several.manifest.num_ranges == num_files
+    assert [len(base.manifest.table_files("")) for base in (one, several)] == [2, 2 * num_files]
+    several.verify()
+    for column in COLUMNS:
+        np.testing.assert_array_equal(getattr(several.layer, column), getattr(one.layer, column))
+    assert several.manifest.table_bytes("") - one.manifest.table_bytes("") < num_files * 7 * (1 << 16)
+
+
+@pytest.mark.parametrize("num_files", [1, 3, 4])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_part_opens_the_files_of_its_keys_alone(bases, num_files, count, tmp_path) -> None:
+    whole, manifest = bases[1].layer, bases[num_files].manifest
+    for number in range(1, count + 1):
+        own = HashRange(number, count)
+        needed = manifest.serving_files_of(own) | set(manifest.optimizer_files("", own))
+        assert len(manifest.rows_files("", own)) == len(overlapping(num_files, own))
+        folder = tmp_path / str(number) / bases[num_files].path.name
+        folder.mkdir(parents=True)
+        for name in ("manifest.json", *(needed & manifest.files.keys())):
+            shutil.copyfile(bases[num_files].path / name, folder / name)
+        part = Base.open(folder, for_serving=True, hash_range=own)
+        held = owners_of(whole.mixed, count) + 1 == number
+        for column in COLUMNS:
+            np.testing.assert_array_equal(getattr(part.layer, column), getattr(whole, column)[held])
+
+
+def test_a_range_may_have_no_rows(tmp_path) -> None:
+    base = write(tmp_path, 8, num_rows=2)
+    assert base.layer.id.tolist() == layer_of(2).id.tolist()
+    assert [len(Base.open(base.path, hash_range=HashRange(n, 8))) for n in range(1, 9)].count(0) >= 6
+    assert len(write(tmp_path / "empty", 2, num_rows=0)) == 0
+
+
+def test_rows_that_are_not_as_announced_are_refused(tmp_path) -> None:
+    blocks = blocks_of(layer_of(10))
+    for by_range in ((10, 0), (0, 10), (9, 0)):
+        with pytest.raises(ValueError, match="rows"):
+            write_base(tmp_path, image_of(TableImage(spec=TABLE, num_rows=10, by_range=by_range, blocks=blocks)))
+    other = {"other": TableImage(spec=TABLE)}
+    with pytest.raises(ValueError, match="other table has other ranges"):
+        write_base(tmp_path, image_of(TableImage.of(TABLE, lambda: blocks, layer_and_none(blocks), 2), tables=other))
+    assert list(tmp_path.iterdir()) == []
+
+
+def layer_and_none(blocks: list[RowLayer]) -> list[RowLayer]:
+    return [block.keys_only() for block in blocks]
+
+
+def test_a_kill_between_two_files_leaves_the_base_before(tmp_path, monkeypatch) -> None:
+    log = WriterLog(tmp_path / "log")
+
+    class KilledError(BaseException):
+        """Ends the compactor; what it wrote stays, as after SIGKILL."""
+
+    def kill(name: str) -> None:
+        if name == "between two row files of a base":
+            raise KilledError
+
+    with log.writer() as writer:
+        put(writer, 1.0)
+        sync_twice(writer)
+        before = log.directory.bases()
+        with monkeypatch.context() as patch:
+            patch.setattr(row_writer, "failpoint", kill)
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+            with pytest.raises(KilledError):
+                compact_log(log.directory, window_samples=WINDOW, base_files=3)
+        (draft,) = log.path.glob(".tmp-base-*")
+        assert (draft / "rows-00001-of-00003.safetensors").exists()
+        assert not (draft / "rows-00002-of-00003.safetensors").exists()
+        assert log.directory.bases() == before
+        remove_drafts(log.directory)
+        assert not draft.exists()
+        assert Base.open(compact_log(log.directory, window_samples=WINDOW, base_files=3)).manifest.num_ranges == 3
+
+
+def test_the_compactor_writes_and_rewrites_them_and_verify_reads_them(tmp_path) -> None:
+    log, fingerprint = WriterLog(tmp_path / "log"), SCHEMA.fingerprint()
+    with log.writer() as writer:
+        for num_files in (3, 1, 2):
+            for value in range(20):
+                put(writer, value + 20 * num_files, fingerprint=fingerprint)
+            writer.append(VersionMeta(fingerprint=fingerprint), row_tensors({}, [(0, 20 * num_files)]))
+            writer.sync()
+            writer.append(VersionMeta(fingerprint=fingerprint), {})
+            writer.sync()
+            base = Base.open(compact_log(log.directory, window_samples=WINDOW, base_files=num_files))
+            assert base.manifest.num_ranges == num_files
+        assert {row_id for _, row_id in log.rows_in(base)} == {*range(20, 80)} - {20, 40, 60}
+    assert verify(log.directory, deep=True, keep_bases=5).errors == []
+    (table,) = tables_of(base.manifest)
+    places, (first, second) = RowPlaces(base, table), base.manifest.rows_files("")
+    assert places.misplaced() is None
+    num_first = len(map_tensors(base.path / first)["id"])
+    assert [places.name(row) for row in (0, num_first - 1, num_first, 56)] == [first, first, second, second]
+    assert [places.in_file(row) for row in (0, num_first, 56)] == [0, 0, 56 - num_first]
+    shutil.copyfile(base.path / first, base.path / second)
+    assert RowPlaces(base, table).misplaced() == second
