@@ -142,11 +142,14 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_check_reports_an_unreachable_broker_and_how_to_fix_it(tmp_path: Path) -> None:
-    config = '[source]\nbootstrap_servers = "127.0.0.1:1"\n'
-    done = springtide(tmp_path, "check", config=CONFIG.replace("[schema]", f"{config}[schema]"))
-    assert done.returncode == 1
-    problems = [line for line in done.stdout.splitlines() if line.startswith("problem")]
+def test_check_reports_an_unreachable_broker_and_how_to_fix_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = '[source]\nbootstrap_servers = "127.0.0.1:1"\n'
+    Path("springtide.toml").write_text(CONFIG.replace("[schema]", f"{source}[schema]"))
+    assert main(["check"]) == 1
+    problems = [line for line in capfd.readouterr().out.splitlines() if line.startswith("problem")]
     assert len(problems) == 1
     assert "127.0.0.1:1" in problems[0]
     assert "start the broker" in problems[0]
