@@ -17,7 +17,7 @@ def test_malformed_messages_reach_the_dead_letter_topic(workspace: Workspace) ->
     workspace.start_broker()
     workspace.produce(values)
 
-    status = workspace.train_until_end()
+    status = workspace.train_until_end("--no-compact")
 
     assert status["samples_trained"] == NUM_MESSAGES - len(expected)
     assert status["dead_letters"] == Counter(expected.values())
@@ -38,7 +38,7 @@ def test_a_topic_of_malformed_messages_is_read_to_its_end(workspace: Workspace) 
     workspace.start_broker()
     workspace.produce([corrupt(value, kind)[0] for kind, value in enumerate(valid)])
 
-    status = workspace.train_until_end()
+    status = workspace.train_until_end("--no-compact")
 
     assert status["samples_trained"] == 0
     assert sum(status["dead_letters"].values()) == 10

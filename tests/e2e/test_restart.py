@@ -25,11 +25,11 @@ def test_counts_and_scores_continue_after_a_stop(workspace: Workspace) -> None:
     values = make_clicks(6_000)
     workspace.start_broker()
     workspace.produce(values[:4_000])
-    first = workspace.train_until_end()
+    first = workspace.train_until_end("--no-compact")
     assert first["samples_trained"] == 4_000
 
     workspace.produce(values[4_000:])
-    second = workspace.train_until_end()
+    second = workspace.train_until_end("--no-compact")
 
     assert second["samples_trained"] == 6_000
     assert second["epoch"] > first["epoch"]
@@ -48,5 +48,5 @@ def test_every_sample_counts_once_after_kills(workspace: Workspace) -> None:
         workspace.stop(trainer, by=signal.SIGKILL)
     workspace.produce(values[20_000:])
 
-    assert workspace.train_until_end()["samples_trained"] == 30_000
+    assert workspace.train_until_end("--no-compact")["samples_trained"] == 30_000
     assert_served_counts(workspace, values)

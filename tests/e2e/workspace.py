@@ -70,9 +70,9 @@ class Workspace:
         number = len(self.processes)
         return self.folder / f"{number}-{name}.out", self.folder / f"{number}-{name}.err"
 
-    def train_until_end(self) -> dict[str, Any]:
+    def train_until_end(self, *options: str) -> dict[str, Any]:
         """Run `springtide train --until-end`; return the status that it prints last."""
-        done = self.run("train", "--until-end")
+        done = self.run("train", "--until-end", *options)
         assert done.returncode == 0, done.stderr[-3000:]
         status: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return status

@@ -44,7 +44,7 @@ def test_a_rollback_restores_the_rows_except_those_erased_since(log, seed):
             number = random.rng.choice([known for known in random.worlds if known >= oldest])
             gone = {key for version, keys in random.ordered.items() if version > number for key in keys}
             rollback = build_rollback(
-                log.directory, number, window_samples=100, range_bytes=random.rng.choice([400, 1 << 30])
+                log.directory, number, window_samples=100, range_bytes=random.rng.choice([2_000, 1 << 30])
             )
             then = {
                 key: row

@@ -24,7 +24,7 @@ def test_a_rollback_across_a_gap_restores_the_rows_except_those_erased_since(log
         index = LogIndex(log.directory)
         assert isinstance(versions_between(index, made.pinned, index.numbers[-1]), ImageRange)
         gone = {key for version, keys in made.random.ordered.items() if version > made.pinned for key in keys}
-        rollback = build_rollback(log.directory, made.pinned, window_samples=100, range_bytes=400)
+        rollback = build_rollback(log.directory, made.pinned, window_samples=100, range_bytes=2_000)
         tip = made.writer.append(rollback.meta, rollback.arrays)
         made.writer.sync()
         horizon = made.random.horizon
@@ -40,7 +40,7 @@ def test_a_diff_across_a_gap_counts_what_a_dictionary_counts(log: WriterLog) -> 
         index = LogIndex(log.directory)
         newest = max(made.random.worlds)
         then, now = made.rows, made.random.worlds[newest]
-        difference = diff_versions(index, made.pinned, newest, range_bytes=400)
+        difference = diff_versions(index, made.pinned, newest, range_bytes=2_000)
         assert difference.has_gap
         total = difference.total
         assert total.added == len(now.keys() - then.keys())
