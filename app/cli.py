@@ -15,22 +15,22 @@ from typing import NoReturn, Protocol
 from app.errors import UserError
 from app.processes.parent_death import die_with_supervisor
 
-COMMANDS = (
-    "demo",
-    "run",
-    "train",
-    "compact",
-    "serve",
-    "broker",
-    "check",
-    "init",
-    "evaluate",
-    "replay",
-    "simulate",
-    "forget",
-    "versions",
-    "bench",
-)
+COMMANDS = {  # name -> module in app/commands, in the order of --help
+    "demo": "tools.demo",
+    "run": "run",
+    "train": "train",
+    "compact": "compact",
+    "serve": "serve",
+    "broker": "broker",
+    "check": "tools.check",
+    "init": "tools.init",
+    "evaluate": "tools.evaluate",
+    "replay": "tools.replay",
+    "simulate": "tools.simulate",
+    "forget": "forget",
+    "versions": "versions",
+    "bench": "tools.bench",
+}
 
 
 NEW_NAMES = {"merge": "compact"}  # former name -> what to suggest
@@ -62,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(check_command(argv))
         die_with_supervisor()
         set_up_logging(debug)
-        command: Subcommand = importlib.import_module(f"app.commands.{arguments.command}")
-        return command.run(arguments)
+        return load_command(arguments.command).run(arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -82,12 +81,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="springtide", description=description)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name in COMMANDS:
-        command: Subcommand = importlib.import_module(f"app.commands.{name}")
+        command = load_command(name)
         child = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
         child.add_argument("--config", metavar="FILE", help="configuration file (default: ./springtide.toml)")
         child.add_argument("--debug", action="store_true", help="show the traceback of errors, and debug logs")
         command.add_arguments(child)
     return parser
+
+
+def load_command(name: str) -> Subcommand:
+    """Import the module of a command."""
+    command: Subcommand = importlib.import_module(f"app.commands.{COMMANDS[name]}")
+    return command
 
 
 def check_command(argv: list[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""The subcommands of `springtide`, one file each: HELP, add_arguments, run. Heavy imports are inside `run`."""
+"""The subcommands of `springtide`, one module each: HELP, add_arguments, run. Heavy imports are inside `run`."""

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from app.errors import UserError
 
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     folder = root / "tests" / "bench"
     if not folder.is_dir():
         raise UserError("bench needs a checkout of Springtide: this installation has no tests/bench")

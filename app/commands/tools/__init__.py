@@ -1,0 +1,1 @@
+"""Subcommands around the service: demo, init, check, evaluate, replay, simulate, bench."""
