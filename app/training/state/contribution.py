@@ -1,4 +1,4 @@
-"""What each rank tells all others between two steps, before a version is cut or the status is written.
+"""What each rank sends to all others between two steps, before a checkpoint is taken or the status is written.
 
 Afterwards every rank knows what one process alone would know of the whole stream: positions, watermarks, dead letters,
 scores, record times. So rank 0's version is complete, and all ranks decide alike.
@@ -47,9 +47,9 @@ class Contribution:
         budget, learner, stream = state.row_budget, state.learner, state.stream
         return Contribution(
             stream=stream.progress(),
-            features=[step.features for step in state.unmerged],
+            features=state.unshared.features(),
             record_ms_N=state.own_record_times(),
-            strings=state.take_untold_strings(),
+            strings=state.unshared.take_strings(),
             expiry_cutoffs=learner.table.expiry_cutoffs,
             clocks=(learner.steps, stream.samples_trained, stream.clock.now_ms),
             sampled_until=0 if budget is None else budget.sample.last_mixed,
@@ -87,11 +87,10 @@ class Together:
         if len(set(clocks)) > 1:
             raise DivergedError(f"the ranks have come apart (steps, samples, event clock): {clocks}; start them again")
         state.stream.merge([one.stream for one in self.contributions])
-        state.merge_steps([one.features for one in self.contributions])
-        state.merge_strings([one.strings for one in self.contributions])
+        state.unshared.merge([one.features for one in self.contributions], [one.strings for one in self.contributions])
         cutoffs: dict[int, int] = {}
         for one in self.contributions:
             for feature, before_ms in one.expiry_cutoffs.items():
                 cutoffs[feature] = max(before_ms, cutoffs.get(feature, before_ms))
         state.learner.table.raise_expiry_cutoffs(cutoffs)
-        state.merge_cut([one.record_ms_N for one in self.contributions], self.contributions[0].sampled_until)
+        state.prepare_checkpoint([one.record_ms_N for one in self.contributions], self.contributions[0].sampled_until)

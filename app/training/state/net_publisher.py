@@ -13,8 +13,8 @@ from springtide_client.format.tensors import Arrays
 from torch import Tensor
 
 from app.models.wide.wide_part import NAME
+from app.training.device.net_buffers import NetBuffers
 from app.training.optimization.net_update import ACCUMULATED
-from app.training.state.net_buffers import NetBuffers
 from app.training.state.version_tensors import with_prefix
 from app.training.step.learner import Learner
 from app.version_log.config import LogConfig

@@ -20,7 +20,7 @@ from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """What one of several ranks knows of its partitions, and its dead letters since the others were told."""
+    """What one of several ranks knows of its partitions, and its dead letters since the last exchange."""
 
     positions: dict[Partition, Position]
     watermarks: dict[Partition, int]
@@ -45,7 +45,7 @@ class StreamState:
         self.erasures: list[Erasure] = []  # those whose ids the stream from `positions` on still contains
         self.logged_erasures: list[Erasure] = []  # all that the log had when learning began
         self.high_water_marks: dict[Partition, Position] = {}  # how far it was ever learned, where further than now
-        self._untold_letters: dict[str, int] = {}  # dead letters that the other ranks have not been told about
+        self._unshared_letters: dict[str, int] = {}  # dead letters since the last exchange, by reason
 
     def advance(self, batch: Batch, *, limit_ms: int | None, num_samples: int | None = None) -> None:
         """Move past a batch; the event clock goes no further than `limit_ms`.
@@ -55,7 +55,7 @@ class StreamState:
         self.samples_trained += len(batch) if num_samples is None else num_samples
         for letter in batch.dead_letters:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
-            self._untold_letters[letter.reason] = self._untold_letters.get(letter.reason, 0) + 1
+            self._unshared_letters[letter.reason] = self._unshared_letters.get(letter.reason, 0) + 1
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         if self.share.num_ranks == 1:
@@ -75,7 +75,7 @@ class StreamState:
             {partition: at for partition, at in self.positions.items() if holds(partition)},
             {partition: event_ms for partition, event_ms in self.clock.watermarks.items() if holds(partition)},
             {partition for partition in self.clock.idle if holds(partition)},
-            dict(self._untold_letters),
+            dict(self._unshared_letters),
         )
 
     def merge(self, of_ranks: Sequence[StreamProgress]) -> None:
@@ -87,7 +87,7 @@ class StreamState:
                 self.dead_letters[reason] = self.dead_letters.get(reason, 0) + count
         self.clock.idle = set().union(*(progress.idle for progress in of_ranks))
         self.positions = dict(sorted(self.positions.items()))
-        self._untold_letters = {}
+        self._unshared_letters = {}
 
     @property
     def max_positions(self) -> dict[Partition, Position]:

@@ -1,12 +1,12 @@
 """Everything that training needs to continue exactly: it advances by batches, and versions hold it completely."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.features import Features, IdStrings
+from springtide_client.features import Features
 from springtide_client.format.records import CommandEntry, Record, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.schema import Schema
@@ -21,6 +21,7 @@ from app.training.state.replay import replay_log
 from app.training.state.row_budget import RowBudget, RowsOfDelta
 from app.training.state.stream_state import StreamState
 from app.training.state.unpublished import Unpublished, sample_times
+from app.training.state.unshared import Unshared
 from app.training.state.version_tensors import (
     Arrays,
     deltas_to_arrays,
@@ -42,13 +43,6 @@ from stream.positions import Partition, Position, positions_to_meta
 ROW_OVERHEAD_BYTES = 26  # feature, id, count and last-seen of a row in a version
 COLUMNS_OF_A_CROSS = 2  # weight and information, for each label
 NAME_BYTES = 128  # of an array in a file
-
-
-class UnmergedStep(NamedTuple):
-    """A step of all ranks whose samples are not counted yet, as their features are spread over the ranks."""
-
-    report: StepReport  # of all samples
-    features: Arrays  # what scores keep of this rank's
 
 
 class TrainingState:
@@ -86,9 +80,7 @@ class TrainingState:
             ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
         )
         self._unpublished = Unpublished(self._item_layout)
-        self.unmerged: list[UnmergedStep] = []
-        self._num_unmerged = 0  # samples of those steps
-        self._untold_strings: list[IdStrings] = []
+        self.unshared = Unshared(scores, self._segment_names)
         self._record_ms: list[int] | None = None  # of the samples of all ranks
         self._sampled_until = 0
         self._published_step = 0
@@ -123,7 +115,10 @@ class TrainingState:
             self._batch_in_progress = None
             self.finish_step()  # its report has arrived while this step was prepared
             self._pending_report, self._pending_features = report, batch.features
-        self._add_strings(batch.id_strings)
+        if self.ranks.is_alone:
+            self._segment_names.add(batch.id_strings)
+        else:
+            self.unshared.add_strings(batch.id_strings)
         if not self.learner.reports_late:
             self.finish_step()
         num_samples = len(batch) if self.ranks.is_alone else self.learner.num_samples - num_before
@@ -141,48 +136,19 @@ class TrainingState:
             if self.ranks.is_alone:
                 self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
             elif features is not None:
-                self._keep_unmerged(report, features)
+                assert self.learner.union is not None
+                num_before = sum(self.learner.union.agreed.num_samples_R[: self.ranks.rank])
+                self.unshared.add_step(report, features, num_before)
             if np.isfinite(report.loss):
                 self._loss = report.loss
 
-    def _keep_unmerged(self, report: StepReport, features: Features) -> None:
-        assert self.learner.union is not None
-        before = sum(self.learner.union.agreed.num_samples_R[: self.ranks.rank])
-        first = self._scores.num_samples + self._num_unmerged + before
-        self.unmerged.append(UnmergedStep(report, self._scores.columns_of(features, first)))
-        self._num_unmerged += len(report.weights_N)
-
-    def merge_steps(self, features_R: Sequence[Sequence[Arrays]]) -> None:
-        """Count the samples of all unmerged steps; of each rank, what scores keep of its features in each step."""
-        for step, *parts in zip(self.unmerged, *features_R, strict=True):
-            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            report = step.report
-            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, columns=columns)
-        self.unmerged, self._num_unmerged = [], 0
-
-    def merge_strings(self, strings_R: Sequence[Iterable[IdStrings]]) -> None:
-        """Take over the texts of ids that other ranks have read."""
-        for strings in strings_R:
-            self._segment_names.add(strings)
-
-    def merge_cut(self, record_ms_R: Sequence[npt.NDArray[np.int64]], sampled_until: int) -> None:
-        """Note what the next version takes from all ranks: record times, and rank 0's bound of sampled rows."""
+    def prepare_checkpoint(self, record_ms_R: Sequence[npt.NDArray[np.int64]], sampled_until: int) -> None:
+        """Note what the next version says of all ranks: record times, and rank 0's bound of sampled rows."""
         self._record_ms, self._sampled_until = sample_times(record_ms_R), sampled_until
 
     def own_record_times(self) -> npt.NDArray[np.int64]:
         """Return the record times of this rank's samples since the newest version."""
         return self._unpublished.record_times()
-
-    def take_untold_strings(self) -> list[IdStrings]:
-        """Return texts by whose ids scores are split, once."""
-        strings, self._untold_strings = self._untold_strings, []
-        return strings
-
-    def _add_strings(self, strings: list[IdStrings]) -> None:
-        if self.ranks.is_alone:
-            self._segment_names.add(strings)
-        elif self._scores.by:
-            self._untold_strings += strings
 
     @property
     def samples_trained(self) -> int:

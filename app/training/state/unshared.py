@@ -1,0 +1,59 @@
+"""What one of several ranks has learned since the ranks last exchanged: scores need the samples of all, in order."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from springtide_client.features import Features, IdStrings
+from springtide_client.format.tensors import Arrays
+
+from app.scores.progressive import ProgressiveScores
+from app.scores.segments.names import SegmentNames
+from app.training.step.report import StepReport
+
+
+class UnsharedStep(NamedTuple):
+    """A step of all ranks whose samples are not counted in the scores yet: their features are spread over the ranks."""
+
+    report: StepReport  # of all samples
+    features: Arrays  # what scores keep of this rank's
+
+
+class Unshared:
+    """Keeps steps and texts of ids until all ranks have exchanged theirs; then counts them."""
+
+    def __init__(self, scores: ProgressiveScores, segment_names: SegmentNames) -> None:
+        self._scores, self._segment_names = scores, segment_names
+        self._steps: list[UnsharedStep] = []
+        self._num_samples = 0  # of those steps, on all ranks
+        self._strings: list[IdStrings] = []
+
+    def add_step(self, report: StepReport, features: Features, num_before: int) -> None:
+        """Keep a step's report. `num_before`: samples of the same step on the ranks below this one."""
+        first = self._scores.num_samples + self._num_samples + num_before
+        self._steps.append(UnsharedStep(report, self._scores.columns_of(features, first)))
+        self._num_samples += len(report.weights_N)
+
+    def add_strings(self, strings: list[IdStrings]) -> None:
+        """Keep texts by whose ids scores are split."""
+        if self._scores.by:
+            self._strings += strings
+
+    def features(self) -> list[Arrays]:
+        """Return, of each step, what scores keep of this rank's features."""
+        return [step.features for step in self._steps]
+
+    def take_strings(self) -> list[IdStrings]:
+        """Return texts by whose ids scores are split, once."""
+        strings, self._strings = self._strings, []
+        return strings
+
+    def merge(self, features_R: Sequence[Sequence[Arrays]], strings_R: Sequence[Iterable[IdStrings]]) -> None:
+        """Count the samples of all steps, and take over texts, given each rank's `features` and `take_strings`."""
+        for step, *parts in zip(self._steps, *features_R, strict=True):
+            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            report = step.report
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, columns=columns)
+        self._steps, self._num_samples = [], 0
+        for strings in strings_R:
+            self._segment_names.add(strings)
