@@ -60,9 +60,10 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
     parts: Annotated[
         tuple[str, ...],
         Meta(
-            description='The servers of all parts, in the order of their ranges: `["http://a:8000", "http://b:8000"]`. '
-            "With them, predictions use rows of all parts, and 421 tells the owner's address. Without `range` this "
-            "server holds no rows and routes every request. Each is shown the first token with the scope `read`."
+            description="Addresses of the servers of all parts, in the order of their ranges: "
+            '`["http://a:8000", "http://b:8000"]`. With them this server can predict, with rows of all parts; for a '
+            "key of another part it answers 421 with the address of its server. Without `range` this server holds no "
+            "rows and sends every request on to the others, with the first token that has the scope `read`."
         ),
     ] = ()
     router: Annotated[

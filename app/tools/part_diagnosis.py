@@ -1,4 +1,4 @@
-"""Finds what is wrong between the servers of a table in parts: `springtide check`."""
+"""What `springtide check` says of a table that several servers hold in parts: does each answer, with its own part?"""
 
 import json
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ def check_parts(config: ServeConfig) -> Iterator[tuple[Literal["ok", "note", "pr
     """Ask the server of each part which range it holds."""
     if not config.parts:
         if config.range is not None:
-            hint = "it neither routes nor predicts, set [serve] parts for that"
-            yield "note", f"part: {config.range}, of servers that are not told to this one: {hint}"
+            hint = "set [serve] parts to the addresses of all servers if it is to predict, or to answer for other keys"
+            yield "note", f"part: this server looks up the rows of {config.range}, and nothing else: {hint}"
         return
     servers = PartServers(config.parts, timeout_seconds=TIMEOUT_SECONDS)
     for index, url in enumerate(servers.urls):

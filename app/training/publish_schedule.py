@@ -1,4 +1,4 @@
-"""Decides how long after a version the next one may be cut: soon while caught up, seldom while behind."""
+"""Decides how long after a version the next one may be written: soon while caught up, seldom while behind."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from collections.abc import Callable
 BEHIND_SECONDS = 0.5
 # a version without samples only moves the time until which everything is learned
 HEARTBEAT_SECONDS = 0.1
-# what cutting versions may take of the loop's time
+# what checkpoints may take of the loop's time
 MAX_SHARE, MAX_SHARE_BEHIND = 0.25, 0.05
 WEIGHT = 0.2  # of the newest version in the mean cost
 MAX_SECONDS = 10.0  # however expensive a version is
@@ -21,12 +21,12 @@ class PublishSchedule:
 
     def __init__(self, publish_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.publish_seconds = publish_seconds
-        self.cost_seconds = 0.0  # of cutting one version, in the loop; a mean of the newest ones
+        self.cost_seconds = 0.0  # of one version, in the loop; a mean of the newest ones
         self._clock = clock
         self._started_at = float("-inf")
 
     def start(self) -> None:
-        """Note that a version is being cut: the next one counts from now."""
+        """Note that a version is being written: the next one counts from now."""
         self._started_at = self._clock()
 
     def add_cost(self, seconds: float) -> None:
@@ -44,5 +44,5 @@ class PublishSchedule:
         return self._started_at + max(self.publish_seconds, HEARTBEAT_SECONDS)
 
     def due_at(self, *, is_behind: bool) -> float:
-        """The time, by the schedule's clock, from which on the next version may be cut."""
+        """The time, by the schedule's clock, from which on the next version may be written."""
         return self._started_at + self.interval_seconds(is_behind=is_behind)

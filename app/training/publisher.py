@@ -94,7 +94,7 @@ class Publisher:
 
         `exact`: a restart must be able to continue from this version; so it must from one that carries a command.
         Returns False, and publishes nothing, if the gate holds the model back or the letters cannot be delivered.
-        All ranks, after they have told each other what they know: what speaks against it on one counts for all.
+        All ranks, after they have exchanged what they know: what speaks against it on one counts for all.
         """
         state, ranks = session.state, session.ranks
         self._schedule.start()

@@ -1,4 +1,4 @@
-"""Which rank holds a key: the mixed hash (springtide_client.keys) is cut into contiguous ranges of equal size."""
+"""Which rank holds a key: the mixed hash (springtide_client.keys) is divided into contiguous ranges of equal size."""
 
 # U keys, N rows, R ranks
 import numpy as np

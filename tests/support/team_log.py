@@ -57,7 +57,7 @@ class Team:
         return self.writers[0]
 
     def put(self, rows: dict[Key, Row], forgotten: list[Key] = [], **meta: object) -> int:  # noqa: B006
-        """Cut a version: every rank appends the rows of its keys. Returns its number."""
+        """Write a version: every rank appends the rows of its keys. Returns its number."""
         size = len(self.writers)
         numbers = set()
         meta = {"fingerprint": SCHEMA.fingerprint(), **meta}

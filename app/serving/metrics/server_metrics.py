@@ -67,7 +67,7 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     metrics.gauge(
         "springtide_part_number", "The range of keys whose rows this server holds; 0: none.", aggregation="max"
     )
-    metrics.gauge("springtide_parts", "Into how many ranges the keys are cut.", aggregation="max")
+    metrics.gauge("springtide_parts", "Into how many ranges the keys are divided.", aggregation="max")
     metrics.histogram(
         "springtide_part_request_duration_seconds",
         "Until the server of another part had responded, by its range and outcome: ok, version, failed.",

@@ -85,7 +85,7 @@ class CatchUp:
         self._ended_ms: int | None = None
 
     def observe(self, record_ms: Sequence[int], *, servable_ms: int) -> None:
-        """Add records of a version that was cut while the trainer was behind."""
+        """Add records of a version that was written while the trainer was behind."""
         with self._lock:
             if self._ended_ms is not None or not self._first_ms:
                 self._ages.clear()
@@ -94,7 +94,7 @@ class CatchUp:
             self._ages.extend(max(0, servable_ms - timestamp_ms) for timestamp_ms in record_ms)
 
     def end(self, servable_ms: int) -> None:
-        """Note a version that was cut while caught up."""
+        """Note a version that was written while caught up."""
         with self._lock:
             if self._first_ms and self._ended_ms is None:
                 self._ended_ms = servable_ms

@@ -121,7 +121,7 @@ class RowWriter:
             highest = int(block.mixed[-1])
             first, last = owners_of(block.mixed[[0, -1]], self._num_ranges).tolist()
             for index in range(first, last + 1):
-                part = HashRange(index + 1, self._num_ranges).cut(block)
+                part = HashRange(index + 1, self._num_ranges).select(block)
                 if len(part):
                     yield index, part
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PendingState:
-    """The exact state of a version, captured when it was cut: `arrays` must not change until it is `done`."""
+    """The exact state of a version, as of its checkpoint: `arrays` must not change until it is `done`."""
 
     arrays: Arrays
     version: PendingRecord | None = None

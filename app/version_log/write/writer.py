@@ -28,7 +28,7 @@ from app.version_log.write.segments import SegmentWriter
 from app.version_log.write.state_writer import PendingState, StateWriter
 from app.version_log.write.trainer_lock import WAIT_SECONDS
 
-SEGMENTS = 32  # the least number of files that log_bytes is cut into: only whole files are deleted
+SEGMENTS = 32  # the least number of files that log_bytes is divided into: only whole files are deleted
 MEASURE_SECONDS = 0.1  # while the trainer waits for room
 # a log that is asked for a version this often is followed for its freshness, and its versions are small
 FRESH_SECONDS = 0.1

@@ -49,4 +49,4 @@ def test_each_part_is_asked_what_it_holds() -> None:
 def test_a_part_alone_and_a_server_of_everything() -> None:
     assert list(check_parts(ServeConfig())) == []
     ((state, text),) = check_parts(ServeConfig(range="1/4"))
-    assert (state, text.startswith("part: 1/4, of servers that are not told")) == ("note", True)
+    assert (state, text.startswith("part: this server looks up the rows of 1/4, and nothing else")) == ("note", True)

@@ -1,4 +1,4 @@
-"""How long after a version the next one may be cut."""
+"""How long after a version the next one may be written."""
 
 import pytest
 

@@ -185,7 +185,7 @@ class ViewTable:
         layer = record_layer(tensors, spec.dim, state_width, tables=table_names, table=self.name)
         if not self.hash_range.is_all:
             # copied: views of the record would keep all of it in memory
-            layer = self.hash_range.cut(layer)
+            layer = self.hash_range.select(layer)
             layer = (with_wide_columns(layer, spec) if spec.wide_width else layer).copied()
         elif spec.wide_width:
             layer = with_wide_columns(layer, spec)

@@ -1,4 +1,4 @@
-"""A part of all keys: the mixed hash is cut into contiguous ranges of equal size, as ranks cut it.
+"""A part of all keys: the mixed hash is divided into contiguous ranges of equal size, as among the trainer's ranks.
 
 Bases are sorted by mixed key, so the rows of a range are one slice of each.
 """
@@ -65,7 +65,7 @@ class HashRange:
         end = len(mixed_n) if self.number == self.count else int(mixed_n.searchsorted(np.uint64(self.end)))
         return slice(first, 0 if self.is_empty else end)
 
-    def cut(self, layer: RowLayer) -> RowLayer:
+    def select(self, layer: RowLayer) -> RowLayer:
         """Return the rows of a layer that are in the range. Nothing is copied."""
         return layer if self.is_all else layer.take(self.slice_of(layer.mixed))
 
