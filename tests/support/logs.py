@@ -16,6 +16,7 @@ import numpy as np
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string, mix_keys
+from springtide_client.rows.hash_range import owners_of
 from springtide_client.schema import Schema
 
 from tests.support.records import encode_record
@@ -229,8 +230,8 @@ class HandWrittenLog:
         numbers = np.array(sorted(blocks), np.int64)
         return {"sketch.block": numbers[::-1], "sketch.bytes": self.sketch[numbers[::-1]]}
 
-    def write_base(self) -> Path:
-        """Write the present state as a base and return its folder; tombstones end in it."""
+    def write_base(self, num_ranges: int = 1) -> Path:
+        """Write the present state as a base, rows in so many files, and return its folder; tombstones end in it."""
         self.tombstones.clear()
         folder = self.path / f".tmp-base-{self.number:020d}"
         folder.mkdir()
@@ -240,9 +241,14 @@ class HandWrittenLog:
             mixed = mix_keys(columns["feature"], columns["id"])
             order = np.argsort(mixed, kind="stable")
             columns = {name: column[order] for name, column in {"mixed": mixed, **columns}.items()}
-            write_safetensors(folder / (f"rows.{table}.safetensors" if table else "rows.safetensors"), columns)
-            if not table:
-                write_safetensors(folder / "optimizer.safetensors", {"state": self.states_of(held)[order]})
+            states = self.states_of(held)[order]
+            for number in range(num_ranges):
+                own = owners_of(columns["mixed"], num_ranges) == number
+                ending = f"-{number + 1:05d}-of-{num_ranges:05d}.safetensors" if num_ranges > 1 else ".safetensors"
+                part = {name: column[own] for name, column in columns.items()}
+                write_safetensors(folder / f"rows{'.' * bool(table)}{table}{ending}", part)
+                if not table:
+                    write_safetensors(folder / f"optimizer{ending}", {"state": states[own]})
         dense = {f"dense.{name}": np.asarray(array) for name, array in self.dense.items()}
         write_safetensors(folder / "dense.safetensors", dense | {"state.step": np.zeros(1, np.float32)})
         if self.id_strings:
@@ -268,6 +274,7 @@ class HandWrittenLog:
             "model": {"name": "toy", "options": {}},
             "meta": json.loads(msgspec.json.encode(meta)),
             "files": files,
+            "num_ranges": num_ranges,
         }
         (folder / "manifest.json").write_bytes(encode_checksummed_json(manifest))
         path = self.path / f"base-{self.number:020d}"

@@ -10,6 +10,8 @@ import pytest
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
+from springtide_client.keys import mix_keys
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 from tests.client.log_server import TOKEN, FaultyLogServer
 from tests.support.waiting import wait_until
@@ -43,9 +45,11 @@ def follow(tmp_path):
     """Followers of a server, each in a thread of its own, closed at the end."""
     made: list[tuple[Follower, HttpLog]] = []
 
-    def start(server: FaultyLogServer, *, token: str = TOKEN, cache_dir=tmp_path / "cache") -> Follower:
-        source = HttpLog(server.url, token=token, cache_dir=cache_dir)
-        follower = Follower(source, wait=source.wait)
+    def start(
+        server: FaultyLogServer, *, token: str = TOKEN, cache_dir=tmp_path / "cache", hash_range=ALL_KEYS
+    ) -> Follower:
+        source = HttpLog(server.url, token=token, cache_dir=cache_dir, hash_range=hash_range)
+        follower = Follower(source, wait=source.wait, hash_range=hash_range)
         made.append((follower, source))
         follower.start()
         return follower
@@ -112,6 +116,20 @@ def test_only_files_for_serving_are_downloaded(serve, follow, tmp_path) -> None:
     assert follower.view.row_info(0, 1)["count"] == 1
     with pytest.raises(OSError, match=r"optimizer\.safetensors"):
         _ = follower.view.base.states
+
+
+@pytest.mark.parametrize(("text", "expected"), [("3/4", {3}), ("2/2", {3, 4}), ("1/3", {1, 2})])
+def test_a_part_downloads_the_files_of_its_keys(serve, follow, tmp_path, text, expected) -> None:
+    server, own = serve(), HashRange.parse(text)
+    log = server.log
+    log.append({(0, i): row(log, i) for i in range(100)})
+    log.write_base(num_ranges=4)
+    follower = follow(server, hash_range=own)
+    wait_until(follows(follower, log.number))
+    requested = {path.rpartition("/")[2] for path, _ in server.requests if "/rows" in path}
+    assert requested == {f"rows-{number:05d}-of-00004.safetensors" for number in expected}
+    found = follower.view.lookup(np.zeros(100, np.uint16), np.arange(100))[1] == 0
+    np.testing.assert_array_equal(found, own.holds(mix_keys(np.zeros(100, np.uint16), np.arange(100))))
 
 
 def test_a_base_beyond_the_disk_limit_is_refused_with_the_bytes_it_needs(serve, tmp_path) -> None:

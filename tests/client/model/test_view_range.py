@@ -27,11 +27,11 @@ def mapped_bytes(view: View) -> int:
     return sum(len(pages) for pages in maps.values() if isinstance(pages, mmap.mmap))
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_parts_hold_their_share_and_together_all(make_log, count) -> None:
+@pytest.mark.parametrize(("count", "num_files"), [(2, 1), (3, 1), (2, 4), (3, 2)])
+def test_parts_hold_their_share_and_together_all(make_log, count, num_files) -> None:
     log = make_log()
     log.append({(0, i): row(log, i) for i in range(400)})
-    log.write_base()
+    log.write_base(num_files)
     log.append({(0, i): row(log, i + 1) for i in range(300, 600)}, [(0, i) for i in range(0, 300, 3)])
     whole = newest(log)
     rows, status = whole.lookup(FEATURES, IDS)

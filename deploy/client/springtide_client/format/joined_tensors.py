@@ -103,7 +103,8 @@ def _join(name: str, files: Sequence[_TensorFile]) -> Array:
     if not pieces:
         array: Array = np.empty(shape, kind.dtype)
     else:
-        skipped = position = pieces[0].offset % PAGE
+        # an address as aligned as numbers of this size need to be; files of other writers may have them anywhere
+        skipped = position = 0 if pieces[0].offset % kind.dtype.itemsize else pieces[0].offset % PAGE
         num_bytes = skipped + sum(piece.num_bytes for piece in pieces)
         # owns the addresses: read-only and private, so that it takes no memory before a page of it is copied
         pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
