@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import NOT_ADMITTED, UNKNOWN, View
-from springtide_client.model.wide_prediction import predict_wide
 
 from app.training.bootstrap import load_state
 from app.version_log.write.writer import LogWriter
@@ -50,13 +49,13 @@ def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, edits):
             batch.features.categorical_NC[:, 1] %= 60
             before = []
             for view in (plain, compiled):
-                predicted = predict_wide(view, batch.features)
+                predicted = view.predict_wide(batch.features)
                 before.append(predicted.logits_NL.astype(np.float32))
                 seen |= set(predicted.status_K.tolist())
             np.testing.assert_array_equal(*before)
             parts = [(0, 1), (1, 24)] if is_counted else [(0, 24)]
             first, *others = [cut(batch, *part) for part in parts]
-            served_NL = predict_wide(plain, first.features).logits_NL.astype(np.float32)
+            served_NL = plain.predict_wide(first.features).logits_NL.astype(np.float32)
             state.learn(first)
             # the samples after the first are scored by what the ones before them taught
             # the trainer counts an id as often as its batch has it before it admits it, a call counts it once

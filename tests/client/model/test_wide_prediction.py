@@ -9,7 +9,6 @@ from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view import FORGOTTEN, NOT_ADMITTED, UNKNOWN, View, sigmoid
-from springtide_client.model.wide_prediction import predict_wide
 from springtide_client.wide.layout import wide_width
 
 from kernels.cpu.serving.layer_search import LayerSearchCache
@@ -22,7 +21,7 @@ def assert_scores_as_oracle(view: View, log: WideLog, instances: list[dict]) -> 
     features = encode_instances(view.schema, instances)
     inputs = assemble(view.schema, features, view.rows_for_model(*lookup_keys(view.schema, features))[0])
     net_NL = view.model.logits(view.parameters, inputs).astype(float)
-    logits_NL = predict_wide(view, features).logits_NL
+    logits_NL = view.predict_wide(features).logits_NL
     expected = [log.logits(instance, net) for instance, net in zip(instances, net_NL.tolist(), strict=True)]
     assert logits_NL.tolist() == expected
     np.testing.assert_array_equal(view.predict(features), sigmoid(logits_NL).astype(np.float32))

@@ -20,9 +20,10 @@ from springtide_client.features import Features
 from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.links import value_of
 from springtide_client.log.base import MODEL, Base
-from springtide_client.model.inputs import assemble, lookup_keys
+from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
+from springtide_client.model.model_rows import ModelRows
 from springtide_client.model.view_table import ViewTable
-from springtide_client.model.wide_prediction import predict_wide
+from springtide_client.model.wide_prediction import WidePrediction, predict_wide
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
@@ -117,13 +118,9 @@ class View:
         return self.tables[MAIN_TABLE] if len(self.tables) == 1 else None
 
     @cached_property
-    def model_table(self) -> ViewTable | None:
-        """The table that holds the rows of all features, bins of dense ones included; None where there are several."""
-        numbers = [self.schema.number(name) for name in self.schema.features]
-        numbers += [self.schema.dense_number(name) for name in self.schema.dense]
-        names = {self.table_names.name_of(number) for number in numbers} or {MAIN_TABLE}
-        table = self.tables[names.pop()]
-        return table if not names and table.dim == self.dim else None
+    def model_rows(self) -> ModelRows:
+        """The rows as a model sees them."""
+        return ModelRows.of(self.tables, self.table_names, self.dim, self.schema)
 
     def table_of(self, feature: int) -> ViewTable:
         """Return the table that holds the rows of a feature."""
@@ -198,14 +195,7 @@ class View:
         gets the shared row of its feature, also one that was never seen; any other the initial value that its row would
         be created with. Rows of narrower tables end in zeros.
         """
-        if self.model_table is not None:
-            return self.model_table.rows_for_model(features_K, ids_K)
-        rows_KD, status_K = np.zeros((len(ids_K), self.dim), np.float32), np.empty(len(ids_K), np.uint8)
-        places_K = self.table_names.places(features_K)
-        for place in np.unique(places_K).tolist():
-            at_M, table = np.flatnonzero(places_K == place), self.tables[self.table_names.names[place]]
-            rows_KD[at_M, : table.dim], status_K[at_M] = table.rows_for_model(features_K[at_M], ids_K[at_M])
-        return rows_KD, status_K
+        return self.model_rows(features_K, ids_K)
 
     def predict(self, features: Features) -> Float32Array:
         """Return predictions float32 (N, L) in the order of the schema's labels: probabilities, or values."""
@@ -214,7 +204,7 @@ class View:
     def predict_with_status(self, features: Features) -> tuple[Float32Array, UInt8Array]:
         """Return predictions (N, L), and the status (K) of each key of `lookup_keys`, in its order."""
         if self.wide is not None:
-            predicted = predict_wide(self, features)
+            predicted = self.predict_wide(features)
             return predictions_of(self.schema, predicted.logits_NL), predicted.status_K
         features_K, ids_K = lookup_keys(self.schema, features)
         rows_KD, status_K = self.rows_for_model(features_K, ids_K)
@@ -223,6 +213,15 @@ class View:
             logits_NL = self.model.logits(self.parameters, inputs)
             return predictions_of(self.schema, logits_NL.astype(np.float64)), status_K
         return self.model.predict(self.parameters, inputs), status_K
+
+    def predict_wide(self, features: Features) -> WidePrediction:
+        """Return the logits of a version with a wide part."""
+        assert self.wide is not None
+
+        def net(inputs: ModelInputs) -> Float32Array:
+            return self.model.logits(self.parameters, inputs)
+
+        return predict_wide(features, self.schema, self.wide, self.wide_steps, self.model_rows, net)
 
     def apply(self, record: Record) -> "View":
         """Return the view of the next version; GapError if the record is not its child, or of another schema."""

@@ -5,7 +5,6 @@ import pytest
 from springtide_client.keys import CROSSES
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-from springtide_client.model.wide_prediction import cross_rows
 
 from app.training.bootstrap import load_state
 from app.training.state.spill_gc import SpillGC
@@ -88,7 +87,7 @@ def test_bases_hold_the_crosses_and_servers_read_the_same(tmp_path):
     for record in directory.records(view.tip):
         view = view.apply(record)
     ids, rows = crosses_of(state)
-    served = cross_rows(view, ids)
+    served = view.model_rows.cross_rows(ids)
     assert {row_id: row.tobytes() for row_id, row in zip(ids.tolist(), served, strict=True)} == rows
     assert view.dim == table.dim == 4
     end(state, log)
