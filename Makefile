@@ -15,7 +15,7 @@ GPU_PLATFORMS := manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014 many
 GPU_SITE := $(if $(wildcard $(GPU_WHEELS)/*.whl),$(GPU_WHEELS)/site)
 GPU_RUN ?=
 GPU_PATH := PYTHONPATH=.:deploy/client$(if $(GPU_SITE),:$(GPU_SITE))$(if $(PYTHONPATH),:$(PYTHONPATH))
-GPU_TESTS := tests/app/models/interactions/test_dot_interaction.py tests/app/training/device/test_pinned_buffers.py tests/app/training/device/test_device.py tests/embeddings
+GPU_TESTS := tests/app/models/interactions/test_dot_interaction.py tests/app/training/device/test_pinned_buffers.py tests/app/training/device/test_device.py tests/app/training/step/test_ranks.py tests/embeddings
 GPU_RESULTS ?= tests/bench/results
 GPU_BENCH_ARGS ?=
 
@@ -92,7 +92,7 @@ test-gpu: gpu-site
 
 # GPU_BENCH_ARGS=--quick: minutes less, claims nothing. One that fails does not keep the others from running
 bench-gpu: test-gpu
-	status=0; for name in table tiers train; do \
+	status=0; for name in table tiers train ranks; do \
 	  $(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu.$$name --out $(GPU_RESULTS)/gpu_$$name.json $(GPU_BENCH_ARGS) || status=1; \
 	done; exit $$status
 

@@ -69,11 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     if config.source.uses_embedded_broker:
         config.source.kafka_config()  # fails now if no broker runs: a trainer does not start one
+    if config.train.device == "cuda" and "RANK" in os.environ:
+        from app.training.ranks.gpus import take_gpu
+
+        take_gpu()
     from app.processes.compactor_supervisor import CompactorSupervisor
     from app.training.ranks.ranks import Ranks
     from app.training.trainer import Trainer
 
-    ranks = Ranks.of_environment(config.cluster.timeout_seconds)
+    uses_gpu = config.train.device == "cuda"
+    ranks = Ranks.of_environment(config.cluster.timeout_seconds, "cuda" if uses_gpu else "cpu")
     trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start, ranks=ranks)
     has_compactor = ranks.is_first and not arguments.no_compact
     with CompactorSupervisor(config.path, config.log.path) if has_compactor else nullcontext():
@@ -96,6 +101,14 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     if config.source.uses_embedded_broker:
         config.source.kafka_config()
+    if config.train.device == "cuda":
+        import torch
+
+        from app.training.ranks.gpus import require_gpus
+
+        require_gpus(arguments.ranks, torch.cuda.device_count())
+        if config.train.cuda_graphs:
+            raise UserError("[train] cuda_graphs = true does not go with several ranks: leave it out")
     options = ["train", "--config", str(config.path)]
     flags = {
         "--until-end": arguments.until_end,

@@ -90,10 +90,14 @@ class CupyDevice:
 
     def array_of(self, tensor: Any) -> Array:
         there = tensor.detach().to("cuda", non_blocking=True)
+        if not there.numel():  # it has no address, and DLPack asks CUDA what is there
+            return self.empty(tuple(there.shape), str(there.dtype).removeprefix("torch."))
         with self._stream():
             return self._cupy.from_dlpack(there)
 
     def tensor(self, array: Array) -> Any:
+        if not array.size:
+            return self._torch.empty(array.shape, dtype=getattr(self._torch, array.dtype.name), device="cuda")
         with self._stream():  # else the two libraries' streams would wait for each other
             return self._torch.utils.dlpack.from_dlpack(array)
 

@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
+from app.errors import UserError
+from app.training.ranks.gpus import LOCAL_RANK_VARIABLE
 from app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
 from app.training.ranks.watchdog import Watchdog
 from app.version_log.write.ranks import LogRanks
@@ -64,12 +67,20 @@ class Ranks:
     def of_environment(timeout_seconds: float, device: str = "cpu") -> "Ranks":
         """Connect with the other ranks if torchrun has started this process; else this is the only rank.
 
-        `device`: "cuda" connects GPUs by NCCL too. RankLostError if not all ranks come in time.
+        `device`: "cuda" connects GPUs by NCCL too; `take_gpu` has chosen this rank's. RankLostError if not all ranks
+        come in time, UserError if there is no GPU for this one.
         """
         num_ranks = num_ranks_in_environment()
         if num_ranks == 1:
             return Ranks()
-        timeout = timedelta(seconds=timeout_seconds)
+        timeout, gpu = timedelta(seconds=timeout_seconds), None
+        if device == "cuda":
+            if not torch.cuda.is_available():
+                raise UserError(
+                    f"there is no GPU for rank {os.environ.get(LOCAL_RANK_VARIABLE, '0')} of this machine, or torch "
+                    f'{torch.__version__} sees none: start at most one rank for each GPU, or set [train] device = "cpu"'
+                )
+            gpu = torch.device("cuda", 0)
         with telling_lost(timeout_seconds):
             # it waits for all ranks: on a busy machine one may import much longer than another
             store, rank, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS))))
@@ -78,10 +89,10 @@ class Ranks:
             wait_for_all(store, num_ranks)
             group_store = PrefixStore("group", store)
             dist.init_process_group(
-                BACKENDS[device], store=group_store, rank=rank, world_size=num_ranks, timeout=timeout
+                BACKENDS[device], store=group_store, rank=rank, world_size=num_ranks, timeout=timeout, device_id=gpu
             )
             assert dist.group.WORLD is not None
-            ranks = Ranks(Exchange(dist.group.WORLD, "cpu"), store, timeout_seconds=timeout_seconds)
+            ranks = Ranks(Exchange(dist.group.WORLD, device), store, timeout_seconds=timeout_seconds)
         assert ranks._meetings is not None
         ranks._watchdog = Watchdog(ranks._meetings.answered_at, timeout_seconds)
         ranks._watchdog.start()
@@ -183,7 +194,10 @@ class Ranks:
             self._meetings.leave(None if isinstance(error, RankLostError) else error)
             self._meetings = None
             if dist.is_initialized() and type(self.exchange) is Exchange:
-                dist.destroy_process_group()
+                if error is not None and "nccl" in dist.get_backend_config():
+                    _abort_process_group()  # to destroy it would wait for what a lost rank never sends
+                else:
+                    dist.destroy_process_group()
 
 
 @contextmanager

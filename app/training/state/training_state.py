@@ -136,9 +136,7 @@ class TrainingState:
             if self.ranks.is_alone:
                 self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
             elif features is not None:
-                assert self.learner.union is not None
-                num_before = sum(self.learner.union.agreed.num_samples_R[: self.ranks.rank])
-                self.unshared.add_step(report, features, num_before)
+                self.unshared.add_step(report, features, report.num_before)
             if np.isfinite(report.loss):
                 self._loss = report.loss
 

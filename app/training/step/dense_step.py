@@ -90,10 +90,16 @@ class DeviceStep:
     """
 
     def __init__(
-        self, model: nn.Module, update: NetUpdate, net: nn.Module | None = None, loss: Loss | None = None
+        self,
+        model: nn.Module,
+        update: NetUpdate,
+        net: nn.Module | None = None,
+        loss: Loss | None = None,
+        union: Union | None = None,
     ) -> None:
+        """`union`: of many ranks' batches; such a step cannot be captured."""
         self.model, self.update, self.net = model, update, model if net is None else net
-        self.loss = loss or Loss((), model)
+        self.loss, self.union = loss or Loss((), model), union
 
     def __call__(
         self,
@@ -120,11 +126,21 @@ class DeviceStep:
         groups_NG: Tensor | None = None,
     ) -> StepOutcome:
         """Update the net, and leave gradients in the row inputs, which are leaves."""
-        logits_NL = score(self.net, inputs, bfloat16=bfloat16)
-        loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
         self.update.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = self.update.gradient_norm().to(loss.device)
+        if len(labels_NL):
+            logits_NL = score(self.net, inputs, bfloat16=bfloat16)
+            loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:  # of many ranks
+            logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
+        if self.union is None:
+            norm = self.update.gradient_norm()
+        else:
+            loss, weight, norm = self.union.add_up(loss, weight)
+            samples = self.union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
+            dense_NF, labels_NL, weights_N, logits_NL = samples
+            inputs = inputs._replace(dense=dense_NF)
+        norm = norm.to(loss.device)
         skipped = ~torch.isfinite(norm)
         if isinstance(self.model, DenseModel):
             statistics = list(self.model.buffers())
@@ -158,4 +174,5 @@ def row_inputs_by_name(leaves: Sequence[Tensor]) -> dict[str, Tensor]:
 def backward_into_rows(inputs: ModelInputs, grads: Sequence[Tensor | None]) -> None:
     """Continue the backward pass from the row inputs to the table's rows."""
     pairs = [(rows, g) for rows, g in zip(inputs, grads, strict=False) if rows.requires_grad and g is not None]
-    torch.autograd.backward([rows for rows, _ in pairs], [g for _, g in pairs])
+    if pairs:  # there are none without samples
+        torch.autograd.backward([rows for rows, _ in pairs], [g for _, g in pairs])

@@ -23,7 +23,7 @@ from app.training.step.assembly import assemble_tensors
 from app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
 from app.training.step.cuda_graphs import CudaGraphStep
 from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
-from app.training.step.report import StepReport, fetch_outcome, report_of
+from app.training.step.report import StepReport, fetch_outcome, fetch_samples, report_of
 from app.training.step.retrieval_step import RetrievalStep
 from app.training.step.union import Union, without_samples
 from app.training.step.wide_ranks import ChunkedWideStep
@@ -81,7 +81,7 @@ class Learner:
         )
         self.sharded_table: ShardedTable | None = None
         self.union: Union | None = None
-        if exchange is not None and exchange.num_ranks > 1:
+        if exchange is not None and not exchange.is_alone:
             self._require_learnable_by_many()
             precision = precision or Precision()
             num_states = 0 if self.wide is None else WideStep.num_states_of(table)
@@ -159,12 +159,13 @@ class Learner:
         self.update.end_batch()
         self.steps, self.num_samples = self.steps + 1, num_trained
         fetch = fetch_outcome(outcome, self.device.transfer)
-        labels_NL, weights_N = batch.labels_NL, batch.weights_N
-        if self.union is not None and self.union.samples is not None:
-            labels_NL, weights_N = self.union.samples.labels_NL.numpy(), self.union.samples.weights_N.numpy()
+        num_before, samples = 0, None
+        if self.union is not None:
+            num_before, samples = self.union.agreed.num_before(self.union.exchange.rank), self.union.samples
+        fetch_labels = fetch_samples(batch, samples, self.device.transfer)
 
         def wait() -> StepReport:
-            report = report_of(labels_NL, weights_N, fetch())
+            report = report_of(*fetch_labels(), fetch(), num_before)
             self.skipped_steps += report.skipped
             self.clipped_steps += report.clipped
             self.gradient_norm = report.gradient_norm if np.isfinite(report.gradient_norm) else None
@@ -318,8 +319,8 @@ class Learner:
 
     def _require_learnable_by_many(self) -> None:
         """ValueError if several ranks cannot learn this net together so far."""
-        if self.device.transfer is not None:
-            raise ValueError('several ranks learn on the CPU so far: set [train] device = "cpu"')
+        if self.device.graph_capture is not None:
+            raise ValueError("what several ranks exchange is not part of a CUDA graph: set [train] cuda_graphs = false")
 
     def _wide_step(self, schema: Schema) -> WideStep | None:
         if self.wide is None:
@@ -331,7 +332,8 @@ class Learner:
     def _dense_step(self) -> DenseStep:
         if self.device.transfer is None:
             return HostStep(self.model, self.update, self.loss, self.union)
-        step, capture = DeviceStep(self.model, self.update, loss=self.loss), self.device.graph_capture
+        step = DeviceStep(self.model, self.update, loss=self.loss, union=self.union)
+        capture = self.device.graph_capture
         return step if capture is None else CudaGraphStep(step, capture, self.config.batch_size)
 
     def dense_arrays(self) -> Arrays:

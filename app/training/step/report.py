@@ -11,6 +11,8 @@ import torch
 
 from app.training.device.transfer_stream import TransferStream
 from app.training.step.dense_step import StepOutcome
+from app.training.step.union import Samples
+from stream.columns import Batch
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class StepReport:
     skipped: bool = False  # the dense net was not updated, because gradients were not finite
     gradient_norm: float = float("nan")  # of the dense net's mean gradient, before clipping
     clipped: bool = False  # gradients of the dense net were clipped
+    num_before: int = 0  # samples of other ranks that come before this rank's own
 
 
 class OutcomeValues(NamedTuple):
@@ -51,10 +54,34 @@ def fetch_outcome(outcome: StepOutcome, transfer: TransferStream | None) -> Call
     return wait
 
 
+def fetch_samples(
+    batch: Batch, samples: Samples | None, transfer: TransferStream | None
+) -> Callable[[], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
+    """Start to copy the labels and weights of all ranks' samples to the host; the returned call waits for the copy.
+
+    `samples`: None if there are none but the batch's.
+    """
+    if samples is None or transfer is None:
+        columns = batch.labels_NL, batch.weights_N
+        if samples is not None:
+            columns = samples.labels_NL.numpy(), samples.weights_N.numpy()
+        return lambda: columns
+    fetch = transfer.fetch_async(torch.cat([samples.labels_NL, samples.weights_N[:, None]], dim=1))
+
+    def wait() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        numbers_NL1 = fetch()
+        return numbers_NL1[:, :-1].copy(), numbers_NL1[:, -1].copy()
+
+    return wait
+
+
 def report_of(
-    labels_NL: npt.NDArray[np.float32], weights_N: npt.NDArray[np.float32], values: OutcomeValues
+    labels_NL: npt.NDArray[np.float32],
+    weights_N: npt.NDArray[np.float32],
+    values: OutcomeValues,
+    num_before: int = 0,
 ) -> StepReport:
-    """Return the report of a step that learned these samples."""
+    """Return the report of a step that learned these samples, of which the first `num_before` are other ranks'."""
     has_weight = values.weight > 0
     loss = values.loss / values.weight if has_weight else float("nan")
     return StepReport(
@@ -65,4 +92,5 @@ def report_of(
         bool(values.skipped),
         gradient_norm=values.gradient_norm / values.weight if has_weight else float("nan"),
         clipped=bool(values.clipped),
+        num_before=num_before,
     )

@@ -1,8 +1,10 @@
 """One step of all ranks: each has a part of the batch, and all take the same step of the dense net."""
 
 # N samples of all ranks, L labels, F dense features, R ranks
+import functools
+import operator
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ from embeddings.errors import ShardError
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.precision import Precision
 from stream.columns import Batch
+
+WORD_BITS = 62  # of facts that travel as one number
 
 
 class Agreed(NamedTuple):
@@ -28,6 +32,10 @@ class Agreed(NamedTuple):
     def num_samples(self) -> int:
         """Samples of all ranks."""
         return sum(self.num_samples_R)
+
+    def num_before(self, rank: int) -> int:
+        """Samples of the ranks before this one."""
+        return sum(self.num_samples_R[:rank])
 
 
 class Samples(NamedTuple):
@@ -80,7 +88,7 @@ class Union:
         """
         if self.update.is_gathering:
             loss, weight = loss.detach().float(), weight.float()
-            sums = torch.stack([loss, weight, self.update.gradient_norm().float().square()])
+            sums = torch.stack([loss, weight, self.update.gradient_norm().to(loss).square()])
             self.exchange.add_up("dense", sums)
             return sums[0], sums[1], sums[2].sqrt()
         parameters = list(self.model.parameters())
@@ -99,9 +107,12 @@ class Union:
 
     def _add_up(self, here: list[Tensor | None], numbers: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         """Return sums over all ranks: of numbers, and of what is here for each parameter; None if it is on no rank."""
-        parameters = list(self.model.parameters())
-        has = torch.tensor([float(one is not None) for one in here], device=numbers.device)
-        sums, num_numbers = torch.cat([numbers.float(), has]), len(numbers)
+        parameters, sums, num_numbers = list(self.model.parameters()), numbers.float(), len(numbers)
+        has: Sequence[float] = [float(one is not None) for one in here]
+        if self.update.on_device:
+            has = self._on_any_rank([one is not None for one in here])
+        else:
+            sums = torch.cat([sums, torch.tensor(has)])
         gradients = [
             torch.zeros_like(parameter) if one is None else one for parameter, one in zip(parameters, here, strict=True)
         ]
@@ -114,9 +125,22 @@ class Union:
             self.exchange.add_up("dense", flat)
             self.exchange.add_up("dense", sums)
         pieces = torch.split(flat, [one.numel() for one in parameters]) if parameters else ()
-        there = zip(parameters, pieces, sums[num_numbers:].tolist(), strict=True)
+        there = zip(parameters, pieces, has if self.update.on_device else sums[num_numbers:].tolist(), strict=True)
         totals = [piece.reshape(one.shape).to(one.dtype) if num_ranks else None for one, piece, num_ranks in there]
         return sums[:num_numbers], totals
+
+    def _on_any_rank(self, facts: Sequence[bool]) -> list[bool]:
+        """Return which of these are true on any rank. The hosts know them: no device is waited for."""
+        if not facts:
+            return []
+        words = [
+            sum(fact << bit for bit, fact in enumerate(facts[start : start + WORD_BITS]))
+            for start in range(0, len(facts), WORD_BITS)
+        ]
+        together = [
+            functools.reduce(operator.or_, of_ranks) for of_ranks in zip(*self.exchange.numbers(words), strict=True)
+        ]
+        return [bool(together[place // WORD_BITS] >> place % WORD_BITS & 1) for place in range(len(facts))]
 
     def require_same(self, tensors: Mapping[str, Tensor]) -> None:
         """ShardError unless every rank has the same bits in these."""

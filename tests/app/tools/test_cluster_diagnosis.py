@@ -24,7 +24,17 @@ def test_formats_and_the_time_after_which_a_rank_is_dead_are_told(tmp_path):
     assert text.endswith("silent for 5 s counts as dead")
 
 
-def test_what_only_one_rank_can_learn_is_noted(tmp_path):
-    state, text = check(tmp_path, '[train]\ndevice = "cuda"\n')
-    assert state == "note"
-    assert "only one rank can learn on a GPU" in text
+def test_a_rank_needs_a_gpu_of_its_own(tmp_path, monkeypatch):
+    on_gpu = '[train]\ndevice = "cuda"\n'
+    for num_gpus, nccl, found in [
+        (1, True, ("note", "torch sees 1 here, and has NCCL")),
+        (2, False, ("note", "torch sees 2 here, and lacks NCCL")),
+        (4, True, ("ok", "up to 4 ranks (`springtide train --ranks R`), one for each GPU, would exchange rows as")),
+    ]:
+        monkeypatch.setattr("torch.cuda.device_count", lambda num_gpus=num_gpus: num_gpus)
+        monkeypatch.setattr("app.tools.cluster_diagnosis.is_nccl_available", lambda nccl=nccl: nccl)
+        state, text = check(tmp_path, on_gpu)
+        assert state == found[0]
+        assert found[1] in text
+    state, text = check(tmp_path, on_gpu + "cuda_graphs = true\n")
+    assert (state, "cuda_graphs does not go with several" in text) == ("note", True)

@@ -29,6 +29,7 @@ from app.training.step.cuda_graphs import CudaGraphStep
 from app.training.step.dense_step import DeviceStep
 from app.training.step.learner import Learner
 from embeddings.config import TableConfig
+from embeddings.sharding.exchange import Exchange
 from embeddings.table import EmbeddingTable
 from kernels.ops import Ops
 from stream.columns import Batch
@@ -135,18 +136,20 @@ class Bench:
     def __init__(self, machine: Machine, size: Size) -> None:
         self.machine, self.size = machine, size
 
-    def learner(self, dim: int, batch_size: int, switches: Switches | None) -> Learner:
-        """Make an untrained learner; on the host if `switches` is None."""
+    def learner(
+        self, dim: int, batch_size: int, switches: Switches | None, *, exchange: Exchange | None = None
+    ) -> Learner:
+        """Make an untrained learner; on the host if `switches` is None. `exchange`: between ranks."""
         machine = self.machine
         settings = with_adagrad_eps(TableConfig(dim=dim, device_bytes=self.size.table_bytes))
         where = "cpu" if switches is None else machine.table_device
         table = EmbeddingTable(settings, seed=0, tracked=False, device=where)
         model = build_model(MODEL, ModelSpec.of(SCHEMA, dim), seed=0)
         device = TrainDevice() if switches is None else machine.device
-        learner = Learner(model, table, TrainConfig(batch_size=batch_size), SCHEMA, device=device)
+        learner = Learner(model, table, TrainConfig(batch_size=batch_size), SCHEMA, device=device, exchange=exchange)
         if switches is not None:
             net = torch.compile(learner.model) if switches.compiled else learner.model
-            step = DeviceStep(learner.model, learner.update, net)
+            step = DeviceStep(learner.model, learner.update, net, union=learner.union)
             learner.dense_step = CudaGraphStep(step, machine.capture, batch_size) if switches.capture else step
         return learner
 

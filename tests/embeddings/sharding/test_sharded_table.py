@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embeddings.config import TableConfig
 from embeddings.lookup.handle import LookupSlice
@@ -15,8 +16,8 @@ from embeddings.sharding.sharded_table import ShardedTable
 from embeddings.table import EmbeddingTable
 from kernels.ops import Ops
 from tests.embeddings.backends import BACKENDS, ops_of
-from tests.embeddings.sharding.one_rank import one_rank
 from tests.support.gpu_emulation.device_array import waits
+from tests.support.one_rank import one_rank
 
 DIM, STEPS = 4, 3
 ONCE, OFTEN = "each key once", "keys often"
@@ -25,7 +26,9 @@ ONCE, OFTEN = "each key once", "keys often"
 @pytest.fixture(params=BACKENDS, scope="module")
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Ops, Exchange]]:
     ops = ops_of(request.param)
-    with one_rank("cuda" if request.param == "gpu" else "cpu") as exchange:
+    with pytest.MonkeyPatch.context() as patch, one_rank("cuda" if request.param == "gpu" else "cpu") as exchange:
+        if request.param == "emulated":  # its tensors are taken for those of a device
+            patch.setattr(torch.Tensor, "is_cpu", False)
         yield ops, exchange
 
 

@@ -114,6 +114,11 @@ class RawModule:
         return launch
 
 
+def tensor_of(array: DeviceArray) -> torch.Tensor:
+    assert array.size, "an empty array may have no address on a GPU"
+    return torch.from_numpy(array.numbers)
+
+
 def data_of(array: DeviceArray) -> Pointer:
     bytes_ = array.numbers.reshape(-1).view(np.uint8)
     return Pointer(SimpleNamespace(bytes=bytes_), 0)
@@ -134,6 +139,7 @@ class Cupy(ArrayModule):
         return DeviceArray(np.ascontiguousarray(array.numbers))
 
     def from_dlpack(self, tensor: torch.Tensor) -> DeviceArray:
+        assert tensor.numel(), "an empty tensor has no address on a GPU"
         return DeviceArray(tensor.numpy())
 
 
@@ -177,4 +183,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "to", moved)
     monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", lambda array: torch.from_numpy(array.numbers))
+    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", tensor_of)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -19,6 +20,7 @@ from tests.support.gpu_emulation.device_array import FENCE, GARBAGE, ArrayModule
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 HEADER = Path(__file__).parent / "simt.h"
+LAUNCHING = threading.Lock()  # one kernel at a time: the memory of its blocks is the library's
 BUILT = Path(tempfile.gettempdir()) / f"springtide-simt-{os.getuid()}"
 
 
@@ -128,8 +130,9 @@ class SimtDevice:
     ) -> None:
         self.num_launches += 1
         # all optimizers at once: ten compilations of one take longer than one of ten
-        functions = library(family, tuple(pair for pair in defines if pair[0] != "ONLY"))
-        call(functions, kernel, arguments, num_blocks=num_blocks, threads=self.threads, seed=self.seed)
+        with LAUNCHING:
+            functions = library(family, tuple(pair for pair in defines if pair[0] != "ONLY"))
+            call(functions, kernel, arguments, num_blocks=num_blocks, threads=self.threads, seed=self.seed)
         fences = [fence for array in arguments for fence in getattr(array, "fences", ())]
         assert all((fence == FENCE).all() for fence in fences), f"{kernel} wrote beside an array"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 from springtide_client.features import Features, Ragged
 
@@ -15,6 +16,7 @@ from app.models.registry import build_model
 from app.models.wide.wide_part import add_wide_part
 from app.training.bootstrap import with_wide_rows
 from app.training.config import TrainConfig, with_adagrad_eps
+from app.training.device.device import TrainDevice, resolve_device
 from app.training.step.learner import Learner
 from embeddings.collection.collection import AnyTable, open_tables, tables_by_name
 from embeddings.config import FeatureTable, TableConfig
@@ -24,32 +26,41 @@ from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.precision import Precision
 from embeddings.table import EmbeddingTable
 from kernels.backend import backend
+from kernels.cuda.ops import CudaOps
+from kernels.ops import Ops
 from stream.columns import Batch
 from tests.app.training.random_clicks import SCHEMA, make_batch
+from tests.embeddings.backends import ops_of
+from tests.support.gpu_emulation.emulated_ops import device_of
+from tests.support.gpu_emulation.transfer_stream import emulated_device
+from tests.support.one_rank import one_rank
 from tests.support.thread_ranks import on_ranks
 
+CPU = backend("cpu")
 BUILDING = threading.Lock()  # torch has one generator for all threads
 TABLE = TableConfig(dim=4, device_bytes=8 << 20)
 MAIN, NARROW = FeatureTable(dim=4, features=(0, 2)), FeatureTable(dim=2, features=(1,))
 LENGTHS = (20, 0, 21, 12)  # of the ranks' batches, from step to step another rank's
 
 
-def open_table(config: TableConfig) -> AnyTable:
+def open_table(config: TableConfig, ops: Ops = CPU) -> AnyTable:
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
-        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission)
+        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission, device=ops)
 
-    return open_tables(config, backend("cpu"), make)
+    return open_tables(config, ops, make)
 
 
 def make_learner(
     exchange: Exchange | None = None,
     precision: Precision | None = None,
     table: TableConfig = TABLE,
+    device: TrainDevice | None = None,
     **train: Any,
 ) -> Learner:
     with BUILDING:
         net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim, table.dims), seed=0)
-    return Learner(net, open_table(table), TrainConfig(**train), SCHEMA, exchange=exchange, precision=precision)
+    own = open_table(table, backend("cpu" if device is None else device.table))
+    return Learner(net, own, TrainConfig(**train), SCHEMA, device=device, exchange=exchange, precision=precision)
 
 
 def parts_of(step: int) -> list[Batch]:
@@ -180,6 +191,80 @@ def test_gathered_gradients_travel_once_and_at_a_version_from_which_a_restart_go
             np.testing.assert_allclose(array, whole[name], rtol=1e-4, atol=1e-5, err_msg=name)
         small = 8 * 3 * 4  # loss, weight and norm of each step
         assert sent_by_groups - small < sent_each / 4 + 8 < sent
+
+
+@pytest.mark.parametrize("rows_on_device", [False, True])
+@pytest.mark.parametrize("train", [SETTINGS["clipped, with a schedule"], SETTINGS["two widths"]], ids=["one", "two"])
+def test_ranks_learn_the_same_on_devices_that_report_late(train: dict[str, Any], rows_on_device: bool) -> None:
+    """The table's kernels run as host C++; a rank has no samples in some steps."""
+    num_steps = 3
+    alone = make_learner(**train)
+    expected = [alone.step(union_of(parts_of(step)[:2])) for step in range(num_steps)]
+
+    def work(exchange: Exchange) -> Any:
+        place = emulated_device()
+        if rows_on_device:
+            place = place._replace(table=CudaOps(device_of("host", exchange.rank), late=True))
+        learner, rank = make_learner(exchange, device=place, **train), exchange.rank
+        batches, late = [parts_of(step)[rank] for step in range(num_steps)], []
+        for batch, following in zip(batches, [*batches[1:], None], strict=True):
+            late.append(learner.start_step(batch, following))
+        learner.require_same_net()
+        return [report() for report in late], learner.dense_arrays(), rows_of(learner)
+
+    results, known = on_ranks(2, work), rows_of(alone)
+    rows = results[0][2] | results[1][2]
+    for rank, (reports, arrays, _) in enumerate(results):
+        for step, (report, one) in enumerate(zip(reports, expected, strict=True)):
+            assert report.num_before == (len(parts_of(step)[0]) if rank else 0)
+            np.testing.assert_array_equal(report.labels_NL, one.labels_NL)
+            np.testing.assert_array_equal(report.weights_N, one.weights_N)
+            np.testing.assert_allclose(report.logits_NL, one.logits_NL, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose((report.loss, report.gradient_norm), (one.loss, one.gradient_norm), rtol=1e-4)
+        for name, array in alone.dense_arrays().items():
+            np.testing.assert_allclose(arrays[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert rows.keys() == known.keys()
+    for key, (values, states, count, last_seen) in known.items():
+        assert rows[key][2:] == (count, last_seen)
+        np.testing.assert_allclose(rows[key][0], values, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rows[key][1], states, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_a_device_that_exchanges_with_itself_learns_what_the_host_learns(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = ops_of(name)
+    place = resolve_device(TrainConfig(device="cuda")) if name == "gpu" else emulated_device()._replace(table=ops)
+    batches = [union_of(parts_of(step)) for step in range(3)]
+    alone = make_learner(bfloat16=False)
+    expected = [alone.step(batch) for batch in batches]
+    if name == "emulated":  # its tensors are taken for those of a device
+        monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    with one_rank("cuda" if name == "gpu" else "cpu") as exchange:
+        learner = make_learner(exchange, device=place, bfloat16=False)
+        pairs = zip(batches, [*batches[1:], None], strict=True)
+        late = [learner.start_step(batch, following) for batch, following in pairs]
+        reports = [report() for report in late]
+        learner.require_same_net()
+        assert set(exchange.bytes_sent) >= {"keys", "rows", "gradients", "samples", "dense"}
+    for report, one in zip(reports, expected, strict=True):
+        np.testing.assert_array_equal(report.labels_NL, one.labels_NL)
+        np.testing.assert_allclose(report.logits_NL, one.logits_NL, rtol=1e-3, atol=1e-3)
+    for label, array in alone.dense_arrays().items():
+        np.testing.assert_allclose(learner.dense_arrays()[label], array, rtol=1e-2, atol=1e-3, err_msg=label)
+    known, rows = rows_of(alone), rows_of(learner)
+    assert {key: row[2:] for key, row in rows.items()} == {key: row[2:] for key, row in known.items()}
+    for key, (values, *_) in known.items():
+        np.testing.assert_allclose(rows[key][0], values, rtol=1e-2, atol=1e-3)
+
+
+def test_a_step_that_exchanges_is_not_captured() -> None:
+    def work(exchange: Exchange) -> None:
+        with pytest.raises(ValueError, match=r"not part of a CUDA graph: set \[train\] cuda_graphs = false"):
+            make_learner(exchange, device=emulated_device(captures=True))
+
+    on_ranks(2, work)
 
 
 def make_wide_learner(exchange: Exchange | None = None, crosses: int = 64) -> Learner:
