@@ -7,11 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kernels.cpu.scores.score_groups import pair_sums
+
 Float64Array = npt.NDArray[np.float64]
 
 MAX_LOGIT = 32.0  # logits beyond it share the outermost bins
 BINS_PER_LOGIT = 8192
 NUM_BINS = int(2 * MAX_LOGIT * BINS_PER_LOGIT)
+HISTOGRAM_ARRAYS = "bins", "positive", "negative"  # of 8 bytes a bin in use
 
 
 class RocHistogram:
@@ -45,10 +48,16 @@ class RocHistogram:
         used = slice(self.first, self.last + 1)
         return ScoreGroups(_bin_probabilities()[used], self.positive_B[used], self.negative_B[used])
 
+    @property
+    def num_used(self) -> int:
+        """The number of bins with weight."""
+        used = slice(self.first, self.last + 1)
+        return int(np.count_nonzero(self.positive_B[used] + self.negative_B[used]))
+
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the bins in use."""
         used_U = np.flatnonzero((self.positive_B != 0) | (self.negative_B != 0))
-        return {"bins": used_U, "positive": self.positive_B[used_U], "negative": self.negative_B[used_U]}
+        return dict(zip(HISTOGRAM_ARRAYS, (used_U, self.positive_B[used_U], self.negative_B[used_U]), strict=True))
 
     def restore(self, bins_U: npt.NDArray[np.int64], positive_U: Float64Array, negative_U: Float64Array) -> None:
         """Set the bins that `arrays` returned, in an empty histogram."""
@@ -98,13 +107,8 @@ def click_auc(scores_N: npt.NDArray[np.floating], clicked_N: npt.NDArray[np.bool
 
 def pair_auc(positive_B: Float64Array, negative_B: Float64Array) -> float | None:
     """Return the AUC from the weights at each score, in ascending order; None if a class has no weight."""
-    positives, negatives = float(positive_B.sum()), float(negative_B.sum())
-    if positives <= 0 or negatives <= 0:
-        return None
-    # einsum, not a BLAS product: its other threads would spin for 20 ms afterwards, on a core that the batch needs
-    lower = np.einsum("i,i->", positive_B, np.cumsum(negative_B), optimize=False)
-    ties = np.einsum("i,i->", positive_B, negative_B, optimize=False)
-    return float(lower - 0.5 * ties) / (positives * negatives)
+    positives, negatives, pairs = pair_sums(positive_B, negative_B)
+    return float(pairs / (positives * negatives)) if positives > 0 and negatives > 0 else None
 
 
 @functools.cache

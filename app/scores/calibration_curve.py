@@ -3,12 +3,13 @@
 Bins hold equal weight, not equal ranges of scores: where clicks are rare, all scores are in the first tenth of 0..1.
 """
 
-# G groups, B bins
+# B bins
 from typing import NamedTuple
 
 import numpy as np
 
-from app.scores.auc import Float64Array, ScoreGroups
+from app.scores.auc import ScoreGroups
+from kernels.cpu.scores.score_groups import bin_sums, top_sums
 
 NUM_BINS = 20
 TOP_SHARE = 0.1  # of the weight, by score: the top decile
@@ -24,19 +25,11 @@ class CalibrationBin(NamedTuple):
 
 def calibration_curve(groups: ScoreGroups, *, num_bins: int = NUM_BINS) -> list[CalibrationBin]:
     """Return bins of equal weight by ascending score. Equal scores share one bin, so bins without any are left out."""
-    weight_G = groups.positive_G + groups.negative_G
-    until_G = np.cumsum(weight_G)
-    total = float(until_G[-1]) if len(until_G) else 0.0
-    if not total > 0:
-        return []
-    # a group belongs to the bin of its middle
-    edges = np.searchsorted(until_G - weight_G / 2, np.arange(1, num_bins) * (total / num_bins))
-    weight_B = _sums_between(edges, weight_G)
-    positive_B = _sums_between(edges, groups.positive_G)
-    predicted_B = _sums_between(edges, groups.predicted_G * weight_G)
+    sums_B3 = bin_sums(groups.predicted_G, groups.positive_G, groups.negative_G, num_bins)
     return [
-        CalibrationBin(float(predicted_B[b] / weight_B[b]), float(positive_B[b] / weight_B[b]), float(weight_B[b]))
-        for b in np.flatnonzero(weight_B > 0)
+        CalibrationBin(predicted / weight, positive / weight, weight)
+        for weight, positive, predicted in sums_B3.tolist()
+        if weight > 0
     ]
 
 
@@ -54,13 +47,8 @@ def top_decile_lift(groups: ScoreGroups) -> float | None:
 
     Samples of one score at the border count in part.
     """
-    until_G = np.cumsum(groups.positive_G + groups.negative_G)
-    positive_until_G = np.cumsum(groups.positive_G)
-    if not len(until_G) or not positive_until_G[-1] > 0:
-        return None
-    border = until_G[-1] * (1 - TOP_SHARE)
-    below = np.interp(border, np.concatenate([[0.0], until_G]), np.concatenate([[0.0], positive_until_G]))
-    return float((1 - below / positive_until_G[-1]) / TOP_SHARE)
+    positives, top_positives = top_sums(groups.positive_G, groups.negative_G, TOP_SHARE)
+    return float(top_positives / positives / TOP_SHARE) if positives > 0 else None
 
 
 def normalized_entropy(logloss: float | None, label_rate: float | None) -> float | None:
@@ -72,10 +60,3 @@ def normalized_entropy(logloss: float | None, label_rate: float | None) -> float
     if logloss is None or label_rate is None or not 0 < label_rate < 1:
         return None
     return float(logloss / -(label_rate * np.log(label_rate) + (1 - label_rate) * np.log1p(-label_rate)))
-
-
-def _sums_between(edges: "np.ndarray[tuple[int], np.dtype[np.intp]]", values_G: Float64Array) -> Float64Array:
-    """Return the sums of the slices that the edges cut."""
-    bounds = np.concatenate([[0], edges, [len(values_G)]])
-    until = np.concatenate([[0.0], np.cumsum(values_G)])[bounds]
-    return np.diff(until)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from springtide_client.features import Features
 from springtide_client.schema import Schema
 
-from app.scores.auc import Float64Array, RocHistogram, exact_groups
+from app.scores.auc import HISTOGRAM_ARRAYS, Float64Array, RocHistogram, exact_groups
 from app.scores.config import ScoresConfig
 from app.scores.document import label_scores, segments_document, value_scores
 from app.scores.drift.drift import WindowDrift
@@ -131,6 +131,16 @@ class ProgressiveScores:
             arrays |= {f"{IDS}{feature}.{name}": array for name, array in segments.arrays().items()}
         return arrays | {f"drift.{name}": array for name, array in self._drift.arrays().items()}
 
+    def state_sizes(self) -> list[int]:
+        """Return the bytes of each array of `state`, without copying one: every version asks."""
+        sizes = [array.nbytes for name, array in self._join_window().items() if name not in TERMS]
+        sizes += [self._sums_LQ.nbytes, np.dtype(np.int64).itemsize, self._plan.to_array().nbytes]
+        for histogram in self._histograms:
+            sizes += [histogram.num_used * np.dtype(np.int64).itemsize] * len(HISTOGRAM_ARRAYS)
+        for part in (*self._segments.values(), self._drift):
+            sizes += [array.nbytes for array in part.arrays().values()]
+        return sizes
+
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replace everything observed by what `state` returned; {}: nothing was observed."""
         self._begin()
@@ -138,7 +148,7 @@ class ProgressiveScores:
             return
         self._sums_LQ, self.num_samples = np.array(state["sums"]), int(state["num_samples"])
         for number, histogram in enumerate(self._histograms):
-            parts = (np.array(state[f"histogram.{number}.{name}"]) for name in ("bins", "positive", "negative"))
+            parts = (np.array(state[f"histogram.{number}.{name}"]) for name in HISTOGRAM_ARRAYS)
             histogram.restore(*parts)
         self._follow(ScoresPlan.from_array(state["plan"]))
         names = [*SAMPLES, *(f"{IDS}{feature}" for feature in self._plan.by)]

@@ -12,6 +12,8 @@ from app.version_log.commands.limits import FEATURE_LIMITS, TABLE_LIMITS, LimitN
 from embeddings.config import Admission, FeaturePolicy, TableConfig
 from embeddings.optimizer import RowOptimizer
 
+NO_POLICY = FeaturePolicy()  # of features that have none
+
 
 class LimitOverrides:
     """The limits in effect: the configuration, overridden by commands."""
@@ -69,5 +71,5 @@ class LimitOverrides:
     def _configured(self, name: LimitName) -> Any:
         feature, limit = name
         if feature is not None:
-            return getattr(self.config.features.get(self.schema.number(feature), FeaturePolicy()), limit)
+            return getattr(self.config.features.get(self.schema.number(feature), NO_POLICY), limit)
         return RowOptimizer.of(self.config.optimizer).lr if limit == "lr" else getattr(self.config, limit)

@@ -347,7 +347,7 @@ class TrainingState:
     def _state_bytes(self) -> int:
         """Return the bytes of `base_arrays`, with a name for each."""
         sizes = [tensor.nbytes for tensor in self._dense_tensors().values()]
-        sizes += [array.nbytes for array in self.scores.state().values()]
+        sizes += self.scores.state_sizes()
         return sum(sizes) + NAME_BYTES * len(sizes)
 
     def _dense_tensors(self) -> dict[str, torch.Tensor]:

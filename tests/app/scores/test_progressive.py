@@ -78,6 +78,7 @@ def test_state_and_deltas_equal_observing_bit_by_bit(splits, versions):
     assert read.document() == written.document() == straight.document()
     for name, array in straight.state().items():
         np.testing.assert_array_equal(read.state()[name], array)
+    assert sorted(read.state_sizes()) == sorted(array.nbytes for array in read.state().values())
 
 
 def test_one_class_has_no_auc_and_no_samples_have_no_scores():

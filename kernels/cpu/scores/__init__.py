@@ -1,0 +1,1 @@
+"""Scores of predictions: passes over many groups of samples."""
