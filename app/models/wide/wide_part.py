@@ -28,7 +28,8 @@ class WidePart(nn.Module):
     @property
     def arrays(self) -> WideParameters:
         """The buffers as numpy arrays over the same memory."""
-        return WideParameters(**{name: buffer.numpy() for name, buffer in self.named_buffers()})
+        # not named_buffers: a step asks several times, and that walks through all modules
+        return WideParameters(**{name: buffer.numpy() for name, buffer in self._buffers.items() if buffer is not None})
 
     def samples_until_choice(self) -> int:
         """Return after how many samples pairs are chosen again; they are not while few live."""

@@ -35,6 +35,7 @@ class NetUpdate:
         ValueError if the model's `parameter_groups` do not fit it.
         """
         self.model, self.config, self.on_device = model, config, on_device
+        self._parameters = list(model.parameters())  # found once: that walks through all modules
         dense, self.schedule = DenseOptimizerConfig.of(config.optimizer), config.schedule
         self.optimizer = build_optimizer(dense, model)
         self.configured_lr = self.lr = dense.lr
@@ -127,7 +128,7 @@ class NetUpdate:
             self.averages.restore(_group(arrays, AVERAGE))
 
     def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _clip_and_step(self, weight: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:
         clipped = torch.zeros_like(norm, dtype=torch.bool)

@@ -87,11 +87,15 @@ class WideStep:
         crosses = self.crosses_of_all
         if crosses is None:
             return False
-        counts_NF = num_crossed(self.schema, batch.features).astype(np.float64)
         arrays = self.part.arrays
-        pairs_P2 = arrays.pair_fields_P2[arrays.live_pairs]
-        most = (counts_NF.T @ counts_NF)[pairs_P2[:, 0], pairs_P2[:, 1]].sum()  # pairs of one sample, over all samples
-        return crosses.needs_checkpoint(int(most))
+        most = len(batch) * len(arrays.live_pairs)
+        if self.schema.lists:
+            pairs_P2 = arrays.pair_fields_P2[arrays.live_pairs]
+            counts_NF = num_crossed(self.schema, batch.features).astype(np.float64)
+            # of one sample, over all samples; no BLAS product, whose threads would spin for 20 ms afterwards
+            counts_FF = np.einsum("nf,ng->fg", counts_NF, counts_NF, optimize=False)
+            most = int(counts_FF[pairs_P2[:, 0], pairs_P2[:, 1]].sum())
+        return crosses.needs_checkpoint(most)
 
     def of_batch(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
         """Return the step of one batch, whose rows are looked up."""
