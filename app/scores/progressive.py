@@ -137,9 +137,9 @@ class ProgressiveScores:
         sizes += [self._sums_LQ.nbytes, np.dtype(np.int64).itemsize, self._plan.to_array().nbytes]
         for histogram in self._histograms:
             sizes += [histogram.num_used * np.dtype(np.int64).itemsize] * len(HISTOGRAM_ARRAYS)
-        for part in (*self._segments.values(), self._drift):
-            sizes += [array.nbytes for array in part.arrays().values()]
-        return sizes
+        for segments in self._segments.values():
+            sizes += [array.nbytes for array in segments.arrays().values()]
+        return sizes + [array.nbytes for array in self._drift.arrays().values()]
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replace everything observed by what `state` returned; {}: nothing was observed."""
