@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.scale import IS_LONG
 from tests.torture.commit_protocol.team_model.rules import RULES
-from tests.torture.commit_protocol.team_model.schedules import play, schedule, search, tell
+from tests.torture.commit_protocol.team_model.schedules import SCHEDULES
 
 SHORT_SCHEDULES = 30
 LONG_SECONDS, LONG_MUTANT_SECONDS = 120.0, 120.0
@@ -53,22 +53,23 @@ QUICK = {
 
 def test_no_schedule_breaks_a_promise() -> None:
     for seed in range(SHORT_SCHEDULES):
-        actions = schedule(seed, LENGTHS[seed % len(LENGTHS)])
-        assert play(seed, actions) is None, tell(seed, actions, ())
+        actions = SCHEDULES.schedule(seed, LENGTHS[seed % len(LENGTHS)])
+        assert SCHEDULES.play(seed, actions) is None, SCHEDULES.story(seed, actions, ())
 
 
 @pytest.mark.parametrize("rule", QUICK)
 def test_a_schedule_breaks_without_the_rule(rule: str) -> None:
-    assert play(QUICK[rule], schedule(QUICK[rule], LENGTHS[QUICK[rule] % len(LENGTHS)]), [rule]), RULES[rule]
+    seed = QUICK[rule]
+    assert SCHEDULES.play(seed, SCHEDULES.schedule(seed, LENGTHS[seed % len(LENGTHS)]), [rule]), RULES[rule]
 
 
 @pytest.mark.skipif(not IS_LONG, reason="long")
 def test_no_schedule_of_many_breaks_a_promise() -> None:
-    _, _, actions, broken, _ = search((), LONG_SECONDS, LENGTHS)
-    assert not actions, broken
+    _, _, found = SCHEDULES.search((), LONG_SECONDS, LENGTHS)
+    assert not found, SCHEDULES.shrunk_story(found[0], ())
 
 
 @pytest.mark.skipif(not IS_LONG, reason="long")
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in RARE])
 def test_every_rule_is_needed(rule: str) -> None:
-    assert search([rule], LONG_MUTANT_SECONDS, LENGTHS)[2], RULES[rule]
+    assert SCHEDULES.search([rule], LONG_MUTANT_SECONDS, LENGTHS)[2], RULES[rule]

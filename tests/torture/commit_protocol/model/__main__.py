@@ -7,9 +7,9 @@ speed; `model_world.py` beside it does the same with the real writer, compactor 
 
     python -m tests.torture.commit_protocol.model rules                              the rules
     python -m tests.torture.commit_protocol.model run [--seconds 300] [--off RULE]   random schedules under the rules;
-                                                        the first violation is shrunk and told
+                                                        the first violation is shrunk and printed
     python -m tests.torture.commit_protocol.model mutants [RULE]... [--seconds 30]   switch off one rule at a time, look
-                                                        for a schedule that breaks, shrink and tell it
+                                                        for a schedule that breaks, shrink and print it
 
 Invariants: I1 a recall gives the newest value of this run. I2 a restart gives the state of the version it restarts
 from, nothing durable is lost, every sample and order counts exactly once. I3 a view is one version, rows and dense net
@@ -21,7 +21,7 @@ import argparse
 import sys
 
 from tests.torture.commit_protocol.model.rules import OPTIONS, RULES
-from tests.torture.commit_protocol.model.schedules import search, tell
+from tests.torture.commit_protocol.model.schedules import SCHEDULES
 
 
 def main():
@@ -40,19 +40,21 @@ def main():
     if args.command == "rules":
         print("\n".join(f"{name:22} {sentence}" for name, sentence in known.items()))
     elif args.command == "run":
-        schedules, steps, found = search(args.off, args.seconds or 300, (80, 200, 500), args.seed)
+        schedules, steps, found = SCHEDULES.search(args.off, args.seconds or 300, (80, 200, 500), args.seed)
         if found:
-            sys.exit(f"seed {found[0][0]}:\n{tell(*found[0], args.off)}")
+            sys.exit(f"seed {found[0].seed}:\n{SCHEDULES.shrunk_story(found[0], args.off)}")
         print(f"{schedules} schedules, {steps} steps, no violation")
     else:
         for name in args.names or RULES:
-            schedules, _, found = search(off := name.split("+"), args.seconds or 30, (150, 400), args.seed, keep=3)
+            schedules, _, found = SCHEDULES.search(
+                off := name.split("+"), args.seconds or 30, (150, 400), args.seed, keep=3
+            )
             print(
                 f"== {name}: {f'{len(found)} broken of' if found else 'not missed in'} {schedules} schedules",
                 flush=True,
             )
             if found:
-                print(min((tell(*f, off) for f in found), key=len), flush=True)
+                print(min((SCHEDULES.shrunk_story(broken, off) for broken in found), key=len), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from tests.torture.commit_protocol.model.records import FEATURES, KEYS, MARK, Violation
+from tests.torture.commit_protocol.model.records import FEATURES, KEYS, MARK
+from tests.torture.commit_protocol.schedules import Violation
 
 
 class Merger:

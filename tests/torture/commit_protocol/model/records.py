@@ -5,14 +5,6 @@ from dataclasses import dataclass, field, replace
 KEYS, FEATURES, KEEP_BASES, EPOCH, MARK = 12, 2, 2, 1000, "forgotten"
 
 
-class Violation(Exception):
-    """A promise is broken."""
-
-
-class Gone(Violation):
-    """Files that a process needs are missing: a zombie just ends, for anyone else a promise is broken."""
-
-
 def touch(row, key, sample, event_time, horizon):
     """A row is (value, count, last_seen); its value tells which samples moved it, in which order."""
     value, count, seen = row or (key, 0, event_time)

@@ -1,6 +1,7 @@
 """The tiers of one run: device, host, spill generations on their way to disk, base; recalls in flight."""
 
-from tests.torture.commit_protocol.model.records import FEATURES, MARK, Flight, Violation
+from tests.torture.commit_protocol.model.records import FEATURES, MARK, Flight
+from tests.torture.commit_protocol.schedules import Violation
 
 
 class Tiers:

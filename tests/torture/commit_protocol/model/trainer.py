@@ -1,16 +1,8 @@
 """One run of a trainer: it starts in four steps, learns, publishes, rolls back; it may be a zombie and not know it."""
 
-from tests.torture.commit_protocol.model.records import (
-    KEEP_BASES,
-    KEYS,
-    MARK,
-    Generation,
-    Gone,
-    Manifest,
-    Segment,
-    Violation,
-)
+from tests.torture.commit_protocol.model.records import KEEP_BASES, KEYS, MARK, Generation, Manifest, Segment
 from tests.torture.commit_protocol.model.versions import Versions
+from tests.torture.commit_protocol.schedules import Gone, Violation
 
 
 class Trainer(Versions):

@@ -2,17 +2,9 @@
 
 from dataclasses import replace
 
-from tests.torture.commit_protocol.model.records import (
-    EPOCH,
-    FEATURES,
-    MARK,
-    Generation,
-    State,
-    Version,
-    Violation,
-    touch,
-)
+from tests.torture.commit_protocol.model.records import EPOCH, FEATURES, MARK, Generation, State, Version, touch
 from tests.torture.commit_protocol.model.tiers import Tiers
+from tests.torture.commit_protocol.schedules import Violation
 
 
 class Versions(Tiers):

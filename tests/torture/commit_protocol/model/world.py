@@ -3,8 +3,9 @@
 import random
 
 from tests.torture.commit_protocol.model.readers import Follower, Merger
-from tests.torture.commit_protocol.model.records import FEATURES, KEYS, Gone, Manifest, Truth, Version, Violation
+from tests.torture.commit_protocol.model.records import FEATURES, KEYS, Manifest, Truth, Version
 from tests.torture.commit_protocol.model.trainer import Trainer
+from tests.torture.commit_protocol.schedules import Gone, Violation
 
 
 class World:

@@ -8,8 +8,8 @@ one rank's memory; `model` beside it has these.
 
     python -m tests.torture.commit_protocol.team_model rules        the rules, in the order in which one meets them
     python -m tests.torture.commit_protocol.team_model run [--seconds 60] [--seed 0] [--off RULE]
-                                         random schedules; the first violation is shrunk and told
-    python -m tests.torture.commit_protocol.team_model mutants [RULE]... [--seconds 10] [--tell]
+                                         random schedules; the first violation is shrunk and printed
+    python -m tests.torture.commit_protocol.team_model mutants [RULE]... [--seconds 10] [--story]
                                          switch off one rule at a time and look for a schedule that breaks
 
 Promises: C1 every sample and order counts exactly once. C2 a view is one version, all shards and the dense net alike.
@@ -28,7 +28,7 @@ import argparse
 import sys
 
 from tests.torture.commit_protocol.team_model.rules import EXTRA, RULES
-from tests.torture.commit_protocol.team_model.schedules import search, shrink, tell
+from tests.torture.commit_protocol.team_model.schedules import SCHEDULES
 
 
 def main():
@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--off", action="append", default=[])
-    parser.add_argument("--tell", action="store_true", help="shrink and tell what breaks without the rule")
+    parser.add_argument("--story", action="store_true", help="shrink and print what breaks without the rule")
     args = parser.parse_intermixed_args()
     known = {**RULES, **EXTRA}
     if unknown := {r for name in args.names + args.off for r in name.split("+")} - set(known):
@@ -47,23 +47,21 @@ def main():
         print("\n".join(f"{name:21} {sentence}" for name, sentence in RULES.items()))
         print("\nNot needed:\n" + "\n".join(f"{name:21} {sentence}" for name, sentence in EXTRA.items()))
     elif args.command == "run":
-        schedules, steps, actions, _, _ = search(args.off, args.seconds or 60, (120, 300, 700), args.seed)
-        if actions:
-            seed = args.seed + schedules - 1
-            sys.exit(f"seed {seed}:\n{tell(seed, shrink(seed, actions, args.off), args.off)}")
+        schedules, steps, found = SCHEDULES.search(args.off, args.seconds or 60, (120, 300, 700), args.seed)
+        if found:
+            sys.exit(f"seed {found[0].seed}:\n{SCHEDULES.shrunk_story(found[0], args.off)}")
         print(f"{schedules} schedules, {steps} steps, no violation")
     else:
         for name in args.names or known:
-            schedules, steps, actions, broken, spent = search(
+            schedules, steps, found = SCHEDULES.search(
                 off := name.split("+"), args.seconds or 10, (120, 300, 700), args.seed
             )
-            if actions:
-                print(f"{name:21} caught by schedule {schedules}, after {spent:.1f} s: {broken[:90]}", flush=True)
-            else:
+            for broken in found:
+                print(f"{name:21} schedule {schedules}, after {broken.seconds:.1f} s: {broken.why[:90]}", flush=True)
+                if args.story:
+                    print(SCHEDULES.shrunk_story(broken, off), flush=True)
+            if not found:
                 print(f"{name:21} not missed in {schedules} schedules, {steps} steps", flush=True)
-            if actions and args.tell:
-                seed = args.seed + schedules - 1
-                print(tell(seed, shrink(seed, actions, off), off), flush=True)
 
 
 if __name__ == "__main__":

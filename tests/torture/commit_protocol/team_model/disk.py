@@ -2,17 +2,9 @@
 
 import random
 
+from tests.torture.commit_protocol.schedules import Gone, Violation
 from tests.torture.commit_protocol.team_model.readers import Follower, Merger
-from tests.torture.commit_protocol.team_model.records import (
-    KEYS,
-    MAIN,
-    PARTITIONS,
-    Gone,
-    Image,
-    Manifest,
-    Truth,
-    Violation,
-)
+from tests.torture.commit_protocol.team_model.records import KEYS, MAIN, PARTITIONS, Image, Manifest, Truth
 
 
 class Disk:

@@ -2,9 +2,10 @@
 
 import random
 
+from tests.torture.commit_protocol.schedules import Gone
 from tests.torture.commit_protocol.team_model.disk import Disk
 from tests.torture.commit_protocol.team_model.readers import Follower
-from tests.torture.commit_protocol.team_model.records import FEATURES, HOSTS, KEYS, Gone
+from tests.torture.commit_protocol.team_model.records import FEATURES, HOSTS, KEYS
 from tests.torture.commit_protocol.team_model.team import Team
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from tests.torture.commit_protocol.team_model.records import Segment, Violation
+from tests.torture.commit_protocol.schedules import Violation
+from tests.torture.commit_protocol.team_model.records import Segment
 
 
 class Pen:

@@ -1,18 +1,8 @@
 """One process of a team."""
 
+from tests.torture.commit_protocol.schedules import Gone, Violation
 from tests.torture.commit_protocol.team_model.pen import Pen
-from tests.torture.commit_protocol.team_model.records import (
-    FEATURES,
-    KEYS,
-    MARK,
-    Gone,
-    Main,
-    Shard,
-    Violation,
-    alive,
-    raised,
-    touch,
-)
+from tests.torture.commit_protocol.team_model.records import FEATURES, KEYS, MARK, Main, Shard, alive, raised, touch
 
 
 class Rank:

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from tests.torture.commit_protocol.team_model.records import MAIN, Violation
+from tests.torture.commit_protocol.schedules import Violation
+from tests.torture.commit_protocol.team_model.records import MAIN
 
 
 class Merger:

@@ -2,7 +2,8 @@
 
 import random
 
-from tests.torture.commit_protocol.team_model.records import EPOCH, MAIN, Violation, alive, raised
+from tests.torture.commit_protocol.schedules import Violation
+from tests.torture.commit_protocol.team_model.records import EPOCH, MAIN, alive, raised
 from tests.torture.commit_protocol.team_model.start import StartingTeam
 
 

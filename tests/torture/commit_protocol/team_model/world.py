@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from tests.torture.commit_protocol.schedules import Violation
 from tests.torture.commit_protocol.team_model.happenings import Happenings
-from tests.torture.commit_protocol.team_model.records import Violation
 from tests.torture.commit_protocol.team_model.team import Team
 
 
