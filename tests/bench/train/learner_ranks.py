@@ -1,14 +1,17 @@
 """train.learner_ranks: the trainer's own step, DLRM over 26 fields, on two ranks of one thread each, under Gloo.
 
 Against one process of two threads with the same batches: with and without the wide part, with the next batch known
-(its keys are at their owners, who recall rows, before this one is computed) and not known.
+(its keys are at their owners, who recall rows, before this one is computed) and not known. With `--links` (network
+namespaces, which need root) also in int8 between two hosts, whose nets exchange gradients every 1, 4, 16 batches.
 """
 
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from tests.bench.harness.hosts import two_hosts
 from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
 from tests.bench.harness.report import Case, argument_parser, report
 
@@ -16,22 +19,58 @@ MODULE = "tests.bench.train.learner_ranks"
 FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
 STEPS, WARM_UP, REPEATS = 40, 10, 3
 AGAINST_ONE_PROCESS = 0.8
+ACCUMULATED = 1, 4, 16  # batches whose gradients of the net travel at once
 COLLECTIVES = "all_to_all", "all_gather", "all_reduce"
 
 
-def learn(rank: int, num_ranks: int, precision: str, wide: bool, lookahead: bool, num_steps: int) -> dict[str, float]:
-    """Learn on one rank; return rate, loss, bytes sent a sample, and the share of time in collectives."""
-    import numpy as np
-    import torch.distributed as dist
-    from springtide_client.features import Features
+def learner_of(num_ranks: int, exchange: Any, precision: str, *, wide: bool = False, accumulate: int = 1) -> Any:
+    """The learner of a rank, with one thread, or of one process, with two."""
     from springtide_client.schema import Schema
 
     from app.training.config import TableSettings, TrainConfig
-    from embeddings.sharding.exchange import Exchange
     from embeddings.sharding.precision import Precision
-    from stream.columns import Batch
     from tests.bench.quality.one_pass import RunConfig, make_learner
+
+    threads = 1 if num_ranks > 1 else 2
+    config = RunConfig(
+        schema=Schema(labels=("click",), categorical=tuple(f"f{number}" for number in range(FIELDS))),
+        table=TableSettings(device_bytes=1 << 30, dim=DIM),
+        train=TrainConfig(
+            threads=threads, batch_size=BATCH, min_batch_size=0, bfloat16=False, accumulate_batches=accumulate
+        ),
+    ).with_model(wide=wide)
+    return make_learner(config, exchange=exchange, precision=Precision(rows=precision, gradients=precision))
+
+
+def batches_of(rank: int, num_ranks: int, num_steps: int) -> list[Any]:
+    """A rank's part of each step's batch."""
+    import numpy as np
+    from springtide_client.features import Features
+
+    from stream.columns import Batch
     from tests.bench.workloads.keys import positions
+
+    part, num_samples = BATCH // num_ranks, num_steps * BATCH
+    ids = np.stack([positions("zipf", num_samples, IDS_A_FIELD, seed=field) for field in range(FIELDS)], axis=1)
+    labels_NL = ((ids[:, :4] % 7).sum(axis=1) > 12).astype(np.float32)[:, None]
+
+    def batch_of(step: int) -> Batch:
+        here = slice(step * BATCH + rank * part, step * BATCH + (rank + 1) * part)
+        times_N = np.full(part, 1000 * step)
+        features = Features(ids[here], (), np.zeros((part, 0), np.float32))
+        return Batch(features, labels_NL[here], np.ones(part, np.float32), times_N, times_N, {})
+
+    return [batch_of(step) for step in range(num_steps)]
+
+
+def learn(
+    rank: int, num_ranks: int, precision: str, wide: bool, lookahead: bool, num_steps: int, accumulate: int = 1
+) -> dict[str, float]:
+    """Learn on one rank; return rate, loss, bytes sent a sample, and the share of time in collectives."""
+    import numpy as np
+    import torch.distributed as dist
+
+    from embeddings.sharding.exchange import Exchange
 
     waited = [0.0]
 
@@ -44,30 +83,13 @@ def learn(rank: int, num_ranks: int, precision: str, wide: bool, lookahead: bool
 
         return call
 
-    schema = Schema(labels=("click",), categorical=tuple(f"f{number}" for number in range(FIELDS)))
-    threads = 1 if num_ranks > 1 else 2
-    config = RunConfig(
-        schema=schema,
-        table=TableSettings(device_bytes=1 << 30, dim=DIM),
-        train=TrainConfig(threads=threads, batch_size=BATCH, min_batch_size=0, bfloat16=False),
-    ).with_model(wide=wide)
     exchange = None
     if num_ranks > 1:
         exchange = Exchange(dist.group.WORLD, "cpu")
         for name in COLLECTIVES:
             setattr(exchange, name, timed(getattr(exchange, name)))
-    learner = make_learner(config, exchange=exchange, precision=Precision(rows=precision, gradients=precision))
-    part, num_samples = BATCH // num_ranks, (num_steps + WARM_UP) * BATCH
-    ids = np.stack([positions("zipf", num_samples, IDS_A_FIELD, seed=field) for field in range(FIELDS)], axis=1)
-    labels_NL = ((ids[:, :4] % 7).sum(axis=1) > 12).astype(np.float32)[:, None]
-
-    def batch_of(step: int) -> Batch:
-        here = slice(step * BATCH + rank * part, step * BATCH + (rank + 1) * part)
-        times_N = np.full(part, 1000 * step)
-        features = Features(ids[here], (), np.zeros((part, 0), np.float32))
-        return Batch(features, labels_NL[here], np.ones(part, np.float32), times_N, times_N, {})
-
-    batches = [batch_of(step) for step in range(num_steps + WARM_UP)]
+    learner = learner_of(num_ranks, exchange, precision, wide=wide, accumulate=accumulate)
+    part, batches = BATCH // num_ranks, batches_of(rank, num_ranks, num_steps + WARM_UP)
     losses, start, sent_before = [], 0.0, 0
     for step, batch in enumerate(batches):
         if step == WARM_UP:
@@ -88,12 +110,14 @@ def learn(rank: int, num_ranks: int, precision: str, wide: bool, lookahead: bool
 
 def main() -> None:
     if (given := rank_arguments(sys.argv)) is not None:
-        rank, num_ranks, address, precision, wide, lookahead, num_steps = given
+        rank, num_ranks, address, precision, wide, lookahead, num_steps, *accumulate = given
         flags = wide == "True", lookahead == "True"
-        work = partial(learn, int(rank), int(num_ranks), precision, *flags, int(num_steps))
+        work = partial(learn, int(rank), int(num_ranks), precision, *flags, int(num_steps), *map(int, accumulate))
         run_rank(int(rank), int(num_ranks), address, work)
         return
-    options = argument_parser(__doc__ or "").parse_args()
+    parser = argument_parser(__doc__ or "")
+    parser.add_argument("--links", default="", help="comma-separated rates, such as 1gbit, of links between two hosts")
+    options = parser.parse_args()
     num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
     contenders = {}
     for wide in (False, True):
@@ -102,9 +126,15 @@ def main() -> None:
         contenders[f"2 ranks{end}"] = Ranks(MODULE, 2, "float32", wide, True, num_steps)
         contenders[f"2 ranks, next unknown{end}"] = Ranks(MODULE, 2, "float32", wide, False, num_steps)
     contenders["2 ranks, int8"] = Ranks(MODULE, 2, "int8", False, True, num_steps)
-    for _ in range(repeats):
-        for contender in contenders.values():
-            contender.run()
+    with ExitStack() as stack:
+        for link in filter(None, options.links.split(",")):
+            hosts = tuple(stack.enter_context(two_hosts(link)))
+            for every in ACCUMULATED:
+                arguments = "int8", False, True, num_steps, every
+                contenders[f"{link}, int8, net every {every}"] = Ranks(MODULE, 2, *arguments, hosts=hosts)
+        for _ in range(repeats):
+            for contender in contenders.values():
+                contender.run()
     for name, contender in contenders.items():
         print(
             f"{name}: {contender.median_of('rate'):,.0f} samples/s, loss {contender.median_of('loss'):.4f}, "
@@ -117,6 +147,11 @@ def main() -> None:
         alone = f"one process, 2 threads{end}"
         peers = {alone: rates[alone]}
         cases.append(Case(f"2 ranks{end}", "samples/s", rates[f"2 ranks{end}"], peers, AGAINST_ONE_PROCESS))
+    for link in filter(None, options.links.split(",")):
+        peers = {"every batch": rates[f"{link}, int8, net every 1"]}
+        for every in ACCUMULATED[1:]:
+            name = f"{link}, int8, net every {every}"
+            cases.append(Case(name, "samples/s", rates[name], peers, contest=False))
     packages = "torch", "numba", "numpy"
     report("train.learner_ranks", cases, packages=packages, out=options.out, quick=options.quick)
 

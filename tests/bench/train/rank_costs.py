@@ -1,0 +1,124 @@
+"""train.rank_costs: what the order of ranks costs an owner that sums gradients, and what a version costs many ranks.
+
+Sums in the order of ranks, after one all-to-all, are the same bits in every run; an owner that adds what arrives first
+need not wait for the others. A version: what ranks tell each other, beyond the slowest rank's copy of its own rows.
+"""
+
+import pickle
+import sys
+import time
+from functools import partial
+from statistics import median
+
+from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
+from tests.bench.harness.report import Case, argument_parser, report
+from tests.bench.train.learner_ranks import batches_of, learner_of
+
+MODULE = "tests.bench.train.rank_costs"
+NUM_RANKS = 2, 4
+ROWS, DIM, EXCHANGES = 26_000, 16, 100  # gradients of a rank
+CUTS, STEPS_A_CUT, REPEATS = 8, 5, 3
+FACTS_BYTES = 4096  # positions, watermarks, letters that a rank tells the others
+IN_ORDER, ARRIVAL, CUT = "in the order of ranks", "as they arrive", "cut"
+
+
+def sums(rank: int, num_ranks: int, how: str, num_exchanges: int) -> dict[str, float]:
+    """Send gradients to their owners, who add them up; return exchanges a second."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    part = ROWS // num_ranks
+    generator = torch.Generator().manual_seed(rank)
+    grads_ND = torch.randn(part * num_ranks, DIM, generator=generator)
+    places_RP = torch.stack([torch.randperm(2 * part, generator=generator)[:part] for _ in range(num_ranks)])
+    received_ND, totals_UD = torch.empty_like(grads_ND), torch.zeros(2 * part, DIM)
+    others = [other for other in range(num_ranks) if other != rank]
+
+    def in_order() -> None:
+        dist.all_to_all_single(received_ND, grads_ND)
+        totals_UD.zero_().index_add_(0, places_RP.reshape(-1), received_ND)
+
+    def as_they_arrive() -> None:
+        sending = [dist.isend(grads_ND[other * part : (other + 1) * part], other) for other in others]
+        totals_UD.zero_().index_add_(0, places_RP[rank], grads_ND[rank * part : (rank + 1) * part])
+        for _ in others:
+            sender = dist.recv(received_ND[:part])  # of any rank
+            totals_UD.index_add_(0, places_RP[sender], received_ND[:part])
+        for work in sending:
+            if work is not None:
+                work.wait()
+        dist.barrier()  # else the next round's rows may come from a rank that is ahead
+
+    exchange, times = in_order if how == IN_ORDER else as_they_arrive, []
+    for number in range(num_exchanges + 10):
+        start = time.perf_counter()
+        exchange()
+        if how == IN_ORDER:
+            dist.barrier()  # as above: both pay for it
+        if number >= 10:
+            times.append(time.perf_counter() - start)
+    return {"rate": 1 / median(times)}
+
+
+def cuts(rank: int, num_ranks: int, num_cuts: int) -> dict[str, float]:
+    """Learn, and do now and then what all ranks do for a version; return milliseconds of it, medians."""
+    import torch
+    import torch.distributed as dist
+
+    from embeddings.sharding.exchange import Exchange
+
+    exchange = Exchange(dist.group.WORLD)
+    learner = learner_of(num_ranks, exchange, "float32")
+    batches, facts = batches_of(rank, num_ranks, (num_cuts + 1) * STEPS_A_CUT), pickle.dumps(bytes(FACTS_BYTES))
+    results: list[tuple[float, ...]] = []
+    for step, batch in enumerate(batches):
+        learner.step(batch)
+        if (step + 1) % STEPS_A_CUT:
+            continue
+        dist.barrier()
+        start = time.perf_counter()
+        facts_N1 = torch.frombuffer(bytearray(facts), dtype=torch.uint8)[:, None]
+        lengths = [numbers[0] for numbers in exchange.numbers([len(facts_N1)])]
+        exchange.concatenated("objects", facts_N1, lengths)
+        for _ in range(3):  # the gate's verdict, letters that are delivered
+            exchange.numbers([1])
+        learner.merge_gathered()
+        learner.require_same_net()
+        told = time.perf_counter()
+        learner.table.take_delta()
+        own = time.perf_counter() - told
+        slowest = max(numbers[0] for numbers in exchange.numbers([int(1e9 * own)])) / 1e9
+        results.append((time.perf_counter() - start, slowest))
+    learner.table.close()
+    whole, slowest = (1000 * median(column) for column in zip(*results[1:], strict=True))
+    return {"rate": 1000 / whole, "own_rate": 1000 / slowest, "beyond_ms": whole - slowest}
+
+
+def main() -> None:
+    if (given := rank_arguments(sys.argv)) is not None:
+        rank, num_ranks, address, how, number = given
+        where = int(rank), int(num_ranks)
+        work = partial(cuts, *where, int(number)) if how == CUT else partial(sums, *where, how, int(number))
+        run_rank(*where, address, work)
+        return
+    options = argument_parser(__doc__ or "").parse_args()
+    exchanges, num_cuts, repeats = (5, 1, 1) if options.quick else (EXCHANGES, CUTS, REPEATS)
+    numbers = {IN_ORDER: exchanges, ARRIVAL: exchanges, CUT: num_cuts}
+    contenders = {(how, ranks): Ranks(MODULE, ranks, how, numbers[how]) for how in numbers for ranks in NUM_RANKS}
+    for _ in range(repeats):
+        for contender in contenders.values():
+            contender.run()
+    cases = []
+    for ranks in NUM_RANKS:
+        rates = {how: contenders[how, ranks].all_of("rate") for how in numbers}
+        cases.append(Case(f"{ranks} ranks, sums {ARRIVAL}", "exchanges/s", rates[ARRIVAL], {IN_ORDER: rates[IN_ORDER]}))
+        own = {"the slowest rank's own rows": contenders[CUT, ranks].all_of("own_rate")}
+        cases.append(Case(f"{ranks} ranks, a version", "1/s", rates[CUT], own))
+        print(f"{ranks} ranks, a version: {contenders[CUT, ranks].median_of('beyond_ms'):.2f} ms beyond the slowest")
+    packages = "torch", "numba", "numpy"
+    report("train.rank_costs", cases, packages=packages, out=options.out, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
