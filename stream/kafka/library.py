@@ -89,7 +89,7 @@ def install_codecs() -> None:
 
 
 def close_refused_sockets() -> None:
-    """Patch kafka-python to close a socket whose connection was refused.
+    """Patch kafka-python to close a socket whose connection was refused, or given up.
 
     kafka-python 3.0 leaves it to the garbage collector, which emits a ResourceWarning: while a broker is away these
     would fill the output of a test, or fail it.
@@ -102,7 +102,7 @@ def close_refused_sockets() -> None:
     async def sock_connect(self: Any, net: Any, sock: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return await connect(self, net, sock, *arguments, **options)
-        except Exception:
+        except BaseException:  # GeneratorExit: a client was closed while it connected
             sock.close()
             raise
 

@@ -1,9 +1,13 @@
 """Connecting to a broker that is slow, absent, or none."""
 
+import errno
+import socket
+from types import SimpleNamespace
+
 import pytest
 
 from stream.kafka.config import KafkaConfig
-from stream.kafka.library import connect, kafka
+from stream.kafka.library import connect, kafka, prepare_library
 
 
 class SlowClient:
@@ -39,3 +43,22 @@ def test_nobody_waits_longer_where_nothing_listens():
     with pytest.raises(kafka.errors.KafkaTimeoutError):
         connect(client, KafkaConfig(bootstrap_servers="127.0.0.1:1"), patient=True)
     assert client.timeouts_ms == [3000]
+
+
+def test_a_client_that_is_closed_while_it_connects_leaves_no_socket_open():
+    class ConnectingSocket(socket.socket):
+        def connect_ex(self, address: object) -> int:
+            return errno.EINPROGRESS
+
+    class Wait:
+        def __await__(self):
+            yield
+
+    prepare_library()
+    net = SimpleNamespace(wait_write=lambda sock, timeout_at: Wait())
+    with ConnectingSocket() as one:
+        connecting = kafka.net.inet.KafkaNetSocket().sock_connect(net, one, ("127.0.0.1", 1))
+        connecting.send(None)
+        assert one.fileno() >= 0
+        connecting.close()  # as kafka-python cancels its tasks
+        assert one.fileno() == -1
