@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 
 from app.errors import UserError
 from app.processes.parent_death import die_with_supervisor
+from app.processes.report_error import report_error
 
 COMMANDS = {  # name -> module in app/commands, in the order of --help
     "demo": "tools.demo",
@@ -116,28 +117,3 @@ def set_up_logging(debug: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     # our own status reports an unreachable broker once; the client library would log it several times a second
     logging.getLogger("kafka").setLevel(logging.INFO if debug else logging.CRITICAL)
-
-
-def report_error(error: Exception) -> int:
-    """Print the error in one line and return the exit code."""
-    if isinstance(error, UserError):
-        print(f"springtide: {one_line(error)}", file=sys.stderr)
-        return 2
-    if is_expected(error):
-        print(f"springtide: {one_line(error)}", file=sys.stderr)
-        return 1
-    name = type(error).__name__
-    print(f"springtide: {name}: {one_line(error)} (a bug: run again with --debug for the traceback)", file=sys.stderr)
-    return 1
-
-
-def is_expected(error: Exception) -> bool:
-    """Return True if the error is part of normal operation, its text written for the user; False for a bug."""
-    from springtide_client.errors import SpringtideError
-
-    return isinstance(error, (SpringtideError, OSError))
-
-
-def one_line(error: Exception) -> str:
-    """Return the error's text without line breaks."""
-    return " ".join(str(error).split())

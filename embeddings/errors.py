@@ -9,6 +9,10 @@ class SpillError(EmbeddingsError):
     """The spill cannot be opened, read or written. A later call may succeed."""
 
 
+class OtherSpillError(SpillError):
+    """The spill of another rank failed, which has a SpillError that says how. All may repeat the call."""
+
+
 class OwnershipError(EmbeddingsError):
     """The rows belong to one object in one process, and were requested from another."""
 

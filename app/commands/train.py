@@ -4,10 +4,16 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.training.ranks.ranks import Ranks
 
 # a Kafka response passes through three threads: each gets its turn beside the learning one after this, not after 5 ms
 THREAD_SWITCH_SECONDS = 0.0005
+MAX_RESTARTS = 10
 HELP = "learn from the stream and write versions to the log"
 
 
@@ -37,9 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-restarts",
         type=int,
-        default=10,
         metavar="N",
-        help="with --ranks: how often all ranks are started again after one has died (default: 10)",
+        help=f"with --ranks: how often all ranks are started again after one has died (default: {MAX_RESTARTS})",
     )
     parser.add_argument("--from-timestamp", metavar="TIME", help="start at this record time: ISO, or milliseconds")
 
@@ -54,6 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # of torchrun: a rank ends with it, and publishes first
         die_with_parent(os.getppid())
     exit_on_signals()  # during the long imports; the trainer installs its own handlers when it runs
+    if not arguments.debug:
+        # torch prints dozens of lines of C++ when a rank is lost, and then raises what we tell in one
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     tune_process()
     from app.config.load import load_config
     from app.training.input.start_position import StartPosition
@@ -65,6 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError("torchrun has started this process as one of its ranks: leave out --ranks")
         if arguments.ranks != 1:
             return launch_ranks(arguments)
+    if arguments.max_restarts is not None:
+        from app.errors import UserError
+
+        raise UserError("--max-restarts is for --ranks of 2 or more: one process is started again by what started it")
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
     config = load_config(arguments.config)
     if config.source.uses_embedded_broker:
@@ -79,13 +91,33 @@ def run(arguments: argparse.Namespace) -> int:
 
     uses_gpu = config.train.device == "cuda"
     ranks = Ranks.of_environment(config.cluster.timeout_seconds, "cuda" if uses_gpu else "cpu")
-    trainer = Trainer(config, until_end=arguments.until_end, take_over=arguments.take_over, start=start, ranks=ranks)
-    has_compactor = ranks.is_first and not arguments.no_compact
-    with CompactorSupervisor(config.path, config.log.path) if has_compactor else nullcontext():
-        status = trainer.run()
+    try:
+        trainer = Trainer(
+            config, until_end=arguments.until_end, take_over=arguments.take_over, start=start, ranks=ranks
+        )
+        has_compactor = ranks.is_first and not arguments.no_compact
+        with CompactorSupervisor(config.path, config.log.path) if has_compactor else nullcontext():
+            status = trainer.run()
+    except Exception as error:
+        if ranks.is_alone:
+            raise
+        return end_rank(error, ranks, debug=arguments.debug)
     if arguments.until_end and ranks.is_first:
         print(json.dumps(status.to_json()), flush=True)
     return 0
+
+
+def end_rank(error: Exception, ranks: "Ranks", *, debug: bool) -> int:
+    """Report an error that several ranks may have, once; return the exit code, which tells the launcher what to do."""
+    from app.processes.report_error import report_error
+    from app.training.ranks.final import exit_code
+
+    if debug:
+        traceback.print_exception(error)
+    elif not ranks.is_reported(error):
+        report_error(error)
+        ranks.tell_reported()
+    return exit_code(error)
 
 
 def launch_ranks(arguments: argparse.Namespace) -> int:
@@ -95,7 +127,8 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
     from app.training.input.start_position import StartPosition
     from app.training.ranks.launch import launch
 
-    if arguments.ranks < 1 or arguments.max_restarts < 0:
+    max_restarts = MAX_RESTARTS if arguments.max_restarts is None else arguments.max_restarts
+    if arguments.ranks < 1 or max_restarts < 0:
         raise UserError("--ranks must be at least 1, and --max-restarts at least 0")
     StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
     config = load_config(arguments.config)
@@ -121,4 +154,4 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
         options += ["--from-offset", place]
     if arguments.from_timestamp is not None:
         options += ["--from-timestamp", arguments.from_timestamp]
-    return launch(options, num_ranks=arguments.ranks, max_restarts=arguments.max_restarts)
+    return launch(options, num_ranks=arguments.ranks, max_restarts=max_restarts)

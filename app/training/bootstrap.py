@@ -48,7 +48,7 @@ from embeddings.sharding.precision import Precision
 from embeddings.table import EmbeddingTable
 from embeddings.tiers.host_tier import HostTier
 from embeddings.tiers.interface import Spill
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from embeddings.tiers.rocksdb.spill import PATIENCE_SECONDS, RocksSpill
 from kernels.backend import backend
 from kernels.ops import Ops
 
@@ -201,15 +201,17 @@ def open_table(
     These are host memory if `host_bytes` is set, the disk, the base. Each of several `ranks` has a spill of its own.
     """
     settings = replace(with_wide_columns(config), num_threads=max(config.table.num_threads, num_threads))
-    folder = Path(settings.disk_path or Path("var") / config.name / "spill")
-    folder = spill_folder(folder, ranks or Ranks())
+    ranks = ranks or Ranks()
+    folder = spill_folder(disk_folder(config), ranks)
+    # the other ranks wait in a collective: they must hear of a full spill before they take its rank for dead
+    patience = PATIENCE_SECONDS if ranks.is_alone else min(PATIENCE_SECONDS, config.cluster.timeout_seconds / 5)
     ops = backend(device)
 
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
         own = with_adagrad_eps(own)
         layout, subfolder = own.layout, (name or "main") if settings.tables else ""
         widths = {"dim": layout.dim, "state_width": layout.state_width}
-        spill: Spill = RocksSpill.of_epoch(folder, epoch, **widths, table=subfolder)
+        spill: Spill = RocksSpill.of_epoch(folder, epoch, **widths, table=subfolder, patience_seconds=patience)
         try:
             if own.host_bytes:
                 host = backend("cpu")
@@ -232,6 +234,11 @@ def open_table(
         return open_tables(settings, ops, make)
     except ValueError as error:
         raise UserError(f"[table] {error}") from error
+
+
+def disk_folder(config: TrainerConfig) -> Path:
+    """Return the folder of the spill; of several ranks, of all that are on this machine."""
+    return Path(config.table.disk_path or Path("var") / config.name / "spill")
 
 
 def with_wide_columns(config: TrainerConfig) -> TableConfig:

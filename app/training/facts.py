@@ -31,6 +31,7 @@ def facts_here(
     if session.ranks.is_alone:
         return facts
     return facts._replace(
+        holds_up=batches.holds_others_up,
         is_stopping=is_stopping,
         is_finished=batches.finished,
         may_publish=publisher.may_publish(session),

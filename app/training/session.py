@@ -1,17 +1,19 @@
 """Everything that learning continues with from the end of the log; a rollback or a repair replaces it as a whole."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from springtide_client.errors import LogError
 from springtide_client.system.clock import wall_ms
 
-from app.training.bootstrap import load_state
+from app.training.bootstrap import disk_folder, load_state
 from app.training.commands import CommandExecutor
 from app.training.committed_offsets import CommittedOffsets
 from app.training.config import TrainerConfig
 from app.training.input.batches import BatchStream
-from app.training.ranks.ranks import Ranks
+from app.training.input.start_position import StartPosition
+from app.training.ranks.ranks import Ranks, launch_name
+from app.training.ranks.spill_folders import remove_former_spills
 from app.training.state.contribution import Contribution, Together
 from app.training.state.net_publisher import NetPublisher
 from app.training.state.spill_gc import SpillGC
@@ -20,7 +22,6 @@ from app.version_log.commands.queue import Command
 from app.version_log.read.corruption import lost_commands
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
-from stream.positions import Partition, Position
 from stream.source import Source
 
 
@@ -56,6 +57,7 @@ class TrainingSession:
         try:
             commands = CommandExecutor(config.log.path, log.epoch, state, roll_back=roll_back)
             ranks.meet()
+            remove_former_spills(disk_folder(config), ranks, log.epoch)
             lost = list(lost_commands(log.directory, state.executed_commands)) if ranks.is_first else []
             commands.reexecute_lost(ranks.of_first(lost))
             return TrainingSession(config, log, state, commands, until_end=until_end)
@@ -89,9 +91,16 @@ class TrainingSession:
         """Begin to read the stream."""
         self.batches.start()
 
-    def seek(self, positions: Mapping[Partition, Position]) -> None:
-        """Continue from other positions. Call it before `start`."""
-        self.state.seek(positions)
+    def seek(self, start: StartPosition) -> None:
+        """Continue from other positions. Call it before `start`. All ranks, of which the first resolves them.
+
+        Not if a start of the same launch has done so before: ranks that are started again go on.
+        """
+        launch = self.ranks.of_first(launch_name())
+        if launch and launch == self.state.stream.sought_by:
+            return
+        positions = self.state.stream.positions
+        self.state.seek(self.ranks.first_does(lambda: start.resolve(self._config.source, positions)), launch=launch)
         self.batches = self._open_batches()
 
     def restart_source(self) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from app.training.ranks.ranks import Ranks
-from embeddings.errors import SpillError
+from embeddings.errors import OtherSpillError, SpillError
 
 logger = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ class SpillWait:
 
     def __init__(self, ranks: Ranks, meanwhile: Callable[[], bool]) -> None:
         """`meanwhile`: called between two tries; returns True if a stop was requested."""
-        self.reason = ""  # why rows cannot leave memory, and learning waits
+        self.reason = ""  # why rows cannot leave this rank's memory, and learning waits
         self._ranks, self._meanwhile = ranks, meanwhile
 
     def retry(self, action: Callable[[], None]) -> None:
@@ -25,9 +25,11 @@ class SpillWait:
                 self.reason = ""
                 return
             except SpillError as error:
-                if str(error) != self.reason:
-                    logger.warning("learning waits for the spill", extra={"reason": str(error)})
-                self.reason = str(error)
+                # the rank whose spill it is tells the reason
+                reason = "" if isinstance(error, OtherSpillError) else str(error)
+                if reason and reason != self.reason:
+                    logger.warning("learning waits for the spill", extra={"reason": reason})
+                self.reason = reason
             if self._meanwhile():
                 return
 
@@ -42,4 +44,4 @@ class SpillWait:
         except SpillError as raised:
             error = raised
         if self._ranks.any(error is not None):
-            raise error or SpillError("the spill of another rank accepts no rows: see its error")
+            raise error or OtherSpillError("the spill of another rank accepts no rows: see its error")

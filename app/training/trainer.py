@@ -16,6 +16,7 @@ from app.training.input.batches import POLL_SECONDS
 from app.training.input.start_position import StartPosition, require_same_topic
 from app.training.publisher import Publisher
 from app.training.ranks.agreement import Agreement, Facts
+from app.training.ranks.final import FinalError
 from app.training.ranks.ranks import Ranks
 from app.training.recovery.repair import is_corrupt
 from app.training.recovery.rollback import RollbackController
@@ -58,13 +59,21 @@ class Trainer:
         self.config, self.until_end, self.ranks = config, until_end, ranks or Ranks()
         self.signals = StopSignals()
         self.agreed = Agreement((Facts(),))
-        torch.set_num_threads(config.train.num_threads)
-        self._log_ranks = self.ranks.of_log()
+        self.corruption = ""  # as a reader of the log has reported it
+        self.spill_wait = SpillWait(self.ranks, self._wait_for_spill)
+        self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
         try:
+            torch.set_num_threads(config.train.num_threads)
+            self._log_ranks = self.ranks.of_log()
             self.log = open_log(config.log, schema=config.schema, take_over=take_over, ranks=self._log_ranks)
+            self._open(start)
         except BaseException as error:
-            self.ranks.leave(error)
+            self._fail(error)
             raise
+
+    def _open(self, start: StartPosition | None) -> None:
+        """Open all parts but the log, and read that back."""
+        config = self.config
         previous = read_status(config.log.path) or TrainerStatus()
         self.status = StatusWriter(config.log.path, self.log.epoch, writes=self.ranks.is_first)
         self.dead_letters = DeadLetterProducer(config.source.kafka_config, f"{config.source.topic}.dead")
@@ -82,27 +91,19 @@ class Trainer:
             self.status,
             self.signals,
             owner=self,
-            until_end=until_end,
+            until_end=self.until_end,
         )
         self.reporter = TrainerStatusReporter(config, self.gate, self.status)
-        self.corruption = ""  # as a reader of the log has reported it
-        self.spill_wait = SpillWait(self.ranks, self._wait_for_spill)
-        self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
-        try:
-            # counters continue from the previous trainer's: a 0 would look like a reset in a graph
-            self.status.update(successor(previous, name=config.name, reason="reading the log back"))
-            session = TrainingSession.load(
-                config, self.log, until_end=until_end, roll_back=self.rollback.execute, ranks=self.ranks
-            )
-            self._adopt(session)
-            positions = self.state.stream.positions
-            if start is None:
-                require_same_topic(config.source, positions)
-            else:
-                self.session.seek(self.ranks.first_does(lambda: start.resolve(config.source, positions)))
-        except BaseException as error:
-            self._fail(error)
-            raise
+        # counters continue from the previous trainer's: a 0 would look like a reset in a graph
+        self.status.update(successor(previous, name=config.name, reason="reading the log back"))
+        session = TrainingSession.load(
+            config, self.log, until_end=self.until_end, roll_back=self.rollback.execute, ranks=self.ranks
+        )
+        self._adopt(session)
+        if start is None:
+            require_same_topic(config.source, self.state.stream.positions)
+        else:
+            self.session.seek(start)
 
     @property
     def session(self) -> TrainingSession:
@@ -195,7 +196,7 @@ class Trainer:
         has_samples = len(batch) > 0 if self.ranks.is_alone else self.agreed.num_rows > 0
         if has_samples and self.state.learner.needs_checkpoint(batch):
             while not self.publish():
-                if self.gate.held is not None or self._wait(POLL_SECONDS):
+                if self.gate.held is not None or self._wait_and_report():
                     return  # its positions are not passed: the next reader of the log learns it
         self.dead_letters.send(batch.dead_letters)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
@@ -228,9 +229,18 @@ class Trainer:
             return True
         if self.gate.held is not None:
             return self.signals.stopping if self.ranks.is_alone else self.agreed.is_stopping
-        if self.until_end and self.publisher.failure is not None:
-            raise self.publisher.failure
+        if self.until_end:
+            self._require_delivered_letters()
         return True
+
+    def _require_delivered_letters(self) -> None:
+        """StreamError, or of many ranks a FinalError on all alike, if the dead letters of one cannot be delivered."""
+        failure = self.publisher.failure
+        if self.ranks.is_alone and failure is not None:
+            raise failure
+        if (told := self.ranks.first_text(self.publisher.reason)) is not None:
+            rank, reason = told
+            raise FinalError(f"rank {rank}: {reason}")
 
     def wait_until_durable(self) -> bool:
         """Wait until everything appended is durable, however long the disk takes; False if a stop was requested."""
@@ -311,11 +321,16 @@ class Trainer:
         self.status.stall_reason = session.stall_reason
 
     def _wait_for_spill(self) -> bool:
-        """Publish and report meanwhile; return True if a rank was asked to stop."""
+        """Publish and report meanwhile; return True if a rank was asked to stop. All ranks."""
         if self.publisher.is_due(self.session):
             self.publish()
-        if self.ranks.is_alone:
-            self.report_status()
+        return self._wait_and_report()
+
+    def _wait_and_report(self) -> bool:
+        """Wait in the middle of a pass; return True if a rank was asked to stop. All ranks."""
+        if not self.ranks.is_alone:
+            self.agree()
+        self.report_status()
         return self._wait(POLL_SECONDS)
 
     def _wait(self, seconds: float) -> bool:
@@ -326,17 +341,20 @@ class Trainer:
         return True
 
     def _fail(self, error: BaseException) -> None:
+        """Tell the others and the status, and close what is open: in `__init__` perhaps not all parts are."""
         self.ranks.leave(error)
-        if not self.ranks.is_alone:
+        parts = vars(self)
+        if "status" in parts:
+            self.status.fail(error)
+        if "log" in parts and not self.ranks.is_alone:
             self.log.abandon("this rank has ended")  # the others do not say any more what is durable
-        self.status.fail(error)
         self._release()
 
     def _release(self) -> None:
-        """Close every part, even if closing another one fails."""
-        session = self._session
-        parts = () if session is None else (session.batches, session.state.learner.table)
-        for part in (*parts, self.dead_letters, self.log):
+        """Close every part that is open, even if closing another one fails."""
+        session, opened = self._session, vars(self)
+        parts = [] if session is None else [session.batches, session.state.learner.table]
+        for part in (*parts, *(opened[name] for name in ("dead_letters", "log") if name in opened)):
             try:
                 part.close()
             except (SpringtideError, OSError) as error:

@@ -48,6 +48,7 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     limits: dict[str, Any] = {}  # changed at run time: [the limit, the configured value that it overrides]
     gate: GateMeta = GateMeta()
     seeks: dict[str, SeekMeta] = {}  # since the previous version
+    sought_by: str = ""  # the launch of the newest change of position, which its restarts do not repeat
     erasures: list[ErasureMeta] = []  # those that the stream from this version's positions on still contains
     high_water_marks: dict[str, StreamPosition] = {}  # how far the stream was ever learned, where further than now
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embeddings.errors import ShardError, SpillError
+from embeddings.errors import OtherSpillError, ShardError, SpillError
 
 FAILED, MAY_REPEAT, DONE = range(3)  # how a call ended
 
@@ -88,7 +88,7 @@ class Exchange:
     def failing_together(self) -> Iterator[None]:
         """If the body fails on one rank, its error is raised there, and a ShardError on the others: none waits.
 
-        If it is a SpillError, after which all may repeat the call, the others get one too.
+        If it is a SpillError, after which all may repeat the call, the others get an OtherSpillError.
         """
         try:
             yield
@@ -99,7 +99,7 @@ class Exchange:
         if worst == FAILED:
             raise ShardError("another rank failed in this call: see its error")
         if worst == MAY_REPEAT:
-            raise SpillError("the spill of another rank failed: see its error")
+            raise OtherSpillError("the spill of another rank failed: see its error")
 
     def _smallest(self, number: int) -> int:
         numbers_1 = torch.tensor([number], dtype=torch.int64, device=self.numbers_device)

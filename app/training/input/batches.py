@@ -48,6 +48,8 @@ class BatchStream:
             growth=config.train.batch_growth,
             num_learned=samples_trained // share.num_ranks,  # all ranks together learn a batch of each
         )
+        # batches of many ranks must not depend on time, and each rank has a full one or nothing left
+        self.is_fixed = until_end and config.train.max_wait_seconds == float("inf") and share.num_ranks > 1
         self._earlier_ends: dict[Partition, int] = {}  # end offsets that an earlier stream knew
         self._ready: Batch | None = None  # due, not returned yet
         self._peeked: Batch | None = None  # the full one after it
@@ -105,12 +107,17 @@ class BatchStream:
         full_rows = self.batcher.full_rows if batch is None else len(batch)
         if batch is None:
             self.batcher.is_behind = self.is_behind
-            batch = self.batcher.take()
+            batch = self.batcher.take() if not self.is_fixed or self.batcher.num_rows >= full_rows else None
         if batch is None and ((allow_partial and self._is_stream_slow) or (self.until_end and self.source.finished)):
             batch = self.batcher.flush()
         if batch is not None and len(batch) and self.batcher.max_wait_seconds < float("inf"):
             self._is_stream_slow = len(batch) < full_rows
         return batch
+
+    @property
+    def holds_others_up(self) -> bool:
+        """True if the other ranks must not learn before this one has a batch too."""
+        return self.is_fixed and self._ready is None and not self.finished
 
     @property
     def ready(self) -> Batch | None:

@@ -13,6 +13,7 @@ class Facts(NamedTuple):
     num_rows: int = 0  # of the batch that it has ready
     is_due: bool = False  # it has a batch ready, perhaps without samples
     has_room: bool = True  # its log takes more
+    holds_up: bool = False  # its next batch is not there yet, and the others must not learn without it
     is_stopping: bool = False
     is_finished: bool = False  # it has learned everything up to the end that was asked for
     may_publish: bool = False  # it may be time for a version or a command
@@ -53,7 +54,8 @@ class Agreement(NamedTuple):
     @property
     def must_learn(self) -> bool:
         """True if all ranks learn now, each what it has."""
-        return all(facts.has_room for facts in self.facts) and any(facts.is_due for facts in self.facts)
+        may_learn = all(facts.has_room and not facts.holds_up for facts in self.facts)
+        return may_learn and any(facts.is_due for facts in self.facts)
 
     @property
     def is_stopping(self) -> bool:

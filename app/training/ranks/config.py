@@ -12,10 +12,10 @@ class ClusterConfig(Settings, frozen=True, kw_only=True):
     timeout_seconds: Annotated[
         float,
         Meta(
-            ge=1,
+            ge=5,
             extra=FINITE,
-            description="A rank that does not answer for so long counts as dead: the others end, and torchrun starts "
-            "all of them again.",
+            description="Within so long after a rank has frozen or was cut off, the others end, and torchrun starts "
+            "all of them again. One that is silent for three quarters of it counts as dead.",
         ),
     ] = 30.0
     rows: Annotated[

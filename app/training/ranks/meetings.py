@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 from springtide_client.errors import SpringtideError
 
+from app.training.ranks.final import is_final
+
 POLL_SECONDS, MAX_POLL_SECONDS = 0.002, 0.05
-BEATS = 5  # within the timeout
+BEATS = 5  # within the seconds of silence that mean death
 START_SECONDS = 300.0
 
 
@@ -27,64 +29,107 @@ def wait_for_all(store: Any, num_ranks: int, *, seconds: float = START_SECONDS) 
 class RankLostError(SpringtideError):
     """Another rank has ended, failed or frozen: this one cannot go on."""
 
+    ends_launch = False  # True: a new start would end in the same way
+
 
 class Meetings:
     """Meets the other ranks, each of which shows by a thread of its own that it lives."""
 
-    def __init__(self, store: Any, rank: int, num_ranks: int, timeout_seconds: float) -> None:
-        """`store`: a torch.distributed.Store of this launch alone."""
-        self.rank, self.num_ranks, self.timeout_seconds = rank, num_ranks, timeout_seconds
+    def __init__(self, store: Any, rank: int, num_ranks: int, seconds: float) -> None:
+        """`store`: a torch.distributed.Store of this launch alone. A rank that is silent for `seconds` is dead."""
+        self.rank, self.num_ranks = rank, num_ranks
         self._store = store.clone()
         self._num_meetings = 0
         self._left = threading.Event()
-        self._heartbeat = Heartbeat(store.clone(), rank, timeout_seconds / BEATS, self._left)
+        self._pulses = Pulses(store.clone(), num_ranks, seconds)
+        self._heartbeat = Heartbeat(store.clone(), rank, seconds / BEATS, self._left)
         self._heartbeat.start()
 
     def answered_at(self) -> float:
         """Return when the store last answered, in seconds of the monotonic clock."""
         return self._heartbeat.answered_at
 
+    def silence(self) -> str:
+        """Return which ranks are silent for too long; "" if all live. Any thread, often while it waits."""
+        return self._pulses.silence()
+
     def meet(self) -> None:
         """Return once all ranks have called it equally often; RankLostError if one of them has failed or is silent."""
         self._num_meetings += 1
         key, seconds = f"meeting/{self._num_meetings}", POLL_SECONDS
-        seen, seen_at = self._beats(), time.monotonic()
         num_here = self._store.add(key, 1)
         while num_here < self.num_ranks:
-            if reason := self.failure():
-                raise RankLostError(reason)
-            beats = self._beats()
-            if all(beat != before for beat, before in zip(beats, seen, strict=True)):
-                seen, seen_at = beats, time.monotonic()
-            elif time.monotonic() - seen_at > self.timeout_seconds:
-                silent = [rank for rank, (now, before) in enumerate(zip(beats, seen, strict=True)) if now == before]
-                raise RankLostError(f"rank {', '.join(map(str, silent))} is silent for {self.timeout_seconds:g} s")
+            if lost := self.lost():
+                raise lost
+            if silence := self.silence():
+                raise RankLostError(silence)
             time.sleep(seconds)
             seconds = min(2 * seconds, MAX_POLL_SECONDS)
             num_here = self._store.add(key, 0)
 
-    def failure(self) -> str:
-        """Return which rank has failed, and why; "" if none has said so."""
+    def lost(self) -> RankLostError | None:
+        """Return which rank has failed, and why; None if no other one has said so."""
         try:
             if not self._store.check(["failed"]):
-                return ""
-            rank, text = msgspec.json.decode(self._store.get("failed"))
+                return None
+            rank, text, ends_launch = msgspec.json.decode(self._store.get("failed"))
         except (RuntimeError, OSError):
-            return "the launcher has ended"
-        return "" if rank == self.rank else f"rank {rank} has ended: {text}"
+            return RankLostError("the store of the ranks cannot be reached: rank 0 or the launcher has ended")
+        if rank == self.rank:
+            return None
+        error = RankLostError(f"rank {rank} has ended: {text}")
+        error.ends_launch = ends_launch
+        return error
 
-    def leave(self, error: BaseException | None) -> None:
-        """End the heartbeat; tell the others about an error."""
+    def leave(self, error: BaseException | None) -> bool:
+        """End the heartbeat; tell the others about an error. Return True if another has told the same before."""
         self._left.set()
-        if error is not None:
-            text = " ".join(str(error).split()) or type(error).__name__
-            try:
-                self._store.compare_set("failed", "", msgspec.json.encode([self.rank, text]).decode())
-            except (RuntimeError, OSError):
-                return  # nobody is left to read it
+        if error is None:
+            return False
+        text = " ".join(str(error).split()) or type(error).__name__
+        own = msgspec.json.encode([self.rank, text, is_final(error)]).decode()
+        try:
+            rank, told, _ = msgspec.json.decode(self._store.compare_set("failed", "", own))
+        except (RuntimeError, OSError):
+            return False  # nobody is left to read it
+        return bool(rank != self.rank and told == text)
 
-    def _beats(self) -> list[int]:
-        return [self._store.add(f"beat/{rank}", 0) for rank in range(self.num_ranks)]
+    def tell_reported(self) -> None:
+        """The error is reported to the user: ranks with the same one need not do that again."""
+        self._store.set("reported", "")
+
+    def wait_until_reported(self, seconds: float) -> bool:
+        """Return True once the rank that has told of it has reported its error; False if it does not in time."""
+        try:
+            self._store.wait(["reported"], timedelta(seconds=seconds))
+        except (RuntimeError, OSError):
+            return False
+        return True
+
+
+class Pulses:
+    """Which ranks live, by the numbers that their heartbeats count up in the store. Any thread may ask."""
+
+    def __init__(self, store: Any, num_ranks: int, seconds: float) -> None:
+        self._store, self._seconds = store, seconds
+        self._lock = threading.Lock()
+        self._beats, self._heard_at = [0] * num_ranks, [0.0] * num_ranks
+        self._looked_at = float("-inf")
+
+    def silence(self) -> str:
+        """Return which ranks have not beaten for too long, while somebody asked; "" if all live."""
+        with self._lock:
+            now = time.monotonic()
+            since = now - self._looked_at
+            if since > self._seconds / (2 * BEATS):
+                beats = [self._store.add(f"beat/{rank}", 0) for rank in range(len(self._beats))]
+                self._looked_at = now
+                for rank, beat in enumerate(beats):
+                    # nobody had asked for a while, or this process was frozen: what was missed is no silence
+                    if beat != self._beats[rank] or since > self._seconds / 2:
+                        self._beats[rank], self._heard_at[rank] = beat, now
+            silent = [rank for rank, heard_at in enumerate(self._heard_at) if now - heard_at > self._seconds]
+        return f"rank {', '.join(map(str, silent))} is silent for {self._seconds:g} s" if silent else ""
 
 
 class Heartbeat(threading.Thread):

@@ -7,7 +7,7 @@ torchrun starts the processes and names their ranks in the environment; torch.di
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
 from app.errors import UserError
+from app.training.ranks import told_errors
 from app.training.ranks.gpus import LOCAL_RANK_VARIABLE
 from app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
 from app.training.ranks.watchdog import Watchdog
@@ -31,6 +32,9 @@ RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": the store is torchrun's, and outlives a try
 # GPUs exchange rows and gradients by NCCL; decisions travel by gloo, so that they do not wait for the device
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+# of the timeout: so long a rank may be silent, the rest of it is for the others' ends
+PATIENCE, TIDY_END = 0.75, 0.15
+REPORT_SECONDS = 5.0  # for another rank to report the error that both have
 # gloo raises plain RuntimeErrors
 CONNECTION_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out")
 
@@ -48,6 +52,12 @@ def number_of_try() -> int:
     return int(os.environ.get(RESTARTS_VARIABLE, "0")) if os.environ.get(AGENT_STORE_VARIABLE) == "True" else 0
 
 
+def launch_name() -> str:
+    """Return what tells the launch that has started this process from all others; "" without torchrun."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return "" if run is None else f"{run}/{os.getppid()}"
+
+
 class Ranks:
     """This process among the ranks. Every rank makes the same calls in the same order, in one thread.
 
@@ -60,8 +70,10 @@ class Ranks:
         self.rank, self.num_ranks = (0, 1) if exchange is None else (exchange.rank, exchange.num_ranks)
         self._watchdog: Watchdog | None = None  # of a process that is one rank
         self._meetings: Meetings | None = None
+        self._told_before = False  # another rank ended with the same error before
+        self._left: Meetings | None = None  # after an error
         if self.num_ranks > 1:
-            self._meetings = Meetings(store, self.rank, self.num_ranks, timeout_seconds)
+            self._meetings = Meetings(store, self.rank, self.num_ranks, PATIENCE * timeout_seconds)
 
     @staticmethod
     def of_environment(timeout_seconds: float, device: str = "cpu") -> "Ranks":
@@ -73,7 +85,7 @@ class Ranks:
         num_ranks = num_ranks_in_environment()
         if num_ranks == 1:
             return Ranks()
-        timeout, gpu = timedelta(seconds=timeout_seconds), None
+        timeout, gpu = timedelta(seconds=PATIENCE * timeout_seconds), None
         if device == "cuda":
             if not torch.cuda.is_available():
                 raise UserError(
@@ -94,7 +106,7 @@ class Ranks:
             assert dist.group.WORLD is not None
             ranks = Ranks(Exchange(dist.group.WORLD, device), store, timeout_seconds=timeout_seconds)
         assert ranks._meetings is not None
-        ranks._watchdog = Watchdog(ranks._meetings.answered_at, timeout_seconds)
+        ranks._watchdog = Watchdog(ranks._meetings.answered_at, PATIENCE * timeout_seconds)
         ranks._watchdog.start()
         return ranks
 
@@ -118,7 +130,7 @@ class Ranks:
         if self.is_alone:
             return None
         store = PrefixStore("log", self._store.clone())
-        return LogRanks(store, self.rank, self.num_ranks, self.timeout_seconds)
+        return LogRanks(store, self.rank, self.num_ranks, self.timeout_seconds, silence=self._silence)
 
     def numbers(self, own_N: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank, rank 0's first. All give equally many."""
@@ -163,13 +175,17 @@ class Ranks:
             except Exception as error:
                 failure = error
         self.meet()
-        told = self.of_first((result, None if failure is None else (type(failure), str(failure))))
+        told = self.of_first((result, None if failure is None else told_errors.tell(failure)))
         if failure is not None:
             raise failure
         if told[1] is not None:
-            kind, text = told[1]
-            raise kind(text)
+            raise told_errors.rebuilt(told[1])
         return told[0]  # type: ignore[return-value]
+
+    def first_text(self, own: str) -> tuple[int, str] | None:
+        """Return the lowest rank that gives a text that is not empty, and the text; None if no rank does."""
+        texts = [own] if self.is_alone else self.gather(own)
+        return next(((rank, text) for rank, text in enumerate(texts) if text), None)
 
     @contextmanager
     def telling_lost(self) -> Iterator[None]:
@@ -177,7 +193,7 @@ class Ranks:
         if self.is_alone:
             yield
             return
-        with telling_lost(self.timeout_seconds, str if self._meetings is None else self._meetings.failure):
+        with telling_lost(self.timeout_seconds, lambda: None if self._meetings is None else self._meetings.lost()):
             yield
 
     def part(self) -> None:
@@ -188,29 +204,51 @@ class Ranks:
 
     def leave(self, error: BaseException | None = None) -> None:
         """End the connection; with an error the other ranks end too, and say why. May be called again."""
-        if self._watchdog is not None and error is None:
-            self._watchdog.stop()
+        is_lost = isinstance(error, RankLostError)
+        if self._watchdog is not None:
+            if error is None:
+                self._watchdog.stop()
+            elif is_lost:
+                self._watchdog.end_within(TIDY_END * self.timeout_seconds, " ".join(str(error).split()))
         if self._meetings is not None:
-            self._meetings.leave(None if isinstance(error, RankLostError) else error)
-            self._meetings = None
+            self._told_before = self._meetings.leave(None if is_lost else error)
+            self._left, self._meetings = self._meetings, None
             if dist.is_initialized() and type(self.exchange) is Exchange:
                 if error is not None and "nccl" in dist.get_backend_config():
                     _abort_process_group()  # to destroy it would wait for what a lost rank never sends
                 else:
                     dist.destroy_process_group()
 
+    def is_reported(self, error: BaseException) -> bool:
+        """Return True if another rank reports to the user the error with which this one has left.
+
+        False: this one has to report it, and then to call `tell_reported`.
+        """
+        if isinstance(error, RankLostError):
+            return error.ends_launch
+        return self._told_before and self._left is not None and self._left.wait_until_reported(REPORT_SECONDS)
+
+    def tell_reported(self) -> None:
+        """This rank has reported the error with which it has left."""
+        if self._left is not None:
+            with suppress(RuntimeError, OSError):
+                self._left.tell_reported()
+
+    def _silence(self) -> str:
+        meetings = self._meetings
+        return "" if meetings is None else meetings.silence()
+
 
 @contextmanager
-def telling_lost(timeout_seconds: float, reason: Callable[[], str] = str) -> Iterator[None]:
-    """Turn what torch says when another rank has ended into a RankLostError; `reason` tells more, if it can."""
+def telling_lost(timeout_seconds: float, reason: Callable[[], RankLostError | None] = lambda: None) -> Iterator[None]:
+    """Turn what torch says when another rank has ended into a RankLostError; `reason` knows more, if it can."""
     try:
         yield
     except RuntimeError as error:
         text = str(error).lower()
         if not isinstance(error, dist.DistError) and not any(word in text for word in CONNECTION_WORDS):
             raise
-        raise RankLostError(
-            reason()
-            or f"another rank has ended, or did not answer within [cluster] timeout_seconds = {timeout_seconds:g}: "
+        raise reason() or RankLostError(
+            f"another rank has ended, or did not answer within [cluster] timeout_seconds = {timeout_seconds:g}: "
             "this one ends too; torchrun starts all ranks again while --max-restarts allows it"
         ) from error

@@ -17,6 +17,7 @@ from app.training.health.gate import Gate, Verdict
 from app.training.health.known_good import oldest_restorable
 from app.training.input.batches import POLL_SECONDS
 from app.training.publisher import Publisher
+from app.training.ranks.final import FinalError
 from app.training.recovery.rollback_owner import RollbackOwner
 from app.training.recovery.skip import REASON, Progress, send_to_dead_letters
 from app.training.status.writer import StatusWriter
@@ -33,7 +34,7 @@ RETRY_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-class ModelHeldError(SpringtideError):
+class ModelHeldError(FinalError):
     """The health gate holds the model back, and this run accepts no commands that could resolve it."""
 
 

@@ -45,6 +45,7 @@ class StreamState:
         self.erasures: list[Erasure] = []  # those whose ids the stream from `positions` on still contains
         self.logged_erasures: list[Erasure] = []  # all that the log had when learning began
         self.high_water_marks: dict[Partition, Position] = {}  # how far it was ever learned, where further than now
+        self.sought_by = ""  # the launch that has changed the positions last
         self._unshared_letters: dict[str, int] = {}  # dead letters since the last exchange, by reason
 
     def advance(self, batch: Batch, *, limit_ms: int | None, num_samples: int | None = None) -> None:
@@ -119,5 +120,5 @@ class StreamState:
         self.complete_until_ms = meta.complete_until_ms
         watermarks = {Partition.parse(name): ms for name, ms in trainer.watermarks.items()}
         self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, trainer.idle))
-        self.high_water_marks = high_water_marks(meta)
+        self.high_water_marks, self.sought_by = high_water_marks(meta), trainer.sought_by
         self.erasures = erasures_ahead(erasures_from_meta(trainer.erasures), self.positions)

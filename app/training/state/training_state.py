@@ -182,8 +182,9 @@ class TrainingState:
         """Record a command in the next version."""
         self._unpublished.add_command(entry)
 
-    def seek(self, positions: Mapping[Partition, Position]) -> None:
-        """Continue from other positions of the stream; the next version records it."""
+    def seek(self, positions: Mapping[Partition, Position], *, launch: str = "") -> None:
+        """Continue from other positions of the stream; the next version records it, and which launch asked for it."""
+        self.stream.sought_by = launch
         for partition, position in positions.items():
             before = self.stream.positions.get(partition)
             seek = SeekMeta(None if before is None else before.offset, position.offset)
@@ -340,6 +341,7 @@ class TrainingState:
             limits=self.limits.document(),
             gate=self.gate,
             seeks=self._unpublished.seeks,
+            sought_by=stream.sought_by,
             erasures=erasures_to_meta(stream.erasures),
             high_water_marks=positions_to_meta(stream.high_water_marks),
         )

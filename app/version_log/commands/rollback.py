@@ -165,6 +165,7 @@ def _meta(
         # the count of automatic rollbacks is kept, the newest of them is rolled back too
         gate=msgspec.structs.replace(old.gate, rollbacks=new.gate.rollbacks),
         seeks={},
+        sought_by=new.sought_by,
         high_water_marks={} if marks == positions else positions_to_meta(marks),
         erasures=erasures_to_meta(erasures_ahead(erasures, positions)),
     )

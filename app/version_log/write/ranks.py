@@ -6,9 +6,9 @@ other: every key begins with the epoch, and the epoch itself is heard from rank 
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -17,9 +17,11 @@ from springtide_client.format.records import Tip, version_name
 from springtide_client.format.shards import ShardEntry
 from springtide_client.log.listing import LogManifest
 
+from app.errors import UserError
 from app.version_log.errors import FencedError
 
 TIMEOUT_SECONDS = 60.0
+START_POLL_SECONDS = 0.02
 T = TypeVar("T")
 
 
@@ -31,8 +33,6 @@ class RankStore(Protocol):
     def get(self, key: str) -> bytes: ...
 
     def check(self, keys: list[str]) -> bool: ...
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
 
     def delete_key(self, key: str) -> bool: ...
 
@@ -50,7 +50,16 @@ class LogRanks:
     num_ranks: int
     # how long rank 0 waits for the shard record of another rank that does not say what it waits for
     timeout_seconds: float = TIMEOUT_SECONDS
+    # which ranks are dead, or "": then a live one is waited for as long as it takes, instead of `timeout_seconds`
+    silence: Callable[[], str] | None = None
     num_opened: int = field(default=0, init=False)  # how often this process has opened the log
+
+    def why_not_wait(self, seconds: float) -> str:
+        """Return why other ranks are not waited for any longer, after so many seconds; "" if they are. LogError."""
+        if self.silence is None:
+            return f"within {self.timeout_seconds:g} s" if seconds > self.timeout_seconds else ""
+        silence = _guarded(self.silence)
+        return f"and {silence}" if silence else ""
 
 
 class StartReport(msgspec.Struct, kw_only=True):
@@ -59,6 +68,7 @@ class StartReport(msgspec.Struct, kw_only=True):
     manifest: LogManifest | None = None
     exact_state: int = 0
     error: str = ""
+    is_user_error: bool = False
 
 
 class RankReports:
@@ -147,7 +157,7 @@ def tell_start(ranks: LogRanks) -> Iterator[StartReport]:
     try:
         yield report
     except Exception as error:
-        report.error = str(error) or type(error).__name__
+        report.error, report.is_user_error = str(error) or type(error).__name__, isinstance(error, UserError)
         raise
     finally:
         text = msgspec.json.encode(report).decode()
@@ -155,14 +165,18 @@ def tell_start(ranks: LogRanks) -> Iterator[StartReport]:
 
 
 def wait_for_start(ranks: LogRanks, timeout_seconds: float) -> StartReport:
-    """Return what rank 0 tells. LogError if it tells nothing in time, or could not start."""
+    """Return what rank 0 tells. LogError if it tells nothing in time, or could not start; UserError as it has got."""
     ranks.num_opened += 1
-    key = _start_key(ranks)
-    try:
-        ranks.store.wait([key], timedelta(seconds=timeout_seconds))
-    except RuntimeError as error:
-        raise LogError(f"rank 0 has not started the log within {timeout_seconds:g} s: {error}") from None
+    key, deadline = _start_key(ranks), time.monotonic() + timeout_seconds
+    while not _guarded(lambda: ranks.store.check([key])):
+        if silence := "" if ranks.silence is None else _guarded(ranks.silence):
+            raise LogError(f"rank 0 has not started the log, and {silence}")
+        if time.monotonic() > deadline:
+            raise LogError(f"rank 0 has not started the log within {timeout_seconds:g} s")
+        time.sleep(START_POLL_SECONDS)
     report = msgspec.json.decode(_guarded(lambda: ranks.store.get(key)), type=StartReport)
+    if report.is_user_error:
+        raise UserError(report.error)
     if report.error:
         raise LogError(f"rank 0 could not start the log: {report.error}")
     return report

@@ -67,7 +67,7 @@ class Alone:
         return True
 
     def wait_for_sync(self, number: int) -> None:
-        """Wait a moment for that; LogError after too long."""
+        """Wait a moment for that; LogError after too long, or if another rank is dead."""
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Look ever less often."""
@@ -92,9 +92,8 @@ class _Ranked(Alone):
     def wait_for_sync(self, number: int) -> None:
         if self._sync_since[0] != number:
             self._sync_since = number, time.monotonic()
-        waited, timeout = time.monotonic() - self._sync_since[1], self._ranks.timeout_seconds
-        if waited > timeout:
-            raise LogError(f"other ranks have not made version {version_name(number)} durable within {timeout:g} s")
+        if why := self._ranks.why_not_wait(time.monotonic() - self._sync_since[1]):
+            raise LogError(f"other ranks have not made version {version_name(number)} durable {why}")
         self.stop_waiting.wait(MAX_POLL_SECONDS)
 
 
@@ -122,8 +121,8 @@ class RankZero(_Ranked):
                     self.stall_reason, last_reason = stalls, now
                 else:
                     self.stall_reason = not_written(number, self._reports.missing(number))
-                if now - last_reason > self._ranks.timeout_seconds:
-                    raise LogError(f"{self.stall_reason} within {self._ranks.timeout_seconds:g} s")
+                if why := self._ranks.why_not_wait(now - last_reason):
+                    raise LogError(f"{self.stall_reason} {why}")
             return False
 
         try:

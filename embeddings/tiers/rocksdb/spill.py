@@ -68,12 +68,21 @@ class RocksSpill:
         self._counts = dict.fromkeys(FIND_COUNTS, 0)
 
     @staticmethod
-    def of_epoch(disk_path: Path, epoch: int, *, dim: int, state_width: int, table: str = "") -> "RocksSpill":
+    def of_epoch(
+        disk_path: Path,
+        epoch: int,
+        *,
+        dim: int,
+        state_width: int,
+        table: str = "",
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> "RocksSpill":
         """The spill of this epoch, `<disk_path>/<epoch>/`, or one of several there. Deletes those of older epochs."""
         for folder in disk_path.iterdir() if disk_path.is_dir() else ():
             if folder.name.isdigit() and int(folder.name) < epoch:
                 shutil.rmtree(folder, ignore_errors=True)
-        spill = RocksSpill(disk_path / str(epoch) / table, dim=dim, state_width=state_width)
+        folder, widths = disk_path / str(epoch) / table, {"dim": dim, "state_width": state_width}
+        spill = RocksSpill(folder, **widths, patience_seconds=patience_seconds)
         spill._shared_folder = spill.folder.parent if table else None
         return spill
 

@@ -43,6 +43,16 @@ def test_until_end_learns_every_click_once_and_continues_where_it_ended(env):
         assert published[part] == shown
 
 
+def test_what_is_open_is_closed_if_another_part_cannot_be_made(env, monkeypatch):
+    env.create()
+    with monkeypatch.context() as patch:
+        patch.setattr("app.training.trainer.Gate", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Trainer(env.config)
+    assert env.status().trainer == "failed"
+    assert Trainer(env.config, until_end=True).run().epoch == 2  # the lock is released
+
+
 def test_while_catching_up_the_next_batch_is_prefetched(env, monkeypatch):
     pairs = []
     learn = TrainingState.learn

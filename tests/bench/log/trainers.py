@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from app.config.load import Config
+from app.training.input.start_position import StartPosition
 from app.training.trainer import Trainer
-from stream.positions import Position
 from tests.bench.harness.report import fail
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE
 
@@ -111,7 +111,7 @@ class LoggedTrainer:
         trainer = self.trainer
         session = trainer.session
         session.batches.close()
-        session.seek({p: Position(at.topic_id, 0) for p, at in trainer.state.stream.positions.items()})
+        session.seek(StartPosition(place="earliest"))
         session.start()
 
     def settle(self) -> None:

@@ -12,6 +12,7 @@ def test_all_learn_if_one_has_a_batch_and_none_lacks_room():
     assert Agreement((due, idle)).must_learn
     assert not Agreement((idle, idle)).must_learn
     assert not Agreement((due, full)).must_learn
+    assert not Agreement((due, Facts(holds_up=True))).must_learn
     assert Agreement((due, Facts(num_rows=3, is_due=True))).num_rows == 11
 
 

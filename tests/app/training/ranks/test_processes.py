@@ -6,26 +6,32 @@ A server process imports what they need once, and forks them.
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from app.cli import main
+from app.training.ranks.launch import launch as start_ranks
 from app.training.trainer import Trainer
 from tests.app.training.trainer_env import expected_counts
+from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 SETTINGS = """
 [cluster]
 timeout_seconds = 20
 """
+ENVIRONMENT: dict[str, str] = {}  # more of it for each rank
 CONTEXT = multiprocessing.get_context("forkserver")
+PRELOAD = ["app.training.trainer", "app.commands.train", "torch.distributed.elastic.agent.server.local_elastic_agent"]
 
 
-def run_rank(rank: int, num_ranks: int, port: int, config: Path, folder: Path, options: list[str]) -> None:
+def run_rank(
+    rank: int, num_ranks: int, port: int, config: Path, folder: Path, options: list[str], more: dict[str, str]
+) -> None:
     """What torchrun does in a rank: name it in the environment, and run the command."""
     os.environ |= {
         "RANK": str(rank),
@@ -34,6 +40,7 @@ def run_rank(rank: int, num_ranks: int, port: int, config: Path, folder: Path, o
         "LOCAL_WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        **more,
     }
     with (folder / f"rank-{rank}.out").open("w") as out, (folder / f"rank-{rank}.err").open("w") as err:
         sys.stdout, sys.stderr = out, err
@@ -47,11 +54,9 @@ class Processes:
     """One launch."""
 
     def __init__(self, env, num_ranks: int, options: list[str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        self.folder = env.path.parent
+        port, self.folder = free_port(), env.path.parent
         self.all = [
-            CONTEXT.Process(target=run_rank, args=(rank, num_ranks, port, env.path, self.folder, options))
+            CONTEXT.Process(target=run_rank, args=(rank, num_ranks, port, env.path, self.folder, options, ENVIRONMENT))
             for rank in range(num_ranks)
         ]
         for process in self.all:
@@ -68,7 +73,7 @@ class Processes:
 
 @pytest.fixture
 def launch(env) -> Iterator:
-    CONTEXT.set_forkserver_preload(["app.training.trainer", "app.commands.train"])
+    CONTEXT.set_forkserver_preload(PRELOAD)
     launches: list[Processes] = []
 
     def start(num_ranks: int, *options: str) -> Processes:
@@ -89,17 +94,48 @@ def test_a_killed_rank_ends_the_others_and_nothing_is_lost_or_doubled(env, launc
         env.produce(100, partition=partition)
     first = launch(2)
     wait_until(lambda: env.status().samples_trained == 300, "300 samples", seconds=6 * DEADLINE_SECONDS)
-    os.kill(first.all[1].pid, signal.SIGKILL)
-    assert first.exit_codes() == [1, -signal.SIGKILL], first.text(0, "err")
-    assert "another rank has ended" in first.text(0, "err")
-    assert env.status().trainer == "failed"
+    os.kill(first.all[0].pid, signal.SIGKILL)  # with the store
+    assert first.exit_codes() == [-signal.SIGKILL, 1], first.text(1, "err")
+    *_, last = lines = first.text(1, "err").splitlines()
+    assert last.startswith("springtide: ")
+    assert not any("c10d" in line or line.startswith("frame #") for line in lines), lines  # of C++
 
     env.produce(100, partition=1)
     assert Trainer(env.config, until_end=True).run().samples_trained == 400
     assert env.counts() == expected_counts(400)
 
 
+def test_an_error_of_the_user_is_told_once_and_ends_all_ranks_as_one(env, launch, monkeypatch):
+    # as torchrun's, the store is not in a rank
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setattr(f"{__name__}.free_port", lambda: store.port)
+    monkeypatch.setitem(ENVIRONMENT, "TORCHELASTIC_USE_AGENT_STORE", "True")
+    env.produce(10)
+    Trainer(env.config, until_end=True).run()
+    env.configure(SETTINGS + '[source]\ntopic = "views"\n')
+    ranks = launch(2)
+    assert ranks.exit_codes() == [2, 2]
+    told = ranks.text(0, "err") + ranks.text(1, "err")
+    assert told.count("springtide: ") == 1, told
+
+
 def test_a_rank_that_torchrun_has_started_starts_no_ranks(env, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     assert main(["train", "--ranks", "2", "--config", str(env.path)]) == 2
     assert "leave out --ranks" in capsys.readouterr().err
+
+
+def launch_in_file(path: Path, arguments: list[str]) -> None:
+    with path.open("w") as file:
+        os.dup2(file.fileno(), 2)
+        os._exit(start_ranks(arguments, num_ranks=2, max_restarts=5))
+
+
+def test_ranks_that_end_with_an_error_of_the_user_are_not_started_again(tmp_path):
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    path = tmp_path / "err"
+    process = CONTEXT.Process(target=launch_in_file, args=(path, ["nonsense"]))
+    process.start()
+    process.join(6 * DEADLINE_SECONDS)
+    assert process.exitcode == 2, path.read_text()
+    assert 1 <= path.read_text().count("no command 'nonsense'") <= 2  # each rank reads its command line

@@ -1,9 +1,11 @@
 """Ranks hear from each other; long work of one is waited for, and a rank that has failed or frozen is not."""
 
 import pytest
-from springtide_client.errors import LogError
+from springtide_client.errors import EncodeError, LogError
 from torch.distributed import HashStore
 
+from app.errors import UserError
+from app.training.ranks.final import FINAL_CODE, FinalError, exit_code
 from app.training.ranks.meetings import Meetings, RankLostError
 from app.training.ranks.ranks import Ranks, number_of_try
 from tests.support.thread_ranks import on_ranks
@@ -51,7 +53,12 @@ def test_what_rank_0_does_has_its_result_or_its_error_on_all_ranks():
         def fail() -> None:
             raise LogError("no such version")
 
+        def fail_to_encode() -> None:
+            raise EncodeError("bad_id", "not a number")
+
         done = ranks.first_does(lambda: ranks.rank + 7)
+        with pytest.raises(EncodeError, match="not a number"):
+            ranks.first_does(fail_to_encode)
         with pytest.raises(LogError, match="no such version"):
             ranks.first_does(fail)
         ranks.part()
@@ -66,6 +73,39 @@ def test_a_rank_that_has_failed_is_not_waited_for():
     second.leave(ValueError("the disk is gone"))
     with pytest.raises(RankLostError, match="rank 1 has ended: the disk is gone"):
         first.meet()
+    first.leave(None)
+
+
+def test_the_first_text_of_the_ranks_is_told_to_all():
+    def work(ranks: Ranks):
+        found = ranks.first_text(""), ranks.first_text(f"rank {ranks.rank}" if ranks.rank else "")
+        ranks.part()
+        return found
+
+    assert with_store(work) == [(None, (1, "rank 1"))] * 2
+
+
+def test_an_error_that_all_ranks_have_is_reported_by_one():
+    def work(ranks: Ranks):
+        error = UserError("no such device")
+        ranks.any(False)
+        ranks.leave(error)
+        if ranks.is_reported(error):
+            return exit_code(error), False
+        ranks.tell_reported()
+        return exit_code(error), True
+
+    assert sorted(with_store(work)) == [(2, False), (2, True)]
+
+
+def test_who_hears_of_a_final_error_ends_as_final():
+    store = HashStore()
+    first, second = Meetings(store, 0, 2, 30.0), Meetings(store, 1, 2, 30.0)
+    second.leave(FinalError("the model is held back"))
+    lost = first.lost()
+    assert str(lost) == "rank 1 has ended: the model is held back"
+    assert exit_code(lost) == FINAL_CODE
+    assert exit_code(LogError("full")) == 1
     first.leave(None)
 
 

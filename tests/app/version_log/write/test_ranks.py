@@ -7,7 +7,8 @@ from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from torch.distributed import HashStore
 
-from app.version_log.write.ranks import LogRanks
+from app.version_log.write.ranks import LogRanks, wait_for_start
+from app.version_log.write.roles import OtherRank, RankZero
 from app.version_log.write.shard_writer import open_log
 from app.version_log.write.writer import LogWriter
 from tests.support.team_log import TeamLog
@@ -74,6 +75,25 @@ def test_a_rank_that_writes_nothing_ends_the_others(log) -> None:
     with pytest.raises(LogError, match="rank 0 writes no more: rank 1 has not written"):
         append_and_sync(team.writers[1])
     team.close()
+
+
+def test_a_rank_that_lives_is_waited_for_as_long_as_it_takes() -> None:
+    silence = [""]
+    for role in RankZero, OtherRank:
+        ranks = LogRanks(HashStore(), 0 if role is RankZero else 1, 2, timeout_seconds=0.0, silence=lambda: silence[0])
+        one = role(ranks, 1)
+        one.wait_for_sync(7)
+        one.wait_for_sync(7)
+        silence[0] = "rank 1 is silent for 5 s"
+        with pytest.raises(LogError, match=r"have not made version 0.7 durable and rank 1 is silent for 5 s"):
+            one.wait_for_sync(7)
+        silence[0] = ""
+
+
+def test_a_rank_does_not_wait_for_a_start_of_a_dead_rank_0() -> None:
+    ranks = LogRanks(HashStore(), 1, 2, silence=lambda: "rank 0 is silent for 5 s")
+    with pytest.raises(LogError, match="rank 0 has not started the log, and rank 0 is silent for 5 s"):
+        wait_for_start(ranks, 600.0)
 
 
 def test_an_epoch_without_versions_waits_for_nobody(log) -> None:

@@ -1,0 +1,36 @@
+"""An error of one rank is raised by all as one of the same class, also where its constructor asks for more."""
+
+import pickle
+
+import pytest
+from springtide_client.errors import EncodeError, LogError
+
+from app.training.ranks.told_errors import rebuilt, tell
+
+
+def told(error: Exception) -> Exception:
+    return rebuilt(pickle.loads(pickle.dumps(tell(error))))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LogError("no such version"),
+        EncodeError("bad_id", "user_id: not a number", field="user_id"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_class_and_text_are_kept(error):
+    again = told(error)
+    assert isinstance(again, type(error))
+    assert str(again) == str(error)
+
+
+def test_a_class_that_cannot_be_imported_becomes_the_one_above_it():
+    class LocalError(LogError):
+        pass
+
+    again = told(LocalError("full"))
+    assert type(again).__mro__[1] is LogError
+    assert str(again) == "full"
