@@ -2,8 +2,9 @@
 
 python -m tests.torture.ranks.hosts --rounds 2
 
-The hosts are network namespaces: it needs root, `ip` and `tc`, and says so where they are missing. Broker and log are
-on the first host; the second one reads both, the log by a shared disk.
+The hosts are network namespaces: it needs root, `ip` and `tc`, and says so where they are missing. Between them are TAP
+devices and a process that forwards frames, later if asked; where there are none, a veth pair that is never delayed.
+Broker and log are on the first host; the second one reads both, the log by a shared disk.
 """
 
 import argparse
@@ -25,12 +26,15 @@ from tests.support.processes import our_environment
 from tests.support.waiting import wait_until
 from tests.torture.cluster.cluster import is_running
 from tests.torture.ranks.comparison import Comparison
+from tests.torture.ranks.delayed_link import two_delayed_hosts
+from tests.torture.ranks.delayed_link import why_not as why_no_delay
 from tests.torture.ranks.site import TIMEOUT_SECONDS, Site
 
 LONG_SECONDS = 240.0  # torchrun itself waits for hosts that are silent
 # with torchrun's own store a host that was replaced would never find the others again
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": DEVICE, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 CUT_SECONDS = TIMEOUT_SECONDS + 4.0
+DELAY_SECONDS = 0.05  # each way
 
 
 class Hosts:
@@ -102,7 +106,9 @@ class Hosts:
 class HostsTorture:
     """Every fault is followed by records that must be learned, and by a comparison."""
 
-    def __init__(self, site: Site, second: str, seed: int) -> None:
+    def __init__(self, site: Site, second: str, seed: int, delay_file: Path | None) -> None:
+        """`delay_file`: where the link's delay is written; None if it cannot be delayed."""
+        self._delay_file = delay_file
         self.site, self.hosts, self.comparison = site, Hosts(site, second), Comparison(site)
         self._draw, self.done, self.began = random.Random(seed), Counter[str](), time.monotonic()
 
@@ -110,7 +116,7 @@ class HostsTorture:
         """Inject every fault in each round; at the end one process learns the rest."""
         self.learn()
         for _ in range(num_rounds):
-            for fault in (self.cut, self.delay, self.narrow, self.kill_rank, self.kill_torchrun):
+            for fault in (self.cut, self.delay, self.narrow, self.kill_rank, self.kill_first, self.kill_second):
                 what = fault()
                 self.done[fault.__name__] += 1
                 self.comparison.compare()
@@ -160,11 +166,12 @@ class HostsTorture:
         return f"link cut: both ranks had ended after {ended:.1f} s; {seconds:.1f} s after the joining all was learned"
 
     def delay(self) -> str:
-        try:
-            seconds = self._shaped("netem", "delay", "50ms")
-        except subprocess.CalledProcessError as error:
-            return f"SKIPPED: the link cannot be delayed, the kernel has no netem: {error.stderr.decode().strip()}"
-        return f"link with 50 ms each way: all learned after {seconds:.1f} s"
+        if self._delay_file is None:
+            return f"SKIPPED: the link cannot be delayed: {why_no_delay()}"
+        self._delay_file.write_text(str(DELAY_SECONDS))
+        seconds = self.learn()
+        self._delay_file.write_text("0")
+        return f"link with {1000 * DELAY_SECONDS:g} ms each way: all learned after {seconds:.1f} s"
 
     def narrow(self) -> str:
         seconds = self._shaped("tbf", "rate", "10mbit", "burst", "64kb", "latency", "100ms")
@@ -174,15 +181,30 @@ class HostsTorture:
         os.kill(self._draw.choice(self.hosts.ranks()), signal.SIGKILL)
         return f"a rank killed: all learned after {self.learn():.1f} s"
 
-    def kill_torchrun(self) -> str:
-        """Kill one host's torchrun and its rank, as if the host had died."""
-        host = self._draw.randrange(2)
+    def kill_first(self) -> str:
+        """The first host dies, with the store of torchrun's rendezvous."""
+        return self._kill_host(0)
+
+    def kill_second(self) -> str:
+        return self._kill_host(1)
+
+    def _kill_host(self, host: int) -> str:
+        """Kill one host's torchrun and its rank, as if the host had died; the other's rank ends by itself."""
         agent = self.hosts._agents[host]
         assert agent is not None
-        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-        for pid in (agent.pid, *map(int, children)):
+        own = list(map(int, Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()))
+        others = set(self.hosts.ranks()) - set(own)
+        number = rank_of(next(pid for pid in own if pid in self.hosts.ranks()))
+        began = time.monotonic()
+        for pid in (agent.pid, *own):
             os.kill(pid, signal.SIGKILL)
-        return f"host {host} killed: all learned after {self.learn():.1f} s"
+        wait_until(lambda: not others & set(self.hosts.ranks()), self.output, seconds=10 * TIMEOUT_SECONDS)
+        ended = time.monotonic() - began
+        learned = self.learn()
+        return (
+            f"host {host} killed, with rank {number}{' and the store' if host == 0 else ''}: the other's rank ended "
+            f"after {ended:.1f} s, all learned {learned:.1f} s later"
+        )
 
     def output(self) -> str:
         """Return the ends of what the hosts printed."""
@@ -196,6 +218,12 @@ class HostsTorture:
 
     def _on_second(self, *words: str) -> list[str]:
         return ["ip", "netns", "exec", self.hosts._second, *words]
+
+
+def rank_of(pid: int) -> int:
+    """Return which rank a process is."""
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return int(next(line.removeprefix(b"RANK=") for line in environment if line.startswith(b"RANK=")))
 
 
 def why_not() -> str:
@@ -216,18 +244,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--inside", help="name of the second host: this process is on the first one")
+    parser.add_argument("--delay-file", type=Path, help="where the delay of the link is written")
     options = parser.parse_args()
     if options.inside is None:
         if reason := why_not():
             print(f"SKIPPED: the torture of two hosts needs network namespaces: {reason}")
             return
-        with two_hosts("1gbit") as (first, second):
+        delay_file = None if why_no_delay() else Path(tempfile.mkdtemp(prefix="link-")) / "delay"
+        with two_hosts("1gbit") if delay_file is None else two_delayed_hosts(delay_file) as (first, second):
             command = ["ip", "netns", "exec", first, sys.executable, "-m", "tests.torture.ranks.hosts"]
             command += ["--rounds", str(options.rounds), "--seed", str(options.seed), "--inside", second]
-            sys.exit(subprocess.run(command).returncode)
+            command += [] if delay_file is None else ["--delay-file", str(delay_file)]
+            code = subprocess.run(command).returncode
+        if delay_file is not None:
+            shutil.rmtree(delay_file.parent)
+        sys.exit(code)
     folder = Path(tempfile.mkdtemp(prefix="hosts-"))
     site = Site(folder, options.seed, address=ADDRESSES[0])
-    torture = HostsTorture(site, options.inside, options.seed)
+    torture = HostsTorture(site, options.inside, options.seed, options.delay_file)
     try:
         torture.run(options.rounds)
     finally:

@@ -44,10 +44,12 @@ class Launch:
         children = [int(pid) for pid in path.read_text().split()] if path.exists() else []
         return [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    def end(self) -> None:
-        """Stop it as a user does; it publishes and ends."""
+    def end(self) -> int:
+        """Stop it as a user does; it publishes and ends. Return the exit code: 1 if a rank was just killed."""
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=LAUNCH_SECONDS)
+        assert self.process.returncode in (0, 1)
+        return self.process.returncode
 
 
 def torture(env: TrainerEnv, num_kills: int, seed: int) -> Counter[str]:
@@ -74,8 +76,7 @@ def torture(env: TrainerEnv, num_kills: int, seed: int) -> Counter[str]:
             if launch.num_ranks == 1:
                 break
         if launch.process.poll() is None and random_.random() < 0.5:
-            launch.end()
-            done["stops"] += 1
+            done[f"stops with exit code {launch.end()}"] += 1
         else:
             ranks = launch.ranks()
             launch.process.kill()
