@@ -64,7 +64,7 @@ def build_application(service: Service) -> Application:
     """The whole application of one process."""
     config, metrics = service.config, service.metrics
     access_log = AccessLog(config.access_log_sample_rate)
-    fast_path = FastPath(service.replica, metrics, access_log, max_ids=config.max_ids)
+    fast_path = FastPath(service.replica, metrics, access_log, max_ids=config.max_ids, batcher=service.lookup_batcher)
     handler = BatchLookupHandler(
         service.replica,
         metrics,

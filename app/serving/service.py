@@ -25,6 +25,7 @@ from app.serving.model.trainer_status import TrainerStatusReader
 from app.serving.ops.scrape import MetricsScraper
 from app.serving.ops.status import ServerStatusReporter
 from app.serving.ops.status_history import StatusHistory
+from app.serving.parts.lookup_batcher import LookupBatcher
 from app.serving.parts.recent_views import RecentViews
 from app.serving.predict.micro_batcher import MicroBatcher
 from app.serving.retrieve.retriever import Retriever
@@ -79,6 +80,9 @@ class Service:
         self.pools = Pools()
         token = read_token(config) if config.parts else None
         self.part = Part.of(config, token, self._note_part_response)
+        self.lookup_batcher: LookupBatcher | None = None
+        if self.part.is_router and self.part.servers is not None:
+            self.lookup_batcher = LookupBatcher(self.part.servers, self.part.hash_range)
         self.record_cache = RecordCache()
         self.recent_views = RecentViews(self.part.num_kept_views)
         self._folder = CacheFolder(config.cache_path)
@@ -138,6 +142,8 @@ class Service:
     def stop(self) -> None:
         """Wake every stream so that it ends; does not block."""
         self.replica.stop()
+        if self.lookup_batcher is not None:
+            self.lookup_batcher.close()
         self.retriever.stop()
         self.snapshots.stop()
         self.scraper.publish()

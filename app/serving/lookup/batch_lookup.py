@@ -51,8 +51,11 @@ def feature_number(view: ModelView, options: LookupOptions) -> int:
 
 def runs_inline(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
     """Return True if the lookup is small enough for the event loop's thread, and asks no other server."""
-    if view.part.is_router:
-        return False
+    return not view.part.is_router and is_small(view, options, num_ids)
+
+
+def is_small(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
+    """Return True if the lookup's response is written in less time than another thread would take."""
     if num_ids > INLINE_IDS or options.response_type.name != JSON:
         return num_ids <= INLINE_IDS
     return num_ids * view.dim_of(view.feature_numbers[options.feature]) <= INLINE_JSON_NUMBERS
@@ -68,6 +71,20 @@ def look_up(
         packed = view.lookup_packed(number, request.ids_N)
         return packed.data, packed[len(packed) - len(request.ids_N) :]
     rows_ND, status_N = view.lookup(number, request.ids_N)
+    body = encode_response(media_type, request, rows_ND, status_N, feature=options.feature, version=view.version)
+    return body, status_N
+
+
+def encode_packed(
+    view: ModelView, options: LookupOptions, request: LookupRequest, packed: npt.NDArray[np.uint8]
+) -> tuple[bytes | memoryview, npt.NDArray[np.uint8]]:
+    """The same of rows and status that lie one after the other in bytes, as `lookup_packed` returns them."""
+    media_type, num_ids = options.response_type, len(request.ids_N)
+    status_N = packed[len(packed) - num_ids :]
+    if media_type.name == RAW and not media_type.float16:
+        return packed.data, status_N
+    dim = view.dim_of(view.feature_numbers[options.feature])
+    rows_ND = packed[: len(packed) - num_ids].copy().view(np.float32).reshape(num_ids, dim)
     body = encode_response(media_type, request, rows_ND, status_N, feature=options.feature, version=view.version)
     return body, status_N
 

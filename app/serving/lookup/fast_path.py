@@ -5,11 +5,14 @@ next one with the same head differs only in its ids. Errors and everything unusu
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
+from springtide_client.array_types import UInt8Array
 from springtide_client.model.view import STATUS_NAMES
 from springtide_client.parts.row_request import ROUTE as PART_ROUTE
 from starlette.types import Scope
@@ -19,44 +22,62 @@ from app.serving.http.errors import ApiError
 from app.serving.lookup.batch_lookup import (
     INLINE_IDS,
     LookupOptions,
+    encode_packed,
     feature_number,
+    is_small,
     look_up,
     response_headers,
-    runs_inline,
 )
-from app.serving.lookup.codecs import decode_request
+from app.serving.lookup.codecs import LookupRequest, decode_request
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
+from app.serving.model.view import ModelView
+from app.serving.parts.lookup_batcher import LookupBatcher
 
 ROUTE = "/v1/embeddings/{feature}"
 REQUEST_PREFIXES = (b"POST /v1/embeddings/", b"POST " + PART_ROUTE.encode())
 MAX_HEADS, MAX_HEAD_BYTES = 1_024, 2_048
 # a head with one of these asks for more than a response
 UNSUPPORTED_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+# how requests for rows of a part end their heads: they are known whatever the length of the body
+LENGTH, LENGTH_LINE = b"\r\nContent-Length: ", re.compile(rb"([0-9]{1,9})\r\n\r\n")
 
 logger = logging.getLogger(__name__)
 
 
+# the header lines and the body of a response. The lines lack the status line and the server's default headers
+Response = tuple[str, bytes | memoryview]
+# what `respond` returns where the response comes later
+LATER: Final = "later"
 # the headers and the body of a response, None where the normal path has to answer
 Answer = Callable[[bytes], tuple[dict[str, str], bytes | memoryview] | None]
 
 
 class CachedHead(NamedTuple):
-    """What a known head means: a batch lookup with these options, or rows of a part."""
+    """What a known head means: a batch lookup with these options."""
 
     body_bytes: int
-    options: LookupOptions | None
-    answer: Answer | None = None
+    options: LookupOptions
 
 
 class FastPath:
     """The known heads. For the event loop's thread alone."""
 
-    def __init__(self, replica: Replica, metrics: MetricsRegistry, access_log: AccessLog, *, max_ids: int) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        metrics: MetricsRegistry,
+        access_log: AccessLog,
+        *,
+        max_ids: int,
+        batcher: LookupBatcher | None = None,
+    ) -> None:
+        """`batcher` finds rows that other servers hold, for a router."""
         self._max_ids = min(max_ids, INLINE_IDS)
-        self._replica = replica
+        self._replica, self._batcher = replica, batcher
         self._access_log = access_log
         self._heads: dict[bytes, CachedHead] = {}
+        self._part_heads: dict[bytes, Answer] = {}  # without the value of Content-Length
         self._seconds = metrics.unlocked_histogram("springtide_http_request_duration_seconds", route=ROUTE)
         self._responses = metrics.unlocked_counter("springtide_http_requests_total", route=ROUTE, status="200")
         self._part_seconds = metrics.unlocked_histogram("springtide_http_request_duration_seconds", route=PART_ROUTE)
@@ -67,53 +88,81 @@ class FastPath:
 
     def remember(self, data: bytes, scope: Scope, options: LookupOptions, body: bytes) -> None:
         """Remember the head of a request that arrived as `data`, was authorized, and was answered with 200."""
-        self._remember(data, scope, body, CachedHead(len(body), options))
+        if _is_plain(data, scope, body):
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()  # those still in use are remembered again at their next request
+            self._heads[data[: len(data) - len(body)]] = CachedHead(len(body), options)
 
     def remember_rows(self, data: bytes, scope: Scope, body: bytes, answer: Answer) -> None:
         """The same of a request for rows of a part, which `answer` answers."""
-        self._remember(data, scope, body, CachedHead(len(body), None, answer))
+        head_end = data.find(LENGTH)
+        length = LENGTH_LINE.match(data, head_end + len(LENGTH))
+        lengths = [name for name, _ in scope["headers"] if name == b"content-length"]
+        if length is None or length.end() != len(data) - len(body) or len(lengths) != 1:
+            return  # it is not the last header
+        if _is_plain(data, scope, body):
+            if len(self._part_heads) >= MAX_HEADS:
+                self._part_heads.clear()
+            self._part_heads[data[:head_end]] = answer
 
-    def _remember(self, data: bytes, scope: Scope, body: bytes, known: CachedHead) -> None:
-        body_start = data.find(b"\r\n\r\n") + 4
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        # the body must begin where the real parser has found it
-        if data[body_start:] != body or (b"content-length", str(len(body)).encode()) not in headers:
-            return
-        if body_start > MAX_HEAD_BYTES or scope["http_version"] != "1.1":
-            return
-        if any(
-            name in UNSUPPORTED_HEADERS or (name == b"connection" and value.lower() != b"keep-alive")
-            for name, value in headers
-        ):
-            return
-        if len(self._heads) >= MAX_HEADS:
-            self._heads.clear()  # those still in use are remembered again at their next request
-        self._heads[data[:body_start]] = known
+    def respond(self, data: bytes, later: Callable[[Response | None], None]) -> Response | str | None:
+        """The response, if `data` is one whole request with a known head. None means: take the normal path.
 
-    def respond(self, data: bytes) -> tuple[str, bytes | memoryview] | None:
-        """The header lines and the body of the response, if `data` is one whole request with a known head.
-
-        The lines lack the status line and the server's default headers. None means: take the normal path.
+        LATER where it needs rows of other servers: then `later` hears it, or None.
         """
         started = time.perf_counter()
         body_start = data.find(b"\r\n\r\n") + 4
         known = self._heads.get(data[:body_start])
-        if known is None or len(data) - body_start != known.body_bytes:
+        if known is None:
+            return self._rows_of_part(data, started) if self._part_heads else None
+        if len(data) - body_start != known.body_bytes:
             return None
         options = known.options
-        if options is None:
-            return self._rows_of_part(known, data[body_start:], started)
         try:
             request = decode_request(options.request_type, data[body_start:], self._max_ids)
             view = self._replica.view_if_satisfying(options.preconditions.with_max_staleness(request.max_staleness_ms))
-            if view is None or not runs_inline(view, options, len(request.ids_N)):
+            if view is None or not is_small(view, options, len(request.ids_N)):
                 return None
+            if self._batcher is not None:
+                found = partial(self._found, view, options, request, started, later)
+                return (
+                    LATER if self._batcher.submit(view, feature_number(view, options), request.ids_N, found) else None
+                )
             content, status_N = look_up(view, feature_number(view, options), options, request)
         except ApiError:
             return None  # the normal path finds the same error and reports it
         except Exception:
             logger.exception("the fast path failed")  # the normal path has a client to report it to
             return None
+        return self._responded(view, options, content, status_N, started)
+
+    def _found(
+        self,
+        view: ModelView,
+        options: LookupOptions,
+        request: LookupRequest,
+        started: float,
+        later: Callable[[Response | None], None],
+        packed: UInt8Array | None,
+    ) -> None:
+        """Give `later` the response with rows of other servers."""
+        response = None
+        if packed is not None:
+            try:
+                content, status_N = encode_packed(view, options, request, packed)
+                response = self._responded(view, options, content, status_N, started)
+            except Exception:
+                logger.exception("the fast path failed")
+        later(response)
+
+    def _responded(
+        self,
+        view: ModelView,
+        options: LookupOptions,
+        content: bytes | memoryview,
+        status_N: UInt8Array,
+        started: float,
+    ) -> Response:
         headers = response_headers(self._replica, view, options, len(content))
         lines = "".join([f"{name.lower()}: {value}\r\n" for name, value in headers.items()])
         num_known = len(status_N) - int(np.count_nonzero(status_N))
@@ -127,10 +176,14 @@ class FastPath:
         self._access_log.record("POST", ROUTE, 200, seconds)
         return lines, content
 
-    def _rows_of_part(self, known: CachedHead, body: bytes, started: float) -> tuple[str, bytes | memoryview] | None:
-        assert known.answer is not None
+    def _rows_of_part(self, data: bytes, started: float) -> Response | None:
+        head_end = data.find(LENGTH)
+        answer = self._part_heads.get(data[:head_end])
+        length = LENGTH_LINE.match(data, head_end + len(LENGTH))
+        if answer is None or length is None or len(data) - length.end() != int(length[1]):
+            return None
         try:
-            answered = known.answer(body)
+            answered = answer(data[length.end() :])
         except Exception:
             logger.exception("the fast path failed")  # the normal path has a client to report it to
             return None
@@ -143,3 +196,18 @@ class FastPath:
         self._part_seconds.observe(seconds)
         self._access_log.record("POST", PART_ROUTE, 200, seconds)
         return lines, content
+
+
+def _is_plain(data: bytes, scope: Scope, body: bytes) -> bool:
+    """Return True if the head of a request that arrived as `data` may be remembered."""
+    body_start = data.find(b"\r\n\r\n") + 4
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    # the body must begin where the real parser has found it
+    if data[body_start:] != body or (b"content-length", str(len(body)).encode()) not in headers:
+        return False
+    if body_start > MAX_HEAD_BYTES or scope["http_version"] != "1.1":
+        return False
+    return not any(
+        name in UNSUPPORTED_HEADERS or (name == b"connection" and value.lower() != b"keep-alive")
+        for name, value in headers
+    )

@@ -11,6 +11,7 @@ from app.serving.lookup.batch_lookup import (
     LookupOptions,
     count_rows,
     feature_number,
+    is_small,
     look_up,
     response_headers,
     runs_inline,
@@ -71,10 +72,10 @@ class BatchLookupHandler:
                 count_rows(self._metrics, status_N)
                 return content
 
-            if not runs_inline(view, options, len(request.ids_N)):
-                return view, await self._pool.run(look_up_and_count)
-            content = look_up_and_count()
-            if (data := scope.get("springtide.data")) is not None:
+            is_inline = runs_inline(view, options, len(request.ids_N))
+            content = look_up_and_count() if is_inline else await self._pool.run(look_up_and_count)
+            data = scope.get("springtide.data")
+            if data is not None and is_small(view, options, len(request.ids_N)):
                 self._fast_path.remember(data, scope, options, body)
             return view, content
 

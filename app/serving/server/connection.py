@@ -8,11 +8,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
 from app.serving.http.middleware import HttpMiddleware
-from app.serving.lookup.fast_path import REQUEST_PREFIXES, FastPath
+from app.serving.lookup.fast_path import LATER, REQUEST_PREFIXES, FastPath, Response
 from app.serving.server.drain import ConnectionDrain
 from app.serving.server.request_timeout import ClientTimeouts
 
 MAX_FRAMING_BYTES = 65_536
+MAX_HELD_BYTES = 65_536  # of requests that arrive before the response to one before them
 
 
 class ConnectionParts(NamedTuple):
@@ -44,6 +45,8 @@ class HttpConnection(HttpToolsProtocol):
         self._framing_bytes = self._body_bytes = self._head_bytes = 0  # of the message that the parser reads
         self._is_between = True  # the parser has seen the end of every request that began
         self._data: bytes | None = None  # the bytes that a request begins with
+        self._awaited: bytes | None = None  # a whole request, whose response the fast path has not yet
+        self._held: list[bytes] = []  # what has arrived since
         self._responded_at = 0.0
         self._timeouts = ClientTimeouts()
         self._default_headers: tuple[object, str] = (None, "")
@@ -55,12 +58,40 @@ class HttpConnection(HttpToolsProtocol):
             self._reject(too_many_requests("connections", self._max_connections))
 
     def data_received(self, data: bytes) -> None:
+        if self._awaited is not None:
+            self._held.append(data)
+            if sum(map(len, self._held)) > MAX_HELD_BYTES:
+                self.flow.pause_reading()
+            return
         if self._is_between and data.startswith(REQUEST_PREFIXES) and not self._drain.started and self._is_idle():
-            response = self._fast_path.respond(data)
-            if response is not None:
+            response = self._fast_path.respond(data, self._respond_later)
+            if isinstance(response, tuple):
                 self._send(*response)
                 return
+            if response is LATER:
+                self._awaited = data
+                self._timeouts.waiting_since = None
+                self._responded_at = self.loop.time()
+                return
             self._data = data
+        self._take_normal_path(data)
+
+    def _respond_later(self, response: Response | None) -> None:
+        """Send the response that the fast path has found now, or take the normal path."""
+        data, self._awaited = self._awaited, None
+        held, self._held = self._held, []
+        if data is None or self.transport.is_closing():
+            return
+        if response is not None:
+            self._send(*response)
+        else:
+            self._data = data
+            self._take_normal_path(data)
+        if held:
+            self.flow.resume_reading()
+            self.data_received(b"".join(held))
+
+    def _take_normal_path(self, data: bytes) -> None:
         self._framing_bytes += len(data)
         super().data_received(data)
         self._data = None
@@ -166,7 +197,9 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
-        return not self.pipeline and not self.flow.write_paused and not self.transport.is_closing()
+        if self.pipeline or self._awaited is not None:
+            return False
+        return not self.flow.write_paused and not self.transport.is_closing()
 
     def _send(self, lines: str, content: bytes | memoryview) -> None:
         """Send a response of the fast path."""

@@ -14,7 +14,7 @@ from springtide_client.wide.score import WideRows
 from app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
 from app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
 from app.serving.lookup.neighbors import measure_similarity
-from kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
+from kernels.cpu.serving.key_owners import first_foreign, owner_of, place_rows, split_keys
 from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 from kernels.cpu.serving.wide_steps import compiled_steps
 
@@ -33,6 +33,9 @@ def warm_up() -> None:
         search.packed(feature, requested_N)
         first_foreign(0, requested_N, 0, 1)
         split_keys(feature, requested_N, 1)
+        split_keys(feature.repeat(len(requested_N)), requested_N, 1)
+    bytes_B = np.zeros(5, np.uint8)
+    place_rows(bytes_B, ids_N[:1], ids_N[:2], 4, bytes_B.copy())
     owner_of(0, 0, 1)
     decode_request(MediaType(MSGPACK), b"\x81\xa3ids\x91\x00", 1)
     decode_request(MediaType(JSON), b'{"ids":["a"]}', 1)

@@ -1,6 +1,6 @@
 """Which of R servers holds each key: springtide_client.rows.hash_range.owners_of, compiled."""
 
-# K keys, R ranges of the mixed hash
+# K keys, M some of them, R ranges of the mixed hash, J look-ups, B bytes
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +43,26 @@ def sort_by_owner(features_K: Any, ids_K: Any, order_K: Any, ends_R: Any) -> Non
     for k in range(len(ids_K)):
         order_K[starts_R[owners_K[k]]] = k
         starts_R[owners_K[k]] += 1
+
+
+@njit(cache=True)
+def place_rows(received_B: Any, order_M: Any, starts_J1: Any, row_bytes: Any, out_B: Any) -> None:
+    """Copy received rows to where their keys' look-ups have them.
+
+    `received_B` holds M rows and then M status bytes, of the keys at `order_M`, ascending. Look-up j has the keys from
+    `starts_J1[j]` to `starts_J1[j + 1]`; in `out_B` lie its rows and then its status bytes, look-up after look-up.
+    """
+    j, num = 0, len(order_M)
+    for m in range(num):
+        key = order_M[m]
+        while starts_J1[j + 1] <= key:
+            j += 1
+        first = starts_J1[j] * (row_bytes + 1)
+        at = first + (key - starts_J1[j]) * row_bytes
+        out_B[at : at + row_bytes] = received_B[m * row_bytes : (m + 1) * row_bytes]
+        out_B[first + (starts_J1[j + 1] - starts_J1[j]) * row_bytes + key - starts_J1[j]] = received_B[
+            num * row_bytes + m
+        ]
 
 
 def split_keys(features_K: UInt16Array, ids_K: Int64Array, count: int) -> dict[int, Int64Array]:

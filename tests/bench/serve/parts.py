@@ -1,5 +1,6 @@
 """serve.parts: 64 ids x dim 64 of a table in two parts, through a router, beside one server that holds everything."""
 
+import os
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -29,6 +30,12 @@ def mapped_bytes(pid: int) -> tuple[int, int]:
     return mapped, resident
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("--cgroup", type=Path, help="a memory cgroup: also run with servers too small for all rows")
@@ -46,9 +53,17 @@ def main() -> None:
         if options.cgroup is not None:
             small = add_small_servers(contenders, log, options.cgroup, NUM_PARTS, stack)
 
+        cpu: dict[str, dict[str, float]] = {}
+
         def rate(name: str) -> float:
+            before = {server: cpu_seconds(servers[server].pid) for server in servers}
             loads.setdefault(name, []).append(contenders.runs[name]())
-            return loads[name][-1].per_second
+            per_second = loads[name][-1].per_second
+            for server, spent in before.items():
+                used = cpu_seconds(servers[server].pid) - spent
+                if used > 0.02 * seconds:  # the others only follow the log
+                    cpu.setdefault(name, {})[server] = 1e6 * used / (per_second * seconds)
+            return per_second
 
         rates = alternate({name: partial(rate, name) for name in contenders.runs}, repeats=repeats)
         servers |= {name: each.server for name, each in small.items()}
@@ -80,6 +95,8 @@ def main() -> None:
     )
     for name, found in loads.items():
         print(latency(name, found[1:]))
+        spent = ", ".join(f"{server} {micros:.0f}" for server, micros in cpu[name].items())
+        print(f"  CPU of a request of the last run in µs: {spent}")
     for name, each in small.items():
         print(f"{name}: its cgroup may hold {each.limit_bytes / 2**20:.0f} MiB")
     for name, (mapped, resident) in held.items():

@@ -54,11 +54,7 @@ class PartConnection:
 
     def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a request; OSError when the connection is gone."""
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = (
-            f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
-        )
-        self._socket.sendall(head.encode("latin-1") + body)
+        self._socket.sendall(encode_request(method, self._host, self._path + path, headers, body))
 
     def receive(self) -> PartResponse:
         """Return the response; OSError when it does not arrive whole, ConnectionError when not at all."""
@@ -97,6 +93,13 @@ class PartConnection:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def encode_request(method: str, host: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """Return the bytes of a request. Content-Length is its last header: see app/serving/lookup/fast_path.py."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode("latin-1") + body
 
 
 @cache

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from springtide_client.errors import PartError, VersionsDifferError
-from springtide_client.parts.part_connection import PartConnection, PartResponse
+from springtide_client.parts.part_connection import PartConnection, PartResponse, encode_request
 from springtide_client.rows.hash_range import HashRange
 
 # how long a server may take to answer, and to be connected to
@@ -45,7 +45,7 @@ class PartServers:
     ) -> None:
         """ValueError for a URL that is not one of a server."""
         self.urls = tuple(check_url(url) for url in urls)
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._observe = observe
         self._headers = {"Content-Type": "application/octet-stream"}
         if token is not None:
@@ -69,6 +69,11 @@ class PartServers:
     def name_of(self, index: int) -> str:
         """Return how errors name a part."""
         return f"part {self.range_of(index)} at {self.urls[index]}"
+
+    def encode_post(self, index: int, path: str, body: bytes) -> bytes:
+        """Return the bytes of a request to a part, for who sends it by other means than `post_all`."""
+        url = urllib.parse.urlsplit(self.urls[index])
+        return encode_request("POST", url.netloc.rpartition("@")[2], url.path + path, self._headers, body)
 
     def post_all(
         self, requests: Mapping[int, tuple[str, bytes]], meanwhile: Callable[[], object] = lambda: None
@@ -131,7 +136,7 @@ class PartServers:
         exchange = _Exchange(index, connection, connection is not None, started)
         try:
             if connection is None:
-                connection = PartConnection(self.urls[index], self._timeout_seconds)
+                connection = PartConnection(self.urls[index], self.timeout_seconds)
             connection.send(method, path, body, headers)
         except OSError as error:
             if connection is not None:
@@ -169,8 +174,12 @@ class PartServers:
             self._paused[exchange.part] = (time.monotonic() + PAUSE_SECONDS, text)
         return PartError(text)
 
+    def note(self, index: int, outcome: str, seconds: float) -> None:
+        """Report a part's response: the outcome is ok, version or failed."""
+        self._observe(str(self.range_of(index)), outcome, seconds)
+
     def _note(self, exchange: _Exchange, outcome: str) -> None:
-        self._observe(str(self.range_of(exchange.part)), outcome, time.perf_counter() - exchange.started)
+        self.note(exchange.part, outcome, time.perf_counter() - exchange.started)
 
     def _refusal(self, index: int, response: PartResponse) -> PartError:
         code, message = "", f"it responded {response.status}"

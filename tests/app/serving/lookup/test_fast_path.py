@@ -21,8 +21,8 @@ def answered(monkeypatch):
     heads = []
     whole = fast_path.FastPath.respond
 
-    def watched(self, data):
-        answer = whole(self, data)
+    def watched(self, data, later):
+        answer = whole(self, data, later)
         if answer is not None:
             heads.append(data[: data.find(b"\r\n\r\n") + 4])
         return answer
