@@ -31,6 +31,8 @@ from app.serving.openapi.operations import complete_document
 from app.serving.ops.routes import OpsParts
 from app.serving.ops.routes import router as ops_router
 from app.serving.pages.routes import router as page_router
+from app.serving.parts.demanded_views import DemandedViews
+from app.serving.parts.ranking_handler import PartRankingHandler
 from app.serving.parts.rows_handler import PartRowsHandler
 from app.serving.predict.routes import PredictParts
 from app.serving.predict.routes import router as predict_router
@@ -73,17 +75,23 @@ def build_application(service: Service) -> Application:
         max_body_bytes=config.max_body_bytes,
         max_ids=config.max_ids,
     )
+    demanded = DemandedViews(service.replica, service.recent_views, service.part)
     part_rows = PartRowsHandler(
-        service.replica,
-        service.recent_views,
-        service.part,
+        demanded,
         service.pools.lookups,
         fast_path.remember_rows,
         max_body_bytes=config.max_body_bytes,
     )
+    part_rankings = PartRankingHandler(
+        demanded,
+        service.retriever,
+        neighbor_pool=service.pools.neighbors,
+        item_pool=service.pools.retrievals,
+        max_body_bytes=config.max_body_bytes,
+    )
     middleware = HttpMiddleware(
         build_api(service),
-        direct=(handler, part_rows),
+        direct=(handler, part_rows, part_rankings),
         authorizer=service.authorizer,
         limits=service.limits,
         metrics=metrics,
@@ -138,7 +146,13 @@ def _set_parts(api: FastAPI, service: Service) -> None:
         replica, service.metrics, service.micro_batcher, pools.lookups, config.max_instances
     )
     api.state.retrieve = RetrieveParts(
-        replica, service.retriever, service.metrics, pools.retrievals, config.max_neighbors, config.max_ids
+        replica,
+        service.retriever,
+        service.metrics,
+        pools.retrievals,
+        pools.remote,
+        config.max_neighbors,
+        config.max_ids,
     )
     api.state.versions = VersionParts(log_path, replica, limits, pools.files)
     api.state.log = LogParts(log_path, replica, limits, service.record_cache, service.fixed_version)

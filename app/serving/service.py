@@ -107,7 +107,7 @@ class Service:
             wait=DirectoryWatcher(log_path).wait,
             on_view=self.recent_views.add,
         )
-        self.retriever = Retriever(lambda: self.replica.view, self.metrics)
+        self.retriever = Retriever(lambda: self.replica.view, self.metrics, part=self.part)
         self.trainer = TrainerStatusReader(log_path)
         self.micro_batcher = MicroBatcher(
             max_rows=config.predict_max_batch_rows,
@@ -135,7 +135,7 @@ class Service:
     def start(self) -> None:
         """Start to follow the log and to sample the status; call inside the event loop."""
         self.replica.start()
-        if self.part.holds_all:
+        if not self.part.hash_range.is_empty:
             self.retriever.start()
         self._sampler = asyncio.create_task(self._sample())
 

@@ -14,11 +14,12 @@ from app.serving.http.preconditions import parse_preconditions
 from app.serving.http.responses import JsonResponse
 from app.serving.lookup.batch_lookup import count_rows
 from app.serving.lookup.codecs import parse_ids
-from app.serving.lookup.neighbors import SIMILARITIES, find_neighbors
+from app.serving.lookup.neighbors import SIMILARITIES, Neighbors, find_neighbors
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
 from app.serving.model.view import ModelView
 from app.serving.parts.forward import forward_get
+from app.serving.parts.one_version import at_one_version
 
 router = APIRouter(tags=["Embeddings"])
 
@@ -58,17 +59,26 @@ async def neighbors(
         raise invalid(f"there is no metric {metric!r}", f"the metrics are {', '.join(SIMILARITIES)}")
     if k > parts.max_neighbors:
         raise invalid(f"k is beyond {parts.max_neighbors}", "ask for fewer")
-    view = parts.replica.view_satisfying(parse_preconditions(request.headers))
-    view.part.check_holds_all("neighbors are found among all rows of a feature")
-    headers = parts.replica.version_headers(view)
-    number = _feature_number(view, feature)
     row_id, shown_id = parse_id(id)
-    found = await parts.neighbor_pool.run(lambda: find_neighbors(view, number, row_id, k=k, metric=metric))
-    _, status_1 = view.lookup(number, np.array([row_id], dtype=np.int64))
-    count_rows(parts.metrics, status_1)
-    if found is None:
-        raise _no_row(view, feature, shown_id, STATUS_NAMES[status_1[0]], headers)
-    document = {"feature": feature, "id": shown_id, "version": view.version, "metric": metric, "neighbors": found}
+
+    async def find(view: ModelView) -> tuple[ModelView, Neighbors]:
+        view.part.check_knows_all("neighbors")
+        number = _feature_number(view, feature)
+        pool = parts.neighbor_pool if view.part.servers is None else parts.remote_pool
+        return view, await pool.run(lambda: find_neighbors(view, number, row_id, k=k, metric=metric))
+
+    view, found = await at_one_version(parts.replica, parse_preconditions(request.headers), find)
+    headers = parts.replica.version_headers(view)
+    count_rows(parts.metrics, found.status_1)
+    if found.documents is None:
+        raise _no_row(view, feature, shown_id, STATUS_NAMES[found.status_1[0]], headers)
+    document = {
+        "feature": feature,
+        "id": shown_id,
+        "version": view.version,
+        "metric": metric,
+        "neighbors": found.documents,
+    }
     return JsonResponse(document, headers=headers)
 
 

@@ -32,7 +32,7 @@ class FixedFollower:
         self._on_swap = on_swap
         self._part = part
         self._id_strings = LiveIdDictionary(part.hash_range)
-        self._items = LiveItems()
+        self._items = LiveItems(part.hash_range)
         self._view: ServedView | None = None
         self._error: Exception | None = None
 

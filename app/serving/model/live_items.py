@@ -7,8 +7,12 @@ import threading
 from collections import deque
 from functools import reduce
 
+import numpy as np
 from springtide_client.format.records import Record
+from springtide_client.format.tensors import Arrays
+from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 from app.version_log.item_columns import NO_ITEMS, ItemColumns
 from app.version_log.items import items_of
@@ -17,14 +21,16 @@ from app.version_log.items import items_of
 class LiveItems:
     """Remembers the items of versions; those of older ones are in the base."""
 
-    def __init__(self) -> None:
+    def __init__(self, hash_range: HashRange = ALL_KEYS) -> None:
+        """Items whose rows are outside of `hash_range` are left out."""
+        self._hash_range = hash_range
         self._lock = threading.Lock()
         self._by_version: deque[tuple[int, ItemColumns]] = deque()
 
     def add(self, record: Record) -> None:
         """Remember the items of a version."""
         if (items := items_of(record.tensors())) is not None:
-            columns = ItemColumns.of(items)
+            columns = self._held(items)
             with self._lock:
                 self._by_version.append((record.number, columns))
 
@@ -42,4 +48,14 @@ class LiveItems:
 
     def at(self, base: Base, number: int) -> ItemColumns:
         """Return the items of a version over its base; some may have lost their rows."""
-        return ItemColumns.of(base.items).merged(self.between(base.manifest.number, number))
+        return self.of(base).merged(self.between(base.manifest.number, number))
+
+    def of(self, base: Base) -> ItemColumns:
+        """Return the items of a base."""
+        return self._held(base.items)
+
+    def _held(self, items: Arrays | None) -> ItemColumns:
+        columns = ItemColumns.of(items)
+        if items is None or self._hash_range.is_all:
+            return columns
+        return columns.take(np.flatnonzero(self._hash_range.holds(mix_keys(items["feature"], columns.ids_I))))

@@ -41,9 +41,9 @@ class LogFollower:
         """
         self._part = part
         self._id_strings = LiveIdDictionary(part.hash_range)
-        self._items = LiveItems()
+        self._items = LiveItems(part.hash_range)
         observers = [on_record, self._id_strings.add]
-        if part.holds_all:  # retrieval compares all rows
+        if not part.hash_range.is_empty:  # retrieval compares rows
             observers.append(self._items.add)
         self._source = ObservedSource(LogDirectory(log_path, part.shard_choice), observers)
         self._follower = Follower(

@@ -12,7 +12,7 @@ from springtide_client.parts.parted_view import parted_view
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 from app.serving.config import ServeConfig
-from app.serving.http.errors import ApiError, misdirected
+from app.serving.http.errors import misdirected
 from kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
 
 # how many versions other servers may be behind this one
@@ -78,17 +78,11 @@ class Part:
         hint = "ask a router, or the server of that part" if address is None else f"ask {address}, or a router"
         raise misdirected(message, hint, {"index": index, "range": str(owner), "address": address})
 
-    def check_predicts(self) -> None:
-        """Raise ApiError 421 where this server cannot have the rows that predictions need."""
+    def check_knows_all(self, what: str) -> None:
+        """Raise ApiError 421 where this server neither holds all rows nor knows who does. `what` needs them."""
         if not self.holds_all and self.servers is None:
-            message = f"predictions need rows of all parts, this server holds part {self.hash_range}"
+            message = f"{what} need rows of all parts, this server holds part {self.hash_range}"
             raise misdirected(message, "ask a router, or tell this server the others: [serve] parts")
-
-    def check_holds_all(self, what: str) -> None:
-        """Raise ApiError 501 where not all rows are here."""
-        if not self.holds_all:
-            message = f"{what}, this server holds {self.words}"
-            raise ApiError(501, "needs_all_rows", message, "ask a server that holds everything")
 
     def document(self, view: View | None) -> dict[str, Any] | None:
         """What /v1/status says of the part, with the rows that a view holds; None where it is everything."""

@@ -59,6 +59,9 @@ class ServedView:
         assert isinstance(search, (LayerSearch, PartedSearch))
         return search.packed(feature_column(number), ids_K)
 
+    def lookup_everywhere(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
+        return self.client_view.lookup(feature_column(number), ids_K)
+
     def row_info(self, number: int, row_id: int) -> tuple[int, int]:
         return self.client_view.table_of(number).count_and_last_seen(number, row_id)
 
@@ -68,9 +71,8 @@ class ServedView:
     def has_id_strings(self, number: int) -> bool:
         return self._id_strings.has_strings(self.client_view.base, number)
 
-    def display_ids(self, number: int, ids_K: IdArray) -> list[int | str]:
-        strings = self._id_strings.find(self.client_view.base, number, ids_K)
-        return [row_id if string is None else string for row_id, string in zip(ids_K.tolist(), strings, strict=True)]
+    def id_texts(self, number: int, ids_K: IdArray) -> list[str | None]:
+        return self._id_strings.find(self.client_view.base, number, ids_K)
 
     def layers_of(self, number: int) -> Sequence[RowLayer]:
         return self.client_view.table_of(number).all_layers

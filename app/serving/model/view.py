@@ -56,6 +56,9 @@ class ModelView(Protocol):
     def lookup_packed(self, number: int, ids_K: IdArray) -> StatusArray:
         """The result of `lookup` in one array of bytes: K rows of D float32, then K status codes."""
 
+    def lookup_everywhere(self, number: int, ids_K: IdArray) -> tuple[RowArray, StatusArray]:
+        """The same with rows of other servers, also where this one is no router. PartError if they cannot be had."""
+
     def row_info(self, number: int, row_id: int) -> tuple[int, int]:
         """(count, last seen in ms) of a known row."""
 
@@ -65,8 +68,8 @@ class ModelView(Protocol):
     def has_id_strings(self, number: int) -> bool:
         """Return True if ids of the feature are hashes of strings."""
 
-    def display_ids(self, number: int, ids_K: IdArray) -> list[int | str]:
-        """The ids as clients know them: the string where the id is a hash of one."""
+    def id_texts(self, number: int, ids_K: IdArray) -> list[str | None]:
+        """The string of each id that is the hash of one; None where it is a number."""
 
     def layers_of(self, number: int) -> Sequence[RowLayer]:
         """Rows of the feature and of others, newest layer first; a row or tombstone hides its key in older layers."""

@@ -15,7 +15,7 @@ from springtide_client.rows.search import RowSearch
 from kernels.cpu.serving.key_owners import place_rows, sort_by_owner
 
 
-class Lookup(NamedTuple):
+class WaitingLookup(NamedTuple):
     """Ids of one feature. `on_found` hears their packed rows and status, or None where they have not come."""
 
     number: int
@@ -26,7 +26,7 @@ class Lookup(NamedTuple):
 class LookupBatch:
     """Look-ups of one table at one version, and the rows that have come for them."""
 
-    def __init__(self, lookups: Sequence[Lookup], tip: Tip, table: str, dim: int, num_parts: int) -> None:
+    def __init__(self, lookups: Sequence[WaitingLookup], tip: Tip, table: str, dim: int, num_parts: int) -> None:
         self._lookups, self._tip, self._table = lookups, tip, table
         self._row_bytes = 4 * dim
         lengths_J = [len(lookup.ids_N) for lookup in lookups]

@@ -16,7 +16,7 @@ from springtide_client.parts.part_servers import PartServers
 from springtide_client.rows.hash_range import HashRange
 
 from app.serving.model.view import ModelView
-from app.serving.parts.lookup_batch import Lookup, LookupBatch
+from app.serving.parts.lookup_batch import LookupBatch, WaitingLookup
 from app.serving.parts.part_channel import PartChannel
 from app.serving.parts.part_channels import PartChannels
 
@@ -30,7 +30,7 @@ VERSION_WAIT_MS, PATIENCE_SECONDS = 100, 0.25
 class _Waiting(NamedTuple):
     view: ModelView
     table: str
-    lookup: Lookup
+    lookup: WaitingLookup
 
 
 class LookupBatcher:
@@ -56,7 +56,7 @@ class LookupBatcher:
         if self._is_closed or len(self._waiting) >= MAX_WAITING or len(ids_N) > BATCH_IDS:
             return False
         table = view.own_view.table_of(number).name
-        self._waiting.append(_Waiting(view, table, Lookup(number, ids_N, on_found)))
+        self._waiting.append(_Waiting(view, table, WaitingLookup(number, ids_N, on_found)))
         self._schedule()
         return True
 
@@ -84,10 +84,10 @@ class LookupBatcher:
             self._num_in_flight += 1
             _BatchInFlight(self, *self._take_alike()).send()
 
-    def _take_alike(self) -> tuple[ModelView, str, list[Lookup]]:
+    def _take_alike(self) -> tuple[ModelView, str, list[WaitingLookup]]:
         """Take look-ups of one table at one version, at least one."""
         first, num_ids = self._waiting[0], 0
-        lookups: list[Lookup] = []
+        lookups: list[WaitingLookup] = []
         while self._waiting:
             view, table, lookup = self._waiting[0]
             num_ids += len(lookup.ids_N)
@@ -100,7 +100,7 @@ class LookupBatcher:
 
 
 class _BatchInFlight:
-    def __init__(self, batcher: LookupBatcher, view: ModelView, table: str, lookups: list[Lookup]) -> None:
+    def __init__(self, batcher: LookupBatcher, view: ModelView, table: str, lookups: list[WaitingLookup]) -> None:
         self._batcher = batcher
         self._table = view.own_view.tables[table]
         self._batch = LookupBatch(lookups, view.own_view.tip, table, self._table.dim, len(batcher.servers))

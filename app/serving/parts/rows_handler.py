@@ -3,21 +3,19 @@
 Answered as an ASGI function, before FastAPI sees the request.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from springtide_client.format.records import version_name
+from springtide_client.parts.ranking_request import Demand
 from springtide_client.parts.row_request import ROUTE, RowRequest
 from starlette.types import Receive, Scope, Send
 
 from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import bad_request, misdirected, version_gone, version_not_reached
+from app.serving.http.errors import bad_request
 from app.serving.http.request_body import read_body
-from app.serving.model.part import Part
-from app.serving.model.replica import Replica
 from app.serving.model.view import ModelView
-from app.serving.parts.recent_views import RecentViews
+from app.serving.parts.demanded_views import DemandedViews
 from kernels.cpu.serving.layer_search import LayerSearch
 
 Remember = Callable[[bytes, Scope, bytes, Callable[[bytes], tuple[dict[str, str], bytes | memoryview] | None]], None]
@@ -31,16 +29,14 @@ class PartRowsHandler:
 
     def __init__(
         self,
-        replica: Replica,
-        recent: RecentViews,
-        part: Part,
+        views: DemandedViews,
         pool: BoundedPool,
         remember: Remember,
         *,
         max_body_bytes: int,
     ) -> None:
         """`remember(data, scope, body, answer)` shows plain requests to the fast path."""
-        self._replica, self._recent, self._part, self._pool = replica, recent, part, pool
+        self._views, self._pool = views, pool
         self._remember = remember
         self._max_body_bytes = max_body_bytes
 
@@ -58,10 +54,7 @@ class PartRowsHandler:
             request, wait_ms = RowRequest.decode(scope["query_string"].decode("latin-1"), body)
         except ValueError as error:
             raise bad_request(f"not a request for rows of a part: {error}", "see springtide_client.parts") from None
-        if request.hash_range != self._part.hash_range:
-            message = f"this server holds {self._part.words}, and not part {request.hash_range}"
-            raise misdirected(message, "give the addresses of the parts in the order of their ranges")
-        view = await self._view_at(request, wait_ms / 1000)
+        view = await self._views.at(Demand(request.tip, request.hash_range, wait_ms))
         if request.table not in view.own_view.tables:
             raise bad_request(f"version {version_name(view.version)} has no table {request.table!r}")
         if len(request.ids_K) <= INLINE_IDS:
@@ -76,36 +69,16 @@ class PartRowsHandler:
         await send({"type": "http.response.body", "body": content})
 
     def _headers(self, view: ModelView, content: bytes | memoryview) -> dict[str, str]:
-        return {"content-type": RAW, "content-length": str(len(content)), **self._replica.version_headers(view)}
+        return {"content-type": RAW, "content-length": str(len(content)), **self._views.headers_of(view)}
 
     def _answer(self, query: str, body: bytes) -> tuple[dict[str, str], bytes | memoryview] | None:
         """Answer a request whose query was answered before; None if the version is served no longer."""
         request, _ = RowRequest.decode(query, body)
-        view: ModelView | None = self._replica.view
-        if view is None or view.own_view.tip != request.tip:
-            view = self._recent.find(request.tip)
+        view = self._views.find(request.tip)
         if view is None or len(request.ids_K) > INLINE_IDS:
             return None
         content = find_rows(view, request)
         return self._headers(view, content), content
-
-    async def _view_at(self, request: RowRequest, wait_seconds: float) -> ModelView:
-        """The demanded version, once it is served; ApiError 410 when it is kept no longer, 503 when it does not come.
-
-        It may be a few versions old: the one who asks may be slower to follow the log.
-        """
-        tip, deadline = request.tip, time.monotonic() + wait_seconds
-        while True:
-            view = self._replica.require_view()
-            if view.own_view.tip == tip:
-                return view
-            if view.version >= tip.number:
-                if (kept := self._recent.find(tip)) is not None:
-                    return kept
-                raise version_gone(tip.number, view.version)
-            if (left := deadline - time.monotonic()) <= 0 or self._replica.stopping:
-                raise version_not_reached(tip.number, view.version)
-            await self._replica.wait_for_change(left)
 
 
 def find_rows(view: ModelView, request: RowRequest) -> bytes | memoryview:

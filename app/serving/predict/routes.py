@@ -50,7 +50,7 @@ async def predict(request: Request) -> JsonResponse:
     instances, max_staleness_ms = decode() if len(body) < INLINE_BYTES else await parts.decode_pool.run(decode)
 
     async def score(view: ModelView) -> tuple[ModelView, Predictions | None]:
-        view.part.check_predicts()
+        view.part.check_knows_all("predictions")
         return view, await parts.batcher.predict(view, instances) if len(instances) else None
 
     preconditions = preconditions.with_max_staleness(max_staleness_ms)

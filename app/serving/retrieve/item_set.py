@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from app.serving.model.view import ModelView
 from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.towers import Towers
 from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places
@@ -52,12 +53,17 @@ class ItemSet:
     _passing: dict[object, PassingItems] = field(init=False, default_factory=dict, repr=False)
 
     @staticmethod
-    def encode(columns: ItemColumns, towers: Towers, between: Callable[[], bool] = lambda: True) -> "ItemSet | None":
+    def encode(
+        columns: ItemColumns,
+        towers: Towers,
+        between: Callable[[], bool] = lambda: True,
+        newest_view: Callable[[], ModelView | None] = lambda: None,
+    ) -> "ItemSet | None":
         """Return those of the items that have a row, with their vectors at the towers' view.
 
-        `between` is called now and then, and ends it by returning False: then None.
+        `between` is called now and then, and ends it by returning False: then None. `newest_view`: see Towers.items.
         """
-        encoded = towers.items(columns, between)
+        encoded = towers.items(columns, between, newest_view)
         if encoded is None:
             return None
         vectors_IO, known_I = encoded

@@ -13,18 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from springtide_client.features import Features
+from springtide_client.errors import PartError
 
 from app.processes.priority import take_short_slices
-from app.serving.http.errors import ApiError, not_ready
+from app.serving.http.errors import ApiError, not_ready, version_gone
 from app.serving.metrics.registry import MetricsRegistry
+from app.serving.model.part import WHOLE, Part
 from app.serving.model.served_view import ServedView
 from app.serving.model.view import ModelView
 from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.item_set import ItemSet
 from app.serving.retrieve.sampled_users import sample_users
 from app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
-from app.serving.retrieve.towers import Towers, TowerTemplate
+from app.serving.retrieve.towers import Towers, TowerTemplate, UserInputs
 from app.serving.retrieve.vector_index import FloatArray
 from app.serving.retrieve.warmup import warm_up
 from app.version_log.item_columns import ItemColumns
@@ -34,6 +35,7 @@ INDEXED_ITEMS = 20_000  # fewer are compared one by one
 REBUILD_SHARE = 0.1  # of the thread's time
 CHANGED, REBUILD_SHARE_OF_CHANGED = 0.1, 0.3  # more once so many of the items have changed
 POLL_SECONDS = 0.02
+PART_SECONDS = 0.2  # until other servers are asked again
 RECALL_SECONDS, RECALL_USERS = 10.0, 32
 LEAST_RECALL = 0.97  # below, twice as many vectors are compared
 TIE = 1e-4  # scores closer than this are equal: rounding differs by the place of an item in a batch
@@ -50,8 +52,15 @@ class Retriever:
         metrics: MetricsRegistry,
         *,
         indexed_items: int = INDEXED_ITEMS,
+        part: Part = WHOLE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """The items are those whose rows are in `part`."""
+        self._part = part
+        # at the last versions, oldest first: other servers, which follow the log by themselves, ask for one of them
+        self._kept: deque[ServedItems] = deque(maxlen=max(1, part.num_kept_views))
+        self._lock = threading.Lock()
+        self._asked: tuple[object, TowerTemplate] | None = None  # with what it depends on
         self._newest_view, self._metrics, self._clock = newest_view, metrics, clock
         self._indexed_items = indexed_items
         self._stopping = threading.Event()
@@ -60,7 +69,7 @@ class Retriever:
         self._template_of: object = None  # what the template depends on
         self._reason = "the items are being read"
         self._built_at = self._built_seconds = 0.0
-        self._users: deque[Features] = deque(maxlen=RECALL_USERS)
+        self._users: deque[UserInputs] = deque(maxlen=RECALL_USERS)
         self._checked_at = clock()
         self._was_asked = False
         self.served: ServedItems | None = None
@@ -70,14 +79,59 @@ class Retriever:
         served = self.served
         if served is not None:
             return served
-        if (view := self._newest_view()) is not None and self._is_without_towers(view):
+        if (view := self._newest_view()) is not None:
+            self._check_towers(view)
+        raise not_ready(self._reason)
+
+    def template_of(self, view: ModelView) -> TowerTemplate:
+        """Return what the towers of a view have in common with others, for who holds no items; ApiError 422 without."""
+        self._check_towers(view)
+        base = view.client_view.base
+        key = (base.manifest.model, base.manifest.meta.fingerprint)
+        with self._lock:
+            if self._asked is None or self._asked[0] != key:
+                self._asked = key, TowerTemplate(view)
+            return self._asked[1]
+
+    def _check_towers(self, view: ModelView) -> None:
+        if self._is_without_towers(view):
             name = view.client_view.base.manifest.model.name
             raise ApiError(
                 422, "no_towers", f'the served model "{name}" has no towers', 'train [model] name = "two_tower"'
             )
-        raise not_ready(self._reason)
 
-    def note(self, user: Features) -> None:
+    def at(self, view: ModelView) -> ServedItems:
+        """Return what requests for exactly this view are answered from. May be called by several threads.
+
+        ApiError 503 while there is nothing, 410 where the version is too old, 422 without towers.
+        """
+        newest = self.require()
+        if newest.towers.rows_are_elsewhere:
+            self._part.check_knows_all("items with several id features")
+        assert isinstance(view, ServedView)
+        with self._lock:
+            older = [kept for kept in self._kept if kept.towers.view.version <= view.version]
+            if not older or older[-1].towers.template is not newest.towers.template:
+                raise version_gone(view.version, newest.towers.view.version)
+            served = older[-1]
+            if served.towers.view.own_view is view.own_view:
+                return served
+            towers = served.towers.template.of(view)
+            newer = ItemSet.encode(view.items.between(served.towers.view.version, view.version), towers)
+            assert newer is not None
+            served = served.followed_by(towers, newer)
+            self._keep(served)
+            return served
+
+    def _keep(self, served: ServedItems) -> None:
+        """Keep items of a version for requests; call with the lock."""
+        version = served.towers.view.version
+        others = [kept for kept in self._kept if kept.towers.view.version != version]
+        kept = sorted([*others, served], key=lambda kept: kept.towers.view.version)
+        self._kept.clear()
+        self._kept.extend(kept)
+
+    def note(self, user: UserInputs) -> None:
         """Note who asked: recall is measured for the last of them."""
         self._users.append(user)
         self._was_asked = True
@@ -106,8 +160,10 @@ class Retriever:
         self._advance(view)
         if self.served is None or self._is_time(self.served):
             self._rebuild(view)
-        if self.served is not None:
-            view.items.drop_through(self.served.towers.view.version)
+        with self._lock:
+            if self.served is not None:
+                oldest = self._kept[0] if self._kept else self.served
+                view.items.drop_through(oldest.towers.view.version)
 
     def _run(self) -> None:
         take_short_slices()
@@ -119,6 +175,10 @@ class Retriever:
                     seen = view
                     self.step()
                 self._check_recall()
+            except PartError as error:  # rows that describe the items lie on other servers
+                self._reason = f"the items cannot be read: {error}"
+                self._stopping.wait(PART_SECONDS)
+                seen = None
             except Exception as error:
                 # what was served stays served: a defect here must not end the thread
                 logger.exception("reading the items failed")
@@ -147,6 +207,9 @@ class Retriever:
         if self._template is None or self._template_of != key:
             self._template, self._template_of = TowerTemplate(view), key
             self.served = None  # vectors of another net mean nothing to this one
+            self._users.clear()
+            with self._lock:
+                self._kept.clear()
         return self._template.of(view)
 
     def _advance(self, view: ServedView) -> None:
@@ -162,7 +225,8 @@ class Retriever:
         """Encode all items at this view, and build their index, while later views are followed; then serve them."""
         began = self._clock()
         towers, is_first = self._towers(view), self.served is None
-        base = ItemSet.encode(self._items(view), towers, self._may_go_on if is_first else self._follow_meanwhile)
+        between = self._may_go_on if is_first else self._follow_meanwhile
+        base = ItemSet.encode(self._items(view), towers, between, self._newest_view)
         if base is None:
             return
         first = ServedItems(towers, base, towers)
@@ -189,17 +253,16 @@ class Retriever:
 
     def _queries(self, towers: Towers) -> FloatArray:
         """Return vectors of the users who asked last, or of invented ones as long as nobody has."""
-        users = list(self._users)
-        part = towers.template.user_part
-        features = Features.concatenate(users) if users else sample_users(towers.view, part, RECALL_USERS)
-        return towers.users(features)[0]
+        if users := list(self._users):
+            return np.concatenate([towers.users(user) for user in users])
+        return towers.users(towers.user_inputs(sample_users(towers.view, towers.template.user_part, RECALL_USERS)))
 
     def _items(self, view: ServedView) -> ItemColumns:
         """Return the items at a view: those that are served, with those of a base that is newer, after a gap."""
         served, base = self.served, view.client_view.base
         if served is None:
             return view.items.at(base, view.version)
-        items, of_base = served.base.columns, ItemColumns.of(base.items)
+        items, of_base = served.base.columns, view.items.of(base)
         for changed in reversed(served.changed):
             items = items.merged(changed.columns)
         is_newer = base.manifest.number > served.base.version
@@ -218,6 +281,8 @@ class Retriever:
 
     def _serve(self, served: ServedItems) -> None:
         self.served = served
+        with self._lock:
+            self._keep(served)
         metrics, view = self._metrics, served.towers.view
         metrics.set("springtide_retrieve_items", float(len(served.base)))
         metrics.set("springtide_retrieve_changed_items", float(served.num_changed))
@@ -241,7 +306,7 @@ class Retriever:
 
 
 def recall(
-    served: ServedItems, users: Sequence[Features], k: int = 10, *, between: Callable[[], object] = lambda: None
+    served: ServedItems, users: Sequence[UserInputs], k: int = 10, *, between: Callable[[], object] = lambda: None
 ) -> float:
     """Return which share of the k best items of exact search the index finds, over some users.
 

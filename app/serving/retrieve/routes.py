@@ -4,15 +4,18 @@ from functools import partial
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request
+from springtide_client.parts.ranked_ids import RankedIds
 
 from app.serving.bounded_pool import BoundedPool
 from app.serving.http.preconditions import parse_preconditions
 from app.serving.http.responses import JsonResponse
 from app.serving.metrics.registry import MetricsRegistry
 from app.serving.model.replica import Replica
-from app.serving.retrieve.request import RetrieveBody, decode_retrieve_request, encode_query
+from app.serving.model.view import ModelView
+from app.serving.parts.one_version import at_one_version
+from app.serving.retrieve.ranking import find_items, find_items_everywhere
+from app.serving.retrieve.request import RetrieveBody, decode_retrieve_request
 from app.serving.retrieve.retriever import Retriever
-from app.serving.retrieve.search import ServedItems
 
 router = APIRouter(tags=["Predictions"])
 
@@ -24,6 +27,7 @@ class RetrieveParts(NamedTuple):
     retriever: Retriever
     metrics: MetricsRegistry
     pool: BoundedPool
+    remote_pool: BoundedPool
     max_items: int
     max_excluded: int
 
@@ -40,23 +44,22 @@ async def retrieve(request: Request) -> JsonResponse:
     parts: RetrieveParts = request.app.state.retrieve
     body = decode_retrieve_request(await request.body(), max_k=parts.max_items, max_excluded=parts.max_excluded)
     preconditions = parse_preconditions(request.headers).with_max_staleness(body.max_staleness_ms)
-    parts.replica.require_view().part.check_holds_all("the best items are found among all rows")
-    served = parts.retriever.require()
-    view = served.towers.view
-    parts.replica.check(view, preconditions)
+    newest = parts.replica.require_view()
+    newest.part.check_knows_all("the best items")
+    if newest.part.servers is None:
+        served = parts.retriever.require()
+        view = served.towers.view
+        parts.replica.check(view, preconditions)
+        found = await parts.pool.run(lambda: find_items(parts.retriever, served, body))
+    else:
+        view, found = await at_one_version(parts.replica, preconditions, partial(_ask_all, parts, body))
+    parts.metrics.increment("springtide_retrieved_items_total", len(found.ids_M))
+    document = {"items": found.documents(), "version": view.version}
+    return JsonResponse(document, headers=parts.replica.version_headers(view))
 
-    items = await parts.pool.run(partial(find_items, parts.retriever, served, body))
-    parts.metrics.increment("springtide_retrieved_items_total", len(items))
-    return JsonResponse({"items": items, "version": view.version}, headers=parts.replica.version_headers(view))
 
+async def _ask_all(parts: RetrieveParts, body: RetrieveBody, view: ModelView) -> tuple[ModelView, RankedIds]:
+    def find() -> RankedIds:
+        return find_items_everywhere(parts.retriever, parts.retriever.template_of(view), view, body)
 
-def find_items(retriever: Retriever, served: ServedItems, body: RetrieveBody) -> list[dict[str, object]]:
-    """Return what the response lists; ApiError 422 for what cannot be encoded."""
-    view, template = served.towers.view, served.towers.template
-    query = encode_query(body, template.user_part, template.layout.part)
-    retriever.note(query.user)
-    ids_K, scores_K = served.retrieve(
-        query.user, query.k, wanted=query.wanted, excluded=query.excluded_X, exact=query.exact
-    )
-    names = view.display_ids(template.layout.number, ids_K)
-    return [{"id": name, "score": score} for name, score in zip(names, scores_K.tolist(), strict=True)]
+    return view, await parts.remote_pool.run(find)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Features
 
 from app.serving.retrieve.inverted_file import InvertedFile
 from app.serving.retrieve.item_set import ItemFilter, ItemSet
-from app.serving.retrieve.towers import Towers
+from app.serving.retrieve.towers import Towers, UserInputs
 from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places, largest
 
 MIN_CANDIDATES, CANDIDATES_PER_ITEM = 64, 3
@@ -55,13 +54,15 @@ class ServedItems:
         return ServedItems(towers, self.base, self.base_towers, (fresh, *older) if len(fresh) else ())
 
     def retrieve(
-        self, user: Features, k: int, *, wanted: ItemFilter, excluded: npt.NDArray[np.int64], exact: bool = False
+        self, user: UserInputs, k: int, *, wanted: ItemFilter, excluded: npt.NDArray[np.int64], exact: bool = False
     ) -> tuple[npt.NDArray[np.int64], FloatArray]:
-        """Return ids and scores of at most k items, the best first; ties by id. `exact`: compare all vectors."""
-        if self.base_towers is self.towers:
-            query_O = base_query_O = self.towers.users(user)[0][0]
-        else:
-            query_O, base_query_O = (vectors_1O[0] for vectors_1O in self.towers.users(user, self.base_towers))
+        """Return ids and scores of at most k items for one user, the best first; ties by id.
+
+        `exact`: compare all vectors.
+        """
+        query_O = base_query_O = self.towers.users(user)[0]
+        if self.base_towers is not self.towers:
+            base_query_O = self.base_towers.users(user)[0]
         num = max(MIN_CANDIDATES, CANDIDATES_PER_ITEM * k) + len(excluded)
         while True:
             ids_M, scores_M, is_all = self._scored(query_O, base_query_O, num, wanted, exact=exact)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from springtide_client.errors import VersionsDifferError
 from springtide_client.features import Features
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.model.view import KNOWN
@@ -31,6 +32,14 @@ class ItemVectors(NamedTuple):
 
     vectors_IO: FloatArray
     known_I: npt.NDArray[np.bool_]
+
+
+class UserInputs(NamedTuple):
+    """What the user's tower makes vectors of: rows in the order of `lookup_keys`, where lists end, and numbers."""
+
+    rows_KD: FloatArray
+    offsets_LN1: Int64Array
+    dense_NF: FloatArray
 
 
 class TowerTemplate:
@@ -77,29 +86,51 @@ class Towers:
         return Towers(self.template, self._user, self._item, view)
 
     @property
+    def rows_are_elsewhere(self) -> bool:
+        """True if other servers hold rows that describe the items of this one, and are not known to it."""
+        view, part = self.view, self.template.layout.part
+        return not view.part.holds_all and view.part.servers is None and len(part.features) > 1
+
+    @property
     def num_out(self) -> int:
         """The length of a vector."""
         return self._item.num_out
 
-    def users(self, features: Features, *others: "Towers") -> list[FloatArray]:
-        """Return the vectors of users, float32 (N, O), by this net and by those of other towers, over these rows.
-
-        The features are those of the user's fields.
-        """
+    def user_inputs(self, features: Features) -> UserInputs:
+        """Return the inputs of users, whose features are those of the user's fields. PartError: a part's rows lack."""
         rows_KD, _ = self.view.client_view.rows_for_model(*lookup_keys(self.template.user_part, features))
         offsets_LN1 = np.empty((len(features.lists), len(features) + 1), np.int64)
         for place, ragged in enumerate(features.lists):
             offsets_LN1[place] = ragged.offsets
-        return [towers._user.vectors(rows_KD, offsets_LN1, features.dense_NF) for towers in (self, *others)]
+        return UserInputs(rows_KD, offsets_LN1, features.dense_NF)
 
-    def items(self, columns: ItemColumns, between: Callable[[], bool] = lambda: True) -> ItemVectors | None:
-        """Return the vectors of all items. `between` is called now and then, and ends it by returning False: None."""
+    def users(self, inputs: UserInputs) -> FloatArray:
+        """Return the vectors of users, float32 (N, O)."""
+        return self._user.vectors(*inputs)
+
+    def items(
+        self,
+        columns: ItemColumns,
+        between: Callable[[], bool] = lambda: True,
+        newest_view: Callable[[], ModelView | None] = lambda: None,
+    ) -> ItemVectors | None:
+        """Return the vectors of all items. `between` is called now and then, and ends it by returning False: None.
+
+        Once other servers no longer have the view's rows, those of `newest_view` are used.
+        """
+        towers = self
         vectors_IO = np.empty((len(columns), self.num_out), np.float32)
         known_I = np.empty(len(columns), np.bool_)
         for start in range(0, len(columns), CHUNK_ITEMS):
             chunk = slice(start, start + CHUNK_ITEMS)
             places_M = np.arange(start, min(len(columns), start + CHUNK_ITEMS))
-            vectors_IO[chunk], known_I[chunk] = self._item_vectors(columns, places_M)
+            try:
+                vectors_IO[chunk], known_I[chunk] = towers._item_vectors(columns, places_M)
+            except VersionsDifferError:
+                if (view := newest_view()) is None or view is towers.view:
+                    raise
+                towers = self.at(view)
+                vectors_IO[chunk], known_I[chunk] = towers._item_vectors(columns, places_M)
             if not between():
                 return None
         return ItemVectors(vectors_IO, known_I)

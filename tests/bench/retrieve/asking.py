@@ -12,9 +12,9 @@ from springtide_client.encode import encode_instances
 from springtide_client.features import Features
 
 from app.serving.retrieve.inverted_file import InvertedFile
+from app.serving.retrieve.ranking import find_items
 from app.serving.retrieve.request import decode_retrieve_request
 from app.serving.retrieve.retriever import Retriever, recall
-from app.serving.retrieve.routes import find_items
 from app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
 from app.serving.retrieve.vector_index import largest
 
@@ -35,10 +35,10 @@ def ask(retriever: Retriever, user: User, **more: Any) -> Answer:
     began = time.perf_counter()
     request = decode_retrieve_request(body, max_k=1_000, max_excluded=1_000)
     served = retriever.require()
-    items = find_items(retriever, served, request)
+    items = find_items(retriever, served, request).documents()
     msgspec.json.encode({"items": items, "version": served.towers.view.version})
     took_ms = 1000 * (time.perf_counter() - began)
-    return Answer([item["id"] for item in items], took_ms)  # type: ignore[misc]
+    return Answer([item["id"] for item in items], took_ms)
 
 
 def features_of(retriever: Retriever, users: Sequence[User]) -> list[Features]:
@@ -65,7 +65,7 @@ def compare(retriever: Retriever, users: Sequence[User]) -> dict[str, Any]:
     same = statistics.mean(len({*a.ids} & {*b.ids}) / len(a.ids) for a, b in zip(exact, found, strict=True))
     result: dict[str, Any] = {
         "items": len(served.base),
-        "recall_at_10": round(recall(served, features), 4),
+        "recall_at_10": round(recall(served, [served.towers.user_inputs(user) for user in features]), 4),
         "same_ids_at_10": round(same, 4),  # of equally good items any may be found
         "exact_ms": percentiles([answer.ms for answer in exact]),
         "found_ms": percentiles([answer.ms for answer in found]),
@@ -101,7 +101,7 @@ def in_batches(served: ServedItems, users: Sequence[Features], search: Search) -
     for start in range(0, len(users) - NUM_IN_BATCH + 1, NUM_IN_BATCH):
         batch = Features.concatenate(users[start : start + NUM_IN_BATCH])
         began = time.perf_counter()
-        queries_QO = served.towers.users(batch)[0]
+        queries_QO = served.towers.users(served.towers.user_inputs(batch))
         for query_O, places_M in zip(queries_QO, search(served, queries_QO), strict=True):
             scores_M, _ = served.towers.scores(served.base.columns, places_M, query_O)
             best = np.argsort(-scores_M)[:K]

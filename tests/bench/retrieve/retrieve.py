@@ -137,8 +137,9 @@ def while_training(
         if not newest or lost:
             fail(f"{len(lost)} of {len(newest)} new items are not found")
         served = retriever.require()
+        inputs = [served.towers.user_inputs(user) for user in features_of(retriever, users)]
         return {
-            "recall_at_10": round(recall(served, features_of(retriever, users)), 4),
+            "recall_at_10": round(recall(served, inputs), 4),
             "ms": percentiles(times_ms),
             "worst_ms": round(max(times_ms), 1),
             "asked": len(times_ms),

@@ -48,7 +48,7 @@ def check(view: ServedView, rows_ND: npt.NDArray[np.float32], number: int) -> No
     """Check the neighbors against float64; rows equally near to seven digits may be exchanged."""
     exact_ND = rows_ND.astype(np.float64)
     for row_id in (0, len(rows_ND) // 2):
-        found = find_neighbors(view, number, row_id, k=K, metric="dot") or []
+        found = find_neighbors(view, number, row_id, k=K, metric="dot").documents or []
         near_N = exact_ND @ exact_ND[row_id]
         near_N[row_id] = -np.inf
         scores = [near_N[neighbor["id"]] for neighbor in found]

@@ -188,7 +188,7 @@ class PartServers:
             code, message = str(error["code"]), str(error["message"])
         except (ValueError, KeyError, TypeError):
             pass  # not one of our servers: the status says what there is to say
-        differs = response.status == 410 or code == "version_not_reached"
+        differs = response.status == 410 or code in ("version_not_reached", "versions_differ")
         return (VersionsDifferError if differs else PartError)(f"{self.name_of(index)}: {message}")
 
 

@@ -3,16 +3,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from springtide_client.keys import INT64_MIN
+from springtide_client.rows import nearest
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
 
-from app.serving.lookup import neighbors
 from app.serving.lookup.neighbors import find_neighbors
+from app.serving.model.part import WHOLE
 
 FEATURE, DIM = 3, 8
 
 
 class Layered:
     """A view of layers, newest first, answered by walking through them."""
+
+    part = WHOLE
 
     def __init__(self, *layers: RowLayer, horizon_ms: int = INT64_MIN) -> None:
         self.layers, self._horizon_ms = layers, horizon_ms
@@ -39,8 +42,8 @@ class Layered:
             return np.full((1, DIM), np.nan, np.float32), np.array([1], np.uint8)
         return row[None], np.array([0], np.uint8)
 
-    def display_ids(self, number, ids):
-        return ids.tolist()
+    def id_texts(self, number, ids):
+        return [None] * len(ids)
 
 
 def layer(ids, rows, *, feature=FEATURE, seen=100, forgotten=()) -> RowLayer:
@@ -78,7 +81,7 @@ def expected(rows: dict[int, np.ndarray], row_id: int, k: int, metric: str):
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("k", [1, 10, 500])
 def test_neighbors_equal_a_full_comparison_of_live_rows(monkeypatch, metric, chunk, k):
-    monkeypatch.setattr(neighbors, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(nearest, "CHUNK_ROWS", chunk)
     random = np.random.default_rng(0)
 
     def some_rows(number):
@@ -90,11 +93,11 @@ def test_neighbors_equal_a_full_comparison_of_live_rows(monkeypatch, metric, chu
     newer = layer([*ids[50:70], 700, 701], some_rows(22), forgotten=[700])  # some come back
     view = Layered(newer, older, base)
     for row_id in (int(ids[3]), int(ids[60]), 701):
-        found = find_neighbors(view, FEATURE, row_id, k=k, metric=metric)
+        found = find_neighbors(view, FEATURE, row_id, k=k, metric=metric).documents
         best, scores = expected(view.rows(), row_id, k, metric)
         assert [neighbor["id"] for neighbor in found] == best
         np.testing.assert_allclose([neighbor["score"] for neighbor in found], scores, rtol=1e-6, atol=1e-7)
-    assert find_neighbors(view, FEATURE, int(ids[31]), k=k, metric=metric) is None
+    assert find_neighbors(view, FEATURE, int(ids[31]), k=k, metric=metric).documents is None
 
 
 def test_far_rows_are_found_if_all_near_ones_are_hidden():
@@ -102,21 +105,21 @@ def test_far_rows_are_found_if_all_near_ones_are_hidden():
     far = layer(range(1_000, 1_005), np.arange(5 * DIM).reshape(5, DIM) - 100.0)
     marks = layer(range(2, 901), np.zeros((899, DIM)), forgotten=np.arange(2, 901))
     view = Layered(marks, joined(near, far))
-    found = find_neighbors(view, FEATURE, 1, k=3, metric="dot")
+    found = find_neighbors(view, FEATURE, 1, k=3, metric="dot").documents
     assert [neighbor["id"] for neighbor in found] == [1_004, 1_003, 1_002]
 
 
 def test_expired_rows_are_not_neighbors():
     view = Layered(layer([1, 2], np.ones((2, DIM)), seen=100), layer([3], np.ones((1, DIM)), seen=10), horizon_ms=50)
-    assert find_neighbors(view, FEATURE, 1, k=5, metric="dot") == [{"id": 2, "score": 8.0}]
+    assert find_neighbors(view, FEATURE, 1, k=5, metric="dot").documents == [{"id": 2, "score": 8.0}]
 
 
 def test_ties_are_ordered_by_id_for_any_chunk_size(monkeypatch):
     for chunk in (1, 2, 5, 64):
-        monkeypatch.setattr(neighbors, "CHUNK_ROWS", chunk)
+        monkeypatch.setattr(nearest, "CHUNK_ROWS", chunk)
         ids = [*range(100, 40, -1), 3, 7, 1, 5]
         row = np.random.default_rng(1).normal(size=DIM)
-        found = find_neighbors(Layered(layer(ids, np.tile(row, (64, 1)))), FEATURE, 100, k=3, metric="cosine")
+        found = find_neighbors(Layered(layer(ids, np.tile(row, (64, 1)))), FEATURE, 100, k=3, metric="cosine").documents
         assert [neighbor["id"] for neighbor in found] == [1, 3, 5]
 
 
@@ -124,5 +127,5 @@ def test_a_zero_row_has_similarity_0_and_a_nan_row_is_not_a_neighbor():
     rows = np.zeros((3, DIM))
     rows[1, 0], rows[2, 0] = 1, np.nan
     view = Layered(layer([1, 2, 3], rows))
-    assert find_neighbors(view, FEATURE, 1, k=3, metric="cosine") == [{"id": 2, "score": 0.0}]
-    assert find_neighbors(view, FEATURE, 4, k=3, metric="cosine") is None
+    assert find_neighbors(view, FEATURE, 1, k=3, metric="cosine").documents == [{"id": 2, "score": 0.0}]
+    assert find_neighbors(view, FEATURE, 4, k=3, metric="cosine").documents is None

@@ -87,15 +87,6 @@ def test_a_key_on_the_wrong_server_is_misdirected(servers) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (421, "misdirected")
 
 
-def test_what_needs_all_rows_is_refused_by_a_part_and_a_router(servers) -> None:
-    for client in (servers.first, servers.router):
-        for refused in (
-            client.get("/v1/embeddings/user_id/1/neighbors"),
-            client.post("/v1/retrieve", json={"user": {}}),
-        ):
-            assert (refused.status_code, refused.json()["error"]["code"]) == (501, "needs_all_rows")
-
-
 def test_the_server_tells_its_part_and_holds_its_share(servers) -> None:
     held = {}
     for name in ("first", "second", "router", "whole"):

@@ -21,6 +21,11 @@ USER = {"user_id": 3, "last_items": [1, 2, 3], "age": 40}
 NOTHING = np.zeros(0, np.int64)
 
 
+def inputs_of(served, user):
+    """What the user's tower makes a vector of."""
+    return served.towers.user_inputs(encode_instances(served.towers.template.user_part, [user]))
+
+
 class Followed:
     """A log, its items as a server notes them, and a retriever whose clock stands still."""
 
@@ -40,9 +45,9 @@ class Followed:
 
     def found(self, k: int, user=USER, **more) -> list[int]:
         served = self.retriever.require()
-        features = encode_instances(served.towers.template.user_part, [user])
+        inputs = inputs_of(served, user)
         options = {"wanted": {}, "excluded": NOTHING} | more
-        return served.retrieve(features, k, **options)[0].tolist()
+        return served.retrieve(inputs, k, **options)[0].tolist()
 
     def best(self, k: int) -> list[int]:
         scores = self.log.scores(self.log.number, USER)
@@ -104,9 +109,9 @@ def test_an_index_finds_what_exact_search_finds(log):
     served = followed.retriever.served
     assert isinstance(served.base.index, InvertedFile)
     users = [{"user_id": user, "age": 20 + user} for user in range(40)]
-    features = [encode_instances(served.towers.template.user_part, [user]) for user in users]
-    assert recall(served, features) >= 0.95
-    for user in features:
+    inputs = [inputs_of(served, user) for user in users]
+    assert recall(served, inputs) >= 0.95
+    for user in inputs:
         followed.retriever.note(user)
     followed.now = 100.0
     followed.retriever._check_recall()
@@ -147,7 +152,7 @@ def test_many_changed_items_have_the_cells_of_the_index(log, monkeypatch):
     assert len(set(found)) == len(found) == len(log.scores(log.number, USER))
     largest = served.changed[-1]
     assert isinstance(largest.index, InvertedFile)
-    query_O = served.towers.users(encode_instances(served.towers.template.user_part, [USER]))[0][0]
+    query_O = served.towers.users(inputs_of(served, USER))[0]
     expected = np.argsort(-(largest.vectors_IO @ query_O))[:10]
     assert set(expected.tolist()) <= set(largest.index.scanning(len(largest)).nearest(query_O, 50).tolist())
 
@@ -156,7 +161,7 @@ def test_an_index_that_finds_too_little_reads_more(log, monkeypatch):
     followed = Followed(log, indexed_items=100)
     before = followed.retriever.served.base.index.num_to_scan
     monkeypatch.setattr("app.serving.retrieve.retriever.recall", lambda *_, **__: 0.5)
-    followed.retriever.note(encode_instances(followed.retriever.served.towers.template.user_part, [USER]))
+    followed.retriever.note(inputs_of(followed.retriever.served, USER))
     followed.now = 100.0
     followed.retriever._check_recall()
     assert followed.retriever.served.base.index.num_to_scan == min(2 * before, len(followed.retriever.served.base))
@@ -171,4 +176,4 @@ def test_an_index_is_tuned_to_users_of_known_ids_until_somebody_asks(log):
         status_K = served.towers.view.lookup(part.number(name), ids_N)[1]
         assert (status_K == KNOWN).all()
     assert np.isnan(users.dense_NF).all()
-    assert served.towers.users(users)[0].shape == (32, 8)
+    assert served.towers.users(served.towers.user_inputs(users)).shape == (32, 8)
