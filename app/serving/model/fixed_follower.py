@@ -27,7 +27,7 @@ class FixedFollower:
         self, log_path: Path, number: int, *, on_swap: Callable[[VersionEntry], None], part: Part = WHOLE
     ) -> None:
         """Nothing is read before the first `poll`; `on_swap(version)` is called when the version is servable."""
-        self._directory = LogDirectory(log_path, part.shard_choice)
+        self._directory = LogDirectory(log_path)
         self._number = number
         self._on_swap = on_swap
         self._part = part

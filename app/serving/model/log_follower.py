@@ -5,8 +5,9 @@ from pathlib import Path
 
 from springtide_client.follow.follower import Follower
 from springtide_client.follow.listeners import AppliedVersion
-from springtide_client.follow.log_source import LogSource, RecordCursor
+from springtide_client.follow.log_source import RecordCursor
 from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 
@@ -45,7 +46,7 @@ class LogFollower:
         observers = [on_record, self._id_strings.add]
         if not part.hash_range.is_empty:  # retrieval compares rows
             observers.append(self._items.add)
-        self._source = ObservedSource(LogDirectory(log_path, part.shard_choice), observers)
+        self._source = ObservedSource(LogDirectory(log_path), observers, part)
         self._follower = Follower(
             self._source,
             cache_bytes=cache_bytes,
@@ -101,11 +102,11 @@ class LogFollower:
 
 
 class ObservedSource:
-    """A log source that shows each record to observers on its way to the follower."""
+    """A log's folder that shows each record to observers on its way to the follower of a part."""
 
-    def __init__(self, source: LogSource, observers: Sequence[Callable[[Record], None]]) -> None:
+    def __init__(self, source: LogDirectory, observers: Sequence[Callable[[Record], None]], part: Part = WHOLE) -> None:
         self._source = source
-        self._observers = observers
+        self._observers, self._part = observers, part
         self.has_base = False  # at the last look
 
     def newest_base(self) -> Path | None:
@@ -120,7 +121,10 @@ class ObservedSource:
         return self._source.local_base()
 
     def follow(self, after: Tip | None) -> RecordCursor:
-        return _ObservedCursor(self._source.follow(after), self._observers)
+        base, source = self._source.newest_base(), self._source
+        if base is not None and not self._part.holds_all:
+            source = LogDirectory(source.path, self._part.shard_choice(read_base_manifest(base)))
+        return _ObservedCursor(source.follow(after), self._observers)
 
 
 class _ObservedCursor:

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from springtide_client.array_types import Int64Array
-from springtide_client.log.shard_choice import ShardChoice
+from springtide_client.log.base import ID_STRINGS, BaseManifest
+from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
 from springtide_client.model.view import View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import parted_view
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
+from app.models.config import MODELS_WITHOUT_WIDE
 from app.serving.config import ServeConfig
 from app.serving.http.errors import misdirected
 from kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
@@ -43,9 +45,14 @@ class Part:
             return "all rows"
         return "no rows" if self.hash_range.is_empty else f"part {self.hash_range}"
 
-    @property
-    def shard_choice(self) -> ShardChoice:
-        """Which shard records of a version this server reads."""
+    def shard_choice(self, base: BaseManifest) -> ShardChoice:
+        """Return which shard records this server reads of the versions over a base.
+
+        Items and strings of ids are in the records of the ranks that decoded them, whoever has their rows.
+        """
+        has_strings = ID_STRINGS in base.files or base.model.name in MODELS_WITHOUT_WIDE
+        if has_strings and not self.hash_range.is_empty:
+            return EVERY_SHARD
         return ShardChoice(self.hash_range, counts_all=self.servers is not None)
 
     @property
