@@ -1,11 +1,13 @@
 """Wires one server process: routes, the handler of batch lookups, and the middleware around them."""
 
+from functools import partial
 from inspect import cleandoc
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, ItemsRequest, NeighborsRequest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -25,6 +27,7 @@ from app.serving.http.errors import CODES_BY_STATUS, ApiError, internal_error
 from app.serving.http.middleware import HttpMiddleware
 from app.serving.lookup.fast_path import FastPath
 from app.serving.lookup.handler import BatchLookupHandler
+from app.serving.lookup.neighbors import rank_neighbors
 from app.serving.lookup.routes import LookupParts
 from app.serving.lookup.routes import router as lookup_router
 from app.serving.openapi.operations import complete_document
@@ -32,10 +35,11 @@ from app.serving.ops.routes import OpsParts
 from app.serving.ops.routes import router as ops_router
 from app.serving.pages.routes import router as page_router
 from app.serving.parts.demanded_views import DemandedViews
-from app.serving.parts.ranking_handler import PartRankingHandler
+from app.serving.parts.ranking_handler import PartRankingHandler, Ranker
 from app.serving.parts.rows_handler import PartRowsHandler
 from app.serving.predict.routes import PredictParts
 from app.serving.predict.routes import router as predict_router
+from app.serving.retrieve.ranking import rank_items
 from app.serving.retrieve.routes import RetrieveParts
 from app.serving.retrieve.routes import router as retrieve_router
 from app.serving.service import Service
@@ -84,9 +88,10 @@ def build_application(service: Service) -> Application:
     )
     part_rankings = PartRankingHandler(
         demanded,
-        service.retriever,
-        neighbor_pool=service.pools.neighbors,
-        item_pool=service.pools.retrievals,
+        {
+            NEIGHBORS_ROUTE: Ranker(NeighborsRequest, rank_neighbors, service.pools.neighbors),
+            ITEMS_ROUTE: Ranker(ItemsRequest, partial(rank_items, service.retriever), service.pools.retrievals),
+        },
         max_body_bytes=config.max_body_bytes,
     )
     middleware = HttpMiddleware(

@@ -11,6 +11,7 @@ from springtide_client.parts.ranking_request import NeighborsRequest
 from springtide_client.rows.nearest import find_nearest
 from springtide_client.rows.row_layer import RowLayer
 
+from app.serving.http.errors import bad_request
 from app.serving.model.view import ModelView, RowArray
 from kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
 
@@ -45,8 +46,10 @@ def find_neighbors(view: ModelView, number: int, row_id: int, *, k: int, metric:
 
 
 def rank_neighbors(view: ModelView, request: NeighborsRequest) -> RankedIds:
-    """Find the nearest of this server's rows."""
-    number = request.number
+    """Find the nearest of this server's rows; ApiError 400 for what cannot be compared with them."""
+    number, dims = request.number, {number: view.dim_of(number) for number in view.feature_numbers.values()}
+    if request.metric not in SIMILARITIES or len(request.query) != 4 * dims.get(number, -1):
+        raise bad_request("not a request for neighbors: another feature, metric or length of rows")
     ids_K, scores_K = find_nearest(
         view.layers_of(number),
         number,

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -35,6 +36,11 @@ class Layered:
                 dead |= layer.tombstone is not None and bool(layer.tombstone[place])
                 found.setdefault(int(layer.id[place]), (layer.value[place], bool(dead)))
         return {row_id: row for row_id, (row, dead) in found.items() if not dead}
+
+    feature_numbers: ClassVar = {"feature": FEATURE}
+
+    def dim_of(self, number):
+        return DIM
 
     def lookup(self, number, ids):
         row = self.rows().get(int(ids[0]))
