@@ -93,6 +93,9 @@ class BaseTable:
 
     def advise_random_access(self, *, with_states: bool) -> None:
         """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""
-        advise_random_access(self.rows.value)
+        rows = self.rows
+        columns: list[Array] = [rows.mixed, rows.feature, rows.id, rows.value, rows.count, rows.last_seen]
         if with_states:
-            advise_random_access(self.states)
+            columns.append(self.states)
+        for array in {id(array.base): array for array in columns}.values():  # one map may have them all
+            advise_random_access(array)
