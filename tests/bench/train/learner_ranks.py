@@ -7,7 +7,7 @@ namespaces, which need root) also in int8 between two hosts, whose nets exchange
 
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -108,6 +108,12 @@ def learn(
     }
 
 
+def run_in_turn(contenders: Mapping[str, Ranks], repeats: int) -> None:
+    for _ in range(repeats):
+        for contender in contenders.values():
+            contender.run()
+
+
 def main() -> None:
     if (given := rank_arguments(sys.argv)) is not None:
         rank, num_ranks, address, precision, wide, lookahead, num_steps, *accumulate = given
@@ -126,15 +132,17 @@ def main() -> None:
         contenders[f"2 ranks{end}"] = Ranks(MODULE, 2, "float32", wide, True, num_steps)
         contenders[f"2 ranks, next unknown{end}"] = Ranks(MODULE, 2, "float32", wide, False, num_steps)
     contenders["2 ranks, int8"] = Ranks(MODULE, 2, "int8", False, True, num_steps)
-    with ExitStack() as stack:
-        for link in filter(None, options.links.split(",")):
-            hosts = tuple(stack.enter_context(two_hosts(link)))
-            for every in ACCUMULATED:
-                arguments = "int8", False, True, num_steps, every
-                contenders[f"{link}, int8, net every {every}"] = Ranks(MODULE, 2, *arguments, hosts=hosts)
-        for _ in range(repeats):
-            for contender in contenders.values():
-                contender.run()
+    run_in_turn(contenders, repeats)
+    for link in filter(None, options.links.split(",")):
+        with two_hosts(link) as hosts:
+            over_link = {
+                f"{link}, int8, net every {every}": Ranks(
+                    MODULE, 2, "int8", False, True, num_steps, every, hosts=tuple(hosts)
+                )
+                for every in ACCUMULATED
+            }
+            run_in_turn(over_link, repeats)
+            contenders |= over_link
     for name, contender in contenders.items():
         print(
             f"{name}: {contender.median_of('rate'):,.0f} samples/s, loss {contender.median_of('loss'):.4f}, "
