@@ -12,7 +12,7 @@ DEFINES = {
     "learned_rows": (("DIM", 68), ("HALF", 1)),
     "dot_interaction": (("NUMBER", 0),),
 }
-CUPYS_OWN = "-ftz=true"  # CuPy adds it to what it compiles
+CUPYS_OWN = ("-ftz=true", "--device-as-default-execution-space")  # CuPy 14 adds them to what it compiles
 # for one of them optimized as in earnest, where an update is of one optimizer; for the others in haste, and of all
 EARNEST = 90
 IN_HASTE = "--Ofast-compile=max"
@@ -24,7 +24,7 @@ IN_REGISTERS = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 @pytest.mark.parametrize("name", names())
 def test_a_source_compiles_without_a_complaint_and_into_registers(name: str, architecture: int) -> None:
     how = [("ONLY", 3)] if architecture == EARNEST and name == "update" else []
-    options = [*options_of((*DEFINES.get(name, ()), *how)), CUPYS_OWN, f"--gpu-architecture=sm_{architecture}"]
+    options = [*options_of((*DEFINES.get(name, ()), *how)), *CUPYS_OWN, f"--gpu-architecture=sm_{architecture}"]
     options += [RESOURCES] if architecture == EARNEST else [IN_HASTE]
     messages, num_bytes = compiled(source_of(name), tuple(options))
     lines = messages.strip("\0\n ").splitlines()

@@ -194,9 +194,10 @@ def test_gathered_gradients_travel_once_and_at_a_version_from_which_a_restart_go
 
 
 @pytest.mark.parametrize("rows_on_device", [False, True])
-@pytest.mark.parametrize("train", [SETTINGS["clipped, with a schedule"], SETTINGS["two widths"]], ids=["one", "two"])
-def test_ranks_learn_the_same_on_devices_that_report_late(train: dict[str, Any], rows_on_device: bool) -> None:
+@pytest.mark.parametrize("settings", ["clipped, with a schedule", "gathered", "two widths"])
+def test_ranks_learn_the_same_on_devices_that_report_late(settings: str, rows_on_device: bool) -> None:
     """The table's kernels run as host C++; a rank has no samples in some steps."""
+    train = SETTINGS[settings]
     num_steps = 3
     alone = make_learner(**train)
     expected = [alone.step(union_of(parts_of(step)[:2])) for step in range(num_steps)]
@@ -209,6 +210,7 @@ def test_ranks_learn_the_same_on_devices_that_report_late(train: dict[str, Any],
         batches, late = [parts_of(step)[rank] for step in range(num_steps)], []
         for batch, following in zip(batches, [*batches[1:], None], strict=True):
             late.append(learner.start_step(batch, following))
+        learner.merge_gathered()
         learner.require_same_net()
         return [report() for report in late], learner.dense_arrays(), rows_of(learner)
 
@@ -220,7 +222,7 @@ def test_ranks_learn_the_same_on_devices_that_report_late(train: dict[str, Any],
             np.testing.assert_array_equal(report.labels_NL, one.labels_NL)
             np.testing.assert_array_equal(report.weights_N, one.weights_N)
             np.testing.assert_allclose(report.logits_NL, one.logits_NL, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose((report.loss, report.gradient_norm), (one.loss, one.gradient_norm), rtol=1e-4)
+            np.testing.assert_allclose(report.loss, one.loss, rtol=1e-4)
         for name, array in alone.dense_arrays().items():
             np.testing.assert_allclose(arrays[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
     assert rows.keys() == known.keys()
