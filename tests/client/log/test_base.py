@@ -4,9 +4,11 @@ import mmap
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from springtide_client.errors import LogError
+from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import MANIFEST, Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
@@ -125,6 +127,15 @@ def test_a_wrong_size_is_found_on_open_and_a_wrong_checksum_by_verify(tmp_path) 
         Base.open(base.path)
     path.unlink()
     with pytest.raises(LogError, match=r"rows\.safetensors"):
+        Base.open(base.path)
+
+
+@pytest.mark.parametrize(("num_ranges", "what"), [(0, ">= 1"), (10**9, "<= 65535"), (2, "rows-00001-of-00002")])
+def test_a_number_of_files_that_cannot_be_is_refused(tmp_path, num_ranges, what) -> None:
+    base = write(tmp_path, rows(3))
+    manifest = msgspec.structs.replace(base.manifest, num_ranges=num_ranges)
+    (base.path / MANIFEST).write_bytes(encode_checksummed_json(manifest))
+    with pytest.raises(LogError, match=what):
         Base.open(base.path)
 
 

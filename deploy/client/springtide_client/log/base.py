@@ -4,7 +4,7 @@
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ from springtide_client.format.records import Tip, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base_table import BaseTable, FoundBaseRows
 from springtide_client.log.row_files import optimizer_files, overlapping, rows_files
-from springtide_client.rows.hash_range import ALL_KEYS, HashRange
+from springtide_client.rows.hash_range import ALL_KEYS, MAX_RANGES, HashRange
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
@@ -69,7 +69,8 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     meta: VersionMeta
     files: dict[str, FileChecksum]
     tables: dict[str, TableSpec] = {}  # beside the main one, by name
-    num_ranges: int = 1  # of mixed keys, equal parts: each table has its rows in a file for each
+    # of mixed keys, equal parts: each table has its rows in a file for each
+    num_ranges: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANGES)] = 1
     repeats: int = 0  # the oldest base that holds the same, if only heartbeats were written since; else 0
 
     @property
