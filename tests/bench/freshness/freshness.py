@@ -184,7 +184,8 @@ def probe(pipeline: Pipeline, number: int) -> list[Probe]:
         future = producer.send(TOPIC, json.dumps(event).encode(), partition=0)
         while (answer := rows.get(row_id))[0] == before:
             if time.monotonic_ns() - begun > LOST_SECONDS * 1e9:
-                fail(f"the row of an event did not change within {LOST_SECONDS:g} s: {pipeline.status()}")
+                where = f"at offset {future.value.offset}" if future.succeeded() else "not acknowledged by the broker"
+                fail(f"the row of an event, {where}, is the same after {LOST_SECONDS:g} s: {pipeline.status()}")
             time.sleep(POLL_SECONDS)
         last[row_id] = answer[0]
         found.append(Probe(begun, time.monotonic_ns(), future.get(timeout=5).offset, answer[1]))
