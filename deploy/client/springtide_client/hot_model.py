@@ -17,13 +17,16 @@ from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError, NoModelError, StaleModelError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
-from springtide_client.keys import encode_id
+from springtide_client.keys import INT64_MIN, encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.directory_watcher import DirectoryWatcher
-from springtide_client.model.view import View
+from springtide_client.model.view import KNOWN, View
+from springtide_client.parts.ask_rankings import ask_rankings
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import at_one_version, parted_view
+from springtide_client.parts.ranking_request import NeighborsRequest
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS
+from springtide_client.rows.nearest import METRICS, find_nearest
 from springtide_client.system.sizes import parse_size
 
 WAIT_SECONDS = 30.0
@@ -122,12 +125,42 @@ class HotModel:
         ids_K, shape = encode_ids(ids)
 
         def look_up(view: View) -> tuple[Float32Array, UInt8Array]:
-            if feature not in view.schema.features:
-                raise KeyError(f"no id feature {feature!r}: there are {', '.join(view.schema.features)}")
-            rows_KD, status_K = view.lookup(np.array([view.schema.number(feature)], np.uint16), ids_K)
+            rows_KD, status_K = view.lookup(np.array([number_of(view, feature)], np.uint16), ids_K)
             return rows_KD.reshape(*shape, rows_KD.shape[1]), status_K.reshape(shape)
 
         return self._answer(look_up)
+
+    def neighbors(
+        self, feature: str, row_id: int | str, k: int = 10, metric: str = "cosine"
+    ) -> tuple[Int64Array, Float32Array]:
+        """Return ids int64 (M) and scores float32 (M) of the k nearest other rows, nearest first; none without a row.
+
+        `metric`: cosine, dot or euclidean, whose score is the distance. Every row of the feature is compared; those of
+        parts by their servers. A string's id is its hash. KeyError if `feature` is not an id feature.
+        """
+        if metric not in METRICS or k < 1:
+            raise ValueError(f"metric = {metric!r}, k = {k}: the metrics are {', '.join(METRICS)}, k is 1 or more")
+        encoded, _ = encode_ids([row_id])
+
+        def find(view: View) -> tuple[Int64Array, Float32Array]:
+            number = number_of(view, feature)
+            rows_1D, status_1 = view.lookup(np.array([number], np.uint16), encoded)
+            if status_1[0] != KNOWN:
+                return np.zeros(0, np.int64), np.zeros(0, np.float32)
+            without_id, query_D = int(encoded[0]), rows_1D[0]
+            if self._parts is not None:
+                query = query_D.astype("<f4", copy=False).tobytes()
+                request = NeighborsRequest(number, without_id, k, metric, query)
+                ids_M, scores_M, _ = ask_rankings(self._parts, view.tip, request)
+            else:
+                layers, cutoffs = view.table_of(number).all_layers, view.meta.expiry_cutoffs
+                cutoff_ms = cutoffs.get(str(number), INT64_MIN)
+                ids_M, scores_M = find_nearest(
+                    layers, number, without_id, query_D, cutoff_ms=cutoff_ms, k=k, metric=metric
+                )
+            return ids_M, -scores_M if metric == "euclidean" else scores_M
+
+        return self._answer(find)
 
     @property
     def version(self) -> int:
@@ -200,6 +233,14 @@ class HotModel:
             why = str(reason) if reason is not None else "see the trainer's state in /v1/status"
             raise StaleModelError(f"the model is {staleness:.3g} s old, {limit:g} s are allowed: {why}")
         return self._view
+
+
+def number_of(view: View, feature: str) -> int:
+    """Return the number of an id feature; KeyError for any other name."""
+    if feature not in view.schema.features:
+        raise KeyError(f"no id feature {feature!r}: there are {', '.join(view.schema.features)}")
+    number: int = view.schema.number(feature)
+    return number
 
 
 def encode_ids(ids: npt.ArrayLike) -> tuple[Int64Array, tuple[int, ...]]:

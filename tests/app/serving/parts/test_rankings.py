@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 from springtide_client.format.records import Tip
+from springtide_client.hot_model import HotModel
 from springtide_client.keys import mix_keys
 from springtide_client.parts.ranked_ids import RankedIds
 from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, Demand, NeighborsRequest
@@ -71,6 +72,26 @@ def test_a_part_ranks_its_own_ids_at_the_demanded_version(servers) -> None:
         assert refused.status_code == status, (changes, refused.text)
         assert refused.json()["error"]["code"]
     assert servers.first.post(f"{NEIGHBORS_ROUTE}?version=1", content=b"\0").status_code == 400
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+def test_a_hot_model_finds_the_neighbors_that_servers_find(servers, metric) -> None:
+    with HotModel(servers.urls) as parted, HotModel(servers.world.log.path) as whole:
+        for feature, row_id in (("user_id", 4), ("user_id", 3), ("item_id", 7)):
+            path = f"/v1/embeddings/{feature}/{row_id}/neighbors?k=40&metric={metric}"
+            expected = servers.whole.get(path).json()["neighbors"]
+            for model in (parted, whole):
+                ids, scores = model.neighbors(feature, row_id, 40, metric)
+                assert scores == pytest.approx([neighbor["score"] for neighbor in expected], rel=1e-6)
+                assert sorted(ids.tolist()) == sorted(neighbor["id"] for neighbor in expected) or metric == "cosine"
+            ids, scores = parted.neighbors(feature, row_id, 40, metric)
+            assert ids.tolist() == [neighbor["id"] for neighbor in expected]  # as the servers' compiled search
+        for model in (parted, whole):
+            assert [len(column) for column in model.neighbors("user_id", 9_999)] == [0, 0]
+            with pytest.raises(KeyError, match="no id feature"):
+                model.neighbors("age", 1)
+            with pytest.raises(ValueError, match="the metrics are"):
+                model.neighbors("user_id", 1, metric="manhattan")
 
 
 class Parted:
