@@ -55,6 +55,28 @@ class Writer:
         self.thread.join()
 
 
+def is_whole_answer(router, writer: Writer, kinds: dict[str, int]) -> bool:
+    """Ask for rows and for neighbors; check that all rows of an answer are of its version. False for a 503."""
+    neighbors = router.get(f"/v1/embeddings/user_id/{IDS[0]}/neighbors?k={len(IDS)}&metric=dot")
+    for response in (raw(router, "user_id", IDS), neighbors):
+        if response.status_code != 200:
+            code = response.json()["error"]["code"]
+            assert code in ("part_unavailable", "versions_differ", "not_ready"), response.text
+            assert int(response.headers["retry-after"]) >= 1
+            kinds[code] = kinds.get(code, 0) + 1
+            return False
+        number = int(response.headers["x-springtide-version"])
+        wait_until(lambda number=number: number in writer.values)
+        value = writer.values[number]
+        if response is neighbors:
+            scores = {found["id"]: found["score"] for found in response.json()["neighbors"]}
+            assert scores == dict.fromkeys(IDS[1:], 4 * value * value)
+        else:
+            assert (np.frombuffer(response.content[: 16 * len(IDS)], "<f4") == value).all()
+    kinds["ok"] = kinds.get("ok", 0) + 1
+    return True
+
+
 @pytest.mark.skipif(not IS_LONG, reason="long: make torture kills servers of parts")
 def test_after_each_kill_answers_come_again_and_none_is_mixed(tmp_path) -> None:
     (tmp_path / "springtide.toml").write_text(CONFIG)
@@ -81,18 +103,7 @@ def test_after_each_kill_answers_come_again_and_none_is_mixed(tmp_path) -> None:
         stack.callback(writer.stop)
 
         def ask() -> bool:
-            response = raw(router, "user_id", IDS)
-            if response.status_code != 200:
-                code = response.json()["error"]["code"]
-                assert code in ("part_unavailable", "versions_differ", "not_ready"), response.text
-                kinds[code] = kinds.get(code, 0) + 1
-                return False
-            number = int(response.headers["x-springtide-version"])
-            rows = np.frombuffer(response.content[: 16 * len(IDS)], "<f4")
-            wait_until(lambda: number in writer.values)
-            assert (rows == writer.values[number]).all()
-            kinds["ok"] = kinds.get("ok", 0) + 1
-            return True
+            return is_whole_answer(router, writer, kinds)
 
         for _ in range(NUM_KILLS):
             wait_until(ask)
@@ -109,3 +120,35 @@ def test_after_each_kill_answers_come_again_and_none_is_mixed(tmp_path) -> None:
         wait_until(ask)
         assert kinds["part_unavailable"] >= NUM_KILLS
         print(kinds)
+
+
+def test_two_parts_become_four_while_a_router_answers(tmp_path) -> None:
+    """The old router answers until its parts go, the new one once its parts are there; no answer is mixed."""
+    (tmp_path / "springtide.toml").write_text(CONFIG)
+    log = new_log(tmp_path / "log")
+    log.start_epoch()
+    writer = Writer(log)
+    ports = [free_port() for _ in range(4)]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    kinds: dict[str, int] = {}
+    with ExitStack() as stack:
+        world = World(log)
+        stack.callback(world.close)
+        parts = [world.serve(port=ports[number], range=f"{number + 1}/2") for number in range(2)]
+        old, new = world.serve(parts=urls[:2]), world.serve(parts=urls)
+        writer.thread.start()
+        stack.callback(writer.stop)
+        wait_until(lambda: is_whole_answer(old, writer, kinds))
+        assert not is_whole_answer(new, writer, kinds)
+        for number in (3, 2, 1, 0):  # the last two take the places of the two that there were
+            if number < 2:
+                world.stop(parts[number])
+            world.serve(port=ports[number], range=f"{number + 1}/4")
+            if number > 1:
+                wait_until(lambda: is_whole_answer(old, writer, kinds))
+            else:
+                assert not is_whole_answer(old, writer, kinds)
+        wait_until(lambda: is_whole_answer(new, writer, kinds))
+        refused = raw(old, "user_id", IDS).json()["error"]
+        assert refused["code"] == "part_unavailable"
+        assert "this server holds part" in refused["message"]
