@@ -6,6 +6,7 @@ without one.
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def main() -> None:
         machine = gpu()
     except ValueError as error:
         sys.exit(f"gpu.ranks: {error}")
-    cases = run(Bench(machine, QUICK if options.quick else FULL), "cuda")
+    size = QUICK if options.quick else replace(FULL, table_bytes="8GiB")  # of three learners at once
+    cases = run(Bench(machine, size), "cuda")
     report("gpu.ranks", cases, packages=("torch", "cupy-cuda13x", "numpy"), out=options.out, quick=options.quick)
     if options.out:
         lines = [f"- {describe_case(case)}" for case in cases]
