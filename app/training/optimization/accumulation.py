@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 GRADIENT = "gradient."
+AddUp = Callable[[dict[nn.Parameter, Tensor], bool], dict[nn.Parameter, Tensor]]
 
 
 class GradientSum:
     """The sum of the gradients of up to `num_batches` batches, and of their weights.
 
-    Of many ranks each gathers its own, without a word to the others; `merge` makes them those of all. From then on the
-    first rank has them, and the others gather from zero, so that the ranks' sums always add up to the whole.
+    Of many ranks each gathers its own, without a word to the others. A version has the sums of all, which `merge`
+    finds; learning goes on with each rank's own, so it does not depend on when versions are written. A restart gives
+    all of them to the first rank.
     """
 
     def __init__(self, model: nn.Module, num_batches: int) -> None:
@@ -25,18 +27,21 @@ class GradientSum:
         device = next((parameter.device for parameter in model.parameters()), None)
         self.num_added = torch.zeros((), device=device)  # of them, those whose gradients are in the sum
         self.weight = torch.zeros((), device=device)
-        self._add_up: Callable[[dict[nn.Parameter, Tensor]], None] | None = None
-        self._is_first, self._is_merged = True, True
+        self._add_up: AddUp | None = None
+        self._is_first = True
+        self._are_of_all = True  # the sums are those of all ranks
+        self._merged: dict[nn.Parameter, Tensor] | None = None
 
-    def share(self, add_up: Callable[[dict[nn.Parameter, Tensor]], None], *, is_first: bool) -> None:
-        """Gather this rank's part of gradients of many ranks. `add_up` replaces sums by those of all ranks."""
+    def share(self, add_up: AddUp, *, is_first: bool) -> None:
+        """Gather this rank's part of gradients of many ranks. `add_up` returns all ranks' sums; True: in float32."""
         self._add_up, self._is_first = add_up, is_first
 
     def merge(self) -> None:
-        """Make the sums those of all ranks, on every rank, if they are not. All ranks, after the same batch."""
-        if self._add_up is not None and not self._is_merged:
-            self._add_up(self.sums)
-        self._is_merged = True
+        """Let `tensors` be those of all ranks, until the next batch. All ranks, after the same batch."""
+        self._merged = self._totals(exact=True)
+
+    def _totals(self, *, exact: bool) -> dict[nn.Parameter, Tensor]:
+        return self.sums if self._add_up is None or self._are_of_all else self._add_up(self.sums, exact)
 
     @property
     def is_last(self) -> bool:
@@ -55,10 +60,10 @@ class GradientSum:
     def add(self, weight: Tensor, skip: Tensor) -> None:
         """Add the parameters' gradients, and the weight of their samples; nothing if `skip` is True."""
         with torch.no_grad():
-            if self._is_merged and not self._is_first:
+            if self._are_of_all and not self._is_first:  # the first rank has them
                 for total in self.sums.values():
                     total.zero_()
-            self._is_merged = False
+            self._are_of_all, self._merged = False, None
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     total = self.sums.setdefault(parameter, torch.zeros_like(parameter, requires_grad=False))
@@ -68,16 +73,16 @@ class GradientSum:
 
     def hand_over(self) -> None:
         """Make the sums, of all ranks, the parameters' gradients."""
-        self.merge()
-        for parameter, total in self.sums.items():
+        for parameter, total in self._totals(exact=False).items():
             parameter.grad = total
 
     def clear(self, *, keep: bool) -> None:
         """Start from zero; `keep` the tensors, which a CUDA graph refers to."""
-        self._is_merged = True
+        self._are_of_all, self._merged = True, None
         with torch.no_grad():
-            for parameter, total in self.sums.items():
+            for parameter in self.model.parameters():
                 parameter.grad = None
+            for total in self.sums.values():
                 total.zero_()
             self.num_added.zero_()
             self.weight.zero_()
@@ -86,10 +91,11 @@ class GradientSum:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything by name, themselves."""
+        sums = self.sums if self._merged is None else self._merged
         named = {
-            f"{GRADIENT}{name}": self.sums[parameter]
+            f"{GRADIENT}{name}": sums[parameter]
             for name, parameter in self.model.named_parameters()
-            if parameter in self.sums
+            if parameter in sums
         }
         counts = {"num_gathered": torch.tensor(self.num_gathered), "num_added": self.num_added, "weight": self.weight}
         return named | counts

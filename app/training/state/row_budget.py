@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from springtide_client.format.tensors import HEAD_BYTES
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import (
     DENSE,
@@ -96,8 +97,11 @@ class RowBudget:
             sizes.setdefault(ONNX, sizes.get(MODEL, 0))  # the compactor adds it
         self._state_bytes = sizes.pop(DENSE, 0) + sizes.pop(STATE, 0)
         self._other_bytes = sum(sizes.values())
+        heads = min(by_rows, HEAD_BYTES * len(files))  # a base of few rows in many files is little else
+        self._other_bytes += heads
         if num_rows:
-            self._row_bytes = by_rows / num_rows
+            least = min(base_row_bytes(table.dim, table.state_width) for table in manifest.all_tables.values())
+            self._row_bytes = max(least, (by_rows - heads) / num_rows)
 
     def expect_state(self, num_bytes: int) -> None:
         """Note the bytes of net, optimizer and scores now. The first base has no optimizer's state and no scores."""

@@ -174,7 +174,7 @@ class Learner:
         return wait
 
     def merge_gathered(self) -> None:
-        """Give every rank the gradients that all have gathered: before a version, which has them. All ranks."""
+        """Find what all ranks have gathered, for a version, which has it. All ranks."""
         self.update.gathered.merge()
 
     def require_same_net(self) -> None:

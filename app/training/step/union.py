@@ -93,20 +93,25 @@ class Union:
             return sums[0], sums[1], sums[2].sqrt()
         parameters = list(self.model.parameters())
         numbers = torch.stack([loss.detach().float(), weight.float()])
-        sums, gradients = self._add_up([one.grad for one in parameters], numbers)
+        sums, gradients = self._add_up([one.grad for one in parameters], numbers, self._dtype)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         return sums[0], sums[1], self.update.gradient_norm()
 
-    def _merge(self, gathered: dict[nn.Parameter, Tensor]) -> None:
-        """Replace what this rank has gathered by what all have."""
-        parameters = list(self.model.parameters())
-        _, sums = self._add_up([gathered.get(one) for one in parameters], self.update.gathered.weight.new_zeros(0))
-        gathered.clear()
-        gathered.update((one, total) for one, total in zip(parameters, sums, strict=True) if total is not None)
+    def _merge(self, gathered: dict[nn.Parameter, Tensor], exact: bool) -> dict[nn.Parameter, Tensor]:
+        """Return what all ranks have gathered; `exact`: in float32."""
+        parameters, nothing = list(self.model.parameters()), self.update.gathered.weight.new_zeros(0)
+        dtype = torch.float32 if exact else self._dtype
+        _, sums = self._add_up([gathered.get(one) for one in parameters], nothing, dtype)
+        return {one: total for one, total in zip(parameters, sums, strict=True) if total is not None}
 
-    def _add_up(self, here: list[Tensor | None], numbers: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Return sums over all ranks: of numbers, and of what is here for each parameter; None if it is on no rank."""
+    def _add_up(
+        self, here: list[Tensor | None], numbers: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Return sums over all ranks: of numbers, and of what is here for each parameter; None if it is on no rank.
+
+        `dtype`: in which the parameters' travel.
+        """
         parameters, sums, num_numbers = list(self.model.parameters()), numbers.float(), len(numbers)
         has: Sequence[float] = [float(one is not None) for one in here]
         if self.update.on_device:
@@ -116,8 +121,8 @@ class Union:
         gradients = [
             torch.zeros_like(parameter) if one is None else one for parameter, one in zip(parameters, here, strict=True)
         ]
-        flat = torch.cat([gradient.reshape(-1).to(self._dtype) for gradient in gradients]) if gradients else sums[:0]
-        if self._dtype is torch.float32:
+        flat = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients]) if gradients else sums[:0]
+        if dtype is torch.float32:
             flat = torch.cat([flat, sums])
             self.exchange.add_up("dense", flat)
             flat, sums = torch.split(flat, [len(flat) - len(sums), len(sums)])

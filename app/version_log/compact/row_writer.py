@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from springtide_client.format.tensor_writer import TensorWriter
-from springtide_client.format.tensors import TensorShape
+from springtide_client.format.tensors import PLACE_BYTES, TensorShape
 from springtide_client.log.base import FileChecksum, TableSpec
 from springtide_client.log.row_files import optimizer_files, rows_files
 from springtide_client.rows.hash_range import HashRange, owners_of
@@ -17,6 +17,7 @@ from springtide_client.rows.row_layer import RowLayer
 from app.version_log.failpoints import failpoint
 from app.version_log.tables import LogTable
 
+LEAST_DATA_OF_PADDING = 8  # times the most padding of a file: below, its columns have no places
 COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
 
 
@@ -93,8 +94,12 @@ class RowWriter:
         }
 
     def _places(self, shapes: dict[str, TensorShape], first_row: int) -> dict[str, int] | None:
-        """Return where each column would be if all ranges were one array: so readers map it as one."""
-        if self._num_ranges == 1:
+        """Return where each column would be if all ranges were one array: so readers map it as one.
+
+        None for a file so small that the padding before its columns would matter: readers copy it.
+        """
+        num_bytes = sum(shape.num_bytes for shape in shapes.values())
+        if self._num_ranges == 1 or num_bytes < LEAST_DATA_OF_PADDING * PLACE_BYTES * len(shapes):
             return None
         return {
             name: first_row * TensorShape(shape.dtype, (1, *shape.shape[1:])).num_bytes

@@ -27,9 +27,11 @@ def cut(arrays: Arrays, start: int, stop: int) -> Arrays:
     return {name: array[start:stop] for name, array in arrays.items()}
 
 
-def write_parts(folder: Path, arrays: Arrays, counts: list[int], *, has_places: bool = True) -> list[Path]:
+def write_parts(folder: Path, arrays: Arrays, counts: list[int], *, least_of_places: int = 0) -> list[Path]:
+    """least_of_places: files of fewer rows have no places."""
     paths, start = [], 0
     for number, count in enumerate(counts):
+        has_places = count >= least_of_places
         part = cut(arrays, start, start + count)
         places = {
             name: start * TensorShape(array.dtype, (1, *array.shape[1:])).num_bytes for name, array in part.items()
@@ -54,11 +56,11 @@ def mapped_lines(folder: Path) -> list[str]:
 @given(
     counts=st.lists(st.sampled_from([0, 1, 3, 2_000, 5_000, 9_999]), min_size=2, max_size=4),
     cuts=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=4, max_size=4),
-    has_places=st.booleans(),
+    least_of_places=st.sampled_from([0, 4_000, 100_000]),
 )
-def test_any_rows_of_any_files_are_as_they_were_written(tmp_path_factory, counts, cuts, has_places) -> None:
+def test_any_rows_of_any_files_are_as_they_were_written(tmp_path_factory, counts, cuts, least_of_places) -> None:
     arrays = columns(sum(counts))
-    paths = write_parts(tmp_path_factory.mktemp("parts"), arrays, counts, has_places=has_places)
+    paths = write_parts(tmp_path_factory.mktemp("parts"), arrays, counts, least_of_places=least_of_places)
     whole = map_joined([FileRows(path, None) for path in paths])
     assert list(whole) == ["mixed", "value", "feature"]
     slices = [slice(*sorted((int(a * n), int(b * n)))) for n, (a, b) in zip(counts, cuts, strict=False)]
@@ -85,6 +87,13 @@ def test_the_pages_are_those_of_the_files_until_the_array_is_gone(tmp_path) -> N
     pages.madvise(mmap.MADV_RANDOM)  # over files and copied pages alike
     del arrays, pages
     assert mapped_lines(tmp_path) == []
+
+
+def test_a_small_file_without_places_keeps_no_larger_one_from_being_mapped(tmp_path) -> None:
+    paths = write_parts(tmp_path, columns(30_100), [100, 20_000, 10_000], least_of_places=1_000)
+    arrays = map_joined([FileRows(path, None) for path in paths])
+    assert {line.rpartition("/")[2] for line in mapped_lines(tmp_path)} == {path.name for path in paths[1:]}
+    np.testing.assert_array_equal(arrays["value"], columns(30_100)["value"])
 
 
 def test_files_that_do_not_fit_together_are_refused(tmp_path) -> None:

@@ -1,14 +1,14 @@
 """Tensors whose rows are in several files, one after the other, mapped as one array: nothing is loaded.
 
 The whole pages of each file are mapped behind those of the file before. Where one file ends and the next begins within
-a page, that page is copied. This takes tensors that have their places (see `tensor_layout`); others are copied whole.
+a page, that page is copied. This takes tensors that have their places (see `tensor_layout`); others are copied whole,
+as those of small files are.
 """
 
 import ctypes
 import mmap
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,11 +40,11 @@ class FileRows(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Some bytes of a file."""
+    """Some bytes of a file, and where they begin in all wanted bytes of a tensor."""
 
-    descriptor: int
     offset: int
     num_bytes: int
+    begin: int
 
 
 def map_joined(files: Sequence[FileRows]) -> Arrays:
@@ -55,25 +55,30 @@ def map_joined(files: Sequence[FileRows]) -> Arrays:
     if len(files) == 1:
         path, rows = files[0]
         return map_tensors(path) if rows is None else map_rows(path, rows)
-    with ExitStack() as stack:
-        opened = [_TensorFile(stack.enter_context(path.open("rb")).fileno(), path, rows) for path, rows in files]
-        names = [name for name in opened[0].layout if not name.startswith(PADDING)]
-        return {name: _join(name, opened) for name in names}
+    parts = [_TensorFile(*file) for file in files]
+    joined = [_Joined(name, parts) for name in parts[0].layout if not name.startswith(PADDING)]
+    for number, part in enumerate(parts):  # one file is open at a time: there may be more than a process may have
+        if any(one.pieces[number].num_bytes for one in joined):
+            with part.path.open("rb") as file:
+                for one in joined:
+                    one.place(number, file.fileno())
+    return {one.name: one.array() for one in joined}
 
 
 class _TensorFile:
-    """An open file."""
+    """Where a file has its tensors."""
 
-    def __init__(self, descriptor: int, path: Path, rows: slice | None) -> None:
-        self.descriptor, self.path, self._rows = descriptor, path, rows
-        num_bytes = os.fstat(descriptor).st_size
-        if num_bytes < 8:
-            raise LogError(f"{path} is truncated")
-        try:
-            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as whole:
-                self.layout, _ = read_layout(whole, num_bytes)
-        except (msgspec.MsgspecError, KeyError, ValueError) as error:
-            raise LogError(f"{path} cannot be read: {error}") from None
+    def __init__(self, path: Path, rows: slice | None) -> None:
+        self.path, self._rows = path, rows
+        with path.open("rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes < 8:
+                raise LogError(f"{path} is truncated")
+            try:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                    self.layout, _ = read_layout(whole, num_bytes)
+            except (msgspec.MsgspecError, KeyError, ValueError) as error:
+                raise LogError(f"{path} cannot be read: {error}") from None
 
     def kind(self, name: str) -> TensorShape:
         """Return a tensor's dtype and the shape of its rows; LogError if there is none."""
@@ -86,42 +91,59 @@ class _TensorFile:
         """Return the number of rows that are wanted of a tensor."""
         return self.layout[name][0].shape[0] if self._rows is None else self._rows.stop - self._rows.start
 
-    def piece(self, name: str) -> _Piece:
-        """Return where these rows are."""
-        row_bytes, first = self.kind(name).num_bytes, 0 if self._rows is None else self._rows.start
-        offset = self.layout[name][1] + first * row_bytes
-        return _Piece(self.descriptor, offset, self.num_rows(name) * row_bytes)
+    def offset(self, name: str) -> int:
+        """Return where these rows begin."""
+        return self.layout[name][1] + (0 if self._rows is None else self._rows.start) * self.kind(name).num_bytes
 
 
-def _join(name: str, files: Sequence[_TensorFile]) -> Array:
-    """Return the wanted rows of one tensor of all files."""
-    kind = files[0].kind(name)
-    if any(file.kind(name) != kind for file in files):
-        raise LogError(f"{files[0].path.parent}: the tensor {name!r} has not the same type in all its files")
-    shape = (sum(file.num_rows(name) for file in files), *kind.shape)
-    pieces = [piece for file in files if (piece := file.piece(name)).num_bytes]
-    if not pieces:
-        array: Array = np.empty(shape, kind.dtype)
-    else:
-        # an address as aligned as numbers of this size need to be; files of other writers may have them anywhere
-        skipped = position = 0 if pieces[0].offset % kind.dtype.itemsize else pieces[0].offset % PAGE
-        num_bytes = skipped + sum(piece.num_bytes for piece in pieces)
+class _Joined:
+    """One tensor of all files."""
+
+    def __init__(self, name: str, files: Sequence[_TensorFile]) -> None:
+        self.name, self._kind = name, files[0].kind(name)
+        if any(file.kind(name) != self._kind for file in files):
+            raise LogError(f"{files[0].path.parent}: the tensor {name!r} has not the same type in all its files")
+        self._num_rows, self.pieces = 0, list[_Piece]()
+        row_bytes = self._kind.num_bytes
+        for file in files:
+            num_rows = file.num_rows(name)
+            self.pieces.append(_Piece(file.offset(name), num_rows * row_bytes, self._num_rows * row_bytes))
+            self._num_rows += num_rows
+        # the address of the array within its page is the one that fits the largest piece: small files have no places
+        largest = max(self.pieces, key=lambda piece: piece.num_bytes)
+        self._skipped = (largest.offset - largest.begin) % PAGE
+        if self._skipped % self._kind.dtype.itemsize:  # numbers of this size are aligned; other writers' need not be
+            self._skipped = 0
+        num_bytes = self._num_rows * row_bytes
         # owns the addresses: read-only and private, so that it takes no memory before a page of it is copied
-        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
-        for piece in pieces:
-            _place(_address_of(pages), position, piece)
-            position += piece.num_bytes
-        array = np.ndarray(shape, kind.dtype, pages, skipped)
-    array.flags.writeable = False
-    return array
+        self._pages = (
+            mmap.mmap(-1, self._skipped + num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+            if num_bytes
+            else None
+        )
+
+    def place(self, number: int, descriptor: int) -> None:
+        """Map or copy what the file of this number has, which is open."""
+        piece = self.pieces[number]
+        if self._pages is not None and piece.num_bytes:
+            _place(_address_of(self._pages), self._skipped + piece.begin, descriptor, piece)
+
+    def array(self) -> Array:
+        """Return the array, once all files have been placed."""
+        shape = (self._num_rows, *self._kind.shape)
+        array: Array = np.empty(shape, self._kind.dtype)
+        if self._pages is not None:
+            array = np.ndarray(shape, self._kind.dtype, self._pages, self._skipped)
+        array.flags.writeable = False
+        return array
 
 
-def _place(address: int, position: int, piece: _Piece) -> None:
+def _place(address: int, position: int, descriptor: int, piece: _Piece) -> None:
     """Map the whole pages of a piece at `position` of the area that begins at `address`, and copy the rest."""
     end = position + piece.num_bytes
     first, last = -(-position // PAGE) * PAGE, end // PAGE * PAGE
     if (piece.offset - position) % PAGE or first >= last:
-        _copy(address, position, end, piece.descriptor, piece.offset)
+        _copy(address, position, end, descriptor, piece.offset)
         return
     offset = piece.offset - position  # of the file, where the area begins
     _call(
@@ -130,11 +152,11 @@ def _place(address: int, position: int, piece: _Piece) -> None:
         last - first,
         mmap.PROT_READ,
         mmap.MAP_SHARED | MAP_FIXED,
-        piece.descriptor,
+        descriptor,
         offset + first,
     )
-    _copy(address, position, first, piece.descriptor, piece.offset)
-    _copy(address, last, end, piece.descriptor, offset + last)
+    _copy(address, position, first, descriptor, piece.offset)
+    _copy(address, last, end, descriptor, offset + last)
 
 
 def _copy(address: int, start: int, end: int, descriptor: int, offset: int) -> None:

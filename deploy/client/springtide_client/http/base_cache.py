@@ -64,7 +64,8 @@ class BaseCache:
         # a base without some of its rows is another one
         own = self._hash_range
         kind = "" if own.is_all else "-no-rows" if own.is_empty else f"-{own.number}-of-{own.count}"
-        home = self._folder / (hashlib.sha256(manifest_content).hexdigest()[:16] + kind)
+        identity = hashlib.sha256(manifest_content).hexdigest()[:16]
+        home = self._folder / (identity + kind)
         path = home / base_name(number)
         home.mkdir(parents=True, exist_ok=True)
         with file_lock(home / "lock", lambda: self._client.wait(LOCK_POLL_SECONDS)):
@@ -72,7 +73,7 @@ class BaseCache:
                 path.mkdir(exist_ok=True)
                 self._fetch_files(manifest, path)
                 write_atomically(path / MANIFEST, manifest_content, durable=False)
-                self._remove_others(home)
+                self._remove_others(identity)
         return path
 
     def _fetch_files(self, manifest: BaseManifest, path: Path) -> None:
@@ -127,10 +128,13 @@ class BaseCache:
                     crc, size = zlib.crc32(chunk, crc), size + len(chunk)
         return crc, size
 
-    def _remove_others(self, newest: Path) -> None:
-        """Delete older bases. A process that has one mapped can still read it."""
+    def _remove_others(self, newest: str) -> None:
+        """Delete older bases. A process that has one mapped can still read it.
+
+        Other parts of the newest base stay: other processes keep them here.
+        """
         for home in self._folder.iterdir():
-            if home != newest and (home / "lock").exists():
+            if not home.name.startswith(newest) and (home / "lock").exists():
                 shutil.rmtree(home, ignore_errors=True)
 
 

@@ -9,7 +9,7 @@ from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import mix_keys
 from springtide_client.log.listing import shard_segment_name
 from springtide_client.model.view import View
-from springtide_client.rows.hash_range import NO_KEYS, HashRange, owners_of
+from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange, owners_of
 
 from tests.app.serving.conftest import USER, World
 from tests.support.logs import HandWrittenLog, Tensors
@@ -162,6 +162,23 @@ def test_a_follower_of_a_part_has_its_rows_from_any_server(ranked, own, tmp_path
                 assert (rows[held, 1] == step).all()
         finally:
             follower.close()
+            log.close()
+
+
+def test_parts_that_share_a_folder_of_downloads_leave_each_other_s_base(ranked, tmp_path) -> None:
+    _, _, (client, _) = ranked
+    logs = [
+        HttpLog(str(client.base_url).rstrip("/"), cache_dir=tmp_path, hash_range=own)
+        for own in (HashRange(1, 2), HashRange(2, 2), ALL_KEYS)
+    ]
+    try:
+        paths = [log.newest_base() for log in logs]
+        written = [path.stat().st_mtime_ns for path in paths if path is not None]
+        assert [log.newest_base() for log in logs] == paths
+        assert [path.stat().st_mtime_ns for path in paths if path is not None] == written
+        assert len(written) == 3
+    finally:
+        for log in logs:
             log.close()
 
 

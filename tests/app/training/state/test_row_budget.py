@@ -9,6 +9,7 @@ from springtide_client.log.base import Base
 from app.training.state.row_budget import RowBudget
 from app.version_log.disk_budget import base_row_bytes
 from embeddings.rows import Rows, TableDelta
+from tests.app.version_log.compact.test_row_writer import write
 from tests.support.writer_log import WriterLog
 
 DIM, WIDTH, ROOM = 4, 1, 1000
@@ -81,3 +82,12 @@ def test_it_continues_from_a_base(budget: RowBudget, tmp_path: Path) -> None:
     budget.read_base(base)
     assert budget.max_rows < ROOM
     assert not budget.is_exceeded({})
+
+
+def test_the_heads_of_many_files_are_not_taken_for_rows(tmp_path: Path) -> None:
+    budgets = []
+    for num_files in (1, 8):
+        budgets.append(RowBudget(1 << 30, dim=2, state_width=1))
+        budgets[-1].read_base(write(tmp_path / str(num_files), num_files, num_rows=20))
+    one, several = budgets
+    assert several.max_rows == pytest.approx(one.max_rows, rel=0.001)

@@ -166,9 +166,12 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
         np.testing.assert_allclose(rows[key][1], states, rtol=1e-4, atol=1e-5)
 
 
-def test_gathered_gradients_travel_once_and_at_a_version_from_which_a_restart_goes_on() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gathered_gradients_travel_once_and_at_a_version_from_which_a_restart_goes_on(dtype: str) -> None:
     def run(exchange: Exchange, restored_at: int | None, accumulate: int = 4) -> tuple[Any, int]:
-        learner = make_learner(exchange, accumulate_batches=accumulate, optimizer={"name": "adam", "lr": 0.01})
+        learner = make_learner(
+            exchange, Precision(dense=dtype), accumulate_batches=accumulate, optimizer={"name": "adam", "lr": 0.01}
+        )
         exchange.bytes_sent.clear()
         for step in range(8):
             learner.step(batch_of(step, exchange.rank, 2))
@@ -187,8 +190,8 @@ def test_gathered_gradients_travel_once_and_at_a_version_from_which_a_restart_go
 
     for (cut, sent), (restored, _), (whole, sent_by_groups), (_, sent_each) in on_ranks(2, work):
         for name, array in cut.items():
-            np.testing.assert_array_equal(array, restored[name], err_msg=name)
-            np.testing.assert_allclose(array, whole[name], rtol=1e-4, atol=1e-5, err_msg=name)
+            np.testing.assert_array_equal(array, whole[name], err_msg=name)  # a version changes nothing
+            np.testing.assert_allclose(array, restored[name], rtol=1e-4, atol=1e-3 if dtype == "bfloat16" else 1e-5)
         small = 8 * 3 * 4  # loss, weight and norm of each step
         assert sent_by_groups - small < sent_each / 4 + 8 < sent
 

@@ -1,11 +1,13 @@
 """Rows in several files, one for each range of keys: every reader sees the base that one file would make."""
 
+import os
+import resource
 import shutil
 
 import numpy as np
 import pytest
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.format.tensors import map_tensors
+from springtide_client.format.tensors import HEAD_BYTES, map_tensors
 from springtide_client.log.base import Base, ModelIdentity
 from springtide_client.log.row_files import overlapping
 from springtide_client.rows.hash_range import HashRange, owners_of
@@ -16,6 +18,7 @@ from app.version_log.compact.base_writer import BaseImage, write_base
 from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import remove_drafts
 from app.version_log.compact.row_writer import TableImage
+from app.version_log.disk_budget import base_row_bytes
 from app.version_log.tables import tables_of
 from app.version_log.verify.row_places import RowPlaces
 from app.version_log.verify.verify import verify
@@ -91,6 +94,27 @@ def test_a_part_opens_the_files_of_its_keys_alone(bases, num_files, count, tmp_p
         held = owners_of(whole.mixed, count) + 1 == number
         for column in COLUMNS:
             np.testing.assert_array_equal(getattr(part.layer, column), getattr(whole, column)[held])
+
+
+def test_small_files_are_not_padded(tmp_path) -> None:
+    sizes = [
+        write(tmp_path / str(num_files), num_files, num_rows=1000).manifest.table_bytes("") for num_files in (1, 8)
+    ]
+    assert sizes[1] - sizes[0] < 16 * HEAD_BYTES
+    large = write(tmp_path / "large", 2, num_rows=300_000)
+    np.testing.assert_array_equal(large.layer.value, layer_of(300_000).value)
+    assert large.manifest.table_bytes("") < 1.13 * 300_000 * base_row_bytes(2, 1)
+
+
+def test_more_files_than_a_process_may_open(tmp_path) -> None:
+    base = write(tmp_path, 300, num_rows=2_000)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+    try:
+        opened = Base.open(base.path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_array_equal(opened.layer.value, layer_of(2_000).value)
 
 
 def test_a_range_may_have_no_rows(tmp_path) -> None:
