@@ -116,12 +116,12 @@ def end_rank(error: Exception, ranks: "Ranks", *, debug: bool) -> int:
         traceback.print_exception(error)
     elif not ranks.is_reported(error):
         report_error(error)
-        ranks.tell_reported()
+        ranks.mark_reported()
     return exit_code(error)
 
 
 def launch_ranks(arguments: argparse.Namespace) -> int:
-    """Start the ranks, each with the same options; what is wrong with the configuration is told at once."""
+    """Start the ranks, each with the same options; what is wrong with the configuration is reported at once."""
     from app.config.load import load_config
     from app.errors import UserError
     from app.training.input.start_position import StartPosition

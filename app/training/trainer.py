@@ -123,7 +123,7 @@ class Trainer:
     def run(self) -> TrainerStatus:
         """Learn until the end; one pass of the loop is at most one batch. Returns the final status."""
         try:
-            with self.signals, self.ranks.telling_lost():
+            with self.signals, self.ranks.as_rank_lost():
                 self.start()
                 while not self.finished or not self.publish_last():
                     if self.gate.held is not None:
@@ -238,8 +238,8 @@ class Trainer:
         failure = self.publisher.failure
         if self.ranks.is_alone and failure is not None:
             raise failure
-        if (told := self.ranks.first_text(self.publisher.reason)) is not None:
-            rank, reason = told
+        if (found := self.ranks.first_text(self.publisher.reason)) is not None:
+            rank, reason = found
             raise FinalError(f"rank {rank}: {reason}")
 
     def wait_until_durable(self) -> bool:
@@ -308,7 +308,7 @@ class Trainer:
         self.publisher.report_durable(self.session)
         status = self.reporter.last_status(self.session, stall_reason=self._stall_reason)
         self._release()
-        self.ranks.part()
+        self.ranks.leave_together()
         return self.status.close(status)
 
     @property

@@ -1,4 +1,4 @@
-"""What the ranks tell each other in every pass of the loop, and what follows from it for all of them alike."""
+"""What the ranks exchange in every pass of the loop, and what follows from it for all of them alike."""
 
 from typing import NamedTuple
 
@@ -31,12 +31,12 @@ class Agreement(NamedTuple):
 
     @staticmethod
     def on(own: Facts, ranks: Ranks) -> "Agreement":
-        """Tell the other ranks, and hear from them."""
+        """Exchange the facts of all ranks: one all-gather."""
         if ranks.is_alone:
             return Agreement((own,))
         first = ranks.is_first
-        told = own if first else own._replace(is_report_due=False, has_command=False, is_corrupt=False)
-        return Agreement(tuple(map(Facts._make, ranks.numbers([int(number) for number in told]))))
+        shared = own if first else own._replace(is_report_due=False, has_command=False, is_corrupt=False)
+        return Agreement(tuple(map(Facts._make, ranks.numbers([int(number) for number in shared]))))
 
     def without_report(self) -> "Agreement":
         """Return the same after rank 0 has reported the status."""

@@ -82,24 +82,24 @@ class Meetings:
         return error
 
     def leave(self, error: BaseException | None) -> bool:
-        """End the heartbeat; tell the others about an error. Return True if another has told the same before."""
+        """End the heartbeat; show an error to the others. Return True if another rank has shown the same before."""
         self._left.set()
         if error is None:
             return False
         text = " ".join(str(error).split()) or type(error).__name__
         own = msgspec.json.encode([self.rank, text, is_final(error)]).decode()
         try:
-            rank, told, _ = msgspec.json.decode(self._store.compare_set("failed", "", own))
+            rank, first, _ = msgspec.json.decode(self._store.compare_set("failed", "", own))
         except (RuntimeError, OSError):
             return False  # nobody is left to read it
-        return bool(rank != self.rank and told == text)
+        return bool(rank != self.rank and first == text)
 
-    def tell_reported(self) -> None:
+    def mark_reported(self) -> None:
         """The error is reported to the user: ranks with the same one need not do that again."""
         self._store.set("reported", "")
 
     def wait_until_reported(self, seconds: float) -> bool:
-        """Return True once the rank that has told of it has reported its error; False if it does not in time."""
+        """Return True once the rank that ended first has reported its error; False if it does not in time."""
         try:
             self._store.wait(["reported"], timedelta(seconds=seconds))
         except (RuntimeError, OSError):

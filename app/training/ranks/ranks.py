@@ -18,9 +18,9 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
 from app.errors import UserError
-from app.training.ranks import told_errors
 from app.training.ranks.gpus import LOCAL_RANK_VARIABLE
 from app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
+from app.training.ranks.pickled_errors import pickle_error, unpickle_error
 from app.training.ranks.watchdog import Watchdog
 from app.version_log.write.ranks import LogRanks
 from embeddings.sharding.exchange import Exchange
@@ -70,7 +70,7 @@ class Ranks:
         self.rank, self.num_ranks = (0, 1) if exchange is None else (exchange.rank, exchange.num_ranks)
         self._watchdog: Watchdog | None = None  # of a process that is one rank
         self._meetings: Meetings | None = None
-        self._told_before = False  # another rank ended with the same error before
+        self._others_failed_alike = False  # another rank ended with the same error before
         self._left: Meetings | None = None  # after an error
         if self.num_ranks > 1:
             self._meetings = Meetings(store, self.rank, self.num_ranks, PATIENCE * timeout_seconds)
@@ -93,7 +93,7 @@ class Ranks:
                     f'{torch.__version__} sees none: start at most one rank for each GPU, or set [train] device = "cpu"'
                 )
             gpu = torch.device("cuda", 0)
-        with telling_lost(timeout_seconds):
+        with as_rank_lost(timeout_seconds):
             # it waits for all ranks: on a busy machine one may import much longer than another
             store, rank, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=START_SECONDS))))
             store.set_timeout(timeout)
@@ -136,7 +136,7 @@ class Ranks:
         """Return the numbers of each rank, rank 0's first. All give equally many."""
         if self.exchange is None:
             return [list(own_N)]
-        with self.telling_lost():
+        with self.as_rank_lost():
             return self.exchange.numbers(own_N)
 
     def any(self, here: bool) -> bool:
@@ -148,7 +148,7 @@ class Ranks:
         if self.exchange is None:
             return [own]
         own_N1 = torch.frombuffer(bytearray(pickle.dumps(own, protocol=5)), dtype=torch.uint8)[:, None]
-        with self.telling_lost():
+        with self.as_rank_lost():
             lengths = [numbers[0] for numbers in self.exchange.numbers([len(own_N1)])]
             parts = self.exchange.concatenated("objects", own_N1, lengths).split(lengths)  # type: ignore[no-untyped-call]
         return [pickle.loads(part.numpy().tobytes()) for part in parts]
@@ -160,7 +160,7 @@ class Ranks:
     def meet(self) -> None:
         """Wait for all ranks, however long they need, as long as they live."""
         if self._meetings is not None:
-            with self.telling_lost():
+            with self.as_rank_lost():
                 self._meetings.meet()
 
     def first_does(self, action: Callable[[], T]) -> T:
@@ -175,12 +175,12 @@ class Ranks:
             except Exception as error:
                 failure = error
         self.meet()
-        told = self.of_first((result, None if failure is None else told_errors.tell(failure)))
+        result, pickled = self.of_first((result, None if failure is None else pickle_error(failure)))
         if failure is not None:
             raise failure
-        if told[1] is not None:
-            raise told_errors.rebuilt(told[1])
-        return told[0]  # type: ignore[return-value]
+        if pickled is not None:
+            raise unpickle_error(pickled)
+        return result  # type: ignore[return-value]
 
     def first_text(self, own: str) -> tuple[int, str] | None:
         """Return the lowest rank that gives a text that is not empty, and the text; None if no rank does."""
@@ -188,15 +188,15 @@ class Ranks:
         return next(((rank, text) for rank, text in enumerate(texts) if text), None)
 
     @contextmanager
-    def telling_lost(self) -> Iterator[None]:
+    def as_rank_lost(self) -> Iterator[None]:
         """Turn what torch says when another rank has ended into a RankLostError; alone, errors stay as they are."""
         if self.is_alone:
             yield
             return
-        with telling_lost(self.timeout_seconds, lambda: None if self._meetings is None else self._meetings.lost()):
+        with as_rank_lost(self.timeout_seconds, lambda: None if self._meetings is None else self._meetings.lost()):
             yield
 
-    def part(self) -> None:
+    def leave_together(self) -> None:
         """Leave together: the store may be in the process of rank 0, and is needed until all have met."""
         self.meet()
         self.any(False)
@@ -211,7 +211,7 @@ class Ranks:
             elif is_lost:
                 self._watchdog.end_within(TIDY_END * self.timeout_seconds, " ".join(str(error).split()))
         if self._meetings is not None:
-            self._told_before = self._meetings.leave(None if is_lost else error)
+            self._others_failed_alike = self._meetings.leave(None if is_lost else error)
             self._left, self._meetings = self._meetings, None
             if dist.is_initialized() and type(self.exchange) is Exchange:
                 if error is not None and "nccl" in dist.get_backend_config():
@@ -222,17 +222,17 @@ class Ranks:
     def is_reported(self, error: BaseException) -> bool:
         """Return True if another rank reports to the user the error with which this one has left.
 
-        False: this one has to report it, and then to call `tell_reported`.
+        False: this one has to report it, and then to call `mark_reported`.
         """
         if isinstance(error, RankLostError):
             return error.ends_launch
-        return self._told_before and self._left is not None and self._left.wait_until_reported(REPORT_SECONDS)
+        return self._others_failed_alike and self._left is not None and self._left.wait_until_reported(REPORT_SECONDS)
 
-    def tell_reported(self) -> None:
+    def mark_reported(self) -> None:
         """This rank has reported the error with which it has left."""
         if self._left is not None:
             with suppress(RuntimeError, OSError):
-                self._left.tell_reported()
+                self._left.mark_reported()
 
     def _silence(self) -> str:
         meetings = self._meetings
@@ -240,7 +240,7 @@ class Ranks:
 
 
 @contextmanager
-def telling_lost(timeout_seconds: float, reason: Callable[[], RankLostError | None] = lambda: None) -> Iterator[None]:
+def as_rank_lost(timeout_seconds: float, reason: Callable[[], RankLostError | None] = lambda: None) -> Iterator[None]:
     """Turn what torch says when another rank has ended into a RankLostError; `reason` knows more, if it can."""
     try:
         yield

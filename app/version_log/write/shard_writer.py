@@ -38,7 +38,7 @@ class ShardWriter(LogWriter):
 
     @property
     def published(self) -> Tip | None:
-        """The newest version that readers can see, as rank 0 has told a moment ago."""
+        """The newest version that readers can see, as rank 0 reported a moment ago."""
         return self._role.published() or self.start_tip
 
     @property

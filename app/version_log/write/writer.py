@@ -77,7 +77,7 @@ class LogWriter:
         self._measured_at = float("-inf")
         self._samples_trained = 0  # of the newest version
         self._learned_version = 0  # the newest in which samples were learned
-        self._told_durable = 0  # the durable version that the newest one names
+        self._recorded_durable = 0  # the durable version that the newest one names
         max_segment_bytes = config.log_bytes // SEGMENTS // self._num_ranks
         self._queue = AppendQueue(
             SegmentWriter(config.path, self.epoch, min(config.segment_bytes, max_segment_bytes), self.rank),
@@ -199,7 +199,7 @@ class LogWriter:
         # a base may be made of it, or its rows may be part of one
         if version.meta.samples_trained != self._samples_trained or (self._ends_exact and not was_exact):
             self._samples_trained, self._learned_version = version.meta.samples_trained, version.number
-        self._told_durable = version.meta.durable
+        self._recorded_durable = version.meta.durable
 
     @property
     def last_encoded(self) -> Tip | None:
@@ -267,7 +267,7 @@ class LogWriter:
     def must_tell_durable(self) -> bool:
         """True if a version without rows is needed: a base is made only of versions that a later one calls durable."""
         durable = self.durable
-        return durable is not None and self._told_durable < self._learned_version <= durable.number
+        return durable is not None and self._recorded_durable < self._learned_version <= durable.number
 
     @property
     def is_stalled(self) -> bool:

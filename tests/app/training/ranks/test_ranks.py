@@ -24,9 +24,9 @@ def test_one_rank_has_nobody_to_talk_to():
     assert alone.any(True)
     assert alone.first_does(lambda: 5) == 5
     assert alone.of_log() is None
-    with pytest.raises(RuntimeError, match="it timed out"), alone.telling_lost():
+    with pytest.raises(RuntimeError, match="it timed out"), alone.as_rank_lost():
         raise RuntimeError("it timed out")
-    alone.part()
+    alone.leave_together()
 
 
 def test_tries_are_told_apart_where_the_store_outlives_them_and_only_there(monkeypatch):
@@ -41,7 +41,7 @@ def test_each_rank_hears_what_the_others_give():
     def work(ranks: Ranks):
         rank = ranks.rank
         found = ranks.gather({rank: "x" * rank}), ranks.of_first(f"rank {rank}"), ranks.any(rank == 1)
-        ranks.part()
+        ranks.leave_together()
         return found
 
     first, second = with_store(work)
@@ -61,7 +61,7 @@ def test_what_rank_0_does_has_its_result_or_its_error_on_all_ranks():
             ranks.first_does(fail_to_encode)
         with pytest.raises(LogError, match="no such version"):
             ranks.first_does(fail)
-        ranks.part()
+        ranks.leave_together()
         return done
 
     assert with_store(work) == [7, 7]
@@ -76,10 +76,10 @@ def test_a_rank_that_has_failed_is_not_waited_for():
     first.leave(None)
 
 
-def test_the_first_text_of_the_ranks_is_told_to_all():
+def test_all_ranks_get_the_first_text():
     def work(ranks: Ranks):
         found = ranks.first_text(""), ranks.first_text(f"rank {ranks.rank}" if ranks.rank else "")
-        ranks.part()
+        ranks.leave_together()
         return found
 
     assert with_store(work) == [(None, (1, "rank 1"))] * 2
@@ -92,7 +92,7 @@ def test_an_error_that_all_ranks_have_is_reported_by_one():
         ranks.leave(error)
         if ranks.is_reported(error):
             return exit_code(error), False
-        ranks.tell_reported()
+        ranks.mark_reported()
         return exit_code(error), True
 
     assert sorted(with_store(work)) == [(2, False), (2, True)]

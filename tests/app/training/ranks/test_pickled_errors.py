@@ -5,11 +5,11 @@ import pickle
 import pytest
 from springtide_client.errors import EncodeError, LogError
 
-from app.training.ranks.told_errors import rebuilt, tell
+from app.training.ranks.pickled_errors import pickle_error, unpickle_error
 
 
-def told(error: Exception) -> Exception:
-    return rebuilt(pickle.loads(pickle.dumps(tell(error))))
+def sent(error: Exception) -> Exception:
+    return unpickle_error(pickle.loads(pickle.dumps(pickle_error(error))))
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def told(error: Exception) -> Exception:
     ],
 )
 def test_class_and_text_are_kept(error):
-    again = told(error)
+    again = sent(error)
     assert isinstance(again, type(error))
     assert str(again) == str(error)
 
@@ -31,6 +31,6 @@ def test_a_class_that_cannot_be_imported_becomes_the_one_above_it():
     class LocalError(LogError):
         pass
 
-    again = told(LocalError("full"))
+    again = sent(LocalError("full"))
     assert type(again).__mro__[1] is LogError
     assert str(again) == "full"

@@ -1,12 +1,12 @@
-"""An error of one rank as all ranks raise it: of the same class, so that all handle it alike."""
+"""An error of one rank, sent to the others, which raise one of the same class, so that all handle it alike."""
 
 import pickle
 from typing import Any
 
-Told = tuple[bytes, type[Exception], str]
+PickledError = tuple[bytes, type[Exception], str]
 
 
-def tell(error: Exception) -> Told:
+def pickle_error(error: Exception) -> PickledError:
     """Return what the other ranks need, in a form that can be pickled."""
     try:
         whole = pickle.dumps(error)
@@ -17,9 +17,9 @@ def tell(error: Exception) -> Told:
     return whole, _known_class(type(error)), str(error)
 
 
-def rebuilt(told: Told) -> Exception:
+def unpickle_error(pickled: PickledError) -> Exception:
     """Return the error; where it cannot be made again, one of its class with its text alone."""
-    whole, kind, text = told
+    whole, kind, text = pickled
     if whole:
         error: Exception = pickle.loads(whole)
         return error
