@@ -169,6 +169,8 @@ def read_document(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"there is no {path}: write one (deploy/examples has some) or name one with --config") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: name the configuration file in it") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     try:

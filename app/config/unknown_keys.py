@@ -23,6 +23,9 @@ def check_keys(where: str, table: Mapping[str, Any], settings_class: type[Settin
     known = {name: key for name, key in keys(settings_class).items() if not key.is_internal}
     for name, value in table.items():
         if name not in known:
+            for outer, key in known.items():
+                if key.table is not None and name in keys(key.table):
+                    raise UserError(f"{where} has an unknown key {name!r}: write {outer} = {{ {name} = ... }}")
             raise unknown_key_error(where, name, known)
         if (inner := known[name].table) is not None and isinstance(value, Mapping):
             check_keys(f"{where} {name}", value, inner)

@@ -192,5 +192,6 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = CODES_BY_STATUS.get(error.status_code, "error")
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    detail = "there is no such route" if error.status_code == 404 and error.detail == "Not Found" else error.detail
+    message = f"{request.method} {request.url.path}: {detail}"
     return await _api_error(request, ApiError(error.status_code, code, message, "see /docs", headers=error.headers))

@@ -23,6 +23,11 @@ from app.serving.parts.one_version import at_one_version
 
 router = APIRouter(tags=["Embeddings"])
 
+REASONS = {
+    "unknown": "it was never learned from, or its row was evicted",
+    "not_admitted": "it was seen too seldom for one",
+    "forgotten": "it was erased, or has expired",
+}
 HINTS = {"not_admitted": "it uses a shared row of its feature until it was seen min_count times"}
 
 
@@ -135,7 +140,7 @@ def _no_row(view: ModelView, feature: str, shown_id: int | str, status: str, hea
     return ApiError(
         404,
         status,
-        f"{feature} {shown_id} has no row: {status}",
+        f"{feature} {shown_id} has no row: {REASONS.get(status, status)}",
         HINTS.get(status, "a row is created when the id is first learned from"),
         headers=headers,
         siblings={"feature": feature, "id": shown_id, "status": status, "version": view.version},

@@ -1,6 +1,8 @@
 """`springtide serve`: an address, and one process or several workers that answer there until they are stopped."""
 
+import errno
 import logging
+import os
 import signal
 import socket
 import tempfile
@@ -166,10 +168,15 @@ def bind(config: ServeConfig) -> socket.socket:
         )[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise ServeError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; "
-            "stop the program that listens there, or set another [serve] port"
-        ) from None
+        if error.errno == errno.EADDRINUSE:
+            reason = "another program listens there: stop it, or set another [serve] port"
+        elif error.errno == errno.EACCES:
+            reason = "ports below 1024 need a privilege: set another [serve] port"
+        else:  # the text of `create_server` repeats the address
+            number = error.errno or 0
+            text = os.strerror(number) if number in errno.errorcode else error.strerror or str(error)
+            reason = f"{text}: correct [serve] host"
+        raise ServeError(f"cannot listen on {config.host} port {config.port}: {reason}") from None
 
 
 def _address_text(listener: socket.socket) -> str:

@@ -193,6 +193,7 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
         (("[schema]", "[serve]\nclient_seconds = 3\n[schema]"), ["[serve]", "did you mean request_timeout_seconds?"]),
         (("[schema]", "[train]\ncapture = true\n[schema]"), ["[train]", "did you mean cuda_graphs?"]),
         (("[schema]", "[train]\nbatchsize = 3\n[schema]"), ["[train]", "did you mean batch_size?"]),
+        (("[schema]", "[train]\nlr = 0.1\n[schema]"), ["[train]", "'lr'", "write optimizer = { lr = ... }"]),
         (("[schema]", "[train]\nbatch_growth = 0\n[schema]"), ["[train]", "batch_growth", "at least 1", "0"]),
         (("[schema]", "[train]\nmin_batch_size = -1\n[schema]"), ["[train] min_batch_size", "at least 0", "-1"]),
         (("[schema]", '[model]\nname = "dlmr"\n[schema]'), ["dlmr", "dlrm"]),
@@ -215,6 +216,8 @@ def test_a_mistake_is_one_line(tmp_path: Path, change: tuple[str, str], words: l
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder: name the configuration file in it"):
+        load_config(tmp_path)
     with pytest.raises(UserError, match=r"there is no .*absent\.toml.*--config"):
         load_config(tmp_path / "absent.toml")
 
