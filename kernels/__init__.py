@@ -1,1 +1,1 @@
-"""Part of Springtide; see README.md in this folder."""
+"""The inner loops of tables, serving and the wide part, for CPU and GPU; see README.md in this folder."""

@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
 
 class PartitionShare(NamedTuple):
-    """Which partitions of a topic one of several readers reads: every so-manieth of them. By default all."""
+    """Which partitions of a topic one of R readers reads: those whose number leaves its rank when divided by R."""
 
     rank: int = 0
     num_ranks: int = 1

@@ -28,7 +28,7 @@ class ScoresPlan(msgspec.Struct, frozen=True):
     by: tuple[str, ...] = ()
     num_segments: int = 0  # of each feature
     columns: tuple[Column, ...] = ()
-    stride: int = 1  # features of every so-manieth sample are compared
+    stride: int = 1  # features of every sample whose number this divides are compared
     drift: bool = False
     reference_samples: int = 0
 

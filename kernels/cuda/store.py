@@ -75,7 +75,7 @@ def slot_bytes(layout: RowLayout) -> int:
 
 
 def num_places(num_overflow: int) -> int:
-    """Of the overflow area's hash table: a power of two, at least twice as many as rows."""
+    """Return the length of the overflow area's hash table: a power of two, at least twice as many as rows."""
     return 1 << (2 * num_overflow).bit_length()
 
 

@@ -1,6 +1,6 @@
 """Drift: label rate, score distribution and features of the newest window, compared with an earlier window by PSI.
 
-Features are compared on SAMPLED samples at most of a window, every so-manieth of the stream.
+Features are compared on SAMPLED samples at most of a window, every k-th of the stream.
 """
 
 # L labels, R sampled rows of the window, D columns, B bins
