@@ -154,7 +154,9 @@ def main() -> None:
     for end in ("", ", wide"):
         alone = f"one process, 2 threads{end}"
         peers = {alone: rates[alone]}
-        cases.append(Case(f"2 ranks{end}", "samples/s", rates[f"2 ranks{end}"], peers, AGAINST_ONE_PROCESS))
+        cases.append(
+            Case(f"2 ranks{end}", "samples/s", rates[f"2 ranks{end}"], peers, AGAINST_ONE_PROCESS, contest=False)
+        )
     for link in filter(None, options.links.split(",")):
         peers = {"every batch": rates[f"{link}, int8, net every 1"]}
         for every in ACCUMULATED[1:]:
