@@ -1,5 +1,6 @@
 """Everything that learning continues with from the end of the log; a rollback or a repair replaces it as a whole."""
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -23,6 +24,8 @@ from app.version_log.read.corruption import lost_commands
 from app.version_log.write.writer import LogWriter
 from embeddings.errors import SpillError
 from stream.source import Source
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingSession:
@@ -98,6 +101,7 @@ class TrainingSession:
         """
         launch = self.ranks.of_first(launch_name())
         if launch and launch == self.state.stream.sought_by:
+            logger.info("the start position is that of an earlier try of this launch: learning goes on")
             return
         positions = self.state.stream.positions
         self.state.seek(self.ranks.first_does(lambda: start.resolve(self._config.source, positions)), launch=launch)

@@ -1,8 +1,10 @@
 """Follows a log directory with the client's Follower and wraps its views for serving."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.follow.listeners import AppliedVersion
 from springtide_client.follow.log_source import RecordCursor
@@ -123,7 +125,8 @@ class ObservedSource:
     def follow(self, after: Tip | None) -> RecordCursor:
         base, source = self._source.newest_base(), self._source
         if base is not None and not self._part.holds_all:
-            source = LogDirectory(source.path, self._part.shard_choice(read_base_manifest(base)))
+            with suppress(FileNotFoundError, LogError):  # deleted or damaged meanwhile: all records are read
+                source = LogDirectory(source.path, self._part.shard_choice(read_base_manifest(base)))
         return _ObservedCursor(source.follow(after), self._observers)
 
 

@@ -48,10 +48,11 @@ class Part:
     def shard_choice(self, base: BaseManifest) -> ShardChoice:
         """Return which shard records this server reads of the versions over a base.
 
-        Items and strings of ids are in the records of the ranks that decoded them, whoever has their rows.
+        Items and strings of ids are in the records of the ranks that decoded them, whoever has their rows. A base from
+        before the first sample does not say whether there will be any.
         """
         has_strings = ID_STRINGS in base.files or base.model.name in MODELS_WITHOUT_WIDE
-        if has_strings and not self.hash_range.is_empty:
+        if (has_strings or not base.meta.samples_trained) and not self.hash_range.is_empty:
             return EVERY_SHARD
         return ShardChoice(self.hash_range, counts_all=self.servers is not None)
 

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from stream.positions import PartitionShare
 
 T = TypeVar("T")
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": the store is torchrun's, and outlives a try
 # GPUs exchange rows and gradients by NCCL; decisions travel by gloo, so that they do not wait for the device
@@ -53,9 +55,18 @@ def number_of_try() -> int:
 
 
 def launch_name() -> str:
-    """Return what tells the launch that has started this process from all others; "" without torchrun."""
+    """Return what tells the launch that has started this process from all others; "" without torchrun.
+
+    A run's name is "none" unless torchrun was given one, and in containers its process id is often the same.
+    """
     run = os.environ.get("TORCHELASTIC_RUN_ID")
-    return "" if run is None else f"{run}/{os.getppid()}"
+    return "" if run is None else f"{run}/{BOOT_ID.read_text().strip()}/{os.getppid()}/{start_ticks(os.getppid())}"
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in the kernel's ticks since the machine did."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    return int(after_name.split()[19])
 
 
 class Ranks:

@@ -1,5 +1,9 @@
 """Ranks hear from each other; long work of one is waited for, and a rank that has failed or frozen is not."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from springtide_client.errors import EncodeError, LogError
 from torch.distributed import HashStore
@@ -7,7 +11,7 @@ from torch.distributed import HashStore
 from app.errors import UserError
 from app.training.ranks.final import FINAL_CODE, FinalError, exit_code
 from app.training.ranks.meetings import Meetings, RankLostError
-from app.training.ranks.ranks import Ranks, number_of_try
+from app.training.ranks.ranks import Ranks, launch_name, number_of_try, start_ticks
 from tests.support.thread_ranks import on_ranks
 
 
@@ -116,3 +120,16 @@ def test_a_silent_rank_is_not_waited_for_longer_than_the_timeout():
     with pytest.raises(RankLostError, match=r"rank 1 is silent for 0.2 s"):
         first.meet()
     first.leave(None)
+
+
+def test_launches_have_names_of_their_own_also_if_run_and_process_id_repeat(monkeypatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert launch_name() == ""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    name = launch_name()
+    assert name == launch_name()
+    assert name.startswith("none/")
+    assert name.endswith(f"/{os.getppid()}/{start_ticks(os.getppid())}")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert start_ticks(child.pid) >= start_ticks(os.getpid())
+        child.communicate(b"\n")

@@ -19,7 +19,7 @@ from app.version_log.compact.merge import compact_log
 from app.version_log.compact.retention import remove_drafts
 from app.version_log.compact.row_writer import TableImage
 from app.version_log.disk_budget import base_row_bytes
-from app.version_log.tables import tables_of
+from app.version_log.tables import LogTable, tables_of
 from app.version_log.verify.row_places import RowPlaces
 from app.version_log.verify.verify import verify
 from tests.support.writer_log import SCHEMA, TABLE, WINDOW, WriterLog, put, row_tensors, sync_twice
@@ -189,3 +189,24 @@ def test_the_compactor_writes_and_rewrites_them_and_verify_reads_them(tmp_path) 
     assert [places.in_file(row) for row in (0, num_first, 56)] == [0, 0, 56 - num_first]
     shutil.copyfile(base.path / first, base.path / second)
     assert RowPlaces(base, table).misplaced() == second
+
+
+def test_verify_reports_a_base_that_went_away_while_it_was_checked(tmp_path, monkeypatch) -> None:
+    log = WriterLog(tmp_path / "log")
+    with log.writer() as writer:
+        put(writer, 1, fingerprint=SCHEMA.fingerprint())
+        sync_twice(writer)
+        base = compact_log(log.directory, window_samples=WINDOW, base_files=3)
+        assert base is not None
+    made = RowPlaces.__init__
+
+    def make(self, of_base: Base, table: LogTable) -> None:
+        if of_base.path == base and base.exists():
+            shutil.rmtree(base)
+        made(self, of_base, table)
+
+    monkeypatch.setattr(RowPlaces, "__init__", make)
+    notes: list[str] = []
+    errors = verify(log.directory, deep=True, keep_bases=1, on_finding=lambda one: notes.append(one.what)).errors
+    assert "files were added and deleted meanwhile: starting again" in notes
+    assert not any("went away" in error.what for error in errors)
