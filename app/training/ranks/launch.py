@@ -1,5 +1,6 @@
 """Starts the ranks of a trainer on this machine with torchrun's own agent, which starts all again when one dies."""
 
+import logging
 import os
 import sys
 import uuid
@@ -8,6 +9,8 @@ from typing import Any
 
 from app.processes.parent_death import PARENT_VARIABLE
 from app.training.ranks.final import FINAL_CODES, USER_ERROR_CODE
+
+logger = logging.getLogger(__name__)
 
 MONITOR_SECONDS = 0.1
 RENDEZVOUS_SECONDS = 900
@@ -60,6 +63,9 @@ def _agent(arguments: Sequence[str], *, num_ranks: int, max_restarts: int) -> An
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the ranks say what has happened, and we what follows
+
     class Agent(LocalElasticAgent):
         first_failed = 0
 
@@ -70,6 +76,10 @@ def _agent(arguments: Sequence[str], *, num_ranks: int, max_restarts: int) -> An
             if set(self.failed().values()) & set(FINAL_CODES):
                 self._remaining_restarts = 0
             return result
+
+        def _restart_workers(self, worker_group: WorkerGroup) -> None:
+            logger.warning("all ranks are started again", extra={"restarts_left": self._remaining_restarts})
+            super()._restart_workers(worker_group)
 
         def failed(self) -> dict[int, int | None]:
             """Return the exit codes of the newest start's ranks that have not ended with 0; None: it runs."""

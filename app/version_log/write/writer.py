@@ -61,7 +61,7 @@ class LogWriter:
         self.start_tip: Tip | None = epoch.manifest.tip  # the version this epoch continues from; None in a new log
         self.last_number = self.start_tip.number if self.start_tip else 0  # of the newest version appended
         self._lock = epoch.lock
-        self._count = 0
+        self._count, self._is_abandoned = 0, False
         self._exact_state = epoch.exact_state  # of the newest version that has one
         self._ends_exact = True
         self._states = StateWriter(
@@ -290,13 +290,17 @@ class LogWriter:
         try:
             self.sync()
         except LogError:
-            logger.warning("the log was closed before all versions were on disk", extra={"reason": self.stall_reason})
+            if not self._is_abandoned:
+                logger.warning(
+                    "the log was closed before all versions were on disk", extra={"reason": self.stall_reason}
+                )
         self._states.stop()
         self._queue.stop()
         self._lock.release()
 
     def abandon(self, reason: str) -> None:
         """Write no more, as if this process had died: what is appended and not published is dropped."""
+        self._is_abandoned = True
         self._queue.fail(LogError(reason))
 
     def __enter__(self) -> "LogWriter":

@@ -110,11 +110,9 @@ def test_an_error_of_the_user_is_told_once_and_ends_all_ranks_as_one(env, launch
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setattr(f"{__name__}.free_port", lambda: store.port)
     monkeypatch.setitem(ENVIRONMENT, "TORCHELASTIC_USE_AGENT_STORE", "True")
-    env.produce(10)
-    Trainer(env.config, until_end=True).run()
-    env.configure(SETTINGS + '[source]\ntopic = "views"\n')
+    env.configure(SETTINGS + '[model]\nname = "nowhere:Net"\n')
     ranks = launch(2)
-    assert ranks.exit_codes() == [2, 2]
+    assert sorted(ranks.exit_codes()) in ([2, 2], [2, 3])  # 3: it has heard of the other's
     told = ranks.text(0, "err") + ranks.text(1, "err")
     assert told.count("springtide: ") == 1, told
 

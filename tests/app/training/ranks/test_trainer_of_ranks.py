@@ -5,13 +5,11 @@ The ranks are threads here; `test_processes.py` has processes.
 
 import pytest
 import torch
-from springtide_client.log.directory import LogDirectory
 
 from app.training.recovery.rollback import ModelHeldError
 from app.training.trainer import Trainer
 from app.version_log.commands.queue import submit_command
 from app.version_log.commands.status import command_status
-from app.version_log.read.corruption import report_corruption
 from app.version_log.trainer_status import PartitionStatus
 from embeddings.errors import SpillError
 from stream.positions import Partition
@@ -191,23 +189,3 @@ def test_an_erasure_that_the_spill_of_one_rank_refuses_is_left_to_the_next_start
     with running_ranks(env, 2):
         wait_until(lambda: command_status(path, forget).state == "durable", "forgetting")
     assert {env.view().row_info(0, user)["status"] for user in range(10)} == {"forgotten"}
-
-
-def test_a_shard_record_that_is_corrupt_is_repaired_by_all_ranks_while_they_run(topic):
-    env = topic
-    for partition in range(3):
-        env.produce(100, partition=partition)
-    path = env.config.log.path
-    with running_ranks(env, 2) as ranks:
-        published(env, 300)
-        wait_until(lambda: env.status().durable_version == env.status().version, "a durable version")
-        shard = path / "seg-0000000001-00001-000000.log"
-        damaged = bytearray(shard.read_bytes())
-        damaged[len(damaged) // 2] ^= 1
-        shard.write_bytes(damaged)
-        report_corruption(LogDirectory(path), "found by a test")
-        wait_until(lambda: env.status().epoch == 2, "another epoch")
-        env.produce(100, partition=2)
-        published(env, 400)
-    assert ranks.ended[0].samples_trained == 400
-    assert env.counts() == expected_counts(400)
