@@ -122,6 +122,7 @@ def test_after_each_kill_answers_come_again_and_none_is_mixed(tmp_path) -> None:
         print(kinds)
 
 
+@pytest.mark.skipif(not IS_LONG, reason="long: make torture changes the number of parts")
 def test_two_parts_become_four_while_a_router_answers(tmp_path) -> None:
     """The old router answers until its parts go, the new one once its parts are there; no answer is mixed."""
     (tmp_path / "springtide.toml").write_text(CONFIG)

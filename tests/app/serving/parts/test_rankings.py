@@ -1,5 +1,7 @@
 """Neighbors and the best items over parts: those that one server with all rows would find."""
 
+from itertools import product
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from springtide_client.keys import mix_keys
 from springtide_client.parts.ranked_ids import RankedIds
 from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, Demand, NeighborsRequest
 from springtide_client.rows.hash_range import HashRange, owners_of
+from springtide_client.rows.nearest import METRICS
 
 from app.serving.retrieve import retriever
 from tests.app.serving.conftest import USER, World
@@ -74,10 +77,9 @@ def test_a_part_ranks_its_own_ids_at_the_demanded_version(servers) -> None:
     assert servers.first.post(f"{NEIGHBORS_ROUTE}?version=1", content=b"\0").status_code == 400
 
 
-@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
-def test_a_hot_model_finds_the_neighbors_that_servers_find(servers, metric) -> None:
+def test_a_hot_model_finds_the_neighbors_that_servers_find(servers) -> None:
     with HotModel(servers.urls) as parted, HotModel(servers.world.log.path) as whole:
-        for feature, row_id in (("user_id", 4), ("user_id", 3), ("item_id", 7)):
+        for metric, (feature, row_id) in product(METRICS, (("user_id", 4), ("user_id", 3), ("item_id", 7))):
             path = f"/v1/embeddings/{feature}/{row_id}/neighbors?k=40&metric={metric}"
             expected = servers.whole.get(path).json()["neighbors"]
             for model in (parted, whole):
