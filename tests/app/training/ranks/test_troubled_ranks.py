@@ -1,7 +1,6 @@
 """Trouble of one rank: what it waits for, all wait for and the status says; what it has lost, all begin again."""
 
 import errno
-import os
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ from springtide_client.log.directory import LogDirectory
 
 from app.training.input.start_position import StartPosition
 from app.training.ranks.final import FinalError
+from app.training.ranks.ranks import launch_name
 from app.training.trainer import Trainer
 from app.version_log.read.corruption import report_corruption
 from embeddings.errors import SpillError
@@ -146,12 +146,11 @@ def test_a_shard_record_that_is_corrupt_is_repaired_by_all_ranks_while_they_run(
 
 
 def test_ranks_begin_where_the_command_line_says_and_their_restarts_do_not(topic, monkeypatch):
-    env = topic
-    before = on_trainers(env, 2, until_end=True)[0].samples_trained
+    env, before = topic, topic.status()
+    begins = [before.positions[name].end if before.positions else 0 for name in ("clicks/0", "clicks/1")]
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    end = env.status().positions["clicks/1"].end
-    start = StartPosition.parse([f"clicks/1={end - 40}"], None)
-    assert on_trainers(env, 2, until_end=True, start=start)[0].samples_trained == before + 40
-    assert records(env)[-1].meta.trainer["sought_by"] == f"one/{os.getppid()}"
+    start = StartPosition.parse([f"clicks/0={begins[0] + 60}", f"clicks/1={begins[1] + 90}"], None)
+    assert on_trainers(env, 2, until_end=True, start=start)[0].samples_trained == before.samples_trained + 50
+    assert records(env)[-1].meta.trainer["sought_by"] == launch_name() != ""
     env.produce(30, partition=0)
-    assert on_trainers(env, 2, until_end=True, start=start)[0].samples_trained == before + 70
+    assert on_trainers(env, 2, until_end=True, start=start)[0].samples_trained == before.samples_trained + 80
