@@ -15,10 +15,12 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
 from springtide_client.rows.row_layer import RowLayer
 
+from app.version_log.read.exact_state import is_exact_state
 from app.version_log.read.index import LogIndex
 from app.version_log.read.segments import IndexEntry
 from app.version_log.tables import LogTable
 
+RANDOM = "state.random"  # a version that has it carries all of the net's exact state
 RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much
 
 
@@ -106,12 +108,17 @@ class VersionRange:
         return flatten_layers(layers, 0)
 
     def newest_arrays(self, prefix: str) -> Arrays:
-        """Return every array whose name starts with `prefix`, each from the last version that has it."""
+        """Return every array whose name starts with `prefix`, each from the last version that has it.
+
+        Of the net's exact state only what the last version that carries it has: gathered gradients come and go.
+        """
         sources: dict[str, IndexEntry] = {}
         for entry in self.entries:
             head = entry.read_head()
             if head.meta.restores:
                 sources = {}  # a rollback carries every such array there is
+            if RANDOM in head.shapes:
+                sources = {name: source for name, source in sources.items() if not is_exact_state(name)}
             sources |= {name: entry for name in head.shapes if name.startswith(prefix)}
         arrays: Arrays = {}
         for entry in {source.number: source for source in sources.values()}.values():
@@ -123,6 +130,11 @@ class VersionRange:
     def restores(self) -> bool:
         """True if one of the versions is a rollback, which carries all of `dense.*` and `state.*`."""
         return any(entry.read_head().meta.restores for entry in self.entries)
+
+    @property
+    def carries_exact_state(self) -> bool:
+        """True if one of the versions has the net's exact state: nothing of it is left from before."""
+        return any(RANDOM in entry.read_head().shapes for entry in self.entries)
 
     def tensors_with(self, name: str) -> Iterator[Arrays]:
         """Yield the tensors of each version that has one of this name."""

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Array, Arrays
-from springtide_client.log.base import DENSE, ID_STRINGS, SKETCH, Base
+from springtide_client.log.base import DENSE, ID_STRINGS, SKETCH, STATE, Base
 from springtide_client.rows.layers import aligned_chunks, merge_layers
 from springtide_client.rows.row_layer import RowLayer
 
@@ -100,11 +100,13 @@ class ReplayCheck:
             older = self._older.dense if prefix == "dense." else self._older.trainer_state
             newer = self._newer.dense if prefix == "dense." else self._newer.trainer_state
             expected = self._versions.newest_arrays(prefix)
-            if not self._versions.restores:
+            file = STATE if prefix == "state." and STATE in self._newer.manifest.files else DENSE
+            replaced = self._versions.restores or (prefix == "state." and self._versions.carries_exact_state)
+            if not replaced:  # scores apart, which are not compared
                 expected = older | expected
             for name in sorted({*expected, *newer}):
                 if not name.startswith(SCORES) and not _same(expected.get(name), newer.get(name)):
-                    self._report_error(DENSE, f"{name} differs from the log")
+                    self._report_error(file, f"{name} differs from the log")
                     break
 
     def _compare_id_strings(self) -> None:

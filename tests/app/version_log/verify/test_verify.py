@@ -15,7 +15,7 @@ from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import hash_string
-from springtide_client.log.base import MANIFEST, read_base_manifest
+from springtide_client.log.base import MANIFEST, STATE, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, claim_name, manifest_name, segment_name
 from springtide_client.log.row_files import ROWS
@@ -28,7 +28,7 @@ from app.version_log.verify.report import Finding, VerifyReport
 from app.version_log.verify.verify import verify
 from tests.support.random_versions import RandomVersions
 from tests.support.records import encode_record
-from tests.support.writer_log import SCHEMA, WriterLog, put, row_tensors
+from tests.support.writer_log import SCHEMA, WriterLog, compact, put, row_tensors
 
 PRINT = SCHEMA.fingerprint()
 
@@ -259,6 +259,32 @@ def test_any_other_difference_in_a_base_is_found_by_replaying(path: Path, name: 
     forge(newest_base(path), name, change)
     wrong = report_of(path, deep=True).errors
     assert any(finding.file == f"{newest_base(path).name}/{name}" and words in finding.what for finding in wrong)
+
+
+def test_an_exact_state_replaces_all_of_the_one_before(log: WriterLog) -> None:
+    def append(value: float, *names: str) -> None:
+        state = {f"state.{name}": np.full(3, value) for name in ("random", *names)}
+        writer.append(VersionMeta(fingerprint=PRINT), row_tensors({(0, 1): (value, 100)}) | state)
+
+    with log.writer() as writer:
+        for value, names in enumerate(([], ["accumulated.gradient.w"], [], ["accumulated.gradient.w"])):
+            append(value)
+            append(value + 0.25, "accumulated.gradient.w")
+            append(value + 0.5, *names)
+            writer.sync()
+            writer.append(VersionMeta(fingerprint=PRINT), {})  # says that those before are durable
+            writer.sync()
+            base = compact(log)
+            assert base is not None
+            assert ("state.accumulated.gradient.w" in base.trainer_state) == bool(names)
+    assert report_of(log.path, deep=True, keep_bases=9).errors == []
+
+    def change(arrays: dict) -> None:
+        arrays["state.accumulated.gradient.w"][0] += 1
+
+    forge(base.path, STATE, change)
+    wrong = report_of(log.path, deep=True, keep_bases=9).errors
+    assert [finding.file for finding in wrong if "gradient.w differs" in finding.what] == [f"{base.path.name}/{STATE}"]
 
 
 def test_rows_in_the_wrong_order_are_found_without_replaying(path: Path) -> None:
