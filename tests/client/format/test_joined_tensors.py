@@ -96,6 +96,18 @@ def test_a_small_file_without_places_keeps_no_larger_one_from_being_mapped(tmp_p
     np.testing.assert_array_equal(arrays["value"], columns(30_100)["value"])
 
 
+def test_files_of_other_writers_are_read_wherever_they_have_their_numbers(tmp_path) -> None:
+    paths = write_parts(tmp_path, columns(30_000), [10_000, 20_000])
+    for path in paths:
+        content = path.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")  # of the header
+        path.write_bytes((end - 7).to_bytes(8, "little") + content[8:end] + b" " + content[end:])
+    arrays = map_joined([FileRows(path, None) for path in paths])
+    for name, array in columns(30_000).items():
+        np.testing.assert_array_equal(arrays[name], array)
+        assert arrays[name].flags.aligned
+
+
 def test_files_that_do_not_fit_together_are_refused(tmp_path) -> None:
     first, second = write_parts(tmp_path, columns(20), [10, 10])
     (tmp_path / "narrow").mkdir()

@@ -196,6 +196,32 @@ def test_gathered_gradients_travel_once_and_at_a_version_from_which_a_restart_go
         assert sent_by_groups - small < sent_each / 4 + 8 < sent
 
 
+def test_a_version_has_the_gradients_that_all_ranks_have_gathered_and_each_goes_on_from_its_own() -> None:
+    def gathered_by(learner: Learner) -> list[Any]:
+        return [one.clone().numpy() for name, one in learner.state_tensors().items() if ".gradient." in name]
+
+    def work(exchange: Exchange) -> Any:
+        learner = make_learner(exchange, Precision(dense="bfloat16"), accumulate_batches=3)
+        learner.step(batch_of(0, exchange.rank, 2))
+        own, norm = gathered_by(learner), learner.gradient_norm * float(learner.update.gathered.weight)
+        learner.merge_gathered()
+        of_all, dense = gathered_by(learner), learner.dense_arrays()
+        state = {name: one.clone().numpy() for name, one in learner.state_tensors().items()}
+        learner.step(batch_of(1, exchange.rank, 2))
+        later = gathered_by(learner)
+        learner.restore(dense, state)
+        learner.merge_gathered()  # a version before the first batch after a restart
+        return list(zip(own, of_all, later, gathered_by(learner), strict=True)), norm
+
+    (here, norm), (there, _) = on_ranks(2, work)
+    assert norm == pytest.approx(float(np.sqrt(sum((own**2).sum() for own, *_ in (*here, *there)))))
+    for (first, of_all, later, restored), (second, of_all_there, _, _) in zip(here, there, strict=True):
+        np.testing.assert_allclose(of_all, first + second, rtol=1e-5, atol=1e-8)  # versions have them in float32
+        np.testing.assert_array_equal(of_all, of_all_there)
+        np.testing.assert_array_equal(of_all, restored)
+        assert not np.array_equal(of_all, later)
+
+
 @pytest.mark.parametrize("rows_on_device", [False, True])
 @pytest.mark.parametrize("settings", ["clipped, with a schedule", "gathered", "two widths"])
 def test_ranks_learn_the_same_on_devices_that_report_late(settings: str, rows_on_device: bool) -> None:

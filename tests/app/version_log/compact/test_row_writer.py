@@ -3,11 +3,12 @@
 import os
 import resource
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.format.tensors import HEAD_BYTES, map_tensors
+from springtide_client.format.tensors import HEAD_BYTES, encode_tensors, map_tensors
 from springtide_client.log.base import Base, ModelIdentity
 from springtide_client.log.row_files import overlapping
 from springtide_client.rows.hash_range import HashRange, owners_of
@@ -104,6 +105,8 @@ def test_small_files_are_not_padded(tmp_path) -> None:
     large = write(tmp_path / "large", 2, num_rows=300_000)
     np.testing.assert_array_equal(large.layer.value, layer_of(300_000).value)
     assert large.manifest.table_bytes("") < 1.13 * 300_000 * base_row_bytes(2, 1)
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(large.path) in line]
+    assert {line.rpartition("/")[2] for line in mapped} >= set(large.manifest.table_files(""))  # none is copied
 
 
 def test_more_files_than_a_process_may_open(tmp_path) -> None:
@@ -187,6 +190,13 @@ def test_the_compactor_writes_and_rewrites_them_and_verify_reads_them(tmp_path) 
     num_first = len(map_tensors(base.path / first)["id"])
     assert [places.name(row) for row in (0, num_first - 1, num_first, 56)] == [first, first, second, second]
     assert [places.in_file(row) for row in (0, num_first, 56)] == [0, 0, 56 - num_first]
+    arrays = {name: array.copy() for name, array in map_tensors(base.path / first).items()}
+    arrays["mixed"][-1] = 2**64 - 1
+    (base.path / first).unlink()  # it may be mapped
+    (base.path / first).write_bytes(b"".join(encode_tensors(arrays)))
+    assert RowPlaces(base, table).misplaced() == first
+    arrays["mixed"][-1] = arrays["mixed"][-2]
+    (base.path / first).write_bytes(b"".join(encode_tensors(arrays)))
     shutil.copyfile(base.path / first, base.path / second)
     assert RowPlaces(base, table).misplaced() == second
 

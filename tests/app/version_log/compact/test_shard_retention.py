@@ -40,6 +40,7 @@ def test_bases_hold_the_rows_of_all_ranks_and_retention_keeps_what_readers_need(
         rows = put_many(team, 0, 8)
         assert len(shard_files(log)) > 2
         base = Base.open(compact_log(log.directory, window_samples=WINDOW))
+        assert base.manifest.num_ranges == 2  # a file for each rank
         assert log.rows_in(base) == rows
         rows |= put_many(team, 8, 8)
         apply_retention(log.directory, 1)
