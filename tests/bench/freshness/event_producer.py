@@ -92,20 +92,21 @@ class BatchSender:
 def main() -> None:
     address, topic, rate = sys.argv[1], sys.argv[2], int(sys.argv[3])
     a_tick = int(rate * TICK_SECONDS)
-    clicks = make_clicks(a_tick * NUM_BATCHES, seed=1)
-    clicks += [
-        flipped(click) for click in clicks
-    ]  # after a stream with constant labels is learned, rows would no longer change
-    random.Random(0).shuffle(clicks)
-    batches = cycle([build_batch(clicks[start : start + a_tick]) for start in range(0, len(clicks), a_tick)])
+    clicks, chance = make_clicks(a_tick * NUM_BATCHES, seed=1), random.Random(0)
+    # once a stream with constant labels is learned, its rows no longer change: each batch comes with its labels or with
+    # the opposite ones, by chance. By turns would be a stream that no model can follow
+    of_labels = [[click if chance.random() < 0.5 else flipped(click) for click in clicks]]
+    of_labels.append([flipped(click) for click in of_labels[0]])
+    starts = range(0, len(clicks), a_tick)
+    batches = [[build_batch(values[start : start + a_tick]) for values in of_labels] for start in starts]
     with BatchSender(address, topic) as sender:
-        sender.send(next(batches))
+        sender.send(batches[0][0])
         print("sending", flush=True)
         due = time.monotonic()
-        for batch in batches:
+        for either in cycle(batches):
             due += TICK_SECONDS
             time.sleep(max(0.0, due - time.monotonic()))
-            sender.send(batch)
+            sender.send(chance.choice(either))
 
 
 if __name__ == "__main__":
