@@ -36,14 +36,15 @@ from tests.support.gpu_emulation.transfer_stream import emulated_device
 from tests.support.one_rank import one_rank
 from tests.support.thread_ranks import on_ranks
 
-CPU = backend("cpu")
 BUILDING = threading.Lock()  # torch has one generator for all threads
 TABLE = TableConfig(dim=4, device_bytes=8 << 20)
 MAIN, NARROW = FeatureTable(dim=4, features=(0, 2)), FeatureTable(dim=2, features=(1,))
 LENGTHS = (20, 0, 21, 12)  # of the ranks' batches, from step to step another rank's
 
 
-def open_table(config: TableConfig, ops: Ops = CPU) -> AnyTable:
+def open_table(config: TableConfig, ops: Ops | None = None) -> AnyTable:
+    ops = backend("cpu") if ops is None else ops  # of this rank alone: they keep scratch, for one thread at a time
+
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
         return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission, device=ops)
 
