@@ -141,7 +141,7 @@ def test_what_is_no_batch_of_vectors_is_refused() -> None:
 
 @pytest.mark.parametrize(("architecture", "number"), list(itertools.product([80, 90, 100], [1, 2])))
 def test_the_other_dtypes_compile_too(architecture: int, number: int) -> None:
-    options = (*options_of((("NUMBER", number),)), CUPYS_OWN, IN_HASTE, f"--gpu-architecture=sm_{architecture}")
+    options = (*options_of((("NUMBER", number),)), *CUPYS_OWN, IN_HASTE, f"--gpu-architecture=sm_{architecture}")
     messages, num_bytes = compiled(source_of("dot_interaction"), options)
     assert not messages.strip("\0\n ")
     assert num_bytes > 1000
