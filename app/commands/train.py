@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def end_rank(error: Exception, ranks: "Ranks", *, debug: bool) -> int:
-    """Report an error that several ranks may have, once; return the exit code, which tells the launcher what to do."""
+    """Report a rank's error, unless another rank has reported the same one; return the exit code for the launcher."""
     from app.processes.report_error import report_error
     from app.training.ranks.final import exit_code
 

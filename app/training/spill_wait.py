@@ -25,7 +25,7 @@ class SpillWait:
                 self.reason = ""
                 return
             except SpillError as error:
-                # the rank whose spill it is tells the reason
+                # only the rank whose spill it is knows the reason
                 reason = "" if isinstance(error, OtherSpillError) else str(error)
                 if reason and reason != self.reason:
                     logger.warning("learning waits for the spill", extra={"reason": reason})

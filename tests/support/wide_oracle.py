@@ -12,6 +12,7 @@ from springtide_client.keys import MISSING_ID
 BUCKETS, FM_EPS = 12, 0.1
 INFORMATION_CAP, BIAS_CAP, GROUP_CAP, MEMORY, LOSS_CAP = 1000.0, 1e4, 1e4, 1e6, 100.0
 SQUARES_MEMORY = 1e4
+SMALLEST_C, LARGEST_C = 0.1, 5.0
 
 
 def f32(x: float) -> float:
@@ -268,10 +269,11 @@ class WideOracle:
                     self.u[label, f, side] += e * sum(values_) / (5 * F + self.Hu[label, f, side])
             for g in range(6):
                 C[g] = min(C[g] + h * z[g] ** 2, GROUP_CAP)
-                c[g] += ec * z[g] / C[g]
+                c[g] = min(max(c[g] + ec * z[g] / C[g], SMALLEST_C), LARGEST_C)
             for g in range(2):
                 self.pC[label][g] = min(self.pC[label][g] + hq * plain[g] ** 2, GROUP_CAP)
-                self.pc[label][g] += eq * plain[g] / self.pC[label][g]
+                moved = self.pc[label][g] + eq * plain[g] / self.pC[label][g]
+                self.pc[label][g] = min(max(moved, SMALLEST_C), LARGEST_C)
             self.bias_h[label] = min(self.bias_h[label] + h, BIAS_CAP)
             self.bias[label] += bias / self.bias_h[label]
             self.pbias_h[label] = min(self.pbias_h[label] + hq, BIAS_CAP)

@@ -48,8 +48,8 @@ class Part:
     def shard_choice(self, base: BaseManifest) -> ShardChoice:
         """Return which shard records this server reads of the versions over a base.
 
-        Items and strings of ids are in the records of the ranks that decoded them, whoever has their rows. A base from
-        before the first sample does not say whether there will be any.
+        A rank writes the items and strings of the ids that it decoded, also of rows that belong to other ranks: a
+        model that has strings needs every record. A base from before the first sample does not say whether it will.
         """
         has_strings = ID_STRINGS in base.files or base.model.name in MODELS_WITHOUT_WIDE
         if (has_strings or not base.meta.samples_trained) and not self.hash_range.is_empty:

@@ -59,7 +59,7 @@ class PartChannel(asyncio.BufferedProtocol):
     def buffer_updated(self, num_bytes: int) -> None:
         self._num_read += num_bytes
         if self._on_response is None or not self._read_head():
-            self.close()  # what nobody has asked for, or what we do not understand
+            self.close()  # bytes that answer no request, or are not HTTP
             return
         if not self._body_start or self._num_read < self._end:
             return

@@ -91,7 +91,7 @@ class Meetings:
         try:
             rank, first, _ = msgspec.json.decode(self._store.compare_set("failed", "", own))
         except (RuntimeError, OSError):
-            return False  # nobody is left to read it
+            return False  # the store has ended: no other rank can read the error
         return bool(rank != self.rank and first == text)
 
     def mark_reported(self) -> None:
@@ -117,7 +117,7 @@ class Pulses:
         self._looked_at = float("-inf")
 
     def silence(self) -> str:
-        """Return which ranks have not beaten for too long, while somebody asked; "" if all live."""
+        """Return which ranks have sent no heartbeat for too long, between calls of this method; "" if all live."""
         with self._lock:
             now = time.monotonic()
             since = now - self._looked_at
@@ -125,7 +125,7 @@ class Pulses:
                 beats = [self._store.add(f"beat/{rank}", 0) for rank in range(len(self._beats))]
                 self._looked_at = now
                 for rank, beat in enumerate(beats):
-                    # nobody had asked for a while, or this process was frozen: what was missed is no silence
+                    # no call for a while, or this process was frozen: missed heartbeats do not count as silence
                     if beat != self._beats[rank] or since > self._seconds / 2:
                         self._beats[rank], self._heard_at[rank] = beat, now
             silent = [rank for rank, heard_at in enumerate(self._heard_at) if now - heard_at > self._seconds]
@@ -142,7 +142,7 @@ class Heartbeat(threading.Thread):
         store.set_timeout(timedelta(seconds=max(1.0, BEATS * seconds)))
 
     def run(self) -> None:
-        """Beat until the rank leaves, or nobody is left to hear it."""
+        """Send heartbeats until the rank leaves or the store ends."""
         while not self._left.wait(self._seconds):
             try:
                 self._store.add(self._key, 1)

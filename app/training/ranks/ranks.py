@@ -55,7 +55,7 @@ def number_of_try() -> int:
 
 
 def launch_name() -> str:
-    """Return what tells the launch that has started this process from all others; "" without torchrun.
+    """Return a name of the launch that has started this process, unlike any other launch's; "" without torchrun.
 
     A run's name is "none" unless torchrun was given one, and in containers its process id is often the same.
     """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from app.models.interface import DenseModel
 from app.models.losses.loss import Loss
 from app.training.optimization.net_update import NetUpdate
-from app.training.step.union import Union
+from app.training.step.union import Samples, Union
 
 NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
 
@@ -43,6 +43,15 @@ class DenseStep(Protocol):
         ...
 
 
+class Gradients(NamedTuple):
+    """What a backward pass leaves; of many ranks, the samples and sums of all."""
+
+    samples: Samples
+    loss: Tensor
+    weight: Tensor
+    norm: Tensor  # of the dense net's gradients
+
+
 class HostStep:
     """On the host, where reading a tensor's value costs nothing."""
 
@@ -62,25 +71,15 @@ class HostStep:
         groups_NG: Tensor | None = None,
     ) -> StepOutcome:
         self.update.zero_grad()
-        if len(labels_NL):
-            logits_NL = score(self.model, inputs, bfloat16=bfloat16)
-            loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:  # of many ranks
-            logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
-        if self.union is None:
-            norm = self.update.gradient_norm()
-        else:
-            loss, weight, norm = self.union.add_up(loss, weight)
-            samples = self.union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
-            dense_NF, labels_NL, weights_N, logits_NL = samples
-            inputs = inputs._replace(dense=dense_NF)
+        logits_NL = score(self.model, inputs, bfloat16=bfloat16) if len(labels_NL) else labels_NL
+        samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
+        samples, loss, weight, norm = backward(samples, self.loss, self.update, self.union, groups_NG)
         skipped = ~torch.isfinite(norm)
         # one overflow would stay in the net for ever; the table rejects such gradients row by row
         if not skipped:
-            observe(self.model, inputs, logits_NL.detach(), labels_NL, weights_N)
-        gradients = self.update.apply(weight, norm, skipped)
-        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped, *gradients)
+            observe(self.model, samples)
+        applied = self.update.apply(weight, norm, skipped)
+        return StepOutcome(samples.logits_NL, loss, weight, skipped, *applied)
 
 
 class DeviceStep:
@@ -127,29 +126,41 @@ class DeviceStep:
     ) -> StepOutcome:
         """Update the net, and leave gradients in the row inputs, which are leaves."""
         self.update.zero_grad()
-        if len(labels_NL):
-            logits_NL = score(self.net, inputs, bfloat16=bfloat16)
-            loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:  # of many ranks
-            logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
-        if self.union is None:
-            norm = self.update.gradient_norm()
-        else:
-            loss, weight, norm = self.union.add_up(loss, weight)
-            samples = self.union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
-            dense_NF, labels_NL, weights_N, logits_NL = samples
-            inputs = inputs._replace(dense=dense_NF)
+        logits_NL = score(self.net, inputs, bfloat16=bfloat16) if len(labels_NL) else labels_NL
+        samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
+        samples, loss, weight, norm = backward(samples, self.loss, self.update, self.union, groups_NG)
         norm = norm.to(loss.device)
         skipped = ~torch.isfinite(norm)
         if isinstance(self.model, DenseModel):
             statistics = list(self.model.buffers())
             before = [buffer.clone() for buffer in statistics]
-            observe(self.model, inputs, logits_NL.detach(), labels_NL, weights_N)
+            observe(self.model, samples)
             for buffer, old in zip(statistics, before, strict=True):
                 buffer.copy_(torch.where(skipped, old, buffer))
-        gradients = self.update.apply(weight, norm, skipped)
-        return StepOutcome(logits_NL.detach(), loss.detach(), weight, skipped, *gradients)
+        applied = self.update.apply(weight, norm, skipped)
+        return StepOutcome(samples.logits_NL, loss, weight, skipped, *applied)
+
+
+def backward(
+    samples: Samples, loss_of: Loss, update: NetUpdate, union: Union | None, groups_NG: Tensor | None
+) -> Gradients:
+    """Compute the gradients of samples with logits. A rank may have no samples."""
+    _, labels_NL, weights_N, logits_NL = samples
+    if len(labels_NL):
+        loss, weight = loss_of(logits_NL, labels_NL, weights_N, groups_NG)
+        loss.backward()  # type: ignore[no-untyped-call]
+    else:  # of many ranks
+        loss, weight = labels_NL.sum(), weights_N.sum()
+    return over_ranks(samples, loss, weight, update, union)
+
+
+def over_ranks(samples: Samples, loss: Tensor, weight: Tensor, update: NetUpdate, union: Union | None) -> Gradients:
+    """After the backward pass: of many ranks, add up their sums and gradients, and join their samples."""
+    if union is None:
+        samples = samples._replace(logits_NL=samples.logits_NL.detach())
+        return Gradients(samples, loss.detach(), weight, update.gradient_norm())
+    loss, weight, norm = union.add_up(loss, weight)
+    return Gradients(union.exchange_samples(*samples), loss.detach(), weight, norm)
 
 
 def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
@@ -159,11 +170,11 @@ def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
     return logits_NL.float()
 
 
-def observe(model: nn.Module, inputs: ModelInputs, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
-    """Count a batch in the model's statistics: after it was scored, for a server has not seen it either."""
+def observe(model: nn.Module, samples: Samples) -> None:
+    """Count samples in the model's statistics: after they were scored, for a server has not seen them either."""
     if isinstance(model, DenseModel):
-        model.observe_inputs(inputs.dense)
-        model.observe_labels(logits_NL, labels_NL, weights_N)
+        model.observe_inputs(samples.dense_NF)
+        model.observe_labels(samples.logits_NL, samples.labels_NL, samples.weights_N)
 
 
 def row_inputs_by_name(leaves: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ from torch import Tensor
 from app.models.retrieval.item_frequency import Frequencies
 from app.models.retrieval.two_tower import TwoTower
 from app.training.optimization.net_update import NetUpdate
-from app.training.step.dense_step import StepOutcome, observe
-from app.training.step.union import Union
+from app.training.step.dense_step import StepOutcome, observe, over_ranks
+from app.training.step.union import Samples, Union
 
 
 class RetrievalStep:
@@ -35,26 +35,19 @@ class RetrievalStep:
             loss.backward()  # type: ignore[no-untyped-call]
         else:  # of many ranks
             logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
-        if union is None:
-            norm = self.update.gradient_norm()
-        else:
-            loss, weight, norm = union.add_up(loss, weight)
-            samples = union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
-            dense_NF, labels_NL, weights_N, logits_NL = samples
-            inputs = inputs._replace(dense=dense_NF)
+        samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
+        samples, loss, weight, norm = over_ranks(samples, loss, weight, self.update, union)
         skipped = ~torch.isfinite(norm)
         if self.update.on_device:
             before = [buffer.clone() for buffer in model.buffers()]
-            self._observe(inputs, logits_NL, labels_NL, weights_N, frequencies)
+            self._observe(samples, frequencies)
             for buffer, old in zip(model.buffers(), before, strict=True):
                 buffer.copy_(torch.where(skipped, old, buffer))
         elif not skipped:
-            self._observe(inputs, logits_NL, labels_NL, weights_N, frequencies)
-        gradients = self.update.apply(weight, norm, skipped)
-        return StepOutcome(logits_NL, loss.detach(), weight, skipped, *gradients)
+            self._observe(samples, frequencies)
+        applied = self.update.apply(weight, norm, skipped)
+        return StepOutcome(samples.logits_NL, loss, weight, skipped, *applied)
 
-    def _observe(
-        self, inputs: ModelInputs, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor, frequencies: Frequencies
-    ) -> None:
-        observe(self.model, inputs, logits_NL, labels_NL, weights_N)
+    def _observe(self, samples: Samples, frequencies: Frequencies) -> None:
+        observe(self.model, samples)
         self.model.frequency.observe(frequencies)

@@ -20,8 +20,8 @@ from app.models.losses.loss import Loss, LossGradient
 from app.models.wide.wide_part import NAME, WidePart
 from app.training.optimization.net_update import NetUpdate
 from app.training.step.batch_keys import BatchKeys
-from app.training.step.dense_step import StepOutcome, observe, score
-from app.training.step.union import Union
+from app.training.step.dense_step import StepOutcome, observe, over_ranks, score
+from app.training.step.union import Samples, Union
 from app.version_log.change.design import CROSSES_TABLE
 from embeddings.collection.collection import AnyTable, tables_by_name, tables_of_model
 from embeddings.lookup.handle import Lookup
@@ -301,16 +301,10 @@ def learn_offset(
     if len(labels_NL):
         gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
         net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
-    if union is None:
-        norm = update.gradient_norm()
-    else:
-        *sums, norm = union.add_up(gradient.loss, gradient.weight)
-        gradient = LossGradient(errors_NL, *sums)
-        samples = union.exchange_samples(inputs.dense, labels_NL, weights_N, logits_NL)
-        dense_NF, labels_NL, weights_N, logits_NL = samples
-        inputs = inputs._replace(dense=dense_NF)
+    samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
+    samples, loss_sum, weight, norm = over_ranks(samples, gradient.loss, gradient.weight, update, union)
     skipped = ~torch.isfinite(norm)
     if not skipped:
-        observe(model, inputs, logits_NL, labels_NL, weights_N)
-    gradients = update.apply(gradient.weight, norm, skipped)
-    return StepOutcome(logits_NL, gradient.loss, gradient.weight, skipped, *gradients)
+        observe(model, samples)
+    applied = update.apply(weight, norm, skipped)
+    return StepOutcome(samples.logits_NL, loss_sum, weight, skipped, *applied)

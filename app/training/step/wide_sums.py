@@ -24,14 +24,16 @@ class Weights(NamedTuple):
     information: str
     most: float  # information
     strength: str = ""  # of Strengths: what holds them at zero
+    range: tuple[float, float] | None = None
 
 
+GROUP_RANGE = apply.MIN_GROUP_WEIGHT, apply.MAX_GROUP_WEIGHT
 WEIGHTS = (
-    Weights("gates_LTB", "gate_information_LTB", apply.MAX_INFORMATION),
+    Weights("gates_LTB", "gate_information_LTB", apply.MAX_INFORMATION, range=(0.0, apply.MAX_GATE)),
     Weights("bias_L", "bias_information_L", apply.MAX_SHARED_INFORMATION),
     Weights("plain_bias_L", "plain_bias_information_L", apply.MAX_SHARED_INFORMATION),
-    Weights("group_weights_LG", "group_information_LG", apply.MAX_SHARED_INFORMATION),
-    Weights("plain_group_weights_L2", "plain_group_information_L2", apply.MAX_SHARED_INFORMATION),
+    Weights("group_weights_LG", "group_information_LG", apply.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
+    Weights("plain_group_weights_L2", "plain_group_information_L2", apply.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
     Weights("number_weights_LX", "number_information_LX", apply.MAX_SHARED_INFORMATION, "number"),
     Weights("plain_number_weights_LX", "plain_number_information_LX", apply.MAX_SHARED_INFORMATION, "number"),
     Weights("seen_weights_LF2", "seen_information_LF2", apply.MAX_SHARED_INFORMATION, "seen"),
@@ -77,8 +79,9 @@ class ArraySums:
             information = np.minimum(before[weights.information] + sums[weights.information], weights.most)
             arrays[weights.information][...] = information
             moved = before[weights.name] + sums[weights.name] / (_strength_of(weights, strengths) + information)
+            if weights.range is not None:
+                moved = moved.clip(*weights.range)
             arrays[weights.name][...] = np.where(sums[weights.name] == 0, before[weights.name], moved)
-        arrays["gates_LTB"][...] = arrays["gates_LTB"].clip(0.0, apply.MAX_GATE)
         for name, prior in STATISTICS.items():
             _write_statistics(arrays[name], _moments(before[name], prior), sums[name], prior, MOST_VALUES[name])
         arrays["pair_gains_P"][...] = before["pair_gains_P"] + sums["pair_gains_P"]

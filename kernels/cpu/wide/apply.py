@@ -21,6 +21,9 @@ MAX_INFORMATION = 1000.0  # of a row and of a gate: steps never become too small
 MAX_SHARED_INFORMATION = 1e4  # of weights that every sample has
 MAX_COUNT = 1e6  # samples that statistics remember
 MAX_GATE = 5.0
+# What a group is made of learns from the error alone: under a group weight of 0 it would grow without effect, and under
+# a negative one against the error, until both overflow.
+MIN_GROUP_WEIGHT, MAX_GROUP_WEIGHT = 0.1, 5.0
 PLAIN_EPS = 0.1
 SQUARES_MEMORY = 1e4  # occurrences of a row that its summed squares remember: Adagrad's steps never die either
 SEEN_PRIOR = 10.0  # samples that the first variance is worth
@@ -192,6 +195,7 @@ def step_biases_and_groups(arrays: Any, scratch: Any) -> None:
         for i in range(4):
             biases_L4[label, i] = 0.0
     _step(arrays.group_weights_LG, arrays.group_information_LG, scratch.group_slopes_LG, scratch.group_added_LG, 0.0)
+    _limit_groups(arrays.group_weights_LG)
     _step(
         arrays.plain_group_weights_L2,
         arrays.plain_group_information_L2,
@@ -199,6 +203,14 @@ def step_biases_and_groups(arrays: Any, scratch: Any) -> None:
         scratch.plain_group_added_L2,
         0.0,
     )
+    _limit_groups(arrays.plain_group_weights_L2)
+
+
+@in_place
+def _limit_groups(weights_LG: Any) -> None:
+    for label in range(weights_LG.shape[0]):
+        for g in range(weights_LG.shape[1]):
+            weights_LG[label, g] = min(max(weights_LG[label, g], MIN_GROUP_WEIGHT), MAX_GROUP_WEIGHT)
 
 
 @in_place

@@ -9,6 +9,7 @@ import pytest
 from app.serving.config import ServeConfig
 from app.serving.server.serve import serve
 from tests.app.serving.attacked_server import AttackedServer
+from tests.app.serving.raw_connection import Connection
 from tests.support.logs import HandWrittenLog
 from tests.support.toy_model import DIM, TOY_SCHEMA, toy_archive
 from tests.support.waiting import wait_until
@@ -75,6 +76,20 @@ def world(tmp_path):
     made = World(new_log(tmp_path / "log"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def connect():
+    """Makes connections, and closes them."""
+    made: list[Connection] = []
+
+    def connection(client) -> Connection:
+        made.append(Connection(client))
+        return made[-1]
+
+    yield connection
+    for one in made:
+        one.socket.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from springtide_client.keys import hash_string
 
 from app.serving.lookup import fast_path
 from app.serving.server import connection
-from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, Connection, request
+from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, request
 
 USER = 0
 
@@ -29,20 +29,6 @@ def answered(monkeypatch):
 
     monkeypatch.setattr(fast_path.FastPath, "respond", watched)
     return heads
-
-
-@pytest.fixture
-def connect():
-    """Makes connections, and closes them."""
-    made: list[Connection] = []
-
-    def connection(client) -> Connection:
-        made.append(Connection(client))
-        return made[-1]
-
-    yield connection
-    for one in made:
-        one.socket.close()
 
 
 def raw_ids(*ids: int) -> bytes:

@@ -50,20 +50,6 @@ def later(monkeypatch):
 
 
 @pytest.fixture
-def connect():
-    """Makes connections, and closes them."""
-    made: list[Connection] = []
-
-    def connection(client) -> Connection:
-        made.append(Connection(client))
-        return made[-1]
-
-    yield connection
-    for one in made:
-        one.socket.close()
-
-
-@pytest.fixture
 def take_fast_path(connect, later):
     """Makes connections whose requests like the first one take the fast path."""
 

@@ -267,6 +267,21 @@ def test_chunks_learn_too_and_never_diverge(chunk: int) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_net_that_knows_each_samples_last_label_which_is_wrong_now_does_not_run_away(chunk: int) -> None:
+    table, losses = SmallTable(SCHEMA), []
+    features, net, labels, weights = samples(40, seed=3)
+    labels[:], net[:] = np.arange(80).reshape(40, 2) % 2, 0
+    for _ in range(60):
+        logits, errors = table.learn(features, net, labels, weights, chunk=chunk)
+        losses.append(float(np.logaddexp(0, np.where(labels > 0.5, -logits, logits)).mean()))
+        net -= 2 * errors  # it remembers, and its weight falls
+        labels = 1 - labels
+    assert table.parameters.group_weights_LG[:, 4].max() < 0.5
+    assert max(losses) < 2
+    assert np.abs(net).max() < 20
+
+
 def test_a_net_that_is_not_finite_teaches_nothing_and_hands_back_what_is_refused() -> None:
     table = SmallTable(SCHEMA)
     features, net, labels, weights = samples(3, seed=1)
