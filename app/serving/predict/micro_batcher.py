@@ -3,7 +3,7 @@
 A free thread takes all requests that wait, so batches grow with the load. Knows no HTTP.
 """
 
-# N samples, L labels, K keys, J requests
+# N samples, L labels, K keys, J requests, F features
 import asyncio
 import logging
 import threading
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from springtide_client.errors import PartError
 from springtide_client.features import Features
+from springtide_client.keys import MISSING_ID
 
 from app.serving.http.errors import ApiError, busy
 from app.serving.model.view import ModelView
@@ -29,6 +30,7 @@ class Predictions(NamedTuple):
 
     probabilities_NL: npt.NDArray[np.float32]
     rows_by_status: npt.NDArray[np.int64]  # [4] how many rows were looked up for it, by status code
+    missing_F: npt.NDArray[np.int64]  # instances without a value of each feature: categorical, lists, dense
 
 
 class PendingRequest(NamedTuple):
@@ -153,11 +155,10 @@ class MicroBatcher:
         probabilities_NL, status_K = view.predict(features)
         self.num_batches += 1
         ends = np.cumsum([len(part) for _, part in valid])
-        counts = count_rows_by_request(features, status_K, ends)
-        for (request, _), rows_NL, rows_by_status in zip(
-            valid, np.split(probabilities_NL, ends[:-1]), counts, strict=True
-        ):
-            _respond(request, Predictions(rows_NL, rows_by_status))
+        rows, missing = count_rows_by_request(features, status_K, ends), count_missing_by_request(features, ends)
+        parts = np.split(probabilities_NL, ends[:-1])
+        for (request, _), *outcome in zip(valid, parts, rows, missing, strict=True):
+            _respond(request, Predictions(*outcome))
 
 
 def count_rows_by_request(
@@ -169,6 +170,17 @@ def count_rows_by_request(
     parts = [np.repeat(requests_N, features.categorical_NC.shape[1])]
     parts += [np.repeat(requests_N, np.diff(ragged.offsets)) for ragged in features.lists]
     return np.bincount(np.concatenate(parts) * 4 + status_K, minlength=4 * len(ends_J)).reshape(-1, 4)
+
+
+def count_missing_by_request(features: Features, ends_J: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Count each request's samples without a value of each feature, int64 [J, F]: categorical, lists, dense.
+
+    A value that is absent, null or an empty list is missing. The samples of request j, at least one, end at `ends_J[j]`.
+    """
+    empty_NM = [np.diff(ragged.offsets)[:, None] == 0 for ragged in features.lists]
+    is_missing_NF = np.hstack([features.categorical_NC == MISSING_ID, *empty_NM, np.isnan(features.dense_NF)])
+    starts_J = np.concatenate([[0], ends_J[:-1]])
+    return np.add.reduceat(is_missing_NF, starts_J, axis=0, dtype=np.int64)
 
 
 def _respond(request: PendingRequest, outcome: Predictions | Exception) -> None:

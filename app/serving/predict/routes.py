@@ -1,6 +1,8 @@
 """POST /v1/predict: raw instances in, probabilities out."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from springtide_client.model.view import STATUS_NAMES
@@ -38,7 +40,8 @@ async def predict(request: Request) -> JsonResponse:
     {"instances": [{raw features}, ...]}, or {"context": {...}, "candidates": [{...}, ...]} where the context is added
     to every candidate. The response is {"predictions": [{"label": probability}, ...], "version"}. X-Springtide-Rows
     counts the rows that were used by status: unknown and forgotten ids use the value they would be created with,
-    not_admitted ids the shared row.
+    not_admitted ids the shared row. X-Springtide-Missing counts the instances that have no value of a feature, by
+    feature: a name that is misspelt is found there.
     """
     parts: PredictParts = request.app.state.predict
     body = await request.body()
@@ -62,8 +65,19 @@ async def predict(request: Request) -> JsonResponse:
         rows_by_status = dict(zip(STATUS_NAMES, predictions.rows_by_status.tolist(), strict=True))
         for status, number in rows_by_status.items():
             parts.metrics.increment("springtide_predict_rows_total", number, status=status)
-        used = [f"{name}={number}" for name, number in rows_by_status.items() if number]
-        headers["X-Springtide-Rows"] = ", ".join(used)
+        headers["X-Springtide-Rows"] = _counts(rows_by_status)
+        schema = view.schema
+        names = (*schema.categorical, *schema.lists, *schema.dense)
+        missing = dict(zip(names, predictions.missing_F.tolist(), strict=True))
+        for feature, number in missing.items():
+            if number:
+                parts.metrics.increment("springtide_predict_missing_total", number, feature=feature)
+        if any(missing.values()):
+            headers["X-Springtide-Missing"] = _counts(missing)
     parts.metrics.increment("springtide_predictions_total", len(probabilities))
     named = [dict(zip(labels, row, strict=True)) for row in probabilities]
     return JsonResponse({"predictions": named, "version": view.version}, headers=headers)
+
+
+def _counts(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{quote(name)}={number}" for name, number in numbers.items() if number)

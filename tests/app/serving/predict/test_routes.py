@@ -31,6 +31,25 @@ def test_predictions_of_instances_and_candidates_agree(world):
     assert client.get("/v1/embeddings/item_id/a").json()["status"] == "unknown"
 
 
+def test_a_misspelt_feature_is_seen_in_what_is_missing(world):
+    world.log.start_epoch()
+    client = world.serve()
+    world.served(client, world.log.number)
+    whole = {"user_id": 1, "item_id": "a", "last_items": [3], "age": 30, "genres": [7]} | {"click": 1, "x": "no feature"}
+    answer = client.post("/v1/predict", json={"instances": [whole, whole]})
+    assert "x-springtide-missing" not in answer.headers
+    others = [{**whole, "age": None}, {"usr_id": 1, "item_id": "a", "last_items": [], "genres": [7], "age": 3}]
+    answer = client.post("/v1/predict", json={"instances": [whole, *others]})
+    assert answer.headers["x-springtide-missing"] == "user_id=1, last_items=1, age=1"
+    context = {"usr_id": 1, "age": 3, "genres": [7]}
+    answer = client.post("/v1/predict", json={"context": context, "candidates": [{"item_id": 1}] * 2})
+    assert answer.headers["x-springtide-missing"] == "user_id=2, last_items=2"
+    counted = client.get("/metrics").text
+    assert 'springtide_predict_missing_total{feature="user_id"} 3' in counted
+    assert 'springtide_predict_missing_total{feature="age"} 1' in counted
+    assert 'feature="item_id"' not in counted
+
+
 @pytest.mark.parametrize(
     ("body", "status", "index"),
     [
