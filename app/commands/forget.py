@@ -58,6 +58,8 @@ def read_keys(config: "Config", given: list[str], file: Path | None) -> list[dic
         feature, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"{where}: write FEATURE=ID, such as user_id=123")
+        if not value:  # as of a shell variable that is not set
+            raise UserError(f"{where}: no id after =; where the empty text is an id, send it to POST /v1/forget")
         if feature not in config.schema.features:
             raise UserError(f"{where}: no feature {feature!r}, only {', '.join(config.schema.features)}")
         keys.append({"feature": feature, "id": value})

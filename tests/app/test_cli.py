@@ -61,6 +61,7 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
         (["evaluate", "x.csv", "--compare", "springtide.toml", "nowhere.toml"], ["there is no nowhere.toml"]),
         (["evaluate", "empty.csv"], ["there is no row to learn"]),
         (["forget", "--key", "user_id"], ["FEATURE=ID"]),
+        (["forget", "--key", "user_id="], ["--key user_id=", "no id after ="]),
         (["forget", "--key", "item=3"], ["no feature 'item'"]),
         (["forget", "--key", "user_id=3"], ["no log", "nothing was learned"]),
         (["versions", "rollback"], ["required", "version"]),
