@@ -17,9 +17,9 @@ from tests.bench.train.learner_ranks import batches_of, learner_of
 MODULE = "tests.bench.train.rank_costs"
 NUM_RANKS = 2, 4
 ROWS, DIM, EXCHANGES = 26_000, 16, 100  # gradients of a rank
-CUTS, STEPS_A_CUT, REPEATS = 8, 5, 3
+NUM_VERSIONS, STEPS_A_VERSION, REPEATS = 8, 5, 3
 FACTS_BYTES = 4096  # positions, watermarks, letters that a rank tells the others
-IN_ORDER, ARRIVAL, CUT = "in the order of ranks", "as they arrive", "cut"
+IN_ORDER, ARRIVAL, VERSION = "in the order of ranks", "as they arrive", "version"
 
 
 def sums(rank: int, num_ranks: int, how: str, num_exchanges: int) -> dict[str, float]:
@@ -61,7 +61,7 @@ def sums(rank: int, num_ranks: int, how: str, num_exchanges: int) -> dict[str, f
     return {"rate": 1 / median(times)}
 
 
-def cuts(rank: int, num_ranks: int, num_cuts: int) -> dict[str, float]:
+def versions(rank: int, num_ranks: int, num_versions: int) -> dict[str, float]:
     """Learn, and now and then tell each other what a version needs; return how often a second that could be done."""
     import torch
     import torch.distributed as dist
@@ -70,11 +70,11 @@ def cuts(rank: int, num_ranks: int, num_cuts: int) -> dict[str, float]:
 
     exchange = Exchange(dist.group.WORLD)
     learner = learner_of(num_ranks, exchange, "float32")
-    batches, facts = batches_of(rank, num_ranks, (num_cuts + 1) * STEPS_A_CUT), pickle.dumps(bytes(FACTS_BYTES))
+    batches, facts = batches_of(rank, num_ranks, (num_versions + 1) * STEPS_A_VERSION), pickle.dumps(bytes(FACTS_BYTES))
     times = []
     for step, batch in enumerate(batches):
         learner.step(batch)
-        if (step + 1) % STEPS_A_CUT:
+        if (step + 1) % STEPS_A_VERSION:
             continue
         dist.barrier()
         start = time.perf_counter()
@@ -94,12 +94,12 @@ def main() -> None:
     if (given := rank_arguments(sys.argv)) is not None:
         rank, num_ranks, address, how, number = given
         where = int(rank), int(num_ranks)
-        work = partial(cuts, *where, int(number)) if how == CUT else partial(sums, *where, how, int(number))
+        work = partial(versions, *where, int(number)) if how == VERSION else partial(sums, *where, how, int(number))
         run_rank(*where, address, work)
         return
     options = argument_parser(__doc__ or "").parse_args()
-    exchanges, num_cuts, repeats = (5, 1, 1) if options.quick else (EXCHANGES, CUTS, REPEATS)
-    numbers = {IN_ORDER: exchanges, ARRIVAL: exchanges, CUT: num_cuts}
+    exchanges, num_versions, repeats = (5, 1, 1) if options.quick else (EXCHANGES, NUM_VERSIONS, REPEATS)
+    numbers = {IN_ORDER: exchanges, ARRIVAL: exchanges, VERSION: num_versions}
     contenders = {(how, ranks): Ranks(MODULE, ranks, how, numbers[how]) for how in numbers for ranks in NUM_RANKS}
     for _ in range(repeats):
         for contender in contenders.values():
@@ -108,7 +108,7 @@ def main() -> None:
     for ranks in NUM_RANKS:
         rates = {how: contenders[how, ranks].all_of("rate") for how in numbers}
         cases.append(Case(f"{ranks} ranks, sums {ARRIVAL}", "exchanges/s", rates[ARRIVAL], {IN_ORDER: rates[IN_ORDER]}))
-        cases.append(Case(f"{ranks} ranks, what they tell each other for a version", "1/s", rates[CUT], {}))
+        cases.append(Case(f"{ranks} ranks, what they tell each other for a version", "1/s", rates[VERSION], {}))
     packages = "torch", "numba", "numpy"
     report("train.rank_costs", cases, packages=packages, out=options.out, quick=options.quick)
 
