@@ -175,7 +175,7 @@ def count_rows_by_request(
 def count_missing_by_request(features: Features, ends_J: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Count each request's samples without a value of each feature, int64 [J, F]: categorical, lists, dense.
 
-    A value that is absent, null or an empty list is missing. The samples of request j, at least one, end at `ends_J[j]`.
+    A value that is absent, null or an empty list is missing. The samples of request j, one or more, end at `ends_J[j]`.
     """
     empty_NM = [np.diff(ragged.offsets)[:, None] == 0 for ragged in features.lists]
     is_missing_NF = np.hstack([features.categorical_NC == MISSING_ID, *empty_NM, np.isnan(features.dense_NF)])

@@ -35,7 +35,7 @@ def test_a_misspelt_feature_is_seen_in_what_is_missing(world):
     world.log.start_epoch()
     client = world.serve()
     world.served(client, world.log.number)
-    whole = {"user_id": 1, "item_id": "a", "last_items": [3], "age": 30, "genres": [7]} | {"click": 1, "x": "no feature"}
+    whole = {"user_id": 1, "item_id": "a", "last_items": [3], "age": 30, "genres": [7]} | {"click": 1, "x": "unused"}
     answer = client.post("/v1/predict", json={"instances": [whole, whole]})
     assert "x-springtide-missing" not in answer.headers
     others = [{**whole, "age": None}, {"usr_id": 1, "item_id": "a", "last_items": [], "genres": [7], "age": 3}]
