@@ -20,7 +20,7 @@ from springtide_client.wide.slots import Slots
 
 from app.models.wide.wide_part import WidePart
 from app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
-from app.training.step.wide_sums import ArraySums
+from app.training.step.wide_sums import ArraySums, part_of_sum
 from embeddings.collection.collection import AnyTable
 from embeddings.lookup.handle import Lookup
 from embeddings.sharding.precision import Precision
@@ -85,24 +85,30 @@ class ChunkedWideStep(WideStep):
         if self.steps_rows:
             added_UD *= np.sqrt(states_US[:, :1]) + FACTORIZATION_EPS
         sums = self.rows.sums("wide", lookup, torch.from_numpy(added_UD), torch.from_numpy(added_US))
-        owned = zip(self.rows.tables, lookup.lookups_T, lookup.columns_T, strict=True)
-        for (table, own, columns), (sums_UD, sums_US) in zip(owned, sums, strict=True):
+        owned = zip(self.rows.tables, lookup.lookups_T, lookup.columns_T, _num_ranks_asking(lookup), strict=True)
+        for (table, own, columns, num_ranks_U), (sums_UD, sums_US) in zip(owned, sums, strict=True):
             states = columns.states_NS[:, -self.rows.num_states :]
+            least_U = np.ones(len(states), np.float32)
             for label in range(self.num_labels):
                 at = first + COLUMNS * label
-                information_U = np.minimum(
-                    states[:, at + INFORMATION] + sums_US[:, at + INFORMATION], np.float32(MAX_INFORMATION)
-                )
+                held_U, added_U = states[:, at + INFORMATION], sums_US[:, at + INFORMATION]
+                part_U = part_of_sum(
+                    held_U, added_U, num_ranks_U, strengths.first, MAX_INFORMATION, strengths.number
+                ).astype(np.float32)
+                least_U = np.minimum(least_U, part_U)
+                information_U = np.minimum(held_U + added_U, np.float32(MAX_INFORMATION))
                 states[:, at + INFORMATION] = information_U
-                states[:, at + WEIGHT] += sums_US[:, at + WEIGHT] / (strengths.first + information_U)
+                states[:, at + WEIGHT] += part_U * sums_US[:, at + WEIGHT] / (strengths.first + information_U)
                 squares_U = np.maximum(states[:, at + PLAIN_SQUARES] + sums_US[:, at + PLAIN_SQUARES], 0)
                 states[:, at + PLAIN_SQUARES] = squares_U
-                states[:, at + PLAIN_WEIGHT] += sums_US[:, at + PLAIN_WEIGHT] / (np.sqrt(squares_U) + PLAIN_EPS)
+                moves_U = sums_US[:, at + PLAIN_WEIGHT] / (np.sqrt(squares_U) + PLAIN_EPS)
+                states[:, at + PLAIN_WEIGHT] += part_U * moves_U
             is_born_U = (states[:, -1] == 0) & (sums_US[:, -1] > 0)
             states[is_born_U, -1] = self._born
             if self.steps_rows:
-                states[:, 0] = np.maximum(states[:, 0] + sums_US[:, 0], 0)
-                columns.values_ND[...] += np.nan_to_num(sums_UD) / (np.sqrt(states[:, :1]) + FACTORIZATION_EPS)
+                states[:, 0] = _summed_squares(states[:, 0], sums_US[:, 0])
+                moves_UD = np.nan_to_num(sums_UD) / (np.sqrt(states[:, :1]) + FACTORIZATION_EPS)
+                columns.values_ND[...] += least_U[:, None] * moves_UD
             table.write_rows(own, columns.values_ND, columns.states_NS)
 
     def _has_more(self, start: int, num_samples: int, *, is_first: bool) -> bool:
@@ -140,10 +146,15 @@ class ChunkedWideStep(WideStep):
         ((sums_Q2L, _),) = self.crosses_of_all.sums("crosses", lookup, torch.from_numpy(added_Q2L), none)
         (own,) = lookup.columns_T
         self._crosses_before[id(lookup)] = own._replace(values_ND=own.values_ND.copy())
-        values_Q2L = own.values_ND
-        information_QL = np.minimum(values_Q2L[:, 1::2] + sums_Q2L[:, 1::2], np.float32(MAX_INFORMATION))
+        (num_ranks_Q,) = _num_ranks_asking(lookup)
+        values_Q2L, strengths = own.values_ND, self._strengths
+        held_QL, added_QL = values_Q2L[:, 1::2], sums_Q2L[:, 1::2]
+        part_QL = part_of_sum(
+            held_QL, added_QL, num_ranks_Q[:, None], strengths.cross, MAX_INFORMATION, strengths.number
+        ).astype(np.float32)
+        information_QL = np.minimum(held_QL + added_QL, np.float32(MAX_INFORMATION))
         values_Q2L[:, 1::2] = information_QL
-        values_Q2L[:, ::2] += sums_Q2L[:, ::2] / (self._strengths.cross + information_QL)
+        values_Q2L[:, ::2] += part_QL * sums_Q2L[:, ::2] / (strengths.cross + information_QL)
         self.crosses.write_rows(lookup.lookups_T[0], values_Q2L, own.states_NS)
 
     def _restore_crosses(self, lookup: Lookup, columns: RowColumns) -> None:
@@ -151,3 +162,18 @@ class ChunkedWideStep(WideStep):
         assert self.crosses is not None
         if (own := self._crosses_before.get(id(lookup))) is not None:
             self.crosses.write_rows(lookup.lookups_T[0], own.values_ND, own.states_NS)
+
+
+def _num_ranks_asking(lookup: ShardedLookup) -> list[npt.NDArray[np.int64]]:
+    """Return of each table here how many ranks learn from each unique key of its lookup, (U)."""
+    return [
+        np.bincount(asked.of_asked(torch.from_numpy(own.unique.inverse_K)).numpy(), minlength=len(own.unique.ids_U))
+        for own, asked in zip(lookup.lookups_T, lookup.asked_T, strict=True)
+    ]
+
+
+def _summed_squares(before_U: Float32Array, sums_U: Float32Array) -> Float32Array:
+    """Add what ranks have added to summed squares; where they have forgotten more, all together never forget all."""
+    forgotten_U = np.minimum(sums_U, 0) / np.maximum(before_U, np.float32(1e-30))
+    squares_U: Float32Array = np.where(sums_U < 0, before_U * np.exp(forgotten_U), before_U + sums_U)
+    return squares_U

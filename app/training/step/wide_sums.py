@@ -42,6 +42,31 @@ WEIGHTS = (
 STATISTICS = {"number_statistics_3D": 1.0, "seen_statistics_3F": apply.SEEN_PRIOR}
 MOST_VALUES = {"number_statistics_3D": prepare.MAX_COUNT, "seen_statistics_3F": apply.MAX_COUNT}
 ADDED = ("pair_gains_P", "clicks_L", "samples_L", "loss_difference_L")
+KNOWN_PART = 0.1  # of the most information: a weight that holds so much is well known
+
+
+def part_of_sum(
+    before: npt.NDArray[Any],
+    added: npt.NDArray[Any],
+    num_ranks: npt.NDArray[Any] | int,
+    strength: float,
+    most: float,
+    slots: float,
+) -> npt.NDArray[Any]:
+    """Return what part of `num_ranks` ranks' summed moves a weight makes: less than 1 if it is well known and frequent.
+
+    Such weights, of a sample's `slots`, share its error, and every rank meets that error again and again: by itself it
+    corrects 1 - exp(-x / m) of it within a step, all m ranks as one would correct 1 - exp(-x), but the sum of their
+    moves is m times the first, and above twice the error it runs away. x: the information added over that held, times
+    the weights that share the error, two a slot. At the most information what was added is not known: then x is taken
+    as endless, and the ranks' mean remains.
+    """
+    held = strength + np.maximum(before, KNOWN_PART * most)
+    alone = strength + np.minimum(before + added / num_ranks, most)
+    by_information = alone / (strength + np.minimum(before + added, most))
+    x = np.maximum(2.0 * slots * added / held, 1e-9)
+    by_error = np.where(before < most, np.expm1(-x) / (num_ranks * np.expm1(-x / num_ranks)), 1.0 / num_ranks)
+    return np.where(before < KNOWN_PART * most, 1.0, np.minimum(by_error / by_information, 1.0))
 
 
 @dataclass(frozen=True)
@@ -53,7 +78,7 @@ class ArraySums:
     @staticmethod
     def of(before: Arrays, after: Arrays, strengths: Strengths, counts_3: Float64Array) -> "ArraySums":
         """From the arrays before and after a rank's samples; `counts_3`: its samples, slots and potential crosses."""
-        sums: dict[str, Float64Array] = {"counts": counts_3}
+        sums: dict[str, Float64Array] = {"counts": counts_3, "num_ranks": np.array([float(counts_3[0] > 0)])}
         for weights in WEIGHTS:
             held = _strength_of(weights, strengths) + after[weights.information]
             sums[weights.name] = held * (after[weights.name] - before[weights.name])
@@ -75,10 +100,17 @@ class ArraySums:
     def write(self, before: Arrays, arrays: Arrays, strengths: Strengths) -> None:
         """Write the arrays that follow those from before the step."""
         sums = self.sums
+        num_ranks = max(1, int(sums["num_ranks"][0]))
         for weights in WEIGHTS:
-            information = np.minimum(before[weights.information] + sums[weights.information], weights.most)
+            strength, held, added = (
+                _strength_of(weights, strengths),
+                before[weights.information],
+                sums[weights.information],
+            )
+            part = part_of_sum(held, added, num_ranks, strength, weights.most, strengths.number)
+            information = np.minimum(held + added, weights.most)
             arrays[weights.information][...] = information
-            moved = before[weights.name] + sums[weights.name] / (_strength_of(weights, strengths) + information)
+            moved = before[weights.name] + part * sums[weights.name] / (strength + information)
             if weights.range is not None:
                 moved = moved.clip(*weights.range)
             arrays[weights.name][...] = np.where(sums[weights.name] == 0, before[weights.name], moved)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from springtide_client.features import Features, Ragged
+from springtide_client.schema import Schema
 
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
@@ -299,13 +300,15 @@ def test_a_step_that_exchanges_is_not_captured() -> None:
     on_ranks(2, work)
 
 
-def make_wide_learner(exchange: Exchange | None = None, crosses: int = 64) -> Learner:
-    table = open_table(with_wide_rows(TABLE, SCHEMA, crosses=crosses > 0))
-    config = ModelConfig(name="deepfm", wide=True, crosses=crosses)
+def make_wide_learner(
+    exchange: Exchange | None = None, crosses: int = 64, schema: Schema = SCHEMA, model: str = "deepfm"
+) -> Learner:
+    table = open_table(with_wide_rows(TABLE, schema, crosses=crosses > 0))
+    config = ModelConfig(name=model, wide=True, crosses=crosses)
     with BUILDING:
-        net = build_model(config, ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
-    add_wide_part(net, config, SCHEMA)
-    return Learner(net, table, TrainConfig(), SCHEMA, exchange=exchange)
+        net = build_model(config, ModelSpec.of(schema, TABLE.dim), seed=0)
+    add_wide_part(net, config, schema)
+    return Learner(net, table, TrainConfig(), schema, exchange=exchange)
 
 
 def loss_of(reports: list[Any]) -> float:
@@ -342,6 +345,34 @@ def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
         assert len(other_rows[name]) > 10
         keys = [{*zip(one.features, one.ids, strict=True)} for one in (delta, other_rows[name])]
         assert not keys[0] & keys[1], "two ranks have a row of this id"
+
+
+def test_many_ranks_that_correct_the_same_error_do_not_overshoot() -> None:
+    """Every id is in half of all samples: each rank alone corrects most of an error within a step."""
+    schema = Schema(labels=("click",), categorical=tuple(f"field{number}" for number in range(12)))
+
+    def clicks(seed: int) -> Batch:
+        random = np.random.default_rng(seed)
+        ids_NC = random.integers(0, 2, (1024, 12))
+        logits_N = (ids_NC - 0.5) @ np.linspace(-1, 1, 12)
+        labels_NL = (random.random((1024, 1)) < 1 / (1 + np.exp(-logits_N[:, None]))).astype(np.float32)
+        features, ones_N = Features(ids_NC, (), np.zeros((1024, 0), np.float32)), np.ones(1024, np.float32)
+        batch = make_batch(seed, 1024)
+        return dataclasses.replace(
+            batch, features=features, labels_NL=labels_NL, weights_N=ones_N, id_strings=[], dead_letters=()
+        )
+
+    def work(exchange: Exchange) -> list[float]:
+        learner, losses = make_wide_learner(exchange, 0, schema, "logistic"), []
+        assert learner.wide is not None
+        for step in range(7):
+            losses.append(learner.step(clicks(8 * step + exchange.rank)).loss)
+            arrays = learner.wide.arrays
+            arrays.loss_difference_L[:], arrays.mixture_L[:] = 100, 1  # the plain learner would hide it
+        return losses
+
+    losses = on_ranks(8, work)[0]
+    assert max(losses[4:]) < 0.59
 
 
 def test_a_spill_error_of_one_rank_lets_all_try_again() -> None:
