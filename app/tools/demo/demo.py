@@ -20,6 +20,7 @@ from app.processes.supervisor import ChildSpec, Supervisor
 from app.scores.best_auc import read_best_auc
 from app.tools.demo.output_files import OutputFiles
 from app.tools.demo.status_line import StatusLine, format_status
+from app.version_log.write.trainer_lock import wait_until_free
 
 READY_SECONDS = 120.0
 CHECK_SECONDS = 0.1
@@ -57,7 +58,11 @@ class Demo:
         return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.port}"
 
     def run(self, stopping: threading.Event, seconds: float | None) -> dict[str, Any] | None:
-        """Run until `stopping`, or `seconds` after readiness; return the last status that was read while all ran."""
+        """Run until `stopping`, or `seconds` after readiness; return the last status that was read while all ran.
+
+        LogBusyError if another demo writes the log.
+        """
+        wait_until_free(self.config.log.path)
         output = OutputFiles(self.config.log.path.parent / "output")
         self.line.print(f"starting broker, simulator, trainer and server; their output is in {output.folder}")
         with (

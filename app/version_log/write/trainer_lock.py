@@ -59,6 +59,33 @@ class TrainerLock:
             self._descriptor = -1
 
 
+def wait_until_free(log_path: Path, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Return once no trainer of this machine holds the log's lock. LogBusyError if one still does after the wait.
+
+    For a supervisor, which would start its trainer again and again: it asks before it starts anything.
+    """
+    path = log_path / "trainer.lock"
+    deadline = time.monotonic() + wait_seconds
+    while _is_held(path):
+        if time.monotonic() >= deadline:
+            raise LogBusyError(
+                f"another trainer ({_read_holder(path)}) is writing the log {log_path}: stop it first, "
+                "or give this one a log of its own with another name"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or one that the trainer itself will report
+        return False
+    return False
+
+
 def _try_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -1,13 +1,20 @@
 """`springtide run`: everything up, a dead child restarted, all of it down within seconds."""
 
+import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from app.cli import load_command
+from app.version_log.errors import LogBusyError
+from app.version_log.write.trainer_lock import TrainerLock, wait_until_free
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -76,3 +83,18 @@ def test_a_killed_trainer_is_restarted_and_all_processes_end_after_ctrl_c(tmp_pa
             arguments[0]
         ] in out
     assert (tmp_path / "model.pt").stat().st_size > 1_000
+
+
+def test_a_run_beside_another_trainer_ends_before_it_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "springtide.toml").write_text(CONFIG + f'[log]\npath = "{tmp_path}/log"\n')
+    (tmp_path / "log").mkdir()
+    lock = TrainerLock.acquire(tmp_path / "log")
+    monkeypatch.setattr("app.processes.signals.stop_on_signals", threading.Event)
+    monkeypatch.setitem(wait_until_free.__kwdefaults__, "wait_seconds", 0.0)
+    arguments = argparse.Namespace(config=str(tmp_path / "springtide.toml"), port=None, debug=False)
+    with pytest.raises(LogBusyError, match=f"another trainer .pid {os.getpid()}. is writing"):
+        load_command("run").run(arguments)
+    assert not (tmp_path / "log" / "broker.json").exists()
+    lock.release()

@@ -6,6 +6,7 @@ import pytest
 
 from app.version_log.errors import LogBusyError
 from app.version_log.trainer_status import TrainerStatus, write_status
+from app.version_log.write.trainer_lock import wait_until_free
 
 
 def test_a_second_trainer_cannot_start(log) -> None:
@@ -13,6 +14,13 @@ def test_a_second_trainer_cannot_start(log) -> None:
         log.open()
     with log.writer() as writer:
         assert writer.epoch == 2
+
+
+def test_a_supervisor_waits_for_a_log_that_another_trainer_holds(log) -> None:
+    wait_until_free(log.path / "none", wait_seconds=0.0)
+    with log.writer(), pytest.raises(LogBusyError, match=f"another trainer .pid {os.getpid()}. is writing"):
+        wait_until_free(log.path, wait_seconds=0.0)
+    wait_until_free(log.path, wait_seconds=0.0)
 
 
 def test_a_recent_status_from_another_machine_prevents_a_start(log, monkeypatch) -> None:
