@@ -83,7 +83,9 @@ def comparison_lines(first: EvaluationResult, second: EvaluationResult) -> list[
         lines.append(difference_text("2 minus 1", compare(first.scored, second.scored, label=index)))
     for name, result in (("1", first), ("2", second)):
         lines += ["", f"{name}: {result.lines()[0]}", *result.lines()[1:]] if result.segments else []
-    heads = [f"{name}: {result.lines()[0]}" for name, result in (("1", first), ("2", second))]
+    heads = []
+    for name, result in (("1", first), ("2", second)):
+        heads += [f"{name}: {result.lines()[0]}", *(f"{name}: {warning}" for warning in result.warnings())]
     return [*heads, *lines]
 
 

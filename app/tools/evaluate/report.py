@@ -58,6 +58,7 @@ class EvaluationResult:
     seconds: float
     dead_letters: Mapping[str, int]
     first_dead_letter: str
+    fields_without_values: Sequence[str]  # of [schema]
     is_complete: bool  # False: it was stopped
     whole: Mapping[str, Score]  # by label
     window: Score  # of the newest samples, for the first label
@@ -83,6 +84,7 @@ class EvaluationResult:
             seconds=seconds,
             dead_letters=dict(evaluation.dead_letters),
             first_dead_letter=evaluation.first_dead_letter,
+            fields_without_values=source.fields_without_values(),
             is_complete=is_complete,
             whole=whole,
             window=score_of(samples.where(newest)),
@@ -111,6 +113,7 @@ class EvaluationResult:
             "samples": self.samples,
             "dead_letters": dict(self.dead_letters),
             "first_dead_letter": self.first_dead_letter,
+            "fields_without_values": list(self.fields_without_values),
             "is_complete": self.is_complete,
             "seconds": round(self.seconds, 3),
             "samples_per_second": round(self.samples_per_second, 1),
@@ -125,7 +128,7 @@ class EvaluationResult:
         """Return the result for people."""
         rate = f"{self.seconds:.1f} s ({self.samples_per_second:,.0f}/s)"
         stopped = "" if self.is_complete else ", stopped before the end"
-        lines = [f"{self.samples:,} samples in {rate} with {self.config}{stopped}", *self._dead_letter_lines(), ""]
+        lines = [f"{self.samples:,} samples in {rate} with {self.config}{stopped}", *self.warnings(), ""]
         whole = {"all samples" if len(self.whole) == 1 else label: score for label, score in self.whole.items()}
         window = {f"last {self.window.samples:,}": self.window} if self.window.samples < self.samples else {}
         lines += table(whole | window, score_text)
@@ -137,12 +140,19 @@ class EvaluationResult:
             ]
         return lines
 
-    def _dead_letter_lines(self) -> list[str]:
-        if not self.dead_letters:
-            return []
-        counts = ", ".join(f"{num:,} {reason}" for reason, num in sorted(self.dead_letters.items()))
-        num = sum(self.dead_letters.values())
-        return [f"{num:,} of {self.rows:,} rows cannot be learned: {counts}; {self.first_dead_letter}"]
+    def warnings(self) -> list[str]:
+        """Return a line for rows that cannot be learned, and one for fields that no row has."""
+        lines = []
+        if self.dead_letters:
+            counts = ", ".join(f"{num:,} {reason}" for reason, num in sorted(self.dead_letters.items()))
+            num = sum(self.dead_letters.values())
+            lines.append(f"{num:,} of {self.rows:,} rows cannot be learned: {counts}; {self.first_dead_letter}")
+        if self.fields_without_values:
+            names = ", ".join(self.fields_without_values)
+            lines.append(
+                f"no row has a value for {names}: nothing is learned from that; compare [schema] with the rows"
+            )
+        return lines
 
 
 def table(rows: Mapping[str, Score], text: Callable[[Score], str], title: str = "", more: str = "") -> list[str]:

@@ -12,6 +12,7 @@ from springtide_client.log.directory import LogDirectory
 
 from app.config.load import load_config
 from app.errors import UserError
+from app.tools.evaluate.comparison import comparison_lines
 from app.tools.evaluate.passes import evaluate_files
 from app.tools.evaluate.report import STATUS_SCORES
 from app.tools.replay.input_file import InputFile
@@ -148,3 +149,15 @@ def test_a_file_without_samples_is_an_error_that_says_why(tmp_path: Path) -> Non
         evaluate_files([write_rows(tmp_path / "empty.jsonl", [])], path)
     with pytest.raises(UserError, match=r"no row can be learned \(3 missing_label\); row 1: missing_label: no value"):
         evaluate_files([write_rows(tmp_path / "bad.jsonl", [{"user_id": 1, "ts": 0}] * 3)], path)
+
+
+def test_fields_that_no_row_has_are_named(tmp_path: Path) -> None:
+    path, rows = write_config(tmp_path), clicks(100)
+    whole = evaluate_files([write_rows(tmp_path / "whole.jsonl", rows)], path)
+    without = [row | {"genres": [], "age": None} for row in rows]
+    result = evaluate_files([write_rows(tmp_path / "without.jsonl", without)], path)
+    assert whole.fields_without_values == []
+    assert result.document()["fields_without_values"] == ["genres", "age"]
+    warning = "no row has a value for genres, age: nothing is learned from that; compare [schema] with the rows"
+    assert warning in result.lines()
+    assert f"2: {warning}" in comparison_lines(whole, result)
