@@ -4,7 +4,7 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -70,16 +70,21 @@ class InputFile:
         csv.field_size_limit(MAX_CELL_CHARACTERS)
         # utf-8-sig: spreadsheets write a byte order mark before the first column's name
         with self._open() as (stream, fraction), io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+            source = _Lines(text)
             # tab-separated files have no quoting: a cell may begin with a quote
-            no_quotes = csv.reader(text, delimiter=delimiter, quoting=csv.QUOTE_NONE)
-            lines = csv.reader(text, delimiter=delimiter) if delimiter == "," else no_quotes
+            no_quotes = csv.reader(source, delimiter=delimiter, quoting=csv.QUOTE_NONE)
+            lines = csv.reader(source, delimiter=delimiter) if delimiter == "," else no_quotes
             try:
                 header = next(lines, None)
                 if header is None:
                     raise UserError(f"{self.path.name} is empty: its first line must name the columns")
-                self._check_key(header)
+                self._check_header(header)
                 at = header.index(self.key) if self.key is not None else -1
+                source.taken.clear()
                 for cells in lines:
+                    if len(source.taken) > 1 or source.is_at_end:
+                        self._check_quotes(source.taken, lines.line_num)
+                    source.taken.clear()
                     if not cells:
                         continue
                     if len(cells) > len(header):
@@ -89,7 +94,10 @@ class InputFile:
                     cells += [""] * (len(header) - len(cells))
                     value = encode_json(dict(zip(header, [cell or None for cell in cells], strict=True)))
                     yield FileRow(value, (cells[at].encode() or None) if at >= 0 else None, fraction())
-            except (csv.Error, UnicodeDecodeError, OSError, EOFError) as error:
+            except UnicodeDecodeError as error:
+                wrong = error.object[error.start : error.end]
+                raise UserError(f"{self.path.name} is not UTF-8 ({wrong!r}): convert it, as with iconv") from None
+            except (csv.Error, OSError, EOFError) as error:
                 raise UserError(f"{self.path.name} line {lines.line_num}: {error}") from None
 
     def _lines(self) -> Iterator[FileRow]:
@@ -125,6 +133,21 @@ class InputFile:
                     num += 1
                     yield FileRow(encode_json(plain), self._key_of(plain), num / total)
 
+    def _check_quotes(self, row: list[str], last_line: int) -> None:
+        """Raise UserError for a row of several lines whose quotes are wrong: one that is not closed swallows lines."""
+        try:
+            list(csv.reader(row, strict=True))
+        except csv.Error:
+            first = last_line - len(row) + 1
+            raise UserError(
+                f"{self.path.name} line {first}: a quote is not closed: {len(row):,} lines would be one row"
+            ) from None
+
+    def _check_header(self, columns: list[str]) -> None:
+        if twice := next((name for name in columns if name and columns.count(name) > 1), None):
+            raise UserError(f"{self.path.name} has two columns {twice!r}: rename one of them")
+        self._check_key(columns)
+
     def _check_key(self, columns: list[str]) -> None:
         if self.key is not None and self.key not in columns:
             raise UserError(f"--key {self.key}: {self.path.name} has no such column, only {', '.join(columns)}")
@@ -143,6 +166,26 @@ class InputFile:
         if cell is None:
             return None
         return cell.encode() if isinstance(cell, str) else encode_json(cell)
+
+
+class _Lines:
+    """The lines of a text, and which were `taken`; `is_at_end` once more were asked for than there are."""
+
+    def __init__(self, text: Iterable[str]) -> None:
+        self._lines, self.is_at_end = iter(text), False
+        self.taken: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            line = next(self._lines)
+        except StopIteration:
+            self.is_at_end = True
+            raise
+        self.taken.append(line)
+        return line
 
 
 def replace_nan(value: bytes) -> bytes:

@@ -124,7 +124,7 @@ def test_a_topic_is_looked_at_like_a_file(springtide: Callable[..., tuple[int, s
         ("a,click\n1,0\n2,1\n", ["--write", "nowhere/app.toml"], ["no folder nowhere"]),
         ("a,click\n1,0\n2,1\n", ["--write", "clicks.csv"], ["exists"]),
         ("a,click\n1,0\n2,1\n", ["--topic", "clicks"], ["one thing"]),
-        (b"\xff\xfe,click\n1,0\n", [], ["clicks.csv line"]),
+        (b"\xff\xfe,click\n1,0\n", [], ["clicks.csv is not UTF-8"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

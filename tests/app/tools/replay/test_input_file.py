@@ -28,6 +28,14 @@ def test_csv_cells_stay_strings_and_empty_ones_become_null(tmp_path: Path) -> No
     ]
 
 
+def test_a_quoted_cell_may_have_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('a,b\n"x\ny",1\n2,"z\n"')
+    assert [row.value for row in InputFile(tmp_path / "a.csv").rows()] == [
+        b'{"a":"x\\ny","b":"1"}',
+        b'{"a":"2","b":"z\\n"}',
+    ]
+
+
 def test_tsv_has_no_quoting(tmp_path: Path) -> None:
     path = tmp_path / "clicks.tsv"
     path.write_text('query\tclick\n"open\t1\n')
@@ -81,7 +89,10 @@ def test_a_key_is_the_string_in_its_column(tmp_path: Path) -> None:
     [
         ("a.csv", b"", None, "its first line must name the columns"),
         ("a.csv", b"a,b\n1,2,3\n", None, "line 2: 3 cells, but 2 columns"),
-        ("a.csv", b"a\n\xff\n", None, "line"),
+        ("a.csv", b"a\n\xff\n", None, r"is not UTF-8 .b'.xff'.: convert it"),
+        ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', None, "line 3: a quote is not closed: 2 lines would be one row"),
+        ("a.csv", b'a,b\n1,2\n"3,4\n5,6\n"7,8\n', None, "line 3: a quote is not closed: 3 lines would be one row"),
+        ("a.csv", b"a,b,a\n1,2,3\n", None, "two columns 'a'"),
         ("a.csv", b"a\n1\n", "b", "no such column, only a"),
         ("a.parquet", b"nothing", None, "is not a valid Parquet file"),
         ("a.xlsx", b"", None, "rename it"),
