@@ -15,7 +15,7 @@ from springtide_client.system.settings import Settings, format_value
 from app.config.assignments import merge_document
 from app.config.features import FeatureConfig, feature_policies, feature_tables
 from app.config.schema import SchemaConfig
-from app.config.unknown_keys import check_keys, unknown_key_error
+from app.config.unknown_keys import check_keys, has_key, unknown_key_error
 from app.errors import UserError
 from app.models.config import ModelConfig
 from app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of
@@ -185,6 +185,9 @@ def check_sections(where: str, document: Mapping[str, Any]) -> None:
     """Raise UserError for a section that does not exist."""
     for key in document:
         if key not in SECTIONS and key != "name":
+            homes = [name for name, settings in SECTIONS.items() if has_key(settings, key)]
+            if homes:
+                raise UserError(f"{where} has {key!r} outside of a section: it belongs to [{'] or ['.join(homes)}]")
             raise unknown_key_error(where, key, ["name", *SECTIONS])
 
 

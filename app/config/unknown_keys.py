@@ -31,6 +31,12 @@ def check_keys(where: str, table: Mapping[str, Any], settings_class: type[Settin
             check_keys(f"{where} {name}", value, inner)
 
 
+def has_key(settings_class: type[Settings], name: str) -> bool:
+    """Return True if a file may have this key in a table of the settings."""
+    key = keys(settings_class).get(name)
+    return key is not None and not key.is_internal
+
+
 def unknown_key_error(where: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for an unknown key of the table that `where` names."""
     known = list(known)

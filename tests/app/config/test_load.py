@@ -190,6 +190,7 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
         (('["user_id", "item_id"]', '"user_id"'), ["[schema] categorical", "a list"]),
         (('["user_id", "item_id"]', "[]"), ["at least one feature"]),
         (("[schema]", "[sorce]\n[schema]"), ["sorce", "did you mean source?"]),
+        (("[schema]", "batch_size = 3\n[schema]"), ["'batch_size' outside of a section", "it belongs to [train]"]),
         (("[schema]", "[serve]\nclient_seconds = 3\n[schema]"), ["[serve]", "did you mean request_timeout_seconds?"]),
         (("[schema]", "[train]\ncapture = true\n[schema]"), ["[train]", "did you mean cuda_graphs?"]),
         (("[schema]", "[train]\nbatchsize = 3\n[schema]"), ["[train]", "did you mean batch_size?"]),
