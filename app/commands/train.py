@@ -93,7 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = Ranks.of_environment(config.cluster.timeout_seconds, "cuda" if uses_gpu else "cpu")
     try:
         trainer = Trainer(
-            config, until_end=arguments.until_end, take_over=arguments.take_over, start=start, ranks=ranks
+            config,
+            until_end=arguments.until_end,
+            take_over=arguments.take_over,
+            start=start,
+            ranks=ranks,
+            owns_process=True,
         )
         has_compactor = ranks.is_first and not arguments.no_compact
         with CompactorSupervisor(config.path, config.log.path) if has_compactor else nullcontext():

@@ -51,12 +51,17 @@ class Trainer:
         take_over: bool = False,
         start: StartPosition | None = None,
         ranks: Ranks | None = None,
+        owns_process: bool = False,
     ) -> None:
         """Read the log back. `start`: where in the stream to begin, instead of where the log ends.
 
         `ranks`: those that learn together, each in its own process; by default this one alone. The trainer closes it.
+        `owns_process`: this process does nothing else, so its garbage collector may pass over what lives to the end.
         """
         self.config, self.until_end, self.ranks = config, until_end, ranks or Ranks()
+        self._owns_process = owns_process
+        if owns_process:
+            gc.freeze()  # what is imported: the collection after the log is read looks only at what that left behind
         self.signals = StopSignals()
         self.agreed = Agreement((Facts(),))
         self.corruption = ""  # as a reader of the log has reported it
@@ -141,7 +146,7 @@ class Trainer:
     def start(self) -> None:
         """Begin to read the stream."""
         self.session.start()
-        _freeze_heap()
+        self._freeze_heap()
         self.report_status()
 
     @property
@@ -255,11 +260,12 @@ class Trainer:
 
     def reload(self) -> None:
         """Continue from the end of the log; if that is not exact, under a new epoch from the newest exact version."""
-        gc.unfreeze()
+        if self._owns_process:
+            gc.unfreeze()
         if not self.ranks.of_first(self.log.ends_exact):
             self._open_next_epoch()
         self._adopt(self.session.reload(self.log, self.rollback.execute))
-        _freeze_heap()
+        self._freeze_heap()
 
     def repair(self) -> None:
         """Verify the reported corruption; if it is real, continue under a new epoch from before it."""
@@ -289,6 +295,12 @@ class Trainer:
             session.source.reset_emitted_strings()  # the new base holds no strings of deleted rows
         self.reporter.report(session, stall_reason=self._stall_reason)
 
+    def _freeze_heap(self) -> None:
+        """Keep the garbage collector from looking, with every batch, at what lives to the end anyway."""
+        if self._owns_process:
+            gc.collect()
+            gc.freeze()
+
     def _open_next_epoch(self) -> None:
         self.log.close()
         self.log = open_log(self.config.log, schema=self.config.schema, ranks=self._log_ranks)
@@ -302,7 +314,8 @@ class Trainer:
 
     def close(self) -> TrainerStatus:
         """Make everything durable and close it; returns the final status."""
-        gc.unfreeze()
+        if self._owns_process:
+            gc.unfreeze()
         self.log.sync()
         self.ranks.meet()  # the writers of all ranks are needed until everything is durable
         self.publisher.report_durable(self.session)
@@ -359,9 +372,3 @@ class Trainer:
                 part.close()
             except (SpringtideError, OSError) as error:
                 logger.warning("not closed properly", extra={"reason": str(error)})
-
-
-def _freeze_heap() -> None:
-    """Keep the garbage collector from walking, with every batch, what lives to the end anyway."""
-    gc.collect()
-    gc.freeze()

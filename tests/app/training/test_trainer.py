@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import threading
@@ -41,6 +42,21 @@ def test_until_end_learns_every_click_once_and_continues_where_it_ended(env):
         assert len(shown.pop("curve")) > 1
         assert shown.pop("rmse") is None  # of labels that are values
         assert published[part] == shown
+
+
+@pytest.mark.parametrize("owns_process", [False, True])
+def test_the_heap_is_frozen_only_in_a_process_of_its_own_and_while_it_learns(env, monkeypatch, owns_process):
+    frozen, report = [], Trainer.report_status
+
+    def noted(trainer) -> None:
+        frozen.append(gc.get_freeze_count() > 0)
+        report(trainer)
+
+    monkeypatch.setattr(Trainer, "report_status", noted)
+    env.produce(100)
+    Trainer(env.config, until_end=True, owns_process=owns_process).run()
+    assert set(frozen) == {owns_process}
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_is_open_is_closed_if_another_part_cannot_be_made(env, monkeypatch):
