@@ -26,7 +26,8 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
         "springtide_predict_rows_total", "Rows used by predictions, by status: only known rows are learned."
     )
     metrics.counter(
-        "springtide_predict_missing_total", "Instances scored without a value of a feature, by feature: is it misspelt?"
+        "springtide_predict_missing_total",
+        "Instances scored without a value of a feature, by feature: a misspelt name shows here.",
     )
     metrics.counter("springtide_retrieved_items_total", "Items of retrieve responses.")
     metrics.gauge("springtide_retrieve_items", "Items in the index of a model with two towers.", aggregation="min")
