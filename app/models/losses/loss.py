@@ -82,7 +82,8 @@ class Loss:
         ]
         total = torch.stack(losses) * self.factors()
         if self.task_weights is not None:
-            total = total + 0.5 * self.task_weights.log_variances_L * weights_NL.sum(dim=0)
+            # times the weights too: else a label of weight 0 would lower its variance until nothing is finite
+            total = total + 0.5 * self.weights_L * self.task_weights.log_variances_L * weights_NL.sum(dim=0)
         return total.sum(), weight
 
     def factors(self) -> Tensor:

@@ -54,6 +54,19 @@ def test_learned_uncertainty_is_that_of_the_paper():
     torch.testing.assert_close(net.task_weights.log_variances_L.grad, variances.grad)
 
 
+def test_a_weight_counts_beside_a_learned_one_and_a_label_of_weight_0_learns_none():
+    gradients = []
+    for weight in (1.0, 3.0, 0.0):
+        net = nn.Module()
+        add_task_weights(net, 2)
+        loss, _ = Loss([LabelLoss(), LabelLoss(weight=weight)], net)(some_logits(), LABELS, WEIGHTS)
+        loss.backward()
+        gradients.append(net.task_weights.log_variances_L.grad[1])
+    torch.testing.assert_close(gradients[1], 3 * gradients[0])  # so the variance ends where it would end
+    assert gradients[0] != 0
+    assert gradients[2] == 0
+
+
 def test_a_name_that_the_net_uses_itself_is_an_error():
     net = nn.Module()
     net.task_weights = nn.Linear(1, 1)
