@@ -14,6 +14,7 @@ from springtide_client.log.directory import LogDirectory
 from app.config.load import Config
 from app.errors import UserError
 from app.models.export.torch_export import export_model
+from app.models.losses.config import AGAINST_WIDE
 from app.models.registry import build_model
 from app.tools.cluster_diagnosis import check_cluster
 from app.tools.part_diagnosis import check_parts
@@ -63,6 +64,7 @@ def check_model(config: Config) -> Iterator[Diagnosis]:
     except ValueError as error:
         raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")
+    yield from check_losses(config)
     try:
         base = LogDirectory(config.log.path).open_base()
     except LogError as error:
@@ -72,6 +74,17 @@ def check_model(config: Config) -> Iterator[Diagnosis]:
         yield Diagnosis("note", f"the log was written with another {', '.join(plan.changes)}; the next start")
         for line in plan.lines():
             yield Diagnosis("note", f"  {line}")
+
+
+def check_losses(config: Config) -> Iterator[Diagnosis]:
+    """Note labels whose net and wide part minimize what does not go together."""
+    for label, loss in zip(config.schema.labels, config.losses, strict=True):
+        if config.model.has_wide_part and loss.name in AGAINST_WIDE:
+            yield Diagnosis(
+                "note",
+                f"label {label!r}: the wide part learns the logistic loss, and loss = {loss.name!r} draws the net away "
+                'from it: set [model] wide = false, or loss = "bce"',
+            )
 
 
 def check_broker(config: Config) -> Iterator[Diagnosis]:

@@ -10,6 +10,7 @@ from springtide_client.system.settings import FINITE, Settings
 
 LossName = Literal["bce", "focal", "pairwise", "listwise", "mse", "msle", "huber"]
 RANKING = ("pairwise", "listwise")
+AGAINST_WIDE = ("focal", "listwise")  # their least is elsewhere than that of the logistic loss of the wide part
 # of labels that are values and not probabilities: springtide_client.schema.LINKS
 LINKS = {"mse": "identity", "huber": "identity", "msle": "log1p"}
 

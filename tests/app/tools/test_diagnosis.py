@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from app.config.load import load_config
-from app.tools.diagnosis import Diagnosis, check_disk_caps
+from app.tools.diagnosis import Diagnosis, check_disk_caps, check_losses
 
 SMALL = """
 name = "shop"
@@ -40,3 +40,18 @@ def test_a_net_that_leaves_no_room_for_rows_is_a_problem(tmp_path: Path) -> None
     assert found.state == "problem"
     assert "the net alone takes about" in found.text
     assert ": raise it to " in found.text
+
+
+def test_losses_that_do_not_go_with_the_wide_part_are_noted(tmp_path: Path) -> None:
+    def found(text: str) -> list[Diagnosis]:
+        path = tmp_path / "springtide.toml"
+        path.write_text(SMALL.replace('label = "click"', 'labels = ["click", "order"]') + text)
+        return list(check_losses(load_config(path)))
+
+    assert found('[train]\nloss = "pairwise"') == []
+    (noted,) = found('[labels.order]\nloss = "focal"')
+    assert noted.state == "note"
+    assert "label 'order'" in noted.text
+    assert "set [model] wide = false" in noted.text
+    assert len(found('[train]\nloss = "listwise"')) == 2
+    assert found('[train]\nloss = "listwise"\n[model]\nwide = false') == []
