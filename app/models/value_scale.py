@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 MEMORY = 1e6  # samples; older ones fade
 MIN_SCALE = 1e-6
+# Once so many samples are known, a value counts as at most so many standard deviations from the mean: an absurd one,
+# such as nanoseconds sent for seconds, would else be remembered for a million samples.
+KNOWN_SAMPLES, MOST_DEVIATIONS = 1000.0, 100.0
 
 
 class ValueScale(nn.Module):
@@ -44,6 +47,9 @@ class ValueScale(nn.Module):
         targets_NL = targets_of(self.is_log_L, labels_NL)
         weights_NL = torch.where(torch.isnan(labels_NL) | ~self.is_value_L, 0.0, weights_N[:, None])
         targets_NL = torch.where(weights_NL > 0, targets_NL, 0.0)
+        is_known_L = (self.count_L >= KNOWN_SAMPLES) & (self.variance_L > 0)
+        most_L = torch.where(is_known_L, MOST_DEVIATIONS * torch.sqrt(self.variance_L), torch.inf)
+        targets_NL = targets_NL.clamp(self.mean_L - most_L, self.mean_L + most_L)
         new_L = weights_NL.sum(0)
         mean_L = (weights_NL * targets_NL).sum(0) / new_L.clamp(min=1e-12)
         variance_L = (weights_NL * (targets_NL - mean_L).square()).sum(0) / new_L.clamp(min=1e-12)

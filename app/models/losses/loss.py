@@ -1,6 +1,7 @@
 """The loss of a batch: each label's own, weighed and summed over labels and samples."""
 
 # N samples, L labels, G fields that group samples
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,10 +15,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.models.interface import DenseModel
 from app.models.losses.config import LabelLoss
-from app.models.losses.pointwise import binary_cross_entropy, focal, huber, squared_error
+from app.models.losses.pointwise import binary_cross_entropy, focal, huber
 from app.models.losses.ranking import listwise, pairwise
 from app.models.losses.task_weights import task_weights_of
-from app.models.value_scale import MIN_SCALE, targets_of
+from app.models.value_scale import MIN_SCALE, MOST_DEVIATIONS, targets_of
 
 ModelLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -132,7 +133,8 @@ class Loss:
             errors_N = (logits_N - targets_N) / scales_L[number]
             if label.name == "huber":
                 return huber(errors_N, weights_N, delta=label.delta)
-            return squared_error(errors_N, weights_N)
+            has_scales = isinstance(self.model, DenseModel) and self.model.label_scales() is not None
+            return huber(errors_N, weights_N, delta=MOST_DEVIATIONS if has_scales else math.inf)
         if label.name == "focal":
             return focal(logits_N, labels_N, weights_N, gamma=label.gamma, alpha=label.alpha)
         if label.name == "bce":

@@ -19,11 +19,6 @@ def focal(logits_N: Tensor, labels_N: Tensor, weights_N: Tensor, *, gamma: float
     return (weights_N * (share[0] * labels_N * positive_N + share[1] * (1 - labels_N) * negative_N)).sum()
 
 
-def squared_error(errors_N: Tensor, weights_N: Tensor) -> Tensor:
-    """Return half the squared errors."""
-    return 0.5 * (weights_N * errors_N.square()).sum()
-
-
 def huber(errors_N: Tensor, weights_N: Tensor, *, delta: float) -> Tensor:
     """Return half the squared errors up to `delta`, linear beyond it (Huber 1964)."""
     sizes_N = errors_N.abs()

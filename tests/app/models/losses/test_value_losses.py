@@ -9,7 +9,7 @@ from app.models.interactions.logistic import Logistic
 from app.models.losses.config import LINKS as LINKS_OF_LOSSES
 from app.models.losses.config import LabelLoss
 from app.models.losses.loss import Loss
-from app.models.losses.pointwise import huber, squared_error
+from app.models.losses.pointwise import huber
 from app.models.value_scale import ValueScale
 from tests.support.model_specs import spec_of_sizes
 
@@ -61,6 +61,30 @@ def test_running_statistics_are_those_of_all_samples():
     assert scale.mean_L[0] == scale.count_L[0] == 0
 
 
+def test_one_absurd_value_among_many_is_not_remembered_as_it_is():
+    scale, draw = ValueScale(("identity",)), torch.Generator().manual_seed(0)
+    values = 10 + torch.randn(2000, 1, generator=draw)
+    scale.observe(values, torch.ones(2000))
+    before = scale.mean_L.item(), scale.variance_L.item()
+    assert before == pytest.approx((10, 1), rel=0.1)
+    values[7] = 1.7e18
+    scale.observe(values, torch.ones(2000))
+    assert scale.mean_L.item() == pytest.approx(before[0], abs=0.1)
+    assert scale.variance_L.item() < 5
+    for _ in range(6):  # another world is followed all the same
+        scale.observe(values * 0 + 1e6, torch.ones(2000))
+    assert scale.mean_L.item() > 1e5
+
+
+def test_beyond_a_hundred_standard_deviations_an_error_counts_linearly():
+    net = Logistic(type(spec := spec_of_sizes(1, labels=1))(**{**vars(spec), "links": ("identity",)}))
+    net.observe_labels(torch.zeros(2000, 1), torch.randn(2000, 1), torch.ones(2000))
+    outputs = torch.zeros(2, 1, requires_grad=True)
+    Loss((LabelLoss(name="mse"),), net)(outputs, torch.tensor([[50.0], [1e12]]), torch.ones(2))[0].backward()
+    ratio = (outputs.grad[1] / outputs.grad[0]).item()
+    assert ratio == pytest.approx(2, rel=0.1)
+
+
 def test_a_nets_errors_are_in_standard_deviations_and_at_first_in_those_of_the_batch():
     spec = spec_of_sizes(1, labels=1)
     spec = type(spec)(**{**vars(spec), "links": ("identity",)})
@@ -83,5 +107,5 @@ def test_a_nets_errors_are_in_standard_deviations_and_at_first_in_those_of_the_b
 
 def test_huber_is_half_the_square_near_zero():
     errors, weights = torch.tensor([0.5, -1.0, 4.0]), torch.ones(3)
-    assert huber(errors[:2], weights[:2], delta=1.0) == squared_error(errors[:2], weights[:2])
+    assert huber(errors[:2], weights[:2], delta=1.0) == 0.5 * errors[:2].square().sum()
     assert huber(errors[2:], weights[2:], delta=1.0) == 3.5
