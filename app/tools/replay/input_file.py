@@ -80,6 +80,8 @@ class InputFile:
                     raise UserError(f"{self.path.name} is empty: its first line must name the columns")
                 self._check_header(header)
                 at = header.index(self.key) if self.key is not None else -1
+                self._check_delimiter(header, delimiter)
+                is_first = True  # a first row with too many cells means that the header is wrong
                 source.taken.clear()
                 for cells in lines:
                     if len(source.taken) > 1 or source.is_at_end:
@@ -88,9 +90,14 @@ class InputFile:
                     if not cells:
                         continue
                     if len(cells) > len(header):
-                        raise UserError(
-                            f"{self.path.name} line {lines.line_num}: {len(cells)} cells, but {len(header)} columns"
-                        )
+                        if is_first:
+                            raise UserError(
+                                f"{self.path.name} line {lines.line_num}: {len(cells)} cells, but {len(header)} columns"
+                            )
+                        # which cell is too many is not known: a list is no record, and becomes a dead letter
+                        yield FileRow(encode_json(cells), None, fraction())
+                        continue
+                    is_first = False
                     cells += [""] * (len(header) - len(cells))
                     value = encode_json(dict(zip(header, [cell or None for cell in cells], strict=True)))
                     yield FileRow(value, (cells[at].encode() or None) if at >= 0 else None, fraction())
@@ -142,6 +149,14 @@ class InputFile:
             raise UserError(
                 f"{self.path.name} line {first}: a quote is not closed: {len(row):,} lines would be one row"
             ) from None
+
+    def _check_delimiter(self, header: list[str], delimiter: str) -> None:
+        """Raise UserError for a header that is one cell, but has other delimiters in it."""
+        if len(header) == 1 and (other := next((each for each in ",;\t|" if each in header[0]), None)):
+            raise UserError(
+                f"{self.path.name} has one column, {header[0][:40]!r}: cells are separated by {delimiter!r} in "
+                f"a .{self.format} file: convert it, if they are separated by {other!r}"
+            )
 
     def _check_header(self, columns: list[str]) -> None:
         if twice := next((name for name in columns if name and columns.count(name) > 1), None):

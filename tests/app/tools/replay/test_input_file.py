@@ -84,11 +84,20 @@ def test_a_key_is_the_string_in_its_column(tmp_path: Path) -> None:
     assert [row.key for row in InputFile(jsonl, key="u").rows()] == [b"7", b"x", None, None]
 
 
+def test_a_later_row_with_too_many_cells_is_a_message_that_no_trainer_learns(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n3,4,5\n6,7\n")
+    assert messages(path) == [{"a": "1", "b": "2"}, ["3", "4", "5"], {"a": "6", "b": "7"}]
+    assert [row.key for row in InputFile(path, key="a").rows()] == [b"1", None, b"6"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "key", "words"),
     [
         ("a.csv", b"", None, "its first line must name the columns"),
         ("a.csv", b"a,b\n1,2,3\n", None, "line 2: 3 cells, but 2 columns"),
+        ("a.csv", b"a;b\n1;2\n", None, "one column, 'a;b'.* separated by ';'"),
+        ("a.tsv", b"a,b\n1,2\n", None, "one column, 'a,b'.* separated by ','"),
         ("a.csv", b"a\n\xff\n", None, r"is not UTF-8 .b'.xff'.: convert it"),
         ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', None, "line 3: a quote is not closed: 2 lines would be one row"),
         ("a.csv", b'a,b\n1,2\n"3,4\n5,6\n"7,8\n', None, "line 3: a quote is not closed: 3 lines would be one row"),
