@@ -3,12 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from springtide_client.encode import parse_number
 from springtide_client.errors import EncodeError
 
 Scalar = bool | int | float | str
+RARE = 200  # a value unlike the others in fewer than 1 of so many rows is a mistake in these rows
 
 
 class ColumnProfile:
@@ -49,6 +51,11 @@ class ColumnProfile:
         return self.has_only("integer")
 
     @property
+    def has_fractions(self) -> bool:
+        """True if a value is a number, but not a whole one."""
+        return any(isinstance(value, float) and not value.is_integer() for value in self.values)
+
+    @property
     def mean_length(self) -> float:
         """Characters of a string, on average."""
         lengths = [len(value) for value in self.values if isinstance(value, str)]
@@ -58,18 +65,29 @@ class ColumnProfile:
         """Every element of every list."""
         return (element for each in self.lists for element in each if element is not None)
 
+    @cached_property
     def labels(self) -> list[float | None] | None:
-        """Return each row's value as a label from 0 to 1, None where it is missing; None if one cannot be a label."""
-        found: list[float | None] = []
+        """Each row's value as a label from 0 to 1, None where it is missing or wrong; None if many are wrong."""
+        found, num_wrong = list[float | None](), 0
         for value in self.values:
-            try:
-                label = None if value is None else parse_number(value)
-            except EncodeError:
+            found.append(_label(value))
+            num_wrong += value is not None and found[-1] is None
+            if num_wrong and num_wrong * RARE >= self.num_values:
                 return None
-            if label is not None and not 0 <= label <= 1:
-                return None
-            found.append(label)
         return found
+
+    def wrong_labels(self) -> set[int]:
+        """Return the rows whose value is given, but cannot be a label."""
+        return {row for row, value in enumerate(self.values) if value is not None and _label(value) is None}
+
+
+def _label(value: Any) -> float | None:
+    """Return a value as a label from 0 to 1; None if it is none."""
+    try:
+        label = None if value is None else parse_number(value)
+    except EncodeError:
+        return None
+    return label if label is not None and 0 <= label <= 1 else None
 
 
 def kind_of(value: Any) -> str:

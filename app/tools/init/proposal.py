@@ -11,12 +11,15 @@ from app.errors import UserError
 from app.tools.init import name_hints as hints
 from app.tools.init.column_profile import ColumnProfile
 from app.tools.init.leaks import leak_of
-from app.tools.init.sampled_rows import SampledRows
+from app.tools.init.odd_rows import FUTURE_MS, odd_rows
+from app.tools.init.sampled_rows import Row, SampledRows
 
 ID_ROLES = ("categorical", "multi_value", "sequence")
 FEW_VALUES = 10  # so few whole numbers are rather names than amounts
 FREE_TEXT_LENGTH = 60
 MIN_ROWS_FOR_KEYS = 200  # before a field with another value in every row is taken as a key of the row
+NEARLY_ALL = 0.99  # of the rows have another value: a key of the row, with a few repeats
+NEARLY_A_KEY = "another one in nearly every row"
 DEFAULT_MAX_LENGTH = 50
 
 
@@ -41,14 +44,21 @@ class Proposal:
 
 def propose(sample: SampledRows, labels: Sequence[str] = ()) -> Proposal:
     """Return a proposal for rows; UserError if the label is not clear, or if no feature is left."""
-    columns = {name: ColumnProfile(name, [row.get(name) for row in sample.rows]) for name in sample.columns}
+    columns = _profiles(sample, sample.rows)
     proposal = Proposal(labels=[])
     chosen, note = choose_labels(columns, labels)
     proposal.labels = chosen
+    if odd := odd_rows(columns, chosen):
+        left_out = set().union(*odd.values())
+        columns = _profiles(sample, [row for number, row in enumerate(sample.rows) if number not in left_out])
+        proposal.notes.append(
+            f"{len(left_out):,} of {len(sample.rows):,} rows are unlike the others, and the fields are judged without "
+            f"them: {', '.join(f'{name} in {len(rows):,}' for name, rows in odd.items())}"
+        )
     if note:
         proposal.notes.append(note)
     for name in chosen:
-        values = columns[name].labels() or []
+        values = columns[name].labels or []
         known = [value for value in values if value is not None]
         comment = f"{100 * sum(known) / max(len(known), 1):.3g} % are 1"
         if missing := len(values) - len(known):
@@ -58,11 +68,17 @@ def propose(sample: SampledRows, labels: Sequence[str] = ()) -> Proposal:
     _choose_timestamp(proposal, rest)
     for name, column in rest.items():
         if name != proposal.timestamp:
+            if sample.has_types and column.has_fractions and not column.has_only("integer", "number"):
+                proposal.left_out[name] = "fractions in some rows and other values in others"
             _choose_role(proposal, column, [columns[label] for label in chosen])
     _share_rows(proposal, columns)
     if not proposal.roles:
         raise UserError(f"{sample.origin} has no field that can be a feature beside {', '.join(chosen)}")
     return proposal
+
+
+def _profiles(sample: SampledRows, rows: Sequence[Row]) -> dict[str, ColumnProfile]:
+    return {name: ColumnProfile(name, [row.get(name) for row in rows]) for name in sample.columns}
 
 
 def choose_labels(columns: Mapping[str, ColumnProfile], asked: Sequence[str]) -> tuple[list[str], str]:
@@ -73,22 +89,24 @@ def choose_labels(columns: Mapping[str, ColumnProfile], asked: Sequence[str]) ->
             hint = f"did you mean {near}?" if near else f"there are: {', '.join(columns)}"
             raise UserError(f"--label {name}: the rows have no such field: {hint}")
         column = columns[name]
-        if not column.num_values or column.labels() is None:
-            wrong = next((v for v in column.values if v is not None and ColumnProfile("", [v]).labels() is None), None)
+        if not column.num_values or column.labels is None:
+            wrong = next((column.values[row] for row in sorted(column.wrong_labels())), None)
             raise UserError(f"--label {name}: a label is a number from 0 to 1 (or true, false), not {wrong!r}")
     if asked:
         return list(dict.fromkeys(asked)), ""
     binary = [name for name, column in columns.items() if is_binary(column)]
     named = [name for name in binary if hints.is_named(name, hints.LABELS)]
     found = named or binary
-    if len(found) == 1:
+    # other numbers in a few rows may be mistakes or belong to a count: the name decides, or a person
+    doubtful = [] if named else [name for name in found if columns[name].wrong_labels()]
+    if len(found) == 1 and not doubtful:
         others = [name for name in binary if name not in found]
         also = f"; also 0 or 1: {', '.join(others)} (--label NAME chooses)" if others else ""
         return found, f"label: {found[0]}{also}"
     if found:
         raise UserError(
-            f"which field is the label? {', '.join(found)} hold only 0 and 1: name one with --label "
-            "(or several: --label A --label B)"
+            f"which field is the label? {', '.join(found)} hold{'s' if len(found) == 1 else ''} only 0 and 1"
+            f"{' in all but a few rows' if doubtful else ''}: name one with --label (or several: --label A --label B)"
         )
     raise UserError(
         "no field holds only 0 and 1: name the label with --label, a number from 0 to 1; "
@@ -97,8 +115,8 @@ def choose_labels(columns: Mapping[str, ColumnProfile], asked: Sequence[str]) ->
 
 
 def is_binary(column: ColumnProfile) -> bool:
-    """Return True if every value is a 0 or a 1 as the decoder reads labels, and both occur."""
-    values = column.labels()
+    """Return True if every value is a 0 or a 1 as the decoder reads labels, and both occur; a few may be wrong."""
+    values = column.labels
     return values is not None and {value for value in values if value is not None} == {0.0, 1.0}
 
 
@@ -108,7 +126,7 @@ def _choose_timestamp(proposal: Proposal, columns: Mapping[str, ColumnProfile]) 
     usable = []
     for name, column in columns.items():
         in_ms = column.is_integral and column.least is not None and column.least >= EARLIEST_MS
-        in_ms = in_ms and column.most is not None and column.most <= now_ms + 60_000
+        in_ms = in_ms and column.most is not None and column.most <= now_ms + FUTURE_MS
         is_ascending = in_ms and not column.num_null and all(map(int.__le__, column.values[:-1], column.values[1:]))
         has_name = hints.has_word(name, hints.TIMES)
         if in_ms and (has_name or (is_ascending and column.num_distinct > 1)):
@@ -148,6 +166,8 @@ def _choose_role(proposal: Proposal, column: ColumnProfile, labels: Sequence[Col
         return
     if reason := _useless(column):
         proposal.left_out[name] = reason
+        if reason == NEARLY_A_KEY:
+            proposal.notes.append(f"{name} is left out, {reason}: write it under categorical if its values come again")
     elif leak := _leak(column, labels):
         proposal.leaks[name] = leak
     elif column.lists:
@@ -202,11 +222,15 @@ def _useless(column: ColumnProfile) -> str:
         return "every list is empty" if not kinds else ""
     if column.num_distinct == 1 and not column.num_null:
         return "the same in every row"
-    is_key = column.num_values >= MIN_ROWS_FOR_KEYS and column.num_distinct == column.num_values
-    if is_key and (
-        column.has_only("text") or (column.is_integral and not hints.has_word(column.name, hints.NUMBER_WORDS))
-    ):
-        return "another one in every row"
+    if column.num_values >= MIN_ROWS_FOR_KEYS and not column.lists:
+        is_text, is_key = column.has_only("text"), column.num_distinct == column.num_values
+        is_number = column.is_integral and not hints.has_word(column.name, hints.NUMBER_WORDS)
+        if is_key and (is_text or is_number):
+            return "another one in every row"
+        # many users make nearly as many ids as rows too: what is named an id is one
+        nearly = column.num_distinct >= NEARLY_ALL * column.num_values
+        if is_text and nearly and not hints.has_word(column.name, hints.ID_WORDS):
+            return NEARLY_A_KEY
     if column.has_only("text") and column.mean_length > FREE_TEXT_LENGTH and not _repeats(column):
         return "free text: every text would be an id of its own"
     return ""
@@ -214,7 +238,7 @@ def _useless(column: ColumnProfile) -> str:
 
 def _leak(column: ColumnProfile, labels: Sequence[ColumnProfile]) -> str:
     for label in labels:
-        found = leak_of(column, label.labels() or []) if is_binary(label) else ""
+        found = leak_of(column, label.labels or []) if is_binary(label) else ""
         if found:
             return found.replace("the label", label.name) if len(labels) > 1 else found
     return ""

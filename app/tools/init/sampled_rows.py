@@ -27,6 +27,7 @@ class SampledRows:
     messages: list[bytes]
     num_broken: int
     is_whole: bool  # True: there are no more rows than these
+    has_types: bool = True  # False: the messages hold strings alone, which `rows` has as numbers where they look so
 
     @property
     def columns(self) -> list[str]:
@@ -70,7 +71,7 @@ def _sample(origin: str, messages: list[bytes], num: int, *, has_types: bool) ->
     if not rows:
         raise UserError(f"none of the {len(messages[:num]):,} rows of {origin} is a JSON object: {messages[0][:60]!r}")
     num_broken = len(messages[:num]) - len(rows)
-    return SampledRows(origin, rows, kept, num_broken, is_whole=len(messages) <= num)
+    return SampledRows(origin, rows, kept, num_broken, is_whole=len(messages) <= num, has_types=has_types)
 
 
 def with_numbers(cells: Iterable[tuple[str, str | None]]) -> Row:

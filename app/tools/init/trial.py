@@ -32,13 +32,16 @@ def dead_letter_lines(config: Config, sample: SampledRows) -> list[str]:
     now_ms = wall_ms()
     raw = RawRecords.from_messages(Partition("", 0), sample.messages, record_ms=[now_ms] * len(sample.messages))
     letters = decoder.decode(raw, now_ms).dead_letters
-    counts = Counter(letter.reason for letter in letters)
-    first = {letter.reason: letter.detail for letter in reversed(letters)}
+    fields = {*sample.columns}
+    # details begin with the field, if one is to blame: mistakes in two fields are two lines
+    causes = [(letter.reason, next(iter({letter.detail.split(": ")[0]} & fields), "")) for letter in letters]
+    first = {cause: letter.detail for cause, letter in zip(reversed(causes), reversed(letters), strict=True)}
     total = len(sample.messages) + sample.num_broken
     lines = [
-        f"{num:,} of {total:,} rows cannot be learned: {reason}, such as: {first[reason]}"
-        for reason, num in counts.most_common()
+        f"{num:,} of {total:,} rows cannot be learned: {cause[0]}, such as: {first[cause]}"
+        for cause, num in Counter(causes).most_common()
     ]
     if sample.num_broken:
-        lines.append(f"{sample.num_broken:,} of {total:,} rows cannot be learned: they are not JSON objects")
+        why = "they are not JSON objects" if sample.has_types else "they have more cells than columns"
+        lines.append(f"{sample.num_broken:,} of {total:,} rows cannot be learned: {why}")
     return lines

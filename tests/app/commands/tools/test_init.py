@@ -161,6 +161,26 @@ def test_rows_that_would_be_dead_letters_are_a_warning(springtide: Callable[...,
     assert "warning: 2 of 53 rows cannot be learned: they are not JSON objects" in err
 
 
+def test_dead_letters_are_counted_by_field_and_the_rest_is_learned(
+    springtide: Callable[..., tuple[int, str, str]],
+) -> None:
+    lines = ["user,price,tags,click", *(f"u{n % 9},{n / 7:.2f},t{n % 3},{n % 2}" for n in range(600))]
+    lines[300:302] = ["u1,expensive,t1,0", "u1,2.5,t1,7"]
+    lines[400] += ",one cell more"
+    Path("clicks.csv").write_text("\n".join(lines))
+    code, _, err = springtide("init", "clicks.csv", "--write", "springtide.toml")
+    assert code == 0, err
+    assert err.splitlines() == [
+        "warning: 1 of 600 rows cannot be learned: wrong_type, such as: price: the string 'expensive' is not a number",
+        "warning: 1 of 600 rows cannot be learned: label_range, such as: click: a label is between 0 and 1, not 7.0",
+        "warning: 1 of 600 rows cannot be learned: they have more cells than columns",
+        "note: 2 of 599 rows are unlike the others, and the fields are judged without them: price in 1, click in 1",
+        "note: label: click",
+    ]
+    code, out, err = springtide("evaluate", "clicks.csv", "--json")
+    assert (code, json.loads(out)["dead_letters"]) == (0, {"wrong_type": 2, "label_range": 1}), err
+
+
 @pytest.mark.parametrize("log", LOGS)
 def test_real_logs_get_a_proposal_that_learns_every_row(
     springtide: Callable[..., tuple[int, str, str]], log: str

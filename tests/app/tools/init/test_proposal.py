@@ -42,6 +42,7 @@ def proposed(rows: list[dict[str, Any]], *labels: str) -> Proposal:
         ("userId", lambda n: n % 290, "categorical"),
         ("visits", lambda n: n % 40, "categorical"),  # many repeated values
         ("level", lambda n: n % 4, "categorical"),
+        ("whole", lambda n: [float(n % 9), "x"][n % 2], "categorical"),
         ("mixed", lambda n: [n % 9, "x"][n % 2], "categorical"),
         ("age", lambda n: 20 + n % 40, "dense"),
         ("quantity", lambda n: n * n % 1009 // 2, "dense"),  # most values are seen once
@@ -69,6 +70,8 @@ def test_a_column_gets_the_role_of_its_values(name: str, value: Any, role: str) 
         ("vector", [0.5, 1.5], "a list of numbers"),
         ("either", lambda n: [1] if n % 2 else 1, "a list in some rows"),
         ("", lambda n: n % 5, "no name"),
+        ("half", lambda n: [n / 7, "x"][n % 2], "fractions in some rows"),
+        ("user_agent", lambda n: f"Mozilla {max(n, 2)}", "another one in nearly every row"),
         ("propensity", lambda n: 1 / (2 + n % 3), "how the log was made"),
         ("time_seconds", lambda n: 1_700_000_000 + n, "a time in seconds"),
         ("created_at", lambda n: f"2023-11-14T10:{n % 60:02}:00Z", "a time in text"),
@@ -102,6 +105,47 @@ def test_a_strong_but_honest_field_is_no_leak() -> None:
     assert (found.leaks, found.roles["hint"]) == ({}, "categorical")
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"click": 7},
+        {"click": "yes"},
+        {"price": "expensive"},
+        {"price": True},
+        {"tags": "sale"},
+        {"item_id": 7.5},
+        {"ts": TS // 1000},
+        {"ts": 100 * TS},
+        {"ts": None},
+        {"ts": "today"},
+    ],
+)
+def test_a_value_unlike_the_others_does_not_decide_what_its_field_is(odd: dict[str, Any]) -> None:
+    rows = clicks(
+        price=lambda n: n / 4 if n % 4 else None, tags=lambda n: [n % 3], item_id=lambda n: n % 9, ts=lambda n: TS + n
+    )
+    before = proposed(rows)
+    assert (before.timestamp, before.notes) == ("ts", ["label: click"])
+    rows[200] = {**rows[200], **odd}
+    found = proposed(rows)
+    assert (found.labels, found.timestamp, found.roles) == (before.labels, before.timestamp, before.roles)
+    assert f"1 of {NUM} rows are unlike the others, and the fields are judged without them: {next(iter(odd))} in 1" in (
+        found.notes
+    )
+
+
+def test_values_that_1_in_200_rows_have_are_part_of_the_field() -> None:
+    rows = clicks(num=400, user_id=lambda n: n % 40, price=lambda n: "?" if n in (5, 300) else n / 4)
+    found = proposed(rows)
+    assert found.left_out == {"price": "fractions in some rows and other values in others"}
+    rows[300]["price"] = 75.0
+    assert proposed(rows).roles["price"] == "dense"
+
+
+def test_a_key_by_name_is_a_feature_even_if_few_values_come_again() -> None:
+    assert proposed(clicks(user_id=lambda n: f"u{max(n, 2)}")).roles == {"user_id": "categorical"}
+
+
 def test_several_candidates_for_the_label_are_listed_and_none_is_guessed() -> None:
     rows = clicks(user_id=lambda n: n % 40, is_mobile=lambda n: n % 2, purchased=lambda n: int(n % 11 == 0))
     with pytest.raises(UserError, match=r"which field is the label\? click, purchased hold only 0 and 1.*--label"):
@@ -122,6 +166,13 @@ def test_candidates_without_a_labels_name_are_listed() -> None:
     rows = [{"a": n % 2, "b": n % 3 // 2, "user_id": n % 9} for n in range(NUM)]
     with pytest.raises(UserError, match=r"which field is the label\? a, b "):
         proposed(rows)
+
+
+def test_a_candidate_with_other_numbers_in_a_few_rows_is_taken_by_its_name_only() -> None:
+    rows = [{"visits": n % 2 if n != 9 else 2, "user_id": n % 9} for n in range(NUM)]
+    with pytest.raises(UserError, match=r"label\? visits holds only 0 and 1 in all but a few rows: .*--label"):
+        proposed(rows)
+    assert proposed(rows, "visits").labels == ["visits"]
 
 
 @pytest.mark.parametrize(
@@ -176,12 +227,14 @@ def test_a_list_of_another_fields_ids_shares_its_rows() -> None:
 def test_cells_of_delimited_files_are_numbers_by_their_looks(tmp_path: Path) -> None:
     path = tmp_path / "clicks.csv"
     path.write_text(
-        "click,zip,age,price,name\n"
-        + "".join(f"{n % 7 // 4},0{n % 9}234,{20 + n % 30},{n / 7:.3f},\n" for n in range(100))
+        "click,zip,age,price,version,name\n"
+        + "".join(
+            f"{n % 7 // 4},0{n % 9}234,{20 + n % 30},{n / 7:.3f},{['1.5', '1.5.2'][n % 2]},\n" for n in range(100)
+        )
     )
     sample = sample_file(InputFile(path), 1000)
-    assert sample.rows[0] == {"click": 0, "zip": "00234", "age": 20, "price": 0.0, "name": None}
+    assert sample.rows[0] == {"click": 0, "zip": "00234", "age": 20, "price": 0.0, "version": 1.5, "name": None}
     found = propose(sample)
-    assert found.roles == {"zip": "categorical", "age": "dense", "price": "dense"}
+    assert found.roles == {"zip": "categorical", "age": "dense", "price": "dense", "version": "categorical"}
     assert found.left_out == {"name": "null in every row"}
     assert not sample_file(InputFile(path), 99).is_whole
