@@ -204,6 +204,7 @@ class Trainer:
                 if self.gate.held is not None or self._wait_and_report():
                     return  # its positions are not passed: the next reader of the log learns it
         self.dead_letters.send(batch.dead_letters)
+        self.reporter.values.add(batch.features)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
         self.spill_wait.retry(
             lambda: self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms, has_samples=has_samples)

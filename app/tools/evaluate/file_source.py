@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Features
-from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 
 from app.tools.evaluate.segments import SegmentField
 from app.tools.replay.input_file import FileRow, InputFile
+from app.training.input.feature_values import FeatureValues
 from stream.columns import Columns
 from stream.config import SourceConfig
 from stream.positions import Partition
@@ -45,7 +44,7 @@ class FileSource(Source):
         self._rows = itertools.islice(self._read(files), limit)
         self._at_end = False
         self._offsets: list[npt.NDArray[np.int64]] = []
-        self._has_value = dict.fromkeys((*schema.categorical, *schema.lists, *schema.dense), False)
+        self._values = FeatureValues(schema)
 
     def start(self) -> None:
         """Do nothing: there is nothing to connect to, and poll() reads."""
@@ -69,23 +68,14 @@ class FileSource(Source):
         )
         columns = self._pipeline.decode(raw, "")
         self._offsets.append(columns.offset_N)
-        self._note_values(columns.features)
+        self._values.add(columns.features)
         if self.segments is not None:
             self.segments.add([rows[n].value for n in (columns.offset_N - first).tolist()])
         return [columns]
 
     def fields_without_values(self) -> list[str]:
         """Return the features of [schema] for which no row that can be learned has had a value: often misspelt."""
-        return [name for name, has_value in self._has_value.items() if not has_value]
-
-    def _note_values(self, features: Features) -> None:
-        found = [
-            *np.any(features.categorical_NC != MISSING_ID, axis=0).tolist(),
-            *(len(ragged.ids_M) > 0 for ragged in features.lists),
-            *np.any(~np.isnan(features.dense_NF), axis=0).tolist(),
-        ]
-        for name, has_value in zip(self._has_value, found, strict=True):
-            self._has_value[name] |= has_value
+        return self._values.without
 
     @property
     def finished(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from app.training.input.feature_values import FeatureValues
 from app.training.session import TrainingSession
 from app.version_log.trainer_status import RankStatus
 from stream.positions import Partition
@@ -17,9 +18,13 @@ class RankReport:
     counters: dict[str, int]  # of its tables
     num_resets: int
     waits_for: str  # what its source waits for; "" while it reads
+    num_first_samples: int  # since its start, looked at for values of features
+    without_values: list[str]  # the features of which those had none
 
     @staticmethod
-    def of(session: TrainingSession, *, samples_per_second: float, stall_reason: str) -> "RankReport":
+    def of(
+        session: TrainingSession, values: FeatureValues, *, samples_per_second: float, stall_reason: str
+    ) -> "RankReport":
         """Return this rank's."""
         table, source, ends = session.state.learner.table, session.source, session.batches.end_offsets()
         positions = session.state.stream.positions
@@ -33,7 +38,9 @@ class RankReport:
             bytes=table.bytes_by_tier(),
             reason=waits_for or stall_reason,
         )
-        return RankReport(status, ends, table.counters(), source.num_resets, waits_for)
+        return RankReport(
+            status, ends, table.counters(), source.num_resets, waits_for, values.num_samples, values.without
+        )
 
 
 def added_up(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
