@@ -1,8 +1,6 @@
 """`springtide serve`: an address, and one process or several workers that answer there until they are stopped."""
 
-import errno
 import logging
-import os
 import signal
 import socket
 import tempfile
@@ -21,6 +19,7 @@ from app.serving.config import ServeConfig
 from app.serving.http.tokens import Tokens, load_tokens
 from app.serving.metrics.shared_metrics import WorkerSlot
 from app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
+from app.serving.server.address import bind
 from app.serving.server.warmup import warm_up
 from app.serving.server.worker import (
     FIRST_WAIT_SECONDS,
@@ -36,10 +35,6 @@ from app.version_log.config import LogConfig
 SUPERVISE_INTERVAL_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
-
-
-class ServeError(SpringtideError):
-    """The server cannot listen at its address."""
 
 
 def serve(
@@ -158,25 +153,6 @@ def _import_model_libraries(log_path: Path) -> None:
         with suppress(SpringtideError, OSError):
             ExportedModel.load(path / MODEL)
             return
-
-
-def bind(config: ServeConfig) -> socket.socket:
-    """Bind a listening socket to the configured address; ServeError if that is not possible."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = "another program listens there: stop it, or set another [serve] port"
-        elif error.errno == errno.EACCES:
-            reason = "ports below 1024 need a privilege: set another [serve] port"
-        else:  # the text of `create_server` repeats the address
-            number = error.errno or 0
-            text = os.strerror(number) if number in errno.errorcode else error.strerror or str(error)
-            reason = f"{text}: correct [serve] host"
-        raise ServeError(f"cannot listen on {config.host} port {config.port}: {reason}") from None
 
 
 def _address_text(listener: socket.socket) -> str:

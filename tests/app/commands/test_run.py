@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from app.cli import load_command
+from app.serving.server import address
+from app.serving.server.address import ServeError
 from app.version_log.errors import LogBusyError
 from app.version_log.write.trainer_lock import TrainerLock, wait_until_free
 from tests.support.waiting import wait_until
@@ -98,3 +101,17 @@ def test_a_run_beside_another_trainer_ends_before_it_starts_anything(
         load_command("run").run(arguments)
     assert not (tmp_path / "log" / "broker.json").exists()
     lock.release()
+
+
+def test_a_run_whose_port_is_in_use_ends_before_it_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "springtide.toml").write_text(CONFIG + f'[log]\npath = "{tmp_path}/log"\n')
+    monkeypatch.setattr("app.processes.signals.stop_on_signals", threading.Event)
+    monkeypatch.setitem(address.wait_until_free.__kwdefaults__, "wait_seconds", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        arguments = argparse.Namespace(config=str(tmp_path / "springtide.toml"), port=port, debug=False)
+        with pytest.raises(ServeError, match=rf"port {port}: another program listens there: stop it, or set another"):
+            load_command("run").run(arguments)
+    assert not (tmp_path / "log").exists()

@@ -2,7 +2,8 @@ import pytest
 
 from app.errors import UserError
 from app.serving.config import ServeConfig
-from app.serving.server.serve import ServeError, serve
+from app.serving.server.address import ServeError
+from app.serving.server.serve import serve
 
 
 def test_a_port_in_use_and_an_unprotected_bind_are_errors(world, tmp_path):
