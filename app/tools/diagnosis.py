@@ -18,12 +18,15 @@ from app.models.losses.config import AGAINST_WIDE
 from app.models.registry import build_model
 from app.tools.cluster_diagnosis import check_cluster
 from app.tools.part_diagnosis import check_parts
-from app.training.bootstrap import add_parts, design_of, model_spec
+from app.training.bootstrap import add_parts, design_of, model_spec, with_wide_columns
+from app.training.device.device import resolve_device
 from app.version_log.change.design import Design
 from app.version_log.change.plan import plan_change
 from app.version_log.compact.kept_size import kept_size
 from app.version_log.config import LogConfig
 from app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
+from embeddings.collection.limits import check_device_bytes
+from kernels.backend import backend
 from stream.broker.discovery import find_broker
 from stream.broker.embedded import find_broker_binary
 from stream.errors import EmbeddedBrokerError
@@ -47,6 +50,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield from check_model(config)
     yield from check_broker(config)
     yield from check_disk(config)
+    yield from check_memory(config)
     yield check_disk_caps(config)
     yield from check_kept_versions(config.log)
     yield Diagnosis(*check_cluster(config))
@@ -127,6 +131,19 @@ def check_disk(config: Config) -> Iterator[Diagnosis]:
             yield Diagnosis("ok", text)
         else:
             yield Diagnosis("problem", f"{text}: free some space, or set another path")
+
+
+def check_memory(config: Config) -> Iterator[Diagnosis]:
+    """Look whether the rows have any room in memory."""
+    try:
+        device = resolve_device(config.train)
+    except ValueError as error:
+        yield Diagnosis("problem", str(error))
+        return
+    try:
+        check_device_bytes(with_wide_columns(config), backend(device.table))
+    except ValueError as error:
+        yield Diagnosis("problem", f"memory: [table] {error}")
 
 
 def check_disk_caps(config: Config) -> Diagnosis:

@@ -41,7 +41,7 @@ from app.version_log.disk_usage import folder_bytes
 from app.version_log.read.resume import Resume
 from app.version_log.write.writer import LogWriter
 from embeddings.collection.collection import AnyTable, open_tables
-from embeddings.collection.limits import table_configs
+from embeddings.collection.limits import check_device_bytes, table_configs
 from embeddings.config import FeaturePolicy, FeatureTable, TableConfig
 from embeddings.policy.admission import AdmissionControl
 from embeddings.sharding.precision import Precision
@@ -231,6 +231,7 @@ def open_table(
             raise
 
     try:
+        check_device_bytes(settings, ops)
         return open_tables(settings, ops, make)
     except ValueError as error:
         raise UserError(f"[table] {error}") from error

@@ -5,6 +5,7 @@ from functools import partial
 
 from msgspec.structs import replace
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
+from springtide_client.system.sizes import format_size
 
 from embeddings.config import FeatureTable, TableConfig, TableLimits
 from embeddings.memory.capacity import Capacity, sketch_bytes
@@ -13,6 +14,7 @@ from embeddings.table import EmbeddingTable
 from embeddings.tiers.interface import Spill
 from kernels.ops import Ops
 
+KIB, MAX_KIB = 1 << 10, 1 << 30
 PLAIN_SHARE = 2  # a table that no model sees gets half of the memory, and at most half of the disk
 
 
@@ -36,6 +38,32 @@ def table_configs(config: TableConfig, ops: Ops) -> dict[str, TableConfig]:
                 _with_rows_of(config, table), device_bytes=shares[name], admission={"min_count": 1}, features=features
             )
     return configs
+
+
+def check_device_bytes(config: TableConfig, ops: Ops) -> None:
+    """ValueError if `device_bytes` has no room for a bucket of rows in each table; it names the least that has."""
+    if (error := _room_error(config, ops)) is None:
+        return
+    too_small, enough = config.device_bytes // KIB, max(1, config.device_bytes // KIB)
+    while _room_error(replace(config, device_bytes=enough * KIB), ops) is not None:
+        if enough > MAX_KIB:
+            raise error
+        too_small, enough = enough, 2 * enough
+    while enough - too_small > 1:
+        middle = (too_small + enough) // 2
+        lacks_room = _room_error(replace(config, device_bytes=middle * KIB), ops) is not None
+        too_small, enough = (middle, enough) if lacks_room else (too_small, middle)
+    given, least = format_size(config.device_bytes), format_size(enough * KIB)
+    raise ValueError(f"device_bytes = {given} is too small: these tables need at least {least}")
+
+
+def _room_error(config: TableConfig, ops: Ops) -> ValueError | None:
+    try:
+        for own in table_configs(config, ops).values():
+            Capacity.of_bytes(own, ops)
+    except ValueError as error:
+        return error
+    return None
 
 
 def _with_rows_of(config: TableConfig, table: FeatureTable) -> TableConfig:
@@ -83,9 +111,11 @@ def limits_of_tables(
     """Return the limits that each table gets. ValueError if one of them cannot keep its own."""
     shares: dict[str, int] = {}
     if limits.device_bytes is not None:
-        shares = device_shares(replace(config, device_bytes=limits.device_bytes), tables[MAIN_TABLE].ops)
+        resized, ops = replace(config, device_bytes=limits.device_bytes), tables[MAIN_TABLE].ops
+        check_device_bytes(resized, ops)
+        shares = device_shares(resized, ops)
         for name, table in tables.items():
-            Capacity.of_bytes(replace(table.config, device_bytes=shares[name]), table.ops, tracked=table.tracked)
+            Capacity.of_bytes(replace(table.config, device_bytes=shares[name]), ops, tracked=table.tracked)
             if table.parts.memory.num_pinned:
                 raise ValueError("tables cannot change their size while lookups are open: update or release them first")
     by_table = {}

@@ -1,9 +1,10 @@
 """`springtide check` says whether the limits of disk and memory can work together."""
 
+import re
 from pathlib import Path
 
 from app.config.load import load_config
-from app.tools.diagnosis import Diagnosis, check_disk_caps, check_losses
+from app.tools.diagnosis import Diagnosis, check_disk_caps, check_losses, check_memory
 
 SMALL = """
 name = "shop"
@@ -55,3 +56,18 @@ def test_losses_that_do_not_go_with_the_wide_part_are_noted(tmp_path: Path) -> N
     assert "set [model] wide = false" in noted.text
     assert len(found('[train]\nloss = "listwise"')) == 2
     assert found('[train]\nloss = "listwise"\n[model]\nwide = false') == []
+
+
+def test_too_little_memory_is_a_problem_that_names_what_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "springtide.toml"
+    memory = '[table]\ndevice_bytes = "1KiB"\n'
+    path.write_text(SMALL.replace('["user_id"]', '["user_id", "item_id"]') + memory)
+    (found,) = check_memory(load_config(path))
+    assert found.state == "problem"
+    text = r"memory: \[table\] device_bytes = 1KiB is too small: these tables need at least (\d+)KiB"
+    match = re.fullmatch(text, found.text)
+    assert match is not None, found.text
+    path.write_text(path.read_text().replace("1KiB", f"{match[1]}KiB"))
+    assert list(check_memory(load_config(path))) == []
+    path.write_text(path.read_text().replace(f"{match[1]}KiB", f"{int(match[1]) - 1}KiB"))
+    assert f"at least {match[1]}KiB" in next(check_memory(load_config(path))).text
