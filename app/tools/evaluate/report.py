@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from app.tools.evaluate.evaluation import Evaluation
 from app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
+from app.tools.evaluate.segments import MISSING
 from app.tools.replay.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
@@ -141,7 +142,7 @@ class EvaluationResult:
         return lines
 
     def warnings(self) -> list[str]:
-        """Return a line for rows that cannot be learned, and one for fields that no row has."""
+        """Return a line for rows that cannot be learned, and lines for fields that no row has."""
         lines = []
         if self.dead_letters:
             counts = ", ".join(f"{num:,} {reason}" for reason, num in sorted(self.dead_letters.items()))
@@ -152,6 +153,8 @@ class EvaluationResult:
             lines.append(
                 f"no row has a value for {names}: nothing is learned from that; compare [schema] with the rows"
             )
+        if [value for value, _ in self.segments] == [MISSING]:
+            lines.append(f"no row has a value for {self.segment_field}: --by must name a field of the rows")
         return lines
 
 

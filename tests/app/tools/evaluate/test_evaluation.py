@@ -136,6 +136,13 @@ def test_segments_are_scored_with_the_most_frequent_first(tmp_path: Path) -> Non
     )
 
 
+def test_segments_by_a_field_that_no_row_has_are_a_warning(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "clicks.jsonl", clicks(100))
+    warnings = {by: evaluate_files([path], write_config(tmp_path), by=by).warnings() for by in ("countri", "country")}
+    line = "no row has a value for countri: --by must name a field of the rows"
+    assert [by for by in warnings if line in warnings[by]] == ["countri"]
+
+
 def test_rare_segments_are_scored_together(tmp_path: Path) -> None:
     result = evaluate_files([write_rows(tmp_path / "a.jsonl", clicks(500))], write_config(tmp_path), by="user_id")
     assert len(result.segments) == 21
