@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from app.errors import UserError
 from app.processes.parent_death import die_with_supervisor
@@ -49,6 +49,13 @@ class Subcommand(Protocol):
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line that says how to get help."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what no parser of a command knows, so that the error names that command's help."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see: {self.prog} --help)")

@@ -43,7 +43,8 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
     [
         (["trian"], ["no command 'trian'", "did you mean train?"]),
         ([], ["COMMAND"]),
-        (["train", "--untilend"], ["--untilend"]),
+        (["train", "--untilend"], ["--untilend", "(see: springtide train --help)"]),
+        (["versions", "list", "--jsn"], ["--jsn", "(see: springtide versions list --help)"]),
         (["train", "--config", "nowhere.toml"], ["there is no nowhere.toml"]),
         (["replay", "nowhere.csv"], ["there is no file nowhere.csv"]),
         (["replay", "springtide.toml"], [".csv", ".parquet"]),
