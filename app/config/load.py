@@ -176,7 +176,8 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+        hint = ": write text in quotes" if str(error).startswith("Invalid value") else ""
+        raise UserError(f"{path} is not valid TOML: {error}{hint}") from None
     check_sections(str(path), document)
     return document
 

@@ -205,6 +205,7 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
         (("[schema]", "[features.itm_id]\n[schema]"), ["itm_id", "did you mean item_id?"]),
         (("[schema]", "[features]\nitem_id = 3\n[schema]"), ["[features.item_id] must be a table"]),
         (("[schema]", "[schema"), ["is not valid TOML"]),
+        (('label = "click"', "label = click"), ["is not valid TOML", "line 3", "write text in quotes"]),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, change: tuple[str, str], words: list[str]) -> None:
