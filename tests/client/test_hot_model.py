@@ -95,7 +95,7 @@ def test_equal_versions_give_bitwise_equal_predictions(open_model, make_log) -> 
 
 def test_an_invalid_instance_is_named(open_model, make_log) -> None:
     model = open_model(make_log())
-    with pytest.raises(EncodeError) as caught:
+    with pytest.raises(EncodeError, match="instance 1: age: the string 'old' is not a number") as caught:
         model.predict([{}, {"age": "old"}])
     assert (caught.value.index, caught.value.field) == (1, "age")
     assert model.predict([]) == []

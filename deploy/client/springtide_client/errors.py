@@ -21,6 +21,10 @@ class EncodeError(SpringtideError):
         """Return the same error for a field."""
         return EncodeError(self.reason, f"{name}: {self}", field=name)
 
+    def in_instance(self) -> "EncodeError":
+        """Return the same error with a text that begins with the instance's index."""
+        return EncodeError(self.reason, f"instance {self.index}: {self}", field=self.field, index=self.index)
+
 
 class LogError(SpringtideError):
     """The version log cannot be read or followed."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array
 from springtide_client.encode import encode_instances
-from springtide_client.errors import LogError, NoModelError, StaleModelError
+from springtide_client.errors import EncodeError, LogError, NoModelError, StaleModelError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import INT64_MIN, encode_id
@@ -111,7 +111,11 @@ class HotModel:
         def predict(view: View) -> list[dict[str, float]]:
             if not len(instances):
                 return []
-            rows = view.predict(encode_instances(view.schema, instances)).tolist()
+            try:
+                features = encode_instances(view.schema, instances)
+            except EncodeError as error:
+                raise error.in_instance() from None
+            rows = view.predict(features).tolist()
             return [dict(zip(view.schema.labels, row, strict=True)) for row in rows]
 
         return self._answer(predict)
