@@ -50,6 +50,7 @@ class SpillGC:
         self._tables: Mapping[str, SpillTable]
         self._tables = table.tables if isinstance(table, EmbeddingCollection) else {MAIN_TABLE: table}
         self._directory, self._mapped, self._on_mapped = directory, mapped, on_mapped
+        self._refused: set[str] = set()  # the bases that could not be mapped
         # a generation of each table, and the version whose checkpoint closed it
         self._closed: tuple[dict[str, int], int] | None = None
 
@@ -66,7 +67,9 @@ class SpillGC:
         try:
             base = Base.open(path)
         except LogError as error:
-            logger.warning("a base cannot be mapped", extra={"base": path.name, "reason": str(error)})
+            if path.name not in self._refused:
+                self._refused.add(path.name)
+                logger.warning("a base cannot be mapped", extra={"base": path.name, "reason": str(error)})
             return False
         number = base.tip.number
         generations = dict.fromkeys(self._tables, NO_GENERATION)
