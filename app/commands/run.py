@@ -20,11 +20,13 @@ def run(arguments: argparse.Namespace) -> int:
     from app.processes.broker_supervisor import BrokerSupervisor
     from app.processes.supervisor import ChildSpec, Supervisor
     from app.serving.server.address import wait_until_free as wait_for_port
+    from app.version_log.write.epoch import make_log_folder
     from app.version_log.write.trainer_lock import wait_until_free as wait_for_lock
 
     config = load_config(arguments.config, overrides={"serve": {"port": arguments.port}})
     wait_for_lock(config.log.path)
     wait_for_port(config.serve)
+    make_log_folder(config.log.path)
     options = ["--config", str(config.path), *(["--debug"] if arguments.debug else [])]
     port = [] if arguments.port is None else ["--port", str(arguments.port)]
     children = [ChildSpec("train", ["train", *options]), ChildSpec("serve", ["serve", *options, *port])]

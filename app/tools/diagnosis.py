@@ -34,6 +34,7 @@ from stream.kafka.check import check_kafka
 
 MIN_FREE_BYTES = 1 << 30
 NET_COPIES, PROGRAM_BYTES = 5, 200_000  # parameters, two moments, two exported programs; their code
+KEYS = {"log": "[log] path", "spill": "[table] disk_path"}
 SLOT_BYTES = 20  # of the index, for a row in memory
 
 
@@ -123,14 +124,18 @@ def check_disk(config: Config) -> Iterator[Diagnosis]:
         while not existing.exists():
             existing = existing.parent
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            yield Diagnosis("problem", f"{name}: {existing} cannot be written: change its owner, or set another path")
+            remedy = f"change its owner, or set another {KEYS[name]}"
+            yield Diagnosis("problem", f"{name}: {existing} cannot be written: {remedy}")
             continue
-        free_bytes = shutil.disk_usage(existing).free
+        total_bytes, _, free_bytes = shutil.disk_usage(existing)
+        if not total_bytes:  # a file system of the kernel, such as /proc
+            yield Diagnosis("problem", f"{name}: {folder} is not on a disk: set another {KEYS[name]}")
+            continue
         text = f"{name}: {folder}, {free_bytes / 2**30:.1f} GiB free"
         if free_bytes >= MIN_FREE_BYTES:
             yield Diagnosis("ok", text)
         else:
-            yield Diagnosis("problem", f"{text}: free some space, or set another path")
+            yield Diagnosis("problem", f"{text}: free some space, or set another {KEYS[name]}")
 
 
 def check_memory(config: Config) -> Iterator[Diagnosis]:

@@ -3,6 +3,7 @@
 Claims fence: once a higher epoch is claimed, readers ignore what an older trainer still writes.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -16,11 +17,13 @@ from springtide_client.log.listing import LogManifest, base_name, claim_name, ma
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
 
+from app.errors import UserError
 from app.version_log.errors import FencedError, OtherSchemaError
 from app.version_log.failpoints import failpoint
 from app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 from app.version_log.write.valid_log import measure_valid_log, sync_past
 
+NO_FOLDER = errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG
 EPOCHS_RETAINED = 5  # status files and manifests of older epochs are deleted
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,17 @@ class Epoch:
     exact_state: int  # of the version that it continues from, as in that version's meta
 
 
+def make_log_folder(log_path: Path) -> None:
+    """Create the folder of the log. UserError where its path is one that no folder can have."""
+    try:
+        make_durable_folder(log_path)
+    except OSError as error:
+        if error.errno not in NO_FOLDER:  # such as a disk that fails
+            raise
+        reason = os.strerror(error.errno or 0)
+        raise UserError(f"[log] path = {str(log_path)!r} cannot be made a folder ({reason}): set another one") from None
+
+
 def start_epoch(
     log_path: Path, schema: Schema, *, take_over: bool = False, wait_seconds: float = WAIT_SECONDS
 ) -> Epoch:
@@ -44,7 +58,7 @@ def start_epoch(
     The claim comes before the measuring, because readers check for claims before they use what they have read: what the
     predecessor appends after the measuring is never used. LogBusyError if another trainer runs.
     """
-    make_durable_folder(log_path)
+    make_log_folder(log_path)
     directory = LogDirectory(log_path)
     check_schema(directory, schema)
     lock = TrainerLock.acquire(log_path, take_over=take_over, wait_seconds=wait_seconds)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from app.config.load import load_config
-from app.tools.diagnosis import Diagnosis, check_disk_caps, check_losses, check_memory
+from app.tools.diagnosis import Diagnosis, check_disk, check_disk_caps, check_losses, check_memory
 
 SMALL = """
 name = "shop"
@@ -71,3 +71,13 @@ def test_too_little_memory_is_a_problem_that_names_what_is_enough(tmp_path: Path
     assert list(check_memory(load_config(path))) == []
     path.write_text(path.read_text().replace(f"{match[1]}KiB", f"{int(match[1]) - 1}KiB"))
     assert f"at least {match[1]}KiB" in next(check_memory(load_config(path))).text
+
+
+def test_paths_where_no_file_can_be_are_problems_that_name_their_key(tmp_path: Path) -> None:
+    path = tmp_path / "springtide.toml"
+    (tmp_path / "file").touch()
+    path.write_text(SMALL + f'[table]\ndisk_path = "{tmp_path}/file"\n[log]\npath = "/proc/nowhere"\n')
+    log, spill = check_disk(load_config(path))
+    assert log == ("problem", "log: /proc/nowhere is not on a disk: set another [log] path")
+    assert spill.state == "problem"
+    assert spill.text.endswith("file cannot be written: change its owner, or set another [table] disk_path")

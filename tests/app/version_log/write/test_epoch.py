@@ -1,12 +1,15 @@
 """Starting an epoch: the schema, claims, and what is valid of the log before it."""
 
 import os
+from pathlib import Path
 
 import pytest
 from springtide_client.errors import LogError
 from springtide_client.schema import Schema
 
+from app.errors import UserError
 from app.version_log.errors import FencedError, LogBusyError
+from app.version_log.write.epoch import start_epoch
 from app.version_log.write.writer import LogWriter
 from tests.support.writer_log import SCHEMA, config, put
 
@@ -126,3 +129,10 @@ def test_a_damaged_base_is_skipped(log) -> None:
         (newer / "manifest.json").write_text("{")
     with log.writer() as writer:
         assert writer.start_tip == tips[-1]
+
+
+def test_a_path_that_cannot_be_a_folder_is_named_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "log"):
+        with pytest.raises(UserError, match=rf"\[log\] path = '{path}' cannot be made a folder \(.*\): set another"):
+            start_epoch(path, SCHEMA)
