@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 from springtide_client.keys import CROSSES
-from springtide_client.log.base import Base, ModelIdentity, TableSpec
+from springtide_client.log.base import MODEL, Base, ModelIdentity, TableSpec
 from springtide_client.rows.table_names import MAIN_TABLE
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
@@ -35,6 +35,7 @@ from app.version_log.change.design import CROSSES_TABLE, ArrayForm, Design
 from app.version_log.change.plan import plan_change
 from app.version_log.commands.erasures import erasures_of
 from app.version_log.compact.base_writer import BaseImage, write_base
+from app.version_log.compact.exported_model import write_exported_model
 from app.version_log.compact.row_writer import TableImage
 from app.version_log.disk_budget import DiskBudget
 from app.version_log.disk_usage import folder_bytes
@@ -318,11 +319,17 @@ def design_of(config: TrainerConfig, model: nn.Module) -> Design:
 def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.Module) -> Resume:
     """If the configuration means other rows or parameters than the log, begin the epoch with what fits of them.
 
+    An exported model that is damaged is written anew.
+
     ValueError if the net cannot be exported.
     """
     old, new = Design.of(resume.base), design_of(config, model)
+    is_sound = resume.base.model_path is None or resume.base.is_sound(MODEL)
     if not (plan := plan_change(old, new)):
-        return resume
+        if is_sound:
+            return resume
+        write_exported_model(resume.base, log.directory, export_model(model, model_spec(config)))
+        return Resume.of(log.directory, resume.tip) or resume
     logger.warning("the log goes on with changed settings", extra=plan.document())
     is_same_net = (old.model.name, old.model.options) == (new.model.name, new.model.options) and old.dense == new.dense
     is_same_net &= ModelSpec.of(old.schema, old.widest_dim, old.dims) == model_spec(config)
@@ -333,7 +340,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
         old,
         new,
         initial={f"dense.{name}": value.numpy() for name, value in model.state_dict().items()},
-        program=None if is_same_net else export_model(model, model_spec(config)),
+        program=None if is_same_net and is_sound else export_model(model, model_spec(config)),
         window_samples=config.train.window_samples,
     )
 

@@ -16,6 +16,7 @@ from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import Array, Arrays, shape_of
 from springtide_client.log.base import (
     DENSE,
+    EXPORTS,
     ID_STRINGS,
     ITEMS,
     MANIFEST,
@@ -60,6 +61,7 @@ class BaseImage:
     id_strings: Arrays | None = None  # columns `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id)
     items: Arrays | None = None  # of a model with two towers, columns as those of id strings
     program: bytes | Path | None = None  # the exported model, or the file that has it
+    program_checksum: FileChecksum | None = None  # of such a file, as it was written: damage must not pass for sound
     onnx: bytes | None = None  # the model as ONNX with this version's weights
 
 
@@ -89,6 +91,8 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         if image.items is not None:
             _write_arrays(draft / ITEMS, image.items)
         _write_file(draft / MODEL, image.program)
+        if image.program_checksum is not None:
+            sums[MODEL] = image.program_checksum
         _write_file(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
         if path.exists() and not is_complete(path):
@@ -107,10 +111,14 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
 
 
 def is_complete(path: Path) -> bool:
-    """Return True if a base's manifest can be read and its files have the sizes it names."""
+    """Return True if a base's manifest can be read and its files have the sizes it names; but see EXPORTS."""
     try:
         manifest = read_base_manifest(path)
-        return all((path / name).stat().st_size == expected.bytes for name, expected in manifest.files.items())
+        return all(
+            (path / name).stat().st_size == expected.bytes
+            for name, expected in manifest.files.items()
+            if name not in EXPORTS
+        )
     except (LogError, OSError):
         return False
 

@@ -13,7 +13,7 @@ import numpy as np
 from springtide_client.array_types import UInt64Array
 from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.records import NO_STATE, Record, VersionMeta
-from springtide_client.log.base import Base, read_base_manifest
+from springtide_client.log.base import MODEL, Base, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.rows.layers import merge_layers
@@ -80,20 +80,24 @@ def newest_intact_base(directory: LogDirectory) -> tuple[Base | None, list[Path]
     """Return the newest base whose files all match their checksums, and the damaged ones newer than it.
 
     The next base gets new checksums, so a damaged row carried over would pass for a good one from then on. If all bases
-    are damaged, the newest that opens is used: without a next base the log would grow for ever. LogError if none opens.
+    are damaged, the newest of which only EXPORTS are, which hold no row; else the newest that opens: without a next
+    base the log would grow for ever. LogError if none opens.
     """
     damaged: list[Path] = []
+    with_rows: tuple[Base, list[Path]] | None = None
     for path in reversed(directory.bases()):
         if damaged and not LogIndex(directory).runs.are_connected(base_number(path), base_number(damaged[0])):
             break  # the versions after it were deleted: a base made from it would hold an old one
         try:
             base = Base.open(path)
+            base.verify(exports=False)
+            with_rows = with_rows or (base, list(damaged))
             base.verify()
             return base, damaged
         except (LogError, OSError) as error:
             logger.error("a base is damaged", extra={"base": path.name, "reason": str(error)})
             damaged.append(path)
-    return directory.open_base(), []
+    return with_rows or (directory.open_base(), [])
 
 
 def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
@@ -175,6 +179,7 @@ def write_merged_base(
         id_strings=merge_id_strings([*state.id_strings, *known_strings], merge_layers(*dead)),
         items=state.live_items(),
         program=base.model_path,
+        program_checksum=manifest.files.get(MODEL),
         onnx=None if onnx is None else onnx.build(base, state.arrays),
     )
     return write_base(log_path, image)

@@ -47,7 +47,7 @@ class OnnxBuilder:
         if program is None or program.crc32 in self._failed:
             return None
         try:
-            known = (base.path / ONNX).read_bytes() if ONNX in base.manifest.files else self._export(base.path / MODEL)
+            known = (base.path / ONNX).read_bytes() if base.is_sound(ONNX) else self._export(base.path / MODEL)
             weights = {name.removeprefix("dense."): a for name, a in arrays.items() if name.startswith("dense.")}
             has_wide = any(name.startswith(f"dense.{PREFIX}") for name in (*base.dense, *arrays))
             return with_property(replace_weights(known, weights), OUTPUTS, NET_ONLY if has_wide else WHOLE_MODEL)

@@ -24,6 +24,8 @@ from springtide_client.schema import Schema
 MANIFEST, DENSE, ID_STRINGS, MODEL = "manifest.json", "dense.safetensors", "texts.safetensors", "model.pt2"
 SKETCH, ONNX, ITEMS = "sketch.safetensors", "model.onnx", "items.safetensors"
 STATE = "state.safetensors"  # of the dense net: exact parameters, optimizer state, random state
+EXPORTS = frozenset({MODEL, ONNX})  # forms of the net, which hold no row: those who need one check it
+ADVICE = "`springtide versions verify` says what to do"
 TABLE_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
 
@@ -150,23 +152,25 @@ class Base:
     def open(path: Path, *, for_serving: bool = False, hash_range: HashRange = ALL_KEYS) -> "Base":
         """Map the files after checking their sizes; LogError when one is missing or truncated.
 
-        `for_serving` ignores the files that only trainers need: they may be missing. Of rows, those of `hash_range` are
-        mapped and no others.
+        Those of EXPORTS matter only to serving; `for_serving` ignores the files that only trainers need. Those may be
+        missing. Of rows, those of `hash_range` are mapped and no others.
         """
         path = Path(path)
         try:
             manifest = read_base_manifest(path)
-            needed = manifest.serving_files_of(hash_range) if for_serving else frozenset(manifest.files)
+            needed = manifest.serving_files_of(hash_range) if for_serving else manifest.files.keys() - EXPORTS
             for name, expected in manifest.files.items():
                 if name in needed and (path / name).stat().st_size != expected.bytes:
-                    raise LogError(f"{path / name} does not have the {expected.bytes} bytes that its manifest names")
+                    raise LogError(
+                        f"{path / name} does not have the {expected.bytes} bytes that its manifest names: {ADVICE}"
+                    )
             base = Base(path, manifest, hash_range)
             for name, table in base.tables.items():
                 if not for_serving or needed.issuperset(manifest.optimizer_files(name, hash_range)):
                     _ = table.states
             return base
         except OSError as error:
-            raise LogError(f"the base {path} cannot be opened: {error}") from None
+            raise LogError(f"the base {path} cannot be opened: {error}: {ADVICE}") from None
 
     @property
     def rows(self) -> RowLayer:
@@ -237,16 +241,24 @@ class Base:
         """The blocks of the admission sketch, uint8 (B, 64); None if nothing was counted."""
         return map_tensors(self.path / SKETCH)["sketch.bytes"] if SKETCH in self.manifest.files else None
 
+    def is_sound(self, name: str) -> bool:
+        """Return True if a file is there and matches its checksum."""
+        expected = self.manifest.files.get(name)
+        try:
+            return expected is not None and crc32_of_file(self.path / name) == expected.crc32
+        except FileNotFoundError:
+            return False
+
     @property
     def model_path(self) -> Path | None:
         """The path of the exported program; None in a base without one."""
         return self.path / MODEL if MODEL in self.manifest.files else None
 
-    def verify(self) -> None:
-        """Read every file; LogError at the first that does not match its checksum."""
+    def verify(self, *, exports: bool = True) -> None:
+        """Read every file; LogError at the first that does not match its checksum. Without `exports` not EXPORTS."""
         for name, expected in self.manifest.files.items():
-            if crc32_of_file(self.path / name) != expected.crc32:
-                raise LogError(f"{self.path / name} is corrupt: it does not match its checksum")
+            if (exports or name not in EXPORTS) and crc32_of_file(self.path / name) != expected.crc32:
+                raise LogError(f"{self.path / name} is corrupt: it does not match its checksum: {ADVICE}")
         for name, table in self.tables.items():
             mixed = table.rows.mixed
             if not bool((mixed[1:] >= mixed[:-1]).all()):

@@ -18,6 +18,7 @@ import torch
 
 from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
+from springtide_client.log.base import ADVICE
 from springtide_client.model.archive_check import check_archive
 from springtide_client.model.inputs import ModelInputs
 
@@ -64,8 +65,11 @@ class ExportedModel:
 
     @staticmethod
     def load(path: Path) -> "ExportedModel":
-        """Load the model of a base's `model.pt2`."""
-        return ExportedModel(path.read_bytes())
+        """Load the model of a base's `model.pt2`; LogError as by the constructor."""
+        try:
+            return ExportedModel(path.read_bytes())
+        except LogError as error:
+            raise LogError(f"{path}: {error}; if the file is damaged, {ADVICE}") from error
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ import threading
 from pathlib import Path
 
 from springtide_client.format.records import VersionMeta
-from springtide_client.log.base import Base
+from springtide_client.log.base import MODEL, Base
 
 from app.version_log.compact.compactor import Compactor
 from app.version_log.disk_usage import folder_bytes
 from tests.support.config import CLICKS, write_config
 from tests.support.waiting import wait_until
-from tests.support.writer_log import DIM, WINDOW, compact, config, put, row_tensors, rows_of, sync_twice
+from tests.support.writer_log import DIM, WINDOW, WriterLog, compact, config, put, row_tensors, rows_of, sync_twice
 
 ROOT = Path(__file__).parents[4]
 
@@ -124,3 +124,19 @@ def test_one_compaction_makes_room_in_a_full_log(log) -> None:
         assert folder_bytes(log.path) > cap
         Compactor(config(log.path, log_bytes=cap), window_samples=WINDOW).compact()
         assert folder_bytes(log.path) < cap
+
+
+def test_bases_go_on_while_only_their_model_is_damaged_and_its_damage_stays_visible(log: WriterLog) -> None:
+    with log.writer() as writer:
+        put(writer, 1)
+        sync_twice(writer)
+        before = compact(log)
+        assert before is not None
+        (before.path / MODEL).write_bytes(b"x")
+        put(writer, 2)
+        sync_twice(writer)
+        base = compact(log)
+    assert base is not None
+    assert len(log.rows_in(base)) == 2
+    assert base.manifest.files[MODEL] == before.manifest.files[MODEL]
+    assert not base.is_sound(MODEL)
