@@ -2,6 +2,8 @@
 
 # n rows of a chunk
 
+from collections.abc import Sequence
+
 import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import has_checksum
@@ -16,10 +18,12 @@ from springtide_client.log.base import (
     BaseManifest,
     read_base_manifest,
 )
+from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest, base_name
 from springtide_client.rows.row_layer import expiry_cutoffs_of
 
 from app.version_log.tables import LogTable, tables_of
+from app.version_log.verify.advice import BaseAdvice, BaseProblem
 from app.version_log.verify.inventory import REMOVE, LogInventory
 from app.version_log.verify.report import VerifyReport, plural
 from app.version_log.verify.row_places import RowPlaces
@@ -49,6 +53,7 @@ class BaseCheck:
 
     def __init__(self, inventory: LogInventory, manifest: LogManifest | None, report: VerifyReport) -> None:
         self._inventory, self._report = inventory, report
+        self._problems: list[BaseProblem] = []
         self._numbers = inventory.listing.valid_bases(manifest)
         for number in set(inventory.listing.bases) - set(self._numbers):
             what = "a replaced trainer meant to begin with it: readers ignore it, the next trainer deletes it"
@@ -81,13 +86,13 @@ class BaseCheck:
 
     def check(self, manifest: BaseManifest, *, deep: bool) -> Base | None:
         """Check one base; return it, or None if it cannot be opened. `deep`: also hash every id string."""
-        num_wrong = len(self._report.errors)
+        num_wrong, num_broken = self._num_wrong(), self._num_wrong(exports=False)
         self._check_files(manifest)
         try:
             base = Base.open(self._inventory.path / base_name(manifest.number))
         except LogError:
-            return None  # reported already: a file is missing or truncated
-        if len(self._report.errors) == num_wrong:
+            return None  # a problem already: a file is missing or truncated
+        if self._num_wrong(exports=False) == num_broken:
             for table in tables_of(manifest):
                 try:
                     self._check_rows(base, table)
@@ -96,7 +101,7 @@ class BaseCheck:
                     return None
             if base.id_strings is not None:
                 self._check_id_strings(base, base.id_strings, deep=deep)
-        if len(self._report.errors) == num_wrong:
+        if self._num_wrong() == num_wrong:
             size = sum(file.bytes for file in manifest.files.values())
             name = version_name(manifest.number)
             num_rows = sum(len(table.base_rows(base)) for table in tables_of(manifest))
@@ -175,19 +180,22 @@ class BaseCheck:
                     return
 
     def _add(self, file: str, what: str, number: int, offset: int | None = None, *, opens: bool = True) -> None:
-        """Report an error of a base. `opens`: the base opens all the same, so followers do not notice the error."""
-        older = [base for base in self._numbers if base < number]
-        newer = [base for base in self._numbers if base > number]
-        name = base_name(number)
-        if newer:
-            consequence = f"followers start at base {version_name(newer[-1])} and do not read it: remove {name}"
-        elif older:
-            start = f"they start at base {version_name(older[-1])}"
-            consequence = (
-                f"new followers use it: remove {name}, and {start}"
-                if opens
-                else f"new followers skip it, {start}: remove {name}"
-            ) + "; the next compaction does so"
-        else:
-            consequence = "it is the only base: restore it from a copy, or start a new log"
-        self._report.error(file, offset, what, consequence)
+        """Remember a problem of a base: what to do about it depends on the other bases."""
+        self._problems.append(BaseProblem(number, file, what, offset, opens))
+
+    def _num_wrong(self, *, exports: bool = True) -> int:
+        return len(self._report.errors) + sum(exports or not problem.is_of_export for problem in self._problems)
+
+    def has_sound_rows(self, base: Base) -> bool:
+        """Return True if nothing is wrong with a base that was checked, or only an exported form of its net."""
+        return not any(problem.number == base.tip.number and not problem.is_of_export for problem in self._problems)
+
+    def report_problems(self, directory: LogDirectory, manifests: Sequence[BaseManifest]) -> None:
+        """Report the problems of all bases, which were checked, and what to do about each."""
+        advice = BaseAdvice(directory, self._numbers, self._problems)
+        for problem in self._problems:
+            self._report.error(problem.file, problem.offset, problem.what, advice.of(problem))
+        for manifest in manifests if self._problems and advice.is_all_lost else ():
+            name, files = base_name(manifest.number), {problem.file for problem in self._problems}
+            if whole := [file for file in manifest.files if f"{name}/{file}" not in files]:
+                self._report.note(f"what its checksums call whole: {', '.join(whole)}", name)

@@ -69,6 +69,7 @@ def check_everything(
     check = BaseCheck(inventory, manifest, report)
     manifests = check.manifests()
     bases = [check.check(manifest, deep=deep) for manifest in manifests]
+    check.report_problems(directory, manifests)
     if not inventory.listing.bases:
         report.note("there is no base: no trainer has started, or it died while starting")
     if manifest is None:
@@ -80,7 +81,7 @@ def check_everything(
     RecordCheck(inventory, manifest, manifests, report, pins.needed_ranges(manifests, keep_bases)).run()
     pins.run()
     if deep:
-        whole = [base for base in bases if base is not None]
+        whole = [base for base in bases if base is not None and check.has_sound_rows(base)]
         if len(report.errors) > num_wrong:
             report.note("records are corrupt: a base is replayed only if the log can be read up to it")
         check_replays(directory, whole, report, range_bytes)
