@@ -319,9 +319,7 @@ def design_of(config: TrainerConfig, model: nn.Module) -> Design:
 def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.Module) -> Resume:
     """If the configuration means other rows or parameters than the log, begin the epoch with what fits of them.
 
-    An exported model that is damaged is written anew.
-
-    ValueError if the net cannot be exported.
+    If the exported model is damaged, the net is exported again. ValueError if that is not possible.
     """
     old, new = Design.of(resume.base), design_of(config, model)
     is_sound = resume.base.model_path is None or resume.base.is_sound(MODEL)

@@ -9,7 +9,7 @@ from springtide_client.errors import SpringtideError
 
 from app.serving.config import ServeConfig
 
-WAIT_SECONDS = 5.0  # a server that was told to stop may still listen
+WAIT_SECONDS = 5.0  # a server that is being stopped may still listen
 POLL_SECONDS = 0.05
 
 

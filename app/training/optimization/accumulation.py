@@ -15,7 +15,7 @@ AddUp = Callable[[dict[nn.Parameter, Tensor], bool], dict[nn.Parameter, Tensor]]
 class GradientSum:
     """The sum of the gradients of up to `num_batches` batches, and of their weights.
 
-    Of many ranks each gathers its own, without a word to the others. A version has the sums of all, which `merge`
+    Of many ranks each gathers its own, and exchanges nothing meanwhile. A version has the sums of all, which `merge`
     finds; learning goes on with each rank's own, so it does not depend on when versions are written. A restart gives
     all of them to the first rank.
     """

@@ -1,4 +1,4 @@
-"""Writes the exported model of bases anew where it is damaged: it holds no row, and a trainer has the net."""
+"""Replaces damaged exported models in bases: they hold no row, and the trainer, having the net, exports it again."""
 
 import logging
 import zlib
@@ -29,4 +29,4 @@ def write_exported_model(newest: Base, directory: LogDirectory, program: bytes) 
             manifest = replace(base.manifest, files={**base.manifest.files, MODEL: checksum})
             write_atomically(path / MODEL, program)
             write_atomically(path / MANIFEST, encode_checksummed_json(manifest))
-            logger.warning("the exported model of a base was damaged: written anew", extra={"base": path.name})
+            logger.warning("replaced the damaged exported model of a base", extra={"base": path.name})

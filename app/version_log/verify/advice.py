@@ -31,7 +31,7 @@ class BaseProblem:
 
     @property
     def is_of_export(self) -> bool:
-        """True if only an exported form of the net is wrong, which holds no row and can be made anew."""
+        """True if only an exported form of the net is wrong, which holds no row and can be exported again."""
         return self.file_name in EXPORTS
 
 
@@ -63,8 +63,8 @@ class BaseAdvice:
             return f"{keep}: the next base gets a new one"
         start = self._start_before(problem.number, self._sound)
         if start is None:
-            return f"{keep}: restart the trainer, which writes it anew; until then new followers may not start"
-        return f"{keep}: restart the trainer, which writes it anew; base {version_name(start)} is sound"
+            return f"{keep}: restart the trainer, which replaces it; until then new followers may not start"
+        return f"{keep}: restart the trainer, which replaces it; base {version_name(start)} is sound"
 
     def _of_contents(self, problem: BaseProblem) -> str:
         number, name = problem.number, base_name(problem.number)

@@ -50,14 +50,14 @@ def test_a_model_that_all_bases_link_costs_no_base(log: WriterLog) -> None:
     assert len(found) == 4
     for line in found:
         assert "it holds no row, so keep base-" in line
-        assert "restart the trainer, which writes it anew; until then new followers may not start" in line
+        assert "restart the trainer, which replaces it; until then new followers may not start" in line
         assert "remove" not in line
 
 
 def test_a_model_damaged_in_the_newest_base_alone_names_the_base_that_is_sound(log: WriterLog) -> None:
     damage(bases(log)[-1] / MODEL, b"x")
     (found,) = advice(log)
-    assert "restart the trainer, which writes it anew; base 1.3 is sound" in found
+    assert "restart the trainer, which replaces it; base 1.3 is sound" in found
 
 
 def test_damaged_rows_of_the_newest_base_are_left_to_a_base_that_leads_there(log: WriterLog) -> None:
