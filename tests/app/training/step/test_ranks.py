@@ -1,120 +1,44 @@
 """Several ranks learn what one process learns from all their batches."""
 
-import dataclasses
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from springtide_client.features import Features, Ragged
-from springtide_client.schema import Schema
 
 from app.models.config import ModelConfig
 from app.models.interface import ModelSpec
 from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.training.bootstrap import with_wide_rows
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.device.device import TrainDevice, resolve_device
+from app.training.config import TrainConfig
+from app.training.device.device import resolve_device
 from app.training.step.learner import Learner
-from embeddings.collection.collection import AnyTable, open_tables, tables_by_name
-from embeddings.config import FeatureTable, TableConfig
+from embeddings.collection.collection import tables_by_name
+from embeddings.config import FeatureTable
 from embeddings.errors import ShardError, SpillError
-from embeddings.policy.admission import AdmissionControl
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.precision import Precision
-from embeddings.table import EmbeddingTable
-from kernels.backend import backend
 from kernels.cuda.ops import CudaOps
-from kernels.ops import Ops
-from stream.columns import Batch
-from tests.app.training.random_clicks import SCHEMA, make_batch
+from tests.app.training.random_clicks import SCHEMA
+from tests.app.training.step.rank_learners import (
+    BUILDING,
+    TABLE,
+    batch_of,
+    learn,
+    loss_of,
+    make_learner,
+    open_table,
+    parts_of,
+    rows_of,
+    union_of,
+)
 from tests.embeddings.backends import ops_of
 from tests.support.gpu_emulation.emulated_ops import device_of
 from tests.support.gpu_emulation.transfer_stream import emulated_device
 from tests.support.one_rank import one_rank
 from tests.support.thread_ranks import on_ranks
 
-BUILDING = threading.Lock()  # torch has one generator for all threads
-TABLE = TableConfig(dim=4, device_bytes=8 << 20)
 MAIN, NARROW = FeatureTable(dim=4, features=(0, 2)), FeatureTable(dim=2, features=(1,))
-LENGTHS = (20, 0, 21, 12)  # of the ranks' batches, from step to step another rank's
-
-
-def open_table(config: TableConfig, ops: Ops | None = None) -> AnyTable:
-    ops = backend("cpu") if ops is None else ops  # of this rank alone: they keep scratch, for one thread at a time
-
-    def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
-        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission, device=ops)
-
-    return open_tables(config, ops, make)
-
-
-def make_learner(
-    exchange: Exchange | None = None,
-    precision: Precision | None = None,
-    table: TableConfig = TABLE,
-    device: TrainDevice | None = None,
-    **train: Any,
-) -> Learner:
-    with BUILDING:
-        net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim, table.dims), seed=0)
-    own = open_table(table, backend("cpu" if device is None else device.table))
-    return Learner(net, own, TrainConfig(**train), SCHEMA, device=device, exchange=exchange, precision=precision)
-
-
-def parts_of(step: int) -> list[Batch]:
-    lengths = np.roll(LENGTHS, step)
-    return [make_batch(10 * step + number, int(length)) for number, length in enumerate(lengths)]
-
-
-def union_of(parts: list[Batch]) -> Batch:
-    def joined_list(ragged: list[Ragged]) -> Ragged:
-        lengths = np.concatenate([np.diff(one.offsets) for one in ragged])
-        return Ragged(np.concatenate([one.ids_M for one in ragged]), np.concatenate([[0], np.cumsum(lengths)]))
-
-    features = [part.features for part in parts]
-    together = Features(
-        np.concatenate([one.categorical_NC for one in features]),
-        tuple(joined_list([one.lists[number] for one in features]) for number in range(len(SCHEMA.lists))),
-        np.concatenate([one.dense_NF for one in features]),
-    )
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("labels_NL", "weights_N", "event_ms_N", "record_ms_N")
-    }
-    return dataclasses.replace(parts[0], features=together, **columns)
-
-
-def batch_of(step: int, rank: int, num_ranks: int) -> Batch:
-    """The part of a rank: every `num_ranks`-th in a row."""
-    parts = parts_of(step)
-    bounds = np.linspace(0, len(parts), num_ranks + 1).round().astype(int)
-    return union_of(parts[bounds[rank] : bounds[rank + 1]])
-
-
-def rows_of(learner: Learner) -> dict[tuple[int, int], tuple[Any, ...]]:
-    rows: dict[tuple[int, int], tuple[Any, ...]] = {}
-    for table in tables_by_name(learner.table).values():
-        delta = table.take_delta()
-        columns = delta.features, delta.ids, delta.values, delta.states, delta.counts, delta.last_seen
-        rows |= {(int(f), int(i)): tuple(rest) for f, i, *rest in zip(*columns, strict=True)}
-    return rows
-
-
-def learn(learner: Learner, rank: int, num_ranks: int, steps: int = 6, lookahead: bool = True) -> list[Any]:
-    reports = []
-    batches = [batch_of(step, rank, num_ranks) for step in range(steps)]
-    for step, batch in enumerate(batches):
-        following = batches[step + 1] if lookahead and step + 1 < steps else None
-        if step == 3 and rank == 0:
-            following = None
-        reports.append(learner.step(batch, following))
-    return reports
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipped, with a schedule": {"clip_norm": 0.01, "lr_schedule": {"warmup_samples": 100, "rows": True}},
@@ -298,81 +222,6 @@ def test_a_step_that_exchanges_is_not_captured() -> None:
             make_learner(exchange, device=emulated_device(captures=True))
 
     on_ranks(2, work)
-
-
-def make_wide_learner(
-    exchange: Exchange | None = None, crosses: int = 64, schema: Schema = SCHEMA, model: str = "deepfm"
-) -> Learner:
-    table = open_table(with_wide_rows(TABLE, schema, crosses=crosses > 0))
-    config = ModelConfig(name=model, wide=True, crosses=crosses)
-    with BUILDING:
-        net = build_model(config, ModelSpec.of(schema, TABLE.dim), seed=0)
-    add_wide_part(net, config, schema)
-    return Learner(net, table, TrainConfig(), schema, exchange=exchange)
-
-
-def loss_of(reports: list[Any]) -> float:
-    return float(np.mean([report.loss for report in reports]))
-
-
-@pytest.mark.parametrize("crosses", [64, 3, 0])
-def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
-    parts = [[make_batch(2 * step + rank, 200 if step % 5 else 200 * rank) for rank in range(2)] for step in range(12)]
-    alone = make_wide_learner(crosses=crosses)
-    expected = [alone.step(union_of(part)) for part in parts]
-
-    def work(exchange: Exchange) -> Any:
-        learner = make_wide_learner(exchange, crosses)
-        batches = [part[exchange.rank] for part in parts]
-        assert not learner.needs_checkpoint(batches[0])
-        reports = [
-            learner.step(batch, following) for batch, following in zip(batches, [*batches[1:], None], strict=True)
-        ]
-        learner.require_same_net()
-        rows = {name: table.take_delta() for name, table in tables_by_name(learner.table).items()}
-        return reports, learner.dense_arrays(), rows
-
-    (reports, arrays, rows), (_, _, other_rows) = on_ranks(2, work)
-    assert abs(loss_of(reports[4:]) - loss_of(expected[4:])) < 0.03
-    known = alone.dense_arrays()
-    for name in ("num_samples_1", "clicks_L", "samples_L", "seen_statistics_3F"):
-        np.testing.assert_allclose(arrays[f"wide.{name}"], known[f"wide.{name}"], rtol=0.2, err_msg=name)
-    np.testing.assert_allclose(arrays["wide.number_statistics_3D"], known["wide.number_statistics_3D"], rtol=1e-9)
-    if crosses == 3:
-        assert arrays["wide.pair_is_live_P"].sum() == 3
-    for name, delta in rows.items():
-        assert len(delta) > 10
-        assert len(other_rows[name]) > 10
-        keys = [{*zip(one.features, one.ids, strict=True)} for one in (delta, other_rows[name])]
-        assert not keys[0] & keys[1], "two ranks have a row of this id"
-
-
-def test_many_ranks_that_correct_the_same_error_do_not_overshoot() -> None:
-    """Every id is in half of all samples: each rank alone corrects most of an error within a step."""
-    schema = Schema(labels=("click",), categorical=tuple(f"field{number}" for number in range(12)))
-
-    def clicks(seed: int) -> Batch:
-        random = np.random.default_rng(seed)
-        ids_NC = random.integers(0, 2, (1024, 12))
-        logits_N = (ids_NC - 0.5) @ np.linspace(-1, 1, 12)
-        labels_NL = (random.random((1024, 1)) < 1 / (1 + np.exp(-logits_N[:, None]))).astype(np.float32)
-        features, ones_N = Features(ids_NC, (), np.zeros((1024, 0), np.float32)), np.ones(1024, np.float32)
-        batch = make_batch(seed, 1024)
-        return dataclasses.replace(
-            batch, features=features, labels_NL=labels_NL, weights_N=ones_N, id_strings=[], dead_letters=()
-        )
-
-    def work(exchange: Exchange) -> list[float]:
-        learner, losses = make_wide_learner(exchange, 0, schema, "logistic"), []
-        assert learner.wide is not None
-        for step in range(7):
-            losses.append(learner.step(clicks(8 * step + exchange.rank)).loss)
-            arrays = learner.wide.arrays
-            arrays.loss_difference_L[:], arrays.mixture_L[:] = 100, 1  # the plain learner would hide it
-        return losses
-
-    losses = on_ranks(8, work)[0]
-    assert max(losses[4:]) < 0.59
 
 
 def test_a_spill_error_of_one_rank_lets_all_try_again() -> None:
