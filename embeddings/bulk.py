@@ -3,13 +3,13 @@
 # N rows
 import numpy as np
 
-from embeddings.memory.dirty_rows import DirtyRows
-from embeddings.memory.resident import ResidentRows
-from embeddings.policy.row_score import RowScore
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
-from embeddings.tiers.lower_tiers import LowerTiers
-from kernels.types import DIRTY, NO_SLOT
+from springtide.embeddings.memory.dirty_rows import DirtyRows
+from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.policy.row_score import RowScore
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
+from springtide.embeddings.tiers.lower_tiers import LowerTiers
+from springtide.kernels.types import DIRTY, NO_SLOT
 
 WRITTEN_ROWS_PER_STEP = 65536
 

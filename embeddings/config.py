@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size
 
-from embeddings.optimizer import RowOptimizer
-from kernels.types import RowLayout
+from springtide.embeddings.optimizer import RowOptimizer
+from springtide.kernels.types import RowLayout
+from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size
 
 MAX_MIN_COUNT = 255  # what a counter of the admission sketch can hold
 MAX_TTL_SECONDS = 1e12

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from kernels.ops import Ops
+from springtide.kernels.ops import Ops
 
 COUNTERS = (
     "keys",  # looked up, every occurrence

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from kernels.ops import Ops
+from springtide.kernels.ops import Ops
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -3,9 +3,9 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta, structs
-from springtide_client.system.settings import FINITE, Settings
 
-from kernels.types import OptimizerStep, state_width_of
+from springtide.kernels.types import OptimizerStep, state_width_of
+from springtide_client.system.settings import FINITE, Settings
 
 
 class RowOptimizer(Settings, frozen=True, kw_only=True):

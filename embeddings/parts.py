@@ -2,31 +2,31 @@
 
 from collections.abc import Callable
 
-from embeddings.bulk import BulkOperations
-from embeddings.config import Admission, TableConfig
-from embeddings.counters import TableCounters
-from embeddings.intra_op_pool import IntraOpPool
-from embeddings.lookup.materialize import Materializer
-from embeddings.memory.capacity import Capacity
-from embeddings.memory.dirty_rows import DirtyRows
-from embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
-from embeddings.memory.eviction import EvictionSink
-from embeddings.memory.expiry_sweep import ExpirySweep
-from embeddings.memory.resident import ResidentRows
-from embeddings.optimizer import RowOptimizer
-from embeddings.policy.admission import AdmissionControl
-from embeddings.policy.last_seen_floor import LastSeenFloor
-from embeddings.policy.quotas import Quotas
-from embeddings.policy.removals import Removals
-from embeddings.policy.row_score import RowScore, ScoreFunction, l2_norm
-from embeddings.policy.ttl import ExpiryCutoffs, TimeToLive
-from embeddings.tiers.disk_cap import DiskCap
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import RowSource, Spill
-from embeddings.tiers.lower_tiers import LowerTiers
-from embeddings.tiers.no_spill import NoSpill
-from kernels.backend import backend
-from kernels.ops import Ops
+from springtide.embeddings.bulk import BulkOperations
+from springtide.embeddings.config import Admission, TableConfig
+from springtide.embeddings.counters import TableCounters
+from springtide.embeddings.intra_op_pool import IntraOpPool
+from springtide.embeddings.lookup.materialize import Materializer
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.memory.dirty_rows import DirtyRows
+from springtide.embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
+from springtide.embeddings.memory.eviction import EvictionSink
+from springtide.embeddings.memory.expiry_sweep import ExpirySweep
+from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.optimizer import RowOptimizer
+from springtide.embeddings.policy.admission import AdmissionControl
+from springtide.embeddings.policy.last_seen_floor import LastSeenFloor
+from springtide.embeddings.policy.quotas import Quotas
+from springtide.embeddings.policy.removals import Removals
+from springtide.embeddings.policy.row_score import RowScore, ScoreFunction, l2_norm
+from springtide.embeddings.policy.ttl import ExpiryCutoffs, TimeToLive
+from springtide.embeddings.tiers.disk_cap import DiskCap
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.interface import RowSource, Spill
+from springtide.embeddings.tiers.lower_tiers import LowerTiers
+from springtide.embeddings.tiers.no_spill import NoSpill
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
 
 
 class TableParts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernels.types import Array
+from springtide.kernels.types import Array
 
 UInt16Array = npt.NDArray[np.uint16]
 Int64Array = npt.NDArray[np.int64]

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from embeddings.config import TableConfig, TableLimits
-from embeddings.counters import COUNTERS
-from embeddings.current_stream import on_current_stream
-from embeddings.lookup.handle import Lookup, LookupSlice
-from embeddings.lookup.prefetch import Prefetch
-from embeddings.lookup.read_only import UInt8Array, find_rows
-from embeddings.memory.capacity import Capacity
-from embeddings.memory.integrity import check_integrity
-from embeddings.memory.placement import PredictedMisses
-from embeddings.parts import TableParts
-from embeddings.policy.admission import AdmissionControl, Decision, SketchInfo
-from embeddings.policy.row_score import ScoreFunction
-from embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
-from embeddings.tiers.interface import RowSource, Spill
-from kernels.ops import Ops
-from kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
+from springtide.embeddings.config import TableConfig, TableLimits
+from springtide.embeddings.counters import COUNTERS
+from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.lookup.read_only import UInt8Array, find_rows
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.memory.integrity import check_integrity
+from springtide.embeddings.memory.placement import PredictedMisses
+from springtide.embeddings.parts import TableParts
+from springtide.embeddings.policy.admission import AdmissionControl, Decision, SketchInfo
+from springtide.embeddings.policy.row_score import ScoreFunction
+from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
+from springtide.embeddings.tiers.interface import RowSource, Spill
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
 
 
 class EmbeddingTable:

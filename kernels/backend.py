@@ -1,6 +1,6 @@
 """Choose the backend for a device when a table is made; importing it is delayed until then."""
 
-from kernels.ops import Ops
+from springtide.kernels.ops import Ops
 
 
 def backend(device: str | Ops = "cpu") -> Ops:
@@ -11,11 +11,11 @@ def backend(device: str | Ops = "cpu") -> Ops:
     if not isinstance(device, str):
         return device
     if device == "cpu":
-        from kernels.cpu.ops import CpuOps
+        from springtide.kernels.cpu.ops import CpuOps
 
         return CpuOps()
     if device == "cuda":
-        from kernels.cuda.ops import CudaOps
+        from springtide.kernels.cuda.ops import CudaOps
 
         return CudaOps(late=True)
     raise ValueError(f"no kernels for the device {device!r}: it must be 'cpu' or 'cuda'")

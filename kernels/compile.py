@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.backend import backend
-from kernels.compile_cache import remove_stale_cache
-from kernels.cpu.admission import bloom_filter
-from kernels.cpu.rows import row_codec
-from kernels.cpu.table_file import blocks, find
-from kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
-from kernels.ops import Ops
-from kernels.types import NEEDS_SPILL, OptimizerStep, RowColumns, RowLayout, Store
+from springtide.kernels.backend import backend
+from springtide.kernels.compile_cache import remove_stale_cache
+from springtide.kernels.cpu.admission import bloom_filter
+from springtide.kernels.cpu.rows import row_codec
+from springtide.kernels.cpu.table_file import blocks, find
+from springtide.kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NEEDS_SPILL, OptimizerStep, RowColumns, RowLayout, Store
 
 # gather and update are compiled for each dimension, update for each optimizer too; others compile when first used
 DIMS = (8, 16, 32, 64)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from kernels.types import (
+from springtide.kernels.types import (
     Array,
     Ghosts,
     HostArray,

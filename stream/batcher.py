@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from springtide_client.features import Features
 
-from stream.batch_size import GROWTH, BatchSize
-from stream.columns import Batch, Columns, DeadLetter
-from stream.positions import Partition
+from springtide.stream.batch_size import GROWTH, BatchSize
+from springtide.stream.columns import Batch, Columns, DeadLetter
+from springtide.stream.positions import Partition
+from springtide_client.features import Features
 
 
 @dataclass

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.stream.positions import Partition
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
-
-from stream.positions import Partition
 
 
 @dataclass(frozen=True)

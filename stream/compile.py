@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.compile_cache import remove_stale_cache
-from stream.decode.decoder import compile_parser
-from stream.kafka.record_batches import parse_batches
+from springtide.kernels.compile_cache import remove_stale_cache
+from springtide.stream.decode.decoder import compile_parser
+from springtide.stream.kafka.record_batches import parse_batches
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ first compressed batch, because few processes need it.
 import struct
 from typing import Any
 
-from stream.errors import BatchTooLargeError, CorruptBatchError
+from springtide.stream.errors import BatchTooLargeError, CorruptBatchError
 
 CODEC_NAMES = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 MAX_BATCH_BYTES = 64 << 20

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from springtide_client.system.settings import INTERNAL, SIZE, Settings
 
-from stream.broker.discovery import require_broker
-from stream.compression import MAX_BATCH_BYTES
-from stream.kafka.config import KafkaConfig
+from springtide.stream.broker.discovery import require_broker
+from springtide.stream.compression import MAX_BATCH_BYTES
+from springtide.stream.kafka.config import KafkaConfig
+from springtide_client.system.settings import INTERNAL, SIZE, Settings
 
 
 class SourceConfig(Settings, frozen=True, kw_only=True):

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from stream.config import SourceConfig
-from stream.decode.pipeline import DecodePipeline
-from stream.errors import (
+from springtide.stream.config import SourceConfig
+from springtide.stream.decode.pipeline import DecodePipeline
+from springtide.stream.errors import (
     BrokerUnavailableError,
     OffsetOutOfRangeError,
     RetriableError,
@@ -20,15 +20,15 @@ from stream.errors import (
     TopicNotFoundError,
     TopicResetError,
 )
-from stream.flow.column_queue import ColumnQueue
-from stream.flow.event_time_merge import EventTimeMerge
-from stream.flow.freshness import FreshnessTracker
-from stream.kafka.admin import Admin, Topic
-from stream.kafka.consumer import PartitionConsumer
-from stream.kafka.library import unreachable_reason
-from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from stream.records import RawRecords
-from stream.source_status import SourceStatus
+from springtide.stream.flow.column_queue import ColumnQueue
+from springtide.stream.flow.event_time_merge import EventTimeMerge
+from springtide.stream.flow.freshness import FreshnessTracker
+from springtide.stream.kafka.admin import Admin, Topic
+from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.kafka.library import unreachable_reason
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
+from springtide.stream.records import RawRecords
+from springtide.stream.source_status import SourceStatus
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
 """Errors of the stream: every text is one line and says how to fix it."""
 
+from springtide.stream.positions import Partition
 from springtide_client.errors import SpringtideError
-
-from stream.positions import Partition
 
 
 class StreamError(SpringtideError):

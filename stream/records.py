@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stream.positions import Partition
+from springtide.stream.positions import Partition
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,19 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 
+from springtide.stream.columns import Columns
+from springtide.stream.config import SourceConfig
+from springtide.stream.consumer_loop import ConsumerLoop, TopicChangedError
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
+from springtide.stream.decode.pipeline import DecodePipeline
+from springtide.stream.errors import CorruptBatchError, RetriableError, StreamError
+from springtide.stream.flow.column_queue import ColumnQueue
+from springtide.stream.flow.freshness import FreshnessTracker
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
+from springtide.stream.source_status import SourceStatus
 from springtide_client.schema import Schema
 from springtide_client.system.backoff import Backoff
-
-from stream.columns import Columns
-from stream.config import SourceConfig
-from stream.consumer_loop import ConsumerLoop, TopicChangedError
-from stream.decode.decoder import Decoder
-from stream.decode.erasure_filter import Erasure, ErasureFilter
-from stream.decode.pipeline import DecodePipeline
-from stream.errors import CorruptBatchError, RetriableError, StreamError
-from stream.flow.column_queue import ColumnQueue
-from stream.flow.freshness import FreshnessTracker
-from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from stream.source_status import SourceStatus
 
 logger = logging.getLogger(__name__)
 

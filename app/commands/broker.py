@@ -11,11 +11,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_config
-    from app.errors import UserError
-    from app.processes.signals import stop_on_signals
-    from stream.broker.embedded import EmbeddedBroker
-    from stream.errors import EmbeddedBrokerError
+    from springtide.app.config.load import load_config
+    from springtide.app.errors import UserError
+    from springtide.app.processes.signals import stop_on_signals
+    from springtide.stream.broker.embedded import EmbeddedBroker
+    from springtide.stream.errors import EmbeddedBrokerError
 
     config = load_config(arguments.config)
     if not config.source.uses_embedded_broker:

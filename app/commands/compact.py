@@ -11,13 +11,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.processes.tuning import tune_process
+    from springtide.app.processes.tuning import tune_process
 
     tune_process()
-    from app.config.load import load_config
-    from app.processes.priority import yield_to_others
-    from app.processes.signals import stop_on_signals
-    from app.version_log.compact.compactor import Compactor
+    from springtide.app.config.load import load_config
+    from springtide.app.processes.priority import yield_to_others
+    from springtide.app.processes.signals import stop_on_signals
+    from springtide.app.version_log.compact.compactor import Compactor
 
     yield_to_others()
     stopping = stop_on_signals()

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.commands.submit import add_wait
+from springtide.app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config.load import Config
-    from app.version_log.commands.status import CommandStatus
+    from springtide.app.config.load import Config
+    from springtide.app.version_log.commands.status import CommandStatus
 
 HELP = "erase ids from the model and from every follower"
 
@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.commands.submit import print_result, submit_and_wait
-    from app.config.load import load_config
-    from app.errors import UserError
-    from app.version_log.trainer_status import has_log
+    from springtide.app.commands.submit import print_result, submit_and_wait
+    from springtide.app.config.load import load_config
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.trainer_status import has_log
 
     config = load_config(arguments.config)
     keys = read_keys(config, arguments.key, arguments.file)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_keys(config: "Config", given: list[str], file: Path | None) -> list[dict[str, Any]]:
     """Return the keys of the command line and of the file; UserError names the malformed one."""
-    from app.errors import UserError
+    from springtide.app.errors import UserError
 
     given_keys = [(f"--key {text}", text) for text in given]
     if file is not None:
@@ -68,9 +68,8 @@ def read_keys(config: "Config", given: list[str], file: Path | None) -> list[dic
 
 def print_remaining_files(config: "Config", status: "CommandStatus") -> None:
     """Print for the first erased ids which file of the log still holds them, and until when."""
+    from springtide.app.version_log.commands.status import erased_keys_report
     from springtide_client.format.records import version_name
-
-    from app.version_log.commands.status import erased_keys_report
 
     report = erased_keys_report(config.log, config.schema, status)
     for key in report:

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-# how a command's argument may name a version; app.version_log.read.version_names reads it
+# how a command's argument may name a version; springtide.app.version_log.read.version_names reads it
 VERSION_NAMES = "latest, oldest, -3, 3.1207, a number, a pin, @2026-11-21T10:00Z (wall time) or event@..."
 
 

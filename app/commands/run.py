@@ -13,15 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.processes.signals import stop_on_signals
+    from springtide.app.processes.signals import stop_on_signals
 
     stopping = stop_on_signals()
-    from app.config.load import load_config
-    from app.processes.broker_supervisor import BrokerSupervisor
-    from app.processes.supervisor import ChildSpec, Supervisor
-    from app.serving.server.address import wait_until_free as wait_for_port
-    from app.version_log.write.epoch import make_log_folder
-    from app.version_log.write.trainer_lock import wait_until_free as wait_for_lock
+    from springtide.app.config.load import load_config
+    from springtide.app.processes.broker_supervisor import BrokerSupervisor
+    from springtide.app.processes.supervisor import ChildSpec, Supervisor
+    from springtide.app.serving.server.address import wait_until_free as wait_for_port
+    from springtide.app.version_log.write.epoch import make_log_folder
+    from springtide.app.version_log.write.trainer_lock import wait_until_free as wait_for_lock
 
     config = load_config(arguments.config, overrides={"serve": {"port": arguments.port}})
     wait_for_lock(config.log.path)

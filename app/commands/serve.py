@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.formatting import VERSION_NAMES
 
 HELP = "serve the log over HTTP: embeddings, predictions, versions, the dashboard"
 
@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_config
-    from app.processes.tuning import tune_process
+    from springtide.app.config.load import load_config
+    from springtide.app.processes.tuning import tune_process
 
     tune_process()
-    from app.serving.server.serve import serve
+    from springtide.app.serving.server.serve import serve
 
     options = {"port": arguments.port, "workers": arguments.workers, "range": arguments.range}
     config = load_config(arguments.config, overrides={"serve": options})
@@ -31,9 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def find_version(log_path: Path, name: str) -> int:
     """Return the number of a version that can be rebuilt; UserError if there is none of this name."""
+    from springtide.app.version_log.read.index import LogIndex
     from springtide_client.log.directory import LogDirectory
-
-    from app.version_log.read.index import LogIndex
 
     index = LogIndex(LogDirectory(log_path))
     number = index.resolve(name)

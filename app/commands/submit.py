@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import Config
-    from app.version_log.commands.status import CommandStatus
+    from springtide.app.config.load import Config
+    from springtide.app.version_log.commands.status import CommandStatus
 
 POLL_SECONDS = 0.1
 WAIT_SECONDS = 30.0
@@ -28,12 +28,11 @@ def submit_and_wait(
     config: "Config", kind: str, body: dict[str, Any], *, wait_seconds: float
 ) -> "CommandStatus | None":
     """Submit a command and return its status once it is executed; None if it is still waiting for a trainer."""
+    from springtide.app.version_log.commands.offline import execute_pending
+    from springtide.app.version_log.commands.queue import submit_command
+    from springtide.app.version_log.commands.status import command_status
+    from springtide.app.version_log.errors import FencedError, LogBusyError
     from springtide_client.errors import LogError
-
-    from app.version_log.commands.offline import execute_pending
-    from app.version_log.commands.queue import submit_command
-    from app.version_log.commands.status import command_status
-    from app.version_log.errors import FencedError, LogBusyError
 
     log_path = config.log.path
     command_id = submit_command(log_path, kind, body)
@@ -55,7 +54,7 @@ def submit_and_wait(
 
 def wait_until_durable(log_path: Path, command_id: str, seconds: float) -> None:
     """Wait until the version that carries the command is durable, or the time is over."""
-    from app.version_log.commands.status import command_status
+    from springtide.app.version_log.commands.status import command_status
 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

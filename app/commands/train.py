@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.training.ranks.ranks import Ranks
+    from springtide.app.training.ranks.ranks import Ranks
 
 # a Kafka response passes through three threads: each gets its turn beside the learning one after this, not after 5 ms
 THREAD_SWITCH_SECONDS = 0.0005
@@ -50,10 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from springtide.app.processes.signals import exit_on_signals
+    from springtide.app.processes.tuning import tune_process
     from springtide_client.system.parent_death import die_with_parent
-
-    from app.processes.signals import exit_on_signals
-    from app.processes.tuning import tune_process
 
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # of torchrun: a rank ends with it, and publishes first
@@ -63,18 +62,18 @@ def run(arguments: argparse.Namespace) -> int:
         # torch prints dozens of lines of C++ when a rank is lost, and then raises what we tell in one
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     tune_process()
-    from app.config.load import load_config
-    from app.training.input.start_position import StartPosition
+    from springtide.app.config.load import load_config
+    from springtide.app.training.input.start_position import StartPosition
 
     if arguments.ranks is not None:
         if "RANK" in os.environ:
-            from app.errors import UserError
+            from springtide.app.errors import UserError
 
             raise UserError("torchrun has started this process as one of its ranks: leave out --ranks")
         if arguments.ranks != 1:
             return launch_ranks(arguments)
     if arguments.max_restarts is not None:
-        from app.errors import UserError
+        from springtide.app.errors import UserError
 
         raise UserError("--max-restarts is for --ranks of 2 or more: one process is started again by what started it")
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
@@ -82,12 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     if config.source.uses_embedded_broker:
         config.source.kafka_config()  # fails now if no broker runs: a trainer does not start one
     if config.train.device == "cuda" and "RANK" in os.environ:
-        from app.training.ranks.gpus import take_gpu
+        from springtide.app.training.ranks.gpus import take_gpu
 
         take_gpu()
-    from app.processes.compactor_supervisor import CompactorSupervisor
-    from app.training.ranks.ranks import Ranks
-    from app.training.trainer import Trainer
+    from springtide.app.processes.compactor_supervisor import CompactorSupervisor
+    from springtide.app.training.ranks.ranks import Ranks
+    from springtide.app.training.trainer import Trainer
 
     uses_gpu = config.train.device == "cuda"
     ranks = Ranks.of_environment(config.cluster.timeout_seconds, "cuda" if uses_gpu else "cpu")
@@ -114,8 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def end_rank(error: Exception, ranks: "Ranks", *, debug: bool) -> int:
     """Report a rank's error, unless another rank has reported the same one; return the exit code for the launcher."""
-    from app.processes.report_error import report_error
-    from app.training.ranks.final import exit_code
+    from springtide.app.processes.report_error import report_error
+    from springtide.app.training.ranks.final import exit_code
 
     if debug:
         traceback.print_exception(error)
@@ -127,10 +126,10 @@ def end_rank(error: Exception, ranks: "Ranks", *, debug: bool) -> int:
 
 def launch_ranks(arguments: argparse.Namespace) -> int:
     """Start the ranks, each with the same options; what is wrong with the configuration is reported at once."""
-    from app.config.load import load_config
-    from app.errors import UserError
-    from app.training.input.start_position import StartPosition
-    from app.training.ranks.launch import launch
+    from springtide.app.config.load import load_config
+    from springtide.app.errors import UserError
+    from springtide.app.training.input.start_position import StartPosition
+    from springtide.app.training.ranks.launch import launch
 
     max_restarts = MAX_RESTARTS if arguments.max_restarts is None else arguments.max_restarts
     if arguments.ranks < 1 or max_restarts < 0:
@@ -142,7 +141,7 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
     if config.train.device == "cuda":
         import torch
 
-        from app.training.ranks.gpus import require_gpus
+        from springtide.app.training.ranks.gpus import require_gpus
 
         require_gpus(arguments.ranks, torch.cuda.device_count())
         if config.train.cuda_graphs:

@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.errors import UserError
+from springtide.app.errors import UserError
 
 Document = dict[str, Any]
 

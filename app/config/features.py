@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+
+from springtide.app.errors import UserError
+from springtide.embeddings.config import FeaturePolicy, FeatureTable, MinCount, Quota, TableConfig, Ttl
+from springtide.embeddings.optimizer import RowOptimizer
 from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings
-
-from app.errors import UserError
-from embeddings.config import FeaturePolicy, FeatureTable, MinCount, Quota, TableConfig, Ttl
-from embeddings.optimizer import RowOptimizer
 
 
 class FeatureAdmission(Settings, frozen=True, kw_only=True):

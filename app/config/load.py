@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import structs
+
+from springtide.app.config.assignments import merge_document
+from springtide.app.config.features import FeatureConfig, feature_policies, feature_tables
+from springtide.app.config.schema import SchemaConfig
+from springtide.app.config.unknown_keys import check_keys, has_key, unknown_key_error
+from springtide.app.errors import UserError
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.serving.config import ServeConfig
+from springtide.app.training.config import GateConfig, TableSettings, TrainConfig
+from springtide.app.training.ranks.config import ClusterConfig
+from springtide.app.version_log.config import MIN_BYTES, LogConfig
+from springtide.stream.config import SourceConfig
 from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings, format_value
-
-from app.config.assignments import merge_document
-from app.config.features import FeatureConfig, feature_policies, feature_tables
-from app.config.schema import SchemaConfig
-from app.config.unknown_keys import check_keys, has_key, unknown_key_error
-from app.errors import UserError
-from app.models.config import ModelConfig
-from app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of
-from app.scores.config import ScoresConfig
-from app.serving.config import ServeConfig
-from app.training.config import GateConfig, TableSettings, TrainConfig
-from app.training.ranks.config import ClusterConfig
-from app.version_log.config import MIN_BYTES, LogConfig
-from stream.config import SourceConfig
 
 DEFAULT_PATH = Path("springtide.toml")
 SECTIONS: dict[str, type[Settings]] = {

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Annotated
 
 from msgspec import Meta
+
+from springtide.app.config.features import FeatureConfig
+from springtide.app.config.unknown_keys import unknown_key_error
+from springtide.app.errors import UserError
 from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings
-
-from app.config.features import FeatureConfig
-from app.config.unknown_keys import unknown_key_error
-from app.errors import UserError
 
 Names = tuple[str, ...]
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from springtide.app.errors import UserError
 from springtide_client.system.settings import Settings, keys, unknown_key
-
-from app.errors import UserError
 
 NEW_NAMES = {
     "access_log_share": "access_log_sample_rate",

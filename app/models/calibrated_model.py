@@ -6,10 +6,10 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from app.models.calibration import Calibration
-from app.models.dense_features import DenseFeatureNormalizer
-from app.models.interface import DenseModel, ModelSpec, join_fields
-from app.models.value_scale import ValueScale
+from springtide.app.models.calibration import Calibration
+from springtide.app.models.dense_features import DenseFeatureNormalizer
+from springtide.app.models.interface import DenseModel, ModelSpec, join_fields
+from springtide.app.models.value_scale import ValueScale
 
 
 class CalibratedModel(DenseModel):

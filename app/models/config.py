@@ -5,33 +5,34 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
 from springtide_client.system.settings import Settings, nearest
 
 BUILT_IN_MODELS = {
     # feature interactions
-    "dlrm": "app.models.interactions.dlrm:DLRM",
-    "deepfm": "app.models.interactions.deepfm:DeepFM",
-    "logistic": "app.models.interactions.logistic:Logistic",
-    "wide_and_deep": "app.models.interactions.wide_and_deep:WideAndDeep",
-    "dcn": "app.models.interactions.dcn:DCN",
-    "xdeepfm": "app.models.interactions.xdeepfm:XDeepFM",
-    "pnn": "app.models.interactions.pnn:PNN",
-    "fwfm": "app.models.interactions.fwfm:FwFM",
-    "ffm": "app.models.interactions.ffm:FFM",
-    "autoint": "app.models.interactions.autoint:AutoInt",
-    "finalmlp": "app.models.interactions.finalmlp:FinalMLP",
+    "dlrm": "springtide.app.models.interactions.dlrm:DLRM",
+    "deepfm": "springtide.app.models.interactions.deepfm:DeepFM",
+    "logistic": "springtide.app.models.interactions.logistic:Logistic",
+    "wide_and_deep": "springtide.app.models.interactions.wide_and_deep:WideAndDeep",
+    "dcn": "springtide.app.models.interactions.dcn:DCN",
+    "xdeepfm": "springtide.app.models.interactions.xdeepfm:XDeepFM",
+    "pnn": "springtide.app.models.interactions.pnn:PNN",
+    "fwfm": "springtide.app.models.interactions.fwfm:FwFM",
+    "ffm": "springtide.app.models.interactions.ffm:FFM",
+    "autoint": "springtide.app.models.interactions.autoint:AutoInt",
+    "finalmlp": "springtide.app.models.interactions.finalmlp:FinalMLP",
     # several labels
-    "shared_bottom": "app.models.multitask.shared_bottom:SharedBottom",
-    "mmoe": "app.models.multitask.mmoe:MMoE",
-    "ple": "app.models.multitask.ple:PLE",
-    "esmm": "app.models.multitask.esmm:ESMM",
+    "shared_bottom": "springtide.app.models.multitask.shared_bottom:SharedBottom",
+    "mmoe": "springtide.app.models.multitask.mmoe:MMoE",
+    "ple": "springtide.app.models.multitask.ple:PLE",
+    "esmm": "springtide.app.models.multitask.esmm:ESMM",
     # sequences
-    "din": "app.models.sequence.din:DIN",
-    "sasrec": "app.models.sequence.sasrec:SASRec",
-    "hstu": "app.models.sequence.hstu:HSTU",
-    "transformer": "app.models.sequence.transformer:Transformer",
+    "din": "springtide.app.models.sequence.din:DIN",
+    "sasrec": "springtide.app.models.sequence.sasrec:SASRec",
+    "hstu": "springtide.app.models.sequence.hstu:HSTU",
+    "transformer": "springtide.app.models.sequence.transformer:Transformer",
     # retrieval
-    "two_tower": "app.models.retrieval.two_tower:TwoTower",
+    "two_tower": "springtide.app.models.retrieval.two_tower:TwoTower",
 }
 # their scores are dot products of two vectors: a weight for a pair of ids has no place there
 MODELS_WITHOUT_WIDE = ("two_tower",)

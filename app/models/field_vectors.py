@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor, nn
 
-from app.models.interface import ModelSpec
+from springtide.app.models.interface import ModelSpec
 
 INITIAL_SCALE = 0.05  # as that of a new row
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from springtide_client.schema import Schema
 from torch import Tensor, nn
+
+from springtide_client.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,15 @@
 """Builds the model that `[model]` names: a built-in one, or a class of the user's own as "package.module:Class"."""
 
 import importlib
+import os
+import sys
 
 import torch
 from torch import nn
 
-from app.models.config import BUILT_IN_MODELS, ModelConfig
-from app.models.interface import ModelSpec, groups_of
-from app.models.trial import try_forward
+from springtide.app.models.config import BUILT_IN_MODELS, ModelConfig
+from springtide.app.models.interface import ModelSpec, groups_of
+from springtide.app.models.trial import try_forward
 
 
 def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module:
@@ -30,6 +32,8 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
 
 def _load_class(name: str) -> type[nn.Module]:
     module_name, _, class_name = name.partition(":")
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)  # last: nothing in the user's folder takes the place of an installed package
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

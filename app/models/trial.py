@@ -1,10 +1,10 @@
 """Tries a new model's forward: the shape of its logits, and that it is a function of parameters, buffers and inputs."""
 
 import torch
-from springtide_client.model.inputs import ModelInputs
 from torch import nn
 
-from app.models.interface import ModelSpec
+from springtide.app.models.interface import ModelSpec
+from springtide_client.model.inputs import ModelInputs
 
 SIZES = ((2, 3), (3, 1))  # samples, longest sequence
 
@@ -26,7 +26,7 @@ def try_forward(name: str, model: nn.Module, spec: ModelSpec) -> None:
                     if key not in before or not torch.equal(buffer, before[key]):
                         raise ValueError(
                             f"model {name!r} writes the buffer {key!r} in forward: write statistics in observe_inputs "
-                            "or observe_labels (app.models.interface.DenseModel), and use LayerNorm for BatchNorm"
+                            "or observe_labels (springtide.DenseModel), and use LayerNorm for BatchNorm"
                         )
     model.train(was_training)
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from springtide.stream.broker.discovery import find_broker
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.config import SourceConfig
+from springtide.stream.errors import EmbeddedBrokerError
 from springtide_client.system.backoff import Backoff
-
-from stream.broker.discovery import find_broker
-from stream.broker.embedded import EmbeddedBroker
-from stream.config import SourceConfig
-from stream.errors import EmbeddedBrokerError
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from app.errors import UserError
-from app.processes.supervisor import ChildSpec, Supervisor
+from springtide.app.errors import UserError
+from springtide.app.processes.supervisor import ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 

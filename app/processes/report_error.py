@@ -2,7 +2,7 @@
 
 import sys
 
-from app.errors import UserError
+from springtide.app.errors import UserError
 
 
 def report_error(error: Exception) -> int:

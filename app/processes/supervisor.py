@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from springtide.app.errors import UserError
+from springtide.app.processes.parent_death import child_environment
 from springtide_client.system.backoff import Backoff
-
-from app.errors import UserError
-from app.processes.parent_death import child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +29,11 @@ class ChildSpec:
 
     name: str
     arguments: Sequence[str]
-    module: str = "app"
+    module: str = "springtide"
 
     def command(self) -> list[str]:
         """Return the command line."""
-        return [sys.executable, "-m", self.module, *self.arguments]
+        return [sys.executable, "-P", "-m", self.module, *self.arguments]
 
 
 class Child:

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.scores.auc import click_auc
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import write_atomically
-
-from app.scores.auc import click_auc
 
 FILE_NAME = "simulator.json"
 

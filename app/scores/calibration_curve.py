@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.scores.auc import ScoreGroups
-from kernels.cpu.scores.score_groups import bin_sums, top_sums
+from springtide.app.scores.auc import ScoreGroups
+from springtide.kernels.cpu.scores.score_groups import bin_sums, top_sums
 
 NUM_BINS = 20
 TOP_SHARE = 0.1  # of the weight, by score: the top decile

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.scores.progressive import ProgressiveScores
-from app.scores.samples import Arrays
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.scores.samples import Arrays
 
 
 def with_labels(

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from msgspec import Meta
+
 from springtide_client.schema import Schema
 from springtide_client.system.settings import SIZE, Settings
 

@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.scores.auc import Float64Array, ScoreGroups, exact_groups
-from app.scores.calibration_curve import calibration_curve, calibration_error, normalized_entropy, top_decile_lift
-from app.scores.samples import Arrays, LabelSamples, all_samples_of_label
-from app.scores.segments.histograms import NO_VALUE, SegmentHistograms
+from springtide.app.scores.auc import Float64Array, ScoreGroups, exact_groups
+from springtide.app.scores.calibration_curve import (
+    calibration_curve,
+    calibration_error,
+    normalized_entropy,
+    top_decile_lift,
+)
+from springtide.app.scores.samples import Arrays, LabelSamples, all_samples_of_label
+from springtide.app.scores.segments.histograms import NO_VALUE, SegmentHistograms
 
 MAX_SHOWN = 20  # values of a feature; the others are one more
 

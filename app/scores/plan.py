@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.drift.drift import MAX_COLUMNS, next_snapshot, sampling_stride
+from springtide.app.scores.drift.feature_codes import Column, columns_of, feature_codes
+from springtide.app.scores.samples import Arrays
+from springtide.app.scores.segments.histograms import BYTES
 from springtide_client.features import Features
 from springtide_client.schema import Schema
-
-from app.scores.config import ScoresConfig
-from app.scores.drift.drift import MAX_COLUMNS, next_snapshot, sampling_stride
-from app.scores.drift.feature_codes import Column, columns_of, feature_codes
-from app.scores.samples import Arrays
-from app.scores.segments.histograms import BYTES
 
 IDS = "segments."  # and a feature's name: the values of samples
 

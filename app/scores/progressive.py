@@ -7,16 +7,25 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.scores.auc import HISTOGRAM_ARRAYS, Float64Array, RocHistogram, exact_groups
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.document import label_scores, segments_document, value_scores
+from springtide.app.scores.drift.drift import WindowDrift
+from springtide.app.scores.plan import IDS, ScoresPlan
+from springtide.app.scores.samples import (
+    SAMPLES,
+    TERMS,
+    Arrays,
+    LabelSamples,
+    join,
+    no_samples,
+    samples_of_label,
+    with_terms,
+)
+from springtide.app.scores.segments.histograms import NO_VALUE, SegmentHistograms
 from springtide_client.features import Features
 from springtide_client.schema import Schema
-
-from app.scores.auc import HISTOGRAM_ARRAYS, Float64Array, RocHistogram, exact_groups
-from app.scores.config import ScoresConfig
-from app.scores.document import label_scores, segments_document, value_scores
-from app.scores.drift.drift import WindowDrift
-from app.scores.plan import IDS, ScoresPlan
-from app.scores.samples import SAMPLES, TERMS, Arrays, LabelSamples, join, no_samples, samples_of_label, with_terms
-from app.scores.segments.histograms import NO_VALUE, SegmentHistograms
 
 NUM_SUMS = 4  # weight, loss, predicted, positive
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.links import output_of, value_of
 
-from app.scores.auc import Float64Array
+from springtide.app.scores.auc import Float64Array
+from springtide_client.links import output_of, value_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 SAMPLES = ("logits", "labels", "weights")

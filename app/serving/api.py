@@ -7,42 +7,42 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, ItemsRequest, NeighborsRequest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from app.serving.admin.routes import AdminParts
-from app.serving.admin.routes import router as admin_router
-from app.serving.feed.base_file_routes import BaseParts
-from app.serving.feed.base_file_routes import router as base_router
-from app.serving.feed.log_routes import LogParts
-from app.serving.feed.log_routes import router as log_router
-from app.serving.feed.snapshot_routes import SnapshotParts
-from app.serving.feed.snapshot_routes import router as snapshot_router
-from app.serving.feed.version_routes import VersionParts
-from app.serving.feed.version_routes import router as version_router
-from app.serving.http.access_log import AccessLog
-from app.serving.http.errors import CODES_BY_STATUS, ApiError, internal_error
-from app.serving.http.middleware import HttpMiddleware
-from app.serving.lookup.fast_path import FastPath
-from app.serving.lookup.handler import BatchLookupHandler
-from app.serving.lookup.neighbors import rank_neighbors
-from app.serving.lookup.routes import LookupParts
-from app.serving.lookup.routes import router as lookup_router
-from app.serving.openapi.operations import complete_document
-from app.serving.ops.routes import OpsParts
-from app.serving.ops.routes import router as ops_router
-from app.serving.pages.routes import router as page_router
-from app.serving.parts.demanded_views import DemandedViews
-from app.serving.parts.ranking_handler import PartRankingHandler, Ranker
-from app.serving.parts.rows_handler import PartRowsHandler
-from app.serving.predict.routes import PredictParts
-from app.serving.predict.routes import router as predict_router
-from app.serving.retrieve.ranking import rank_items
-from app.serving.retrieve.routes import RetrieveParts
-from app.serving.retrieve.routes import router as retrieve_router
-from app.serving.service import Service
+from springtide.app.serving.admin.routes import AdminParts
+from springtide.app.serving.admin.routes import router as admin_router
+from springtide.app.serving.feed.base_file_routes import BaseParts
+from springtide.app.serving.feed.base_file_routes import router as base_router
+from springtide.app.serving.feed.log_routes import LogParts
+from springtide.app.serving.feed.log_routes import router as log_router
+from springtide.app.serving.feed.snapshot_routes import SnapshotParts
+from springtide.app.serving.feed.snapshot_routes import router as snapshot_router
+from springtide.app.serving.feed.version_routes import VersionParts
+from springtide.app.serving.feed.version_routes import router as version_router
+from springtide.app.serving.http.access_log import AccessLog
+from springtide.app.serving.http.errors import CODES_BY_STATUS, ApiError, internal_error
+from springtide.app.serving.http.middleware import HttpMiddleware
+from springtide.app.serving.lookup.fast_path import FastPath
+from springtide.app.serving.lookup.handler import BatchLookupHandler
+from springtide.app.serving.lookup.neighbors import rank_neighbors
+from springtide.app.serving.lookup.routes import LookupParts
+from springtide.app.serving.lookup.routes import router as lookup_router
+from springtide.app.serving.openapi.operations import complete_document
+from springtide.app.serving.ops.routes import OpsParts
+from springtide.app.serving.ops.routes import router as ops_router
+from springtide.app.serving.pages.routes import router as page_router
+from springtide.app.serving.parts.demanded_views import DemandedViews
+from springtide.app.serving.parts.ranking_handler import PartRankingHandler, Ranker
+from springtide.app.serving.parts.rows_handler import PartRowsHandler
+from springtide.app.serving.predict.routes import PredictParts
+from springtide.app.serving.predict.routes import router as predict_router
+from springtide.app.serving.retrieve.ranking import rank_items
+from springtide.app.serving.retrieve.routes import RetrieveParts
+from springtide.app.serving.retrieve.routes import router as retrieve_router
+from springtide.app.serving.service import Service
+from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, ItemsRequest, NeighborsRequest
 
 ROUTERS = (
     lookup_router,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from app.serving.http.errors import busy
+from springtide.app.serving.http.errors import busy
 
 Result = TypeVar("Result")
 

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from app.errors import UserError
+from springtide.app.errors import UserError
 
 
 class CacheFolder:

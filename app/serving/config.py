@@ -4,6 +4,7 @@ import ipaddress
 from typing import Annotated
 
 from msgspec import Meta
+
 from springtide_client.parts.part_servers import check_url
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange
 from springtide_client.system.settings import SIZE, Settings

@@ -4,32 +4,31 @@ import asyncio
 import logging
 from pathlib import Path
 
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.cache_folder import CacheFolder
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.feed.record_cache import RecordCache
+from springtide.app.serving.feed.snapshot_cache import SnapshotCache
+from springtide.app.serving.http.authorization import Authorizer
+from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.http.tokens import Tokens, read_token
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.server_metrics import declare_metrics
+from springtide.app.serving.metrics.shared_metrics import WorkerSlot
+from springtide.app.serving.model.fixed_follower import FixedFollower
+from springtide.app.serving.model.log_follower import LogFollower
+from springtide.app.serving.model.part import Part
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.trainer_status import TrainerStatusReader
+from springtide.app.serving.ops.scrape import MetricsScraper
+from springtide.app.serving.ops.status import ServerStatusReporter
+from springtide.app.serving.ops.status_history import StatusHistory
+from springtide.app.serving.parts.lookup_batcher import LookupBatcher
+from springtide.app.serving.parts.recent_views import RecentViews
+from springtide.app.serving.predict.micro_batcher import MicroBatcher
+from springtide.app.serving.retrieve.retriever import Retriever
+from springtide.app.version_log.config import LogConfig
 from springtide_client.log.directory_watcher import DirectoryWatcher
-
-from app.serving.bounded_pool import BoundedPool
-from app.serving.cache_folder import CacheFolder
-from app.serving.config import ServeConfig
-from app.serving.feed.record_cache import RecordCache
-from app.serving.feed.snapshot_cache import SnapshotCache
-from app.serving.http.authorization import Authorizer
-from app.serving.http.request_limits import RequestLimits
-from app.serving.http.tokens import Tokens, read_token
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.server_metrics import declare_metrics
-from app.serving.metrics.shared_metrics import WorkerSlot
-from app.serving.model.fixed_follower import FixedFollower
-from app.serving.model.log_follower import LogFollower
-from app.serving.model.part import Part
-from app.serving.model.replica import Replica
-from app.serving.model.trainer_status import TrainerStatusReader
-from app.serving.ops.scrape import MetricsScraper
-from app.serving.ops.status import ServerStatusReporter
-from app.serving.ops.status_history import StatusHistory
-from app.serving.parts.lookup_batcher import LookupBatcher
-from app.serving.parts.recent_views import RecentViews
-from app.serving.predict.micro_batcher import MicroBatcher
-from app.serving.retrieve.retriever import Retriever
-from app.version_log.config import LogConfig
 
 SAMPLE_SECONDS = 1.0
 

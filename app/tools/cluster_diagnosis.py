@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch.distributed import is_nccl_available
 
-from app.config.load import Config
+from springtide.app.config.load import Config
 
 
 def check_cluster(config: Config) -> tuple[Literal["ok", "note"], str]:

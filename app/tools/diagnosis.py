@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+
+from springtide.app.config.load import Config
+from springtide.app.errors import UserError
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.losses.config import AGAINST_WIDE
+from springtide.app.models.registry import build_model
+from springtide.app.tools.cluster_diagnosis import check_cluster
+from springtide.app.tools.part_diagnosis import check_parts
+from springtide.app.training.bootstrap import add_parts, design_of, model_spec, with_wide_columns
+from springtide.app.training.device.device import resolve_device
+from springtide.app.version_log.change.design import Design
+from springtide.app.version_log.change.plan import plan_change
+from springtide.app.version_log.compact.kept_size import kept_size
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
+from springtide.embeddings.collection.limits import check_device_bytes
+from springtide.kernels.backend import backend
+from springtide.stream.broker.discovery import find_broker
+from springtide.stream.broker.embedded import find_broker_binary
+from springtide.stream.errors import EmbeddedBrokerError
+from springtide.stream.kafka.check import check_kafka
 from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
-
-from app.config.load import Config
-from app.errors import UserError
-from app.models.export.torch_export import export_model
-from app.models.losses.config import AGAINST_WIDE
-from app.models.registry import build_model
-from app.tools.cluster_diagnosis import check_cluster
-from app.tools.part_diagnosis import check_parts
-from app.training.bootstrap import add_parts, design_of, model_spec, with_wide_columns
-from app.training.device.device import resolve_device
-from app.version_log.change.design import Design
-from app.version_log.change.plan import plan_change
-from app.version_log.compact.kept_size import kept_size
-from app.version_log.config import LogConfig
-from app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
-from embeddings.collection.limits import check_device_bytes
-from kernels.backend import backend
-from stream.broker.discovery import find_broker
-from stream.broker.embedded import find_broker_binary
-from stream.errors import EmbeddedBrokerError
-from stream.kafka.check import check_kafka
 
 MIN_FREE_BYTES = 1 << 30
 NET_COPIES, PROGRAM_BYTES = 5, 200_000  # parameters, two moments, two exported programs; their code

@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Literal
 
+from springtide.app.serving.config import ServeConfig
 from springtide_client.errors import PartError
 from springtide_client.parts.part_servers import PartServers
-
-from app.serving.config import ServeConfig
 
 TIMEOUT_SECONDS = 2.0
 

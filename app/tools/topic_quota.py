@@ -5,12 +5,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.version_log.trainer_status import read_status
-from stream.broker.discovery import find_broker
-from stream.broker.topic_cap import TopicCap
-from stream.config import SourceConfig
-from stream.kafka.producer import Producer
-from stream.positions import Partition, Position
+from springtide.app.version_log.trainer_status import read_status
+from springtide.stream.broker.discovery import find_broker
+from springtide.stream.broker.topic_cap import TopicCap
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.producer import Producer
+from springtide.stream.positions import Partition, Position
 
 MAX_BYTES = 256 << 20
 CHECK_EVERY_MESSAGES = 5_000

@@ -6,52 +6,52 @@ from pathlib import Path
 
 import torch
 from msgspec.structs import replace
+from torch import nn
+
+from springtide.app.errors import UserError
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.losses.task_weights import add_task_weights
+from springtide.app.models.registry import build_model
+from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
+from springtide.app.training.device.device import TrainDevice, resolve_device
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.app.training.ranks.spill_folders import spill_folder
+from springtide.app.training.state.base_rows import BaseRows
+from springtide.app.training.state.row_budget import RowBudget
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.step.learner import Learner
+from springtide.app.version_log.change.begin import begin_changed
+from springtide.app.version_log.change.design import CROSSES_TABLE, ArrayForm, Design
+from springtide.app.version_log.change.plan import plan_change
+from springtide.app.version_log.commands.erasures import erasures_of
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.exported_model import write_exported_model
+from springtide.app.version_log.compact.row_writer import TableImage
+from springtide.app.version_log.disk_budget import DiskBudget
+from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.collection.collection import AnyTable, open_tables
+from springtide.embeddings.collection.limits import check_device_bytes, table_configs
+from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig
+from springtide.embeddings.policy.admission import AdmissionControl
+from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.interface import Spill
+from springtide.embeddings.tiers.rocksdb.spill import PATIENCE_SECONDS, RocksSpill
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import MODEL, Base, ModelIdentity, TableSpec
 from springtide_client.rows.table_names import MAIN_TABLE
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
-from torch import nn
-
-from app.errors import UserError
-from app.models.export.torch_export import export_model
-from app.models.interface import ModelSpec
-from app.models.losses.task_weights import add_task_weights
-from app.models.registry import build_model
-from app.models.retrieval.two_tower import TwoTower
-from app.models.wide.wide_part import add_wide_part
-from app.scores.progressive import ProgressiveScores
-from app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
-from app.training.device.device import TrainDevice, resolve_device
-from app.training.ranks.ranks import Ranks
-from app.training.ranks.spill_folders import spill_folder
-from app.training.state.base_rows import BaseRows
-from app.training.state.row_budget import RowBudget
-from app.training.state.training_state import TrainingState
-from app.training.step.learner import Learner
-from app.version_log.change.begin import begin_changed
-from app.version_log.change.design import CROSSES_TABLE, ArrayForm, Design
-from app.version_log.change.plan import plan_change
-from app.version_log.commands.erasures import erasures_of
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.exported_model import write_exported_model
-from app.version_log.compact.row_writer import TableImage
-from app.version_log.disk_budget import DiskBudget
-from app.version_log.disk_usage import folder_bytes
-from app.version_log.read.resume import Resume
-from app.version_log.write.writer import LogWriter
-from embeddings.collection.collection import AnyTable, open_tables
-from embeddings.collection.limits import check_device_bytes, table_configs
-from embeddings.config import FeaturePolicy, FeatureTable, TableConfig
-from embeddings.policy.admission import AdmissionControl
-from embeddings.sharding.precision import Precision
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import Spill
-from embeddings.tiers.rocksdb.spill import PATIENCE_SECONDS, RocksSpill
-from kernels.backend import backend
-from kernels.ops import Ops
 
 logger = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
+from springtide.app.training.ranks.own_rows import is_own
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.commands.erasures import erasures_of, parse_keys
+from springtide.app.version_log.commands.limits import limits_document, parse_limits
+from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
+from springtide.app.version_log.failpoints import failpoint
+from springtide.embeddings.errors import SpillError
+from springtide.stream.positions import positions_to_meta
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, StreamPosition
-
-from app.training.ranks.own_rows import is_own
-from app.training.state.training_state import TrainingState
-from app.version_log.commands.erasures import erasures_of, parse_keys
-from app.version_log.commands.limits import limits_document, parse_limits
-from app.version_log.commands.queue import Command, CommandQueue, command_entry
-from app.version_log.failpoints import failpoint
-from embeddings.errors import SpillError
-from stream.positions import positions_to_meta
 
 Result = dict[str, Any]
 

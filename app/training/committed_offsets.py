@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 
-from stream.positions import Partition, Position
+from springtide.stream.positions import Partition, Position
 
 
 class CommittedOffsets:

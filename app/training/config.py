@@ -6,19 +6,19 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
+
+from springtide.app.errors import UserError
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.losses.config import LabelLoss, LossName
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.training.lr_schedule import LearningRateSchedule
+from springtide.app.training.ranks.config import ClusterConfig
+from springtide.app.version_log.config import LogConfig
+from springtide.embeddings.config import TableConfig
+from springtide.stream.batch_size import GROWTH
+from springtide.stream.config import SourceConfig
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, Settings
-
-from app.errors import UserError
-from app.models.config import ModelConfig
-from app.models.losses.config import LabelLoss, LossName
-from app.scores.config import ScoresConfig
-from app.training.lr_schedule import LearningRateSchedule
-from app.training.ranks.config import ClusterConfig
-from app.version_log.config import LogConfig
-from embeddings.config import TableConfig
-from stream.batch_size import GROWTH
-from stream.config import SourceConfig
 
 # splitting a smaller batch costs more than it saves, and waiting for a busy core costs a hundred times that
 MIN_SAMPLES_TO_SPLIT = 1024
@@ -288,7 +288,7 @@ class TableSettings(TableConfig, frozen=True, kw_only=True):
 
 
 class TrainerConfig(Protocol):
-    """The parts of the configuration that a trainer reads; `app.config.load.Config` has them and more."""
+    """The parts of the configuration that a trainer reads; `springtide.app.config.load.Config` has them and more."""
 
     @property
     def name(self) -> str: ...

@@ -1,8 +1,8 @@
 """What this rank has to say in a pass of the loop."""
 
-from app.training.publisher import Publisher
-from app.training.ranks.agreement import NEVER, Facts
-from app.training.session import TrainingSession
+from springtide.app.training.publisher import Publisher
+from springtide.app.training.ranks.agreement import NEVER, Facts
+from springtide.app.training.session import TrainingSession
 
 
 def facts_here(

@@ -4,6 +4,7 @@ import math
 from typing import Annotated, Literal
 
 from msgspec import Meta
+
 from springtide_client.system.settings import FINITE, Settings
 
 

@@ -4,18 +4,17 @@ import logging
 import time
 from collections.abc import Callable
 
+from springtide.app.training.health.gate import Gate
+from springtide.app.training.publish_schedule import PublishSchedule
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.app.training.session import TrainingSession
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.write.writer import NetState
+from springtide.stream.errors import StreamError
+from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
 from springtide_client.format.tensors import Arrays
 from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms
-
-from app.training.health.gate import Gate
-from app.training.publish_schedule import PublishSchedule
-from app.training.ranks.ranks import Ranks
-from app.training.session import TrainingSession
-from app.version_log.failpoints import failpoint
-from app.version_log.write.writer import NetState
-from stream.errors import StreamError
-from stream.flow.dead_letter_producer import DeadLetterProducer
 
 FLUSH_SECONDS = 2.0  # for dead letters, before publishing is postponed
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0

@@ -4,26 +4,26 @@ import logging
 from collections.abc import Callable
 
 import torch
+
+from springtide.app.training.bootstrap import disk_folder, load_state
+from springtide.app.training.commands import CommandExecutor
+from springtide.app.training.committed_offsets import CommittedOffsets
+from springtide.app.training.config import TrainerConfig
+from springtide.app.training.input.batches import BatchStream
+from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.ranks.ranks import Ranks, launch_name
+from springtide.app.training.ranks.spill_folders import remove_former_spills
+from springtide.app.training.state.contribution import Contribution, Together
+from springtide.app.training.state.net_publisher import NetPublisher
+from springtide.app.training.state.spill_gc import SpillGC
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.commands.queue import Command
+from springtide.app.version_log.read.corruption import lost_commands
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.errors import SpillError
+from springtide.stream.source import Source
 from springtide_client.errors import LogError
 from springtide_client.system.clock import wall_ms
-
-from app.training.bootstrap import disk_folder, load_state
-from app.training.commands import CommandExecutor
-from app.training.committed_offsets import CommittedOffsets
-from app.training.config import TrainerConfig
-from app.training.input.batches import BatchStream
-from app.training.input.start_position import StartPosition
-from app.training.ranks.ranks import Ranks, launch_name
-from app.training.ranks.spill_folders import remove_former_spills
-from app.training.state.contribution import Contribution, Together
-from app.training.state.net_publisher import NetPublisher
-from app.training.state.spill_gc import SpillGC
-from app.training.state.training_state import TrainingState
-from app.version_log.commands.queue import Command
-from app.version_log.read.corruption import lost_commands
-from app.version_log.write.writer import LogWriter
-from embeddings.errors import SpillError
-from stream.source import Source
 
 logger = logging.getLogger(__name__)
 

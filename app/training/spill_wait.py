@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable
 
-from app.training.ranks.ranks import Ranks
-from embeddings.errors import OtherSpillError, SpillError
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.embeddings.errors import OtherSpillError, SpillError
 
 logger = logging.getLogger(__name__)
 

@@ -5,31 +5,31 @@ import logging
 import time
 
 import torch
-from springtide_client.errors import SpringtideError
 
-from app.processes.signals import StopSignals
-from app.training.config import TrainerConfig
-from app.training.facts import facts_here
-from app.training.health.gate import Gate
-from app.training.health.known_good import last_good_before
-from app.training.input.batches import POLL_SECONDS
-from app.training.input.start_position import StartPosition, require_same_topic
-from app.training.publisher import Publisher
-from app.training.ranks.agreement import Agreement, Facts
-from app.training.ranks.final import FinalError
-from app.training.ranks.ranks import Ranks
-from app.training.recovery.repair import is_corrupt
-from app.training.recovery.rollback import RollbackController
-from app.training.session import TrainingSession
-from app.training.spill_wait import SpillWait
-from app.training.state.training_state import TrainingState
-from app.training.status.reporter import TrainerStatusReporter
-from app.training.status.writer import StatusWriter
-from app.version_log.read.corruption import take_corruption_report
-from app.version_log.trainer_status import TrainerStatus, read_status, successor
-from app.version_log.write.shard_writer import open_log
-from stream.columns import Batch
-from stream.flow.dead_letter_producer import DeadLetterProducer
+from springtide.app.processes.signals import StopSignals
+from springtide.app.training.config import TrainerConfig
+from springtide.app.training.facts import facts_here
+from springtide.app.training.health.gate import Gate
+from springtide.app.training.health.known_good import last_good_before
+from springtide.app.training.input.batches import POLL_SECONDS
+from springtide.app.training.input.start_position import StartPosition, require_same_topic
+from springtide.app.training.publisher import Publisher
+from springtide.app.training.ranks.agreement import Agreement, Facts
+from springtide.app.training.ranks.final import FinalError
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.app.training.recovery.repair import is_corrupt
+from springtide.app.training.recovery.rollback import RollbackController
+from springtide.app.training.session import TrainingSession
+from springtide.app.training.spill_wait import SpillWait
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.status.reporter import TrainerStatusReporter
+from springtide.app.training.status.writer import StatusWriter
+from springtide.app.version_log.read.corruption import take_corruption_report
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status, successor
+from springtide.app.version_log.write.shard_writer import open_log
+from springtide.stream.columns import Batch
+from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
+from springtide_client.errors import SpringtideError
 
 MAX_UNACKNOWLEDGED_BYTES = 64 << 20  # of dead letters; beyond it the stream waits
 POLL_SECONDS_OF_MANY = 0.01  # all ranks wait for the one that waits longest

@@ -6,23 +6,23 @@ Numba compiles for the types that a kernel is called with, and the surest way to
 from collections.abc import Iterable
 
 import numpy as np
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.training.bootstrap import with_wide_rows
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.collection.collection import open_tables
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.policy.admission import AdmissionControl
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
+from springtide.kernels.compile import DIMS
+from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.training.bootstrap import with_wide_rows
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.step.learner import Learner
-from embeddings.collection.collection import open_tables
-from embeddings.config import TableConfig
-from embeddings.policy.admission import AdmissionControl
-from embeddings.table import EmbeddingTable
-from kernels.backend import backend
-from kernels.compile import DIMS
-from stream.columns import Batch
 
 SCHEMA = Schema(labels=("label",), categorical=("user", "item"), multi_value=("tags",), dense=("number",))
 NUM_SAMPLES = 4

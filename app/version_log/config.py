@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+
 from springtide_client.rows.hash_range import MAX_RANGES
 from springtide_client.system.settings import FINITE, SIZE, Settings
 

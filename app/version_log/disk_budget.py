@@ -4,9 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from springtide.app.version_log.disk_usage import folder_bytes
 from springtide_client.log.listing import base_name
-
-from app.version_log.disk_usage import folder_bytes
 
 BASE_SHARE = 5 / 16  # of log_bytes: one base and the next one, while it is written, leave 3/8 for the segments
 KEPT_SEGMENTS_SHARE = 1 / 4  # more than one base is kept only if it leaves this for new segments

@@ -1,8 +1,7 @@
 """Errors of starting or continuing to write a log."""
 
+from springtide.app.errors import UserError
 from springtide_client.errors import LogError
-
-from app.errors import UserError
 
 
 class LogBusyError(LogError):

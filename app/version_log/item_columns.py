@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.format.tensors import Arrays
 
-from app.version_log.items import WORD
-from kernels.cpu.serving.item_columns import find_ids, merge_ids, take_offsets, take_rows, take_words
+from springtide.app.version_log.items import WORD
+from springtide.kernels.cpu.serving.item_columns import find_ids, merge_ids, take_offsets, take_rows, take_words
+from springtide_client.format.tensors import Arrays
 
 Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class ItemColumns:
-    """Immutable. The words of item i lie from `offsets_I1[i]` to `offsets_I1[i + 1]`, as app.version_log.items says."""
+    """Immutable. The words of item i lie from `offsets_I1[i]` to `offsets_I1[i + 1]`, as version_log.items says."""
 
     ids_I: Int64Array  # ascending
     offsets_I1: Int64Array

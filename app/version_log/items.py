@@ -11,14 +11,14 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.models.config import MODELS_WITHOUT_WIDE
+from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide_client.features import Features, Ragged
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import MISSING_ID
 from springtide_client.log.base import ModelIdentity
 from springtide_client.schema import Schema
-
-from app.models.config import MODELS_WITHOUT_WIDE
-from app.models.retrieval.schema_part import SchemaPart
 
 COLUMNS = ("feature", "id", "offsets", "bytes")
 WORD = 8

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from springtide_client.array_types import BoolArray, UInt16Array
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base, BaseManifest, TableSpec

@@ -6,6 +6,7 @@
 from typing import Any
 
 import msgspec
+
 from springtide_client.errors import LogError
 from springtide_client.format.records import StreamPosition, VersionMeta
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import NO_SPACE_ERRNOS, write_atomically
 

@@ -36,7 +36,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         demo = subprocess.Popen(
-            [sys.executable, "-m", "app", "demo"],
+            [sys.executable, "-m", "springtide", "demo"],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"},
             stderr=subprocess.PIPE,

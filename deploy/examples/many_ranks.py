@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 
 
 def main(num_steps: int = 30, batch_size: int = 256) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
-from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 
-from embeddings.collection.keys import (
+from springtide.embeddings.collection.keys import (
     CollectionLookup,
     CollectionPrefetch,
     HeldKeys,
@@ -21,16 +20,17 @@ from embeddings.collection.keys import (
     held_keys,
     joined_keys,
 )
-from embeddings.collection.limits import limits_of_tables, share_disk, table_configs
-from embeddings.config import TableConfig, TableLimits
-from embeddings.current_stream import on_current_stream
-from embeddings.lookup.handle import Lookup, LookupSlice
-from embeddings.lookup.prefetch import Prefetch
-from embeddings.policy.admission import AdmissionControl, SketchInfo
-from embeddings.rows import Int64Array, UInt16Array, as_keys
-from embeddings.table import EmbeddingTable
-from kernels.ops import Ops
-from kernels.types import Array, RowColumns, RowLayout
+from springtide.embeddings.collection.limits import limits_of_tables, share_disk, table_configs
+from springtide.embeddings.config import TableConfig, TableLimits
+from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.policy.admission import AdmissionControl, SketchInfo
+from springtide.embeddings.rows import Int64Array, UInt16Array, as_keys
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array, RowColumns, RowLayout
+from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 
 UInt8Array = npt.NDArray[np.uint8]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.lookup.handle import Lookup
-from embeddings.lookup.prefetch import Prefetch
-from kernels.ops import Ops
-from kernels.types import Array, UniqueKeys
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array, UniqueKeys
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from functools import partial
 
 from msgspec.structs import replace
+
+from springtide.embeddings.config import FeatureTable, TableConfig, TableLimits
+from springtide.embeddings.memory.capacity import Capacity, sketch_bytes
+from springtide.embeddings.optimizer import RowOptimizer
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.interface import Spill
+from springtide.kernels.ops import Ops
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.system.sizes import format_size
-
-from embeddings.config import FeatureTable, TableConfig, TableLimits
-from embeddings.memory.capacity import Capacity, sketch_bytes
-from embeddings.optimizer import RowOptimizer
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.interface import Spill
-from kernels.ops import Ops
 
 KIB, MAX_KIB = 1 << 10, 1 << 30
 PLAIN_SHARE = 2  # a table that no model sees gets half of the memory, and at most half of the disk

@@ -4,8 +4,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from embeddings.policy.admission import RowlessKeys
-from kernels.types import Array, UniqueKeys
+from springtide.embeddings.policy.admission import RowlessKeys
+from springtide.kernels.types import Array, UniqueKeys
 
 POOLING_MODES = ("sum", "mean", "max")
 

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.config import TableConfig
-from embeddings.counters import TableCounters
-from embeddings.lookup.prefetch import PrefetchedRows
-from embeddings.memory.eviction import EvictionSink
-from embeddings.memory.placement import Placement, PredictedMisses
-from embeddings.memory.resident import ResidentRows
-from embeddings.policy.admission import AdmissionControl, Decision, RowlessKeys, share_rows
-from embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
-from embeddings.policy.row_score import RowScore
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from embeddings.tiers.lower_tiers import LowerTiers, RecalledRows
-from embeddings.tiers.upload import recalled_flags
-from kernels.ops import Ops
-from kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.counters import TableCounters
+from springtide.embeddings.lookup.prefetch import PrefetchedRows
+from springtide.embeddings.memory.eviction import EvictionSink
+from springtide.embeddings.memory.placement import Placement, PredictedMisses
+from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.policy.admission import AdmissionControl, Decision, RowlessKeys, share_rows
+from springtide.embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
+from springtide.embeddings.policy.row_score import RowScore
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.embeddings.tiers.lower_tiers import LowerTiers, RecalledRows
+from springtide.embeddings.tiers.upload import recalled_flags
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
 
 
 @dataclass(frozen=True, kw_only=True)

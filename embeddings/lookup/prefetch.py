@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.errors import SpillError
-from embeddings.memory.placement import PredictedMisses
-from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from embeddings.tiers.lower_tiers import RecalledRows
-from kernels.types import UniqueKeys
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.memory.placement import PredictedMisses
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.embeddings.tiers.lower_tiers import RecalledRows
+from springtide.kernels.types import UniqueKeys
 
 
 @dataclass(frozen=True)

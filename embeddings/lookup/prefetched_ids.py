@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from embeddings.lookup.prefetch import Prefetch
-from kernels.types import Array
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.kernels.types import Array
 
 
 @dataclass(frozen=True)

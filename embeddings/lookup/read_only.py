@@ -4,12 +4,12 @@
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.memory.resident import ResidentRows
-from embeddings.policy.admission import AdmissionControl
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.tiers.lower_tiers import LowerTiers
-from kernels.ops import Ops
-from kernels.types import NO_SLOT, Array, UniqueKeys
+from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.policy.admission import AdmissionControl
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.tiers.lower_tiers import LowerTiers
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NO_SLOT, Array, UniqueKeys
 
 UInt8Array = npt.NDArray[np.uint8]
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3

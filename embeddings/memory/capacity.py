@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from springtide.embeddings.config import Admission, TableConfig
+from springtide.embeddings.memory.eviction import MIN_GHOSTS
+from springtide.kernels.ops import Ops
 from springtide_client.system.sizes import format_size
-
-from embeddings.config import Admission, TableConfig
-from embeddings.memory.eviction import MIN_GHOSTS
-from kernels.ops import Ops
 
 PART = 16  # the overflow area has a sixteenth of the slots, the evicted dirty rows a sixteenth of its bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most

@@ -3,11 +3,11 @@
 # N rows, M some of them
 import numpy as np
 
-from embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
-from embeddings.memory.resident import ResidentRows
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import BoolArray, Int64Array, TableDelta, UInt16Array
-from kernels.types import NO_SLOT, Array, Spread, run_inline
+from springtide.embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
+from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import BoolArray, Int64Array, TableDelta, UInt16Array
+from springtide.kernels.types import NO_SLOT, Array, Spread, run_inline
 
 MAX_PADDING_PART = 4  # lists of slots are trimmed once their padding may exceed a quarter of the table's slots
 

@@ -4,9 +4,9 @@
 from collections.abc import Callable
 
 import numpy as np
-from springtide_client.keys import mix_keys
 
-from embeddings.rows import BoolArray, Int64Array, Rows, TableDelta, UInt16Array
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows, TableDelta, UInt16Array
+from springtide_client.keys import mix_keys
 
 
 class EvictedDirtyRows:

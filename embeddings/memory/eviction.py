@@ -8,15 +8,15 @@ from enum import StrEnum
 
 import numpy as np
 
-from embeddings.counters import TableCounters
-from embeddings.errors import SpillError
-from embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
-from embeddings.policy.removals import RemovalReason, Removals
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import BoolArray, Int64Array, Rows
-from embeddings.tiers.interface import Spill
-from kernels.ops import Ops
-from kernels.types import DIRTY, NEEDS_SPILL, SPILLED, Array
+from springtide.embeddings.counters import TableCounters
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
+from springtide.embeddings.policy.removals import RemovalReason, Removals
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows
+from springtide.embeddings.tiers.interface import Spill
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import DIRTY, NEEDS_SPILL, SPILLED, Array
 
 PREMATURE_LOOKUPS = 1000  # an eviction was premature if the row is looked up again within this many lookups
 MIN_GHOSTS, MAX_GHOSTS = 64, 1 << 22

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from embeddings.memory.resident import ResidentRows
-from embeddings.policy.ttl import ExpiryCutoffs
-from kernels.types import NO_SLOT
+from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.kernels.types import NO_SLOT
 
 # a call sweeps this part of the slots, but never so many that a batch is delayed noticeably
 SWEEP_PARTS, MAX_SWEEP_SLOTS = 64, 65536

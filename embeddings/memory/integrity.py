@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from embeddings.memory.resident import ResidentRows
-from kernels.types import DIRTY, RowColumns
+from springtide.embeddings.memory.resident import ResidentRows
+from springtide.kernels.types import DIRTY, RowColumns
 
 
 def check_integrity(memory: ResidentRows, listed_dirty: set[int] | None) -> None:

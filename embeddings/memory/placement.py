@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embeddings.rows import Int64Array, UInt16Array
-from kernels.types import Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
+from springtide.kernels.types import Array
 
 NO_NEW_KEYS = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int64)
 

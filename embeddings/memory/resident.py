@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.memory.capacity import Capacity
-from embeddings.memory.change_counters import ChangeCounters
-from embeddings.memory.eviction import EvictionReason, EvictionSink
-from embeddings.memory.pins import PinSet
-from embeddings.memory.placement import NO_NEW_KEYS, Placement, PredictedMisses
-from embeddings.policy.quotas import Quotas
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import Int64Array, Rows, UInt16Array
-from kernels.ops import Ops
-from kernels.types import NO_SLOT, Array, RowColumns, RowLayout, Spread, run_inline
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.memory.change_counters import ChangeCounters
+from springtide.embeddings.memory.eviction import EvictionReason, EvictionSink
+from springtide.embeddings.memory.pins import PinSet
+from springtide.embeddings.memory.placement import NO_NEW_KEYS, Placement, PredictedMisses
+from springtide.embeddings.policy.quotas import Quotas
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NO_SLOT, Array, RowColumns, RowLayout, Spread, run_inline
 
 EVICTED_ROWS_PER_STEP = 65536
 SMALL_BATCHES = 256  # batches in a row that fit the planned overflow area, before an enlarged one shrinks again
@@ -142,7 +142,7 @@ class ResidentRows:
         self.ops.scatter(self.store, slots_N, RowColumns(*columns))
 
     def expired_positions(self, slots_U: Array, features_U: Array, cutoffs: ExpiryCutoffs) -> Array:
-        """The positions in U of rows that have expired; may be padded with -1 (see kernels.ops.Ops)."""
+        """The positions in U of rows that have expired; may be padded with -1 (see springtide.kernels.ops.Ops)."""
         if not cutoffs:
             return self.ops.xp.empty(0, np.int64)
         return self.ops.find_expired(self.store, slots_U, features_U, cutoffs.by_feature_F)

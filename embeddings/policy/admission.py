@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import SHARED_ROW_OFFSET
 
-from embeddings.config import Admission, FeaturePolicy
-from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from kernels.ops import Ops
-from kernels.types import Array, Sketch, UniqueKeys
+from springtide.embeddings.config import Admission, FeaturePolicy
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array, Sketch, UniqueKeys
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 UInt64Array = npt.NDArray[np.uint64]
 UInt8Array = npt.NDArray[np.uint8]

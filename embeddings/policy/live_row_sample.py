@@ -4,11 +4,11 @@
 from collections.abc import Mapping
 
 import numpy as np
+
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import Int64Array, UInt16Array
 from springtide_client.array_types import UInt64Array
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
-
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import Int64Array, UInt16Array
 
 MAX_ROWS = 1 << 14  # of a sample: a hundredth of error
 FORGOTTEN = -1  # a last-seen

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embeddings.config import FeaturePolicy
-from embeddings.rows import Int64Array, UInt16Array
+from springtide.embeddings.config import FeaturePolicy
+from springtide.embeddings.rows import Int64Array, UInt16Array
 
 PART = 16  # a feature over its quota is cut back by this part of it, so that not every batch has to evict
 SLACK = 1024  # and only once it exceeds it by this part of the table's slots, because evicting scans all of them

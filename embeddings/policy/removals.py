@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 
 
 class RemovalReason(StrEnum):

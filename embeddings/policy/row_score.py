@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.ops import Ops
-from kernels.types import NO_SLOT, Array, Store, priority_of
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NO_SLOT, Array, Store, priority_of
 
 if TYPE_CHECKING:
     import torch

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embeddings.config import FeaturePolicy
-from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.config import FeaturePolicy
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
 
 NEVER = 0  # the cutoff of a feature without one: event times are not negative
 

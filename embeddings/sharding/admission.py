@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from embeddings.policy.admission import Decision, NotAdmitted, share_rows
-from embeddings.sharding.asked_keys import AskedKeys
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.route import Route
-from embeddings.table import EmbeddingTable
-from kernels.types import UniqueKeys
+from springtide.embeddings.policy.admission import Decision, NotAdmitted, share_rows
+from springtide.embeddings.sharding.asked_keys import AskedKeys
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.route import Route
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.types import UniqueKeys
 
 
 def decide_together(

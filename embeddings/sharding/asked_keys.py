@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.lookup.handle import Lookup, LookupSlice
-from embeddings.table import EmbeddingTable
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embeddings.errors import OtherSpillError, ShardError, SpillError
+from springtide.embeddings.errors import OtherSpillError, ShardError, SpillError
 
 FAILED, MAY_REPEAT, DONE = range(3)  # how a call ended
 

@@ -2,10 +2,10 @@
 
 # U keys, N rows, R ranks
 import numpy as np
-from springtide_client.keys import mix_keys
 
-from embeddings.rows import BoolArray, Int64Array, UInt16Array
-from kernels.types import Array
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.kernels.types import Array
+from springtide_client.keys import mix_keys
 
 
 def owners_of(mixed_U: Array, num_ranks: int) -> Array:

@@ -4,8 +4,8 @@
 from torch import Tensor
 from torch.nn import functional
 
-from embeddings.lookup.handle import LookupSlice
-from kernels.ops import Ops
+from springtide.embeddings.lookup.handle import LookupSlice
+from springtide.kernels.ops import Ops
 
 
 def pooled(ops: Ops, rows_UD: Tensor, inverse_K: Tensor, part: LookupSlice) -> Tensor:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from embeddings.sharding.row_format import check_formats
+from springtide.embeddings.sharding.row_format import check_formats
 
 
 class Precision(msgspec.Struct, frozen=True):

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from embeddings.config import TableConfig
-from embeddings.rows import BoolArray, Rows
-from embeddings.sharding.key_ranges import are_of_rank
-from embeddings.sharding.sharded_rows import ShardedRows
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.rows import BoolArray, Rows
+from springtide.embeddings.sharding.key_ranges import are_of_rank
+from springtide.embeddings.sharding.sharded_rows import ShardedRows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

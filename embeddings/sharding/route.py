@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.key_ranges import owners_of
-from embeddings.sharding.row_format import bytes_of, numbers_of
-from kernels.ops import Ops
-from kernels.types import Array, UniqueKeys
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.key_ranges import owners_of
+from springtide.embeddings.sharding.row_format import bytes_of, numbers_of
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array, UniqueKeys
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from springtide_client.keys import mix64
 from torch import Tensor
 
-from kernels.cpu.rows import row_codec
-from kernels.cpu.rows.stochastic_rounding import ELEMENT, MIX_1, MIX_2
+from springtide.kernels.cpu.rows import row_codec
+from springtide.kernels.cpu.rows.stochastic_rounding import ELEMENT, MIX_1, MIX_2
+from springtide_client.keys import mix64
 
 FORMATS = ("float32", "bfloat16", "int8")
 SCALE_BYTES = 4

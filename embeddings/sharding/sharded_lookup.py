@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from embeddings.lookup.handle import Lookup
-from embeddings.lookup.prefetch import Prefetch
-from embeddings.sharding.asked_keys import AskedKeys
-from embeddings.sharding.route import Route
-from kernels.types import Array, RowColumns, UniqueKeys
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.sharding.asked_keys import AskedKeys
+from springtide.embeddings.sharding.route import Route
+from springtide.kernels.types import Array, RowColumns, UniqueKeys
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embeddings.errors import SpillError
-from embeddings.lookup.handle import Lookup
-from embeddings.lookup.prefetched_ids import PrefetchedIds
-from embeddings.sharding.asked_keys import AskedKeys
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.route import Route
-from embeddings.sharding.row_format import RowFormat
-from embeddings.table import EmbeddingTable
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
+from springtide.embeddings.sharding.asked_keys import AskedKeys
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.route import Route
+from springtide.embeddings.sharding.row_format import RowFormat
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from torch import Tensor
 
-from embeddings.collection.collection import AnyTable, tables_of_model
-from embeddings.current_stream import on_current_stream
-from embeddings.errors import SpillError
-from embeddings.lookup.handle import Lookup, LookupSlice
-from embeddings.lookup.prefetch import Prefetch
-from embeddings.policy.admission import Decision
-from embeddings.rows import as_keys
-from embeddings.sharding.admission import decide_together
-from embeddings.sharding.asked_keys import AskedKeys
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.key_ranges import border_blocks_of_rank
-from embeddings.sharding.pooling import pooled
-from embeddings.sharding.precision import Precision
-from embeddings.sharding.route import Route
-from embeddings.sharding.row_format import RowFormat
-from embeddings.sharding.sharded_lookup import FetchedRows, ShardedLookup, ShardedPrefetch
-from embeddings.table import EmbeddingTable
-from kernels.types import Array, UniqueKeys
+from springtide.embeddings.collection.collection import AnyTable, tables_of_model
+from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.policy.admission import Decision
+from springtide.embeddings.rows import as_keys
+from springtide.embeddings.sharding.admission import decide_together
+from springtide.embeddings.sharding.asked_keys import AskedKeys
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.key_ranges import border_blocks_of_rank
+from springtide.embeddings.sharding.pooling import pooled
+from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.route import Route
+from springtide.embeddings.sharding.row_format import RowFormat
+from springtide.embeddings.sharding.sharded_lookup import FetchedRows, ShardedLookup, ShardedPrefetch
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.types import Array, UniqueKeys
+from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 
 
 class ShardedTable:
@@ -144,7 +144,7 @@ class ShardedTable:
 
     @on_current_stream
     def embed_slices(self, lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
-        """A tensor for each slice, (keys, D) or (bags, D) float32: see embeddings.torch_api.autograd.embed_slices.
+        """A tensor for each slice, (keys, D) or (bags, D) float32: see torch_api.autograd.embed_slices.
 
         Their gradients are those of `lookup.rows_UD`, which `update` sends.
         """

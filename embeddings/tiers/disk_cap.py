@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.tiers.interface import Spill
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.tiers.interface import Spill
 
 CHECK_CALLS = 64  # measuring the log is too slow for every batch
 

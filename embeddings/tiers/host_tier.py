@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.policy.removals import RemovalReason, Removals
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.tiers.interface import Spill, SpilledRows
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
+from springtide.embeddings.tiers.write_batch import WriteBatch
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NO_SLOT, RowColumns, RowLayout
 from springtide_client.array_types import UInt64Array
 from springtide_client.keys import mix_keys
-
-from embeddings.errors import SpillError
-from embeddings.policy.removals import RemovalReason, Removals
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import Spill, SpilledRows
-from embeddings.tiers.record_kinds import ABSENT, ROW
-from embeddings.tiers.write_batch import WriteBatch
-from kernels.ops import Ops
-from kernels.types import NO_SLOT, RowColumns, RowLayout
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
 CACHED_ABOVE, ONLY_HERE = -1, 0  # priorities

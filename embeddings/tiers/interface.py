@@ -7,14 +7,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.rows import BoolArray, Float32Array, Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import BoolArray, Float32Array, Int64Array, Rows, UInt16Array
 
 
 @dataclass(frozen=True)
 class SpilledRows:
     """The result of `Spill.find`, row by row. The columns of `rows` are valid only where the kind is ROW."""
 
-    kinds: npt.NDArray[np.uint8]  # of embeddings.tiers.record_kinds
+    kinds: npt.NDArray[np.uint8]  # of springtide.embeddings.tiers.record_kinds
     rows: Rows
 
 

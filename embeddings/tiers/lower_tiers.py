@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import RowSource, Spill
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from embeddings.tiers.upload import RowUpload
-from kernels.ops import Ops
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.interface import RowSource, Spill
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.upload import RowUpload
+from springtide.kernels.ops import Ops
 
 RECALL_THREADS = "recall"  # the names of threads that recall rows begin with it
 

@@ -2,11 +2,11 @@
 
 # U unique keys, N rows
 import numpy as np
-from springtide_client.keys import mix_keys
 
-from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import SpilledRows
-from embeddings.tiers.record_kinds import ABSENT, TOMBSTONE
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.tiers.interface import SpilledRows
+from springtide.embeddings.tiers.record_kinds import ABSENT, TOMBSTONE
+from springtide_client.keys import mix_keys
 
 NUM_PLACES = 1 << 20  # 8 MiB: most of that many forgotten keys are remembered
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.rows import BoolArray, Int64Array, Rows
-from kernels.ops import Ops
-from kernels.types import NEEDS_SPILL, SPILLED, Array, RowColumns
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NEEDS_SPILL, SPILLED, Array, RowColumns
 
 
 @dataclass(frozen=True)

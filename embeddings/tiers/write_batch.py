@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import mix_keys
 
-from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.tiers.record_kinds import ROW, TOMBSTONE
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.tiers.record_kinds import ROW, TOMBSTONE
+from springtide_client.keys import mix_keys
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt64Array = npt.NDArray[np.uint64]

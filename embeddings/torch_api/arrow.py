@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embeddings.rows import Int64Array, Rows
+from springtide.embeddings.rows import Int64Array, Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from embeddings.lookup.handle import Lookup, LookupSlice
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
 
 
 class GradientSink(Protocol):

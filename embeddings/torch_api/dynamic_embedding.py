@@ -14,25 +14,25 @@ import torch
 from msgspec.structs import replace
 from torch._compile import _disable_dynamo  # torch.compiler.disable would load a compiler with this module
 
-from embeddings.config import FeaturePolicy, TableConfig
-from embeddings.errors import SpillError
-from embeddings.lookup.handle import LookupSlice
-from embeddings.lookup.prefetched_ids import PrefetchedIds
-from embeddings.memory.capacity import Capacity
-from embeddings.policy.removals import RemovalReason
-from embeddings.policy.row_score import ScoredRows, ScoreFunction
-from embeddings.rows import Rows
-from embeddings.sharding.pooling import pooled
-from embeddings.sharding.ranks import folder_of_rank, rows_of_rank
-from embeddings.sharding.row_format import check_formats
-from embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
-from embeddings.torch_api.autograd import embed_slices
-from embeddings.torch_api.inference import FEATURE, features_of, inference_rows, rows_where
-from embeddings.torch_api.inputs import bags_of, check_capacity, host_rows_of, ids_of, scores_of, size_of
-from embeddings.torch_api.table_module import TableModule
-from kernels.backend import backend
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.config import FeaturePolicy, TableConfig
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.lookup.handle import LookupSlice
+from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.policy.removals import RemovalReason
+from springtide.embeddings.policy.row_score import ScoredRows, ScoreFunction
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.sharding.pooling import pooled
+from springtide.embeddings.sharding.ranks import folder_of_rank, rows_of_rank
+from springtide.embeddings.sharding.row_format import check_formats
+from springtide.embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
+from springtide.embeddings.torch_api.autograd import embed_slices
+from springtide.embeddings.torch_api.inference import FEATURE, features_of, inference_rows, rows_where
+from springtide.embeddings.torch_api.inputs import bags_of, check_capacity, host_rows_of, ids_of, scores_of, size_of
+from springtide.embeddings.torch_api.table_module import TableModule
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
 
 if TYPE_CHECKING:
     import pyarrow as pa

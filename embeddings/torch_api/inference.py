@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from springtide_client.keys import SHARED_ROW_OFFSET
 
-from embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
-from embeddings.policy.row_score import ScoredRows
-from embeddings.rows import Int64Array, Rows
-from embeddings.table import EmbeddingTable
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
+from springtide.embeddings.policy.row_score import ScoredRows
+from springtide.embeddings.rows import Int64Array, Rows
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 FEATURE = 0  # the only feature of a module's table
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.system.sizes import parse_size
 
-from embeddings.config import TableConfig
-from embeddings.lookup.handle import POOLING_MODES
-from embeddings.tiers.host_tier import HostTier
-from kernels.backend import backend
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.lookup.handle import POOLING_MODES
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
+from springtide_client.system.sizes import parse_size
 
 INT64_MAX = 2**63 - 1
 INTEGERS = (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from embeddings.policy.removals import RemovedKeys
+from springtide.embeddings.policy.removals import RemovedKeys
 
 OnEvict = Callable[[torch.Tensor, str], object]
 

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import numpy as np
 
-from embeddings.config import TableConfig
-from embeddings.current_stream import on_current_stream
-from embeddings.lookup.handle import Lookup, LookupSlice
-from embeddings.memory.capacity import Capacity
-from embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
-from embeddings.policy.row_score import ScoreFunction
-from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import Spill
-from embeddings.tiers.lower_tiers import RECALL_THREADS
-from embeddings.tiers.no_spill import NoSpill
-from embeddings.tiers.record_kinds import ABSENT
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from embeddings.tiers.rocksdb.worker import THREAD_NAME as SPILL_THREAD
-from embeddings.torch_api.inference import FEATURE
-from embeddings.torch_api.listeners import RemovalListeners
-from embeddings.torch_api.owner_lock import OwnerLock
-from embeddings.torch_api.spill_folder import SpillFolder
-from kernels.backend import backend
-from kernels.ops import Ops
-from kernels.types import NO_SLOT, Array
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
+from springtide.embeddings.policy.row_score import ScoreFunction
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.interface import Spill
+from springtide.embeddings.tiers.lower_tiers import RECALL_THREADS
+from springtide.embeddings.tiers.no_spill import NoSpill
+from springtide.embeddings.tiers.record_kinds import ABSENT
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.tiers.rocksdb.worker import THREAD_NAME as SPILL_THREAD
+from springtide.embeddings.torch_api.inference import FEATURE
+from springtide.embeddings.torch_api.listeners import RemovalListeners
+from springtide.embeddings.torch_api.owner_lock import OwnerLock
+from springtide.embeddings.torch_api.spill_folder import SpillFolder
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import NO_SLOT, Array
 
 
 class ModuleTable(EmbeddingTable):

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from embeddings.errors import OwnershipError
+from springtide.embeddings.errors import OwnershipError
 
 
 class OwnerLock:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from embeddings.errors import SpillError
+from springtide.embeddings.errors import SpillError
 
 LOCK = "lock"
 LOCK_SECONDS = 0.2

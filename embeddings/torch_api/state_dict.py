@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.keys import SHARED_ROW_OFFSET
 
-from embeddings.policy.admission import BLOCK_BYTES
-from embeddings.rows import Int64Array, Rows, TableDelta
-from embeddings.table import EmbeddingTable
+from springtide.embeddings.policy.admission import BLOCK_BYTES
+from springtide.embeddings.rows import Int64Array, Rows, TableDelta
+from springtide.embeddings.table import EmbeddingTable
+from springtide_client.keys import SHARED_ROW_OFFSET
 
 State = dict[str, Any]  # tensors, numbers and strings, which torch.load(weights_only=True) accepts
 COLUMNS = {"features": 1, "ids": 1, "values": 2, "states": 2, "counts": 1, "last_seen": 1}  # name -> number of axes

@@ -14,21 +14,21 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from embeddings.config import TableConfig
-from embeddings.errors import OwnershipError
-from embeddings.lookup.prefetched_ids import PrefetchedIds
-from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
-from embeddings.memory.capacity import Capacity
-from embeddings.policy.row_score import ScoreFunction
-from embeddings.sharding.ranks import shards_of, state_of_rank
-from embeddings.torch_api.inference import FEATURE
-from embeddings.torch_api.listeners import OnEvict, RemovalListeners
-from embeddings.torch_api.module_table import ModuleTable, changing
-from embeddings.torch_api.owner_lock import OwnerLock
-from embeddings.torch_api.state_dict import check_state, export_state, import_state
-from kernels.backend import backend
-from kernels.ops import Ops
-from kernels.types import Array
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.errors import OwnershipError
+from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
+from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.policy.row_score import ScoreFunction
+from springtide.embeddings.sharding.ranks import shards_of, state_of_rank
+from springtide.embeddings.torch_api.inference import FEATURE
+from springtide.embeddings.torch_api.listeners import OnEvict, RemovalListeners
+from springtide.embeddings.torch_api.module_table import ModuleTable, changing
+from springtide.embeddings.torch_api.owner_lock import OwnerLock
+from springtide.embeddings.torch_api.state_dict import check_state, export_state, import_state
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -147,7 +147,7 @@ class TableModule(nn.Module):
         )
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Called by `state_dict`; see embeddings.torch_api.state_dict."""
+        """Called by `state_dict`; see springtide.embeddings.torch_api.state_dict."""
         with self._lock:
             table = self._open_table()
             clock = {"time_ms": table.parts.ttl.event_ms, "has_event_time": self.has_event_time}

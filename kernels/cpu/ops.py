@@ -5,21 +5,21 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import mix64
 
-from kernels.cpu import hashing
-from kernels.cpu.admission.sketch_ops import SketchOps
-from kernels.cpu.index import unique as uniques
-from kernels.cpu.index.index_ops import IndexOps
-from kernels.cpu.rows import learned_rows, rows
-from kernels.cpu.rows.gather import compiled_gather
-from kernels.cpu.rows.optimizers import check_step, constants_of, corrections
-from kernels.cpu.rows.pooled_gather import MODES, compiled_pool
-from kernels.cpu.rows.update import GradientBatch, RowArrays, UpdateKeyArrays, compiled_update
-from kernels.cpu.store.host_arrays import HostArrays
-from kernels.cpu.store.store import arrays_of
-from kernels.cpu.store.store_ops import StoreOps
-from kernels.types import OptimizerStep, RowColumns, Spread, Store, UniqueKeys, run_inline
+from springtide.kernels.cpu import hashing
+from springtide.kernels.cpu.admission.sketch_ops import SketchOps
+from springtide.kernels.cpu.index import unique as uniques
+from springtide.kernels.cpu.index.index_ops import IndexOps
+from springtide.kernels.cpu.rows import learned_rows, rows
+from springtide.kernels.cpu.rows.gather import compiled_gather
+from springtide.kernels.cpu.rows.optimizers import check_step, constants_of, corrections
+from springtide.kernels.cpu.rows.pooled_gather import MODES, compiled_pool
+from springtide.kernels.cpu.rows.update import GradientBatch, RowArrays, UpdateKeyArrays, compiled_update
+from springtide.kernels.cpu.store.host_arrays import HostArrays
+from springtide.kernels.cpu.store.store import arrays_of
+from springtide.kernels.cpu.store.store_ops import StoreOps
+from springtide.kernels.types import OptimizerStep, RowColumns, Spread, Store, UniqueKeys, run_inline
+from springtide_client.keys import mix64
 
 Array = npt.NDArray[Any]
 MASK = 0xFFFF_FFFF_FFFF_FFFF

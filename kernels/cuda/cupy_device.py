@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.device import Array
-from kernels.cuda.pinned_transfers import PinnedTransfers
-from kernels.cuda.sources import Defines, options_of, source_of
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.pinned_transfers import PinnedTransfers
+from springtide.kernels.cuda.sources import Defines, options_of, source_of
 
 
 class TorchStream:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from kernels.cuda.sources import Defines
+from springtide.kernels.cuda.sources import Defines
 
 Array = Any  # cupy.ndarray; the tests use arrays of their own
 

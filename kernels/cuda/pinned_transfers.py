@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.device import Array
-from kernels.cuda.grid import starts_of
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.grid import starts_of
 
 ALIGNMENT = 256  # of arrays that travel in one block
 

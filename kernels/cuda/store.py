@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from kernels.cpu.store.store import num_own_states
-from kernels.cuda.device import Array, Device
-from kernels.types import RowLayout, Store
+from springtide.kernels.cpu.store.store import num_own_states
+from springtide.kernels.cuda.device import Array, Device
+from springtide.kernels.types import RowLayout, Store
 
 WIDTH = 128  # slots of a bucket
 DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # CuPy has no bfloat16: the upper halves of float32

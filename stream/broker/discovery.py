@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream.errors import BrokerUnavailableError
+from springtide.stream.errors import BrokerUnavailableError
 
 INFO_NAME, LOCK_NAME = "broker.json", "broker.lock"
 

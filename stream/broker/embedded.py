@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from springtide.stream.broker.discovery import INFO_NAME, LOCK_NAME, BrokerInfo, find_broker, read_info
+from springtide.stream.errors import EmbeddedBrokerError
 from springtide_client.system import parent_death
 from springtide_client.system.files import write_atomically
-
-from stream.broker.discovery import INFO_NAME, LOCK_NAME, BrokerInfo, find_broker, read_info
-from stream.errors import EmbeddedBrokerError
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from stream.kafka.admin import Admin, Topic
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
-from stream.positions import Partition, Position
+from springtide.stream.kafka.admin import Admin, Topic
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
+from springtide.stream.positions import Partition, Position
 
 logger = logging.getLogger(__name__)
 

@@ -26,17 +26,17 @@ half a million ids and is then cleared.
 
 # N records
 import numpy as np
+
+from springtide.stream.columns import Columns, DeadLetter
+from springtide.stream.decode.json_parser.parser import JsonParser
+from springtide.stream.decode.json_parser.seen_set import SeenSet
+from springtide.stream.decode.reference import ReferenceDecoder
+from springtide.stream.decode.rows import DecodedRows
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
-
-from stream.columns import Columns, DeadLetter
-from stream.decode.json_parser.parser import JsonParser
-from stream.decode.json_parser.seen_set import SeenSet
-from stream.decode.reference import ReferenceDecoder
-from stream.decode.rows import DecodedRows
-from stream.positions import Partition
-from stream.records import RawRecords
 
 MAX_DETAIL_CHARS = 300
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.stream.columns import Columns
+from springtide.stream.positions import Partition, Position
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
-
-from stream.columns import Columns
-from stream.positions import Partition, Position
 
 
 @dataclass(frozen=True)

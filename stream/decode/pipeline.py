@@ -3,12 +3,11 @@
 import threading
 from dataclasses import replace
 
+from springtide.stream.columns import Columns
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.erasure_filter import ErasureFilter
+from springtide.stream.records import RawRecords
 from springtide_client.system.clock import wall_ms
-
-from stream.columns import Columns
-from stream.decode.decoder import Decoder
-from stream.decode.erasure_filter import ErasureFilter
-from stream.records import RawRecords
 
 
 class DecodePipeline:

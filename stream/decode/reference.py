@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
 from springtide_client.encode import EncodedInstance, InstanceEncoder
 from springtide_client.errors import EncodeError
 from springtide_client.schema import Schema

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+
+from springtide.stream.columns import Columns, DeadLetter
+from springtide.stream.records import RawRecords
 from springtide_client.encode import EncodedInstance
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
 from springtide_client.targets import SampleTargets
-
-from stream.columns import Columns, DeadLetter
-from stream.records import RawRecords
 
 
 class DecodedRows:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from stream.columns import Columns
+from springtide.stream.columns import Columns
 
 
 class ColumnQueue:

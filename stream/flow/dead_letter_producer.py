@@ -3,13 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 
+from springtide.stream.columns import DeadLetter
+from springtide.stream.errors import StreamError
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
 from springtide_client.system.backoff import Backoff
-
-from stream.columns import DeadLetter
-from stream.errors import StreamError
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
 
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 LETTER_BYTES = 500  # headers, and the memory of a Python object

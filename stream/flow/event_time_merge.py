@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stream.columns import Columns
-from stream.positions import Partition
+from springtide.stream.columns import Columns
+from springtide.stream.positions import Partition
 
 
 @dataclass

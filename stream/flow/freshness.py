@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from stream.positions import Partition, Position
+from springtide.stream.positions import Partition, Position
 
 MAX_OBSERVATIONS = 1024
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from stream.positions import ALL_PARTITIONS, Partition, PartitionShare
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
 
 
 class WatermarkClock:

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from stream.errors import BrokerUnavailableError, TopicNotFoundError
-from stream.kafka.config import KafkaConfig
-from stream.kafka.consumer import PartitionConsumer
-from stream.kafka.errors import translate_error
-from stream.kafka.library import connect, kafka, prepare_library
-from stream.positions import Partition
+from springtide.stream.errors import BrokerUnavailableError, TopicNotFoundError
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.kafka.errors import translate_error
+from springtide.stream.kafka.library import connect, kafka, prepare_library
+from springtide.stream.positions import Partition
 
 REQUEST_SECONDS = 5.0
 UNKNOWN_TOPIC = 3

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stream.errors import BrokerUnavailableError, StreamError
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.library import unreachable_reason
+from springtide.stream.errors import BrokerUnavailableError, StreamError
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.library import unreachable_reason
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream.compression import MAX_BATCH_BYTES
+from springtide.stream.compression import MAX_BATCH_BYTES
 
 CONNECT_SECONDS = 3.0
 

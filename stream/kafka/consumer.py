@@ -7,14 +7,20 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stream.kafka.config import KafkaConfig
-from stream.kafka.errors import translate_error
-from stream.kafka.library import connect, kafka, prepare_library
-from stream.kafka.offset_gaps import GapDetector
-from stream.kafka.raw_fetch import FetchObserver, PartitionEnd, RawBatch, install_raw_fetch, supports_raw_fetch
-from stream.kafka.record_batches import records_from_objects
-from stream.positions import Partition
-from stream.records import RawRecords
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.errors import translate_error
+from springtide.stream.kafka.library import connect, kafka, prepare_library
+from springtide.stream.kafka.offset_gaps import GapDetector
+from springtide.stream.kafka.raw_fetch import (
+    FetchObserver,
+    PartitionEnd,
+    RawBatch,
+    install_raw_fetch,
+    supports_raw_fetch,
+)
+from springtide.stream.kafka.record_batches import records_from_objects
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 
 # without observed responses a fetch may have been sent this long before its response is seen
 UNOBSERVED_SECONDS = 1.0

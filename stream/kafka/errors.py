@@ -1,9 +1,15 @@
 """Translates kafka-python's exceptions into the StreamErrors of stream/errors.py."""
 
-from stream.errors import BrokerUnavailableError, CorruptBatchError, OffsetOutOfRangeError, RetriableError, StreamError
-from stream.kafka.config import KafkaConfig
-from stream.kafka.library import kafka
-from stream.positions import Partition
+from springtide.stream.errors import (
+    BrokerUnavailableError,
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    RetriableError,
+    StreamError,
+)
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.library import kafka
+from springtide.stream.positions import Partition
 
 
 def translate_error(error: BaseException, config: KafkaConfig) -> StreamError:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from stream.compression import CODEC_NAMES, compress, decompress, decompress_old_lz4
-from stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
+from springtide.stream.compression import CODEC_NAMES, compress, decompress, decompress_old_lz4
+from springtide.stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
 
 PATIENT_CONNECT_SECONDS = 15.0  # for a broker that accepts connections, but is too busy to answer at once
 

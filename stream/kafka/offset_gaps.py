@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from stream.positions import Partition
-from stream.records import RawRecords
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 
 GAP_TIMEOUT_SECONDS = 1.0  # a gap that is still open after this long will not be filled
 

@@ -4,12 +4,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from springtide.stream.errors import ProduceError
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.errors import translate_error
+from springtide.stream.kafka.library import connect, kafka, prepare_library
 from springtide_client.system.clock import wall_ms
-
-from stream.errors import ProduceError
-from stream.kafka.config import KafkaConfig
-from stream.kafka.errors import translate_error
-from stream.kafka.library import connect, kafka, prepare_library
 
 logger = logging.getLogger(__name__)
 

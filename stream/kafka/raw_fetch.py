@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stream.kafka.adaptive_wait import AdaptiveFetchWait
-from stream.kafka.library import kafka
-from stream.kafka.record_batches import RecordBatchParser
-from stream.positions import Partition
-from stream.records import RawRecords
+from springtide.stream.kafka.adaptive_wait import AdaptiveFetchWait
+from springtide.stream.kafka.library import kafka
+from springtide.stream.kafka.record_batches import RecordBatchParser
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 
 # a response that arrives this long after poll() was called has been waited for, and did not lie in the socket before
 WAITED_SECONDS = 0.001

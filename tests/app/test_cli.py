@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import COMMANDS, main
+from springtide.app.cli import COMMANDS, main
+from tests.support.processes import IMPORT_PATH
 
 ROOT = Path(__file__).parents[2]
 CONFIG = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id"]\n'
@@ -18,9 +19,9 @@ def springtide(folder: Path, *arguments: str, config: str | None = CONFIG) -> su
     if config is not None:
         (folder / "springtide.toml").write_text(config)
     return subprocess.run(
-        [sys.executable, "-m", "app", *arguments],
+        [sys.executable, "-m", "springtide", *arguments],
         cwd=folder,
-        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "COLUMNS": "200"},
+        env=dict(os.environ) | {"PYTHONPATH": IMPORT_PATH, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -33,7 +34,8 @@ def test_help_names_every_command_and_imports_nothing_heavy(tmp_path: Path) -> N
     for command in COMMANDS:
         assert f"    {command} " in done.stdout
     heavy = ("torch", "numpy", "kafka", "msgspec")
-    code = f"import sys, app.cli; app.cli.build_parser(); print([name for name in {heavy} if name in sys.modules])"
+    code = "import sys; from springtide.app.cli import build_parser; build_parser();"
+    code += f"print([name for name in {heavy} if name in sys.modules])"
     modules = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert modules.stdout.strip() == "[]"
 

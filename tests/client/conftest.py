@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from springtide_client.schema import Schema
 
+from springtide_client.schema import Schema
 from tests.support import toy_model
 from tests.support.logs import HandWrittenLog
 

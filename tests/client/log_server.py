@@ -9,7 +9,6 @@ from urllib.parse import parse_qs, urlsplit
 from springtide_client.errors import LogError
 from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
-
 from tests.support.logs import HandWrittenLog
 
 TOKEN = "let me in"

@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 import pytest
+
 from springtide_client import EncodeError, HotModel, NoModelError, StaleModelError
 from springtide_client.encode import encode_instances
 from springtide_client.hot_model import encode_ids
 from springtide_client.keys import encode_id
 from springtide_client.model.view import View
-
 from tests.client.log_server import TOKEN, FaultyLogServer
 from tests.support.waiting import wait_until
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
 

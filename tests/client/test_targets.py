@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from springtide_client.errors import EncodeError
 from springtide_client.schema import Schema
 from springtide_client.targets import SampleTargets, parse_targets

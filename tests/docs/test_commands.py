@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import build_parser
-from app.errors import UserError
+from springtide.app.cli import build_parser
+from springtide.app.errors import UserError
 from tests.docs.documents import ROOT, pages, shell_commands
 
 PROMPTS = ("$", "sudo")

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from springtide_client.system.settings import keys
 
-from app.config.load import SECTIONS
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.server_metrics import declare_metrics
+from springtide.app.config.load import SECTIONS
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.server_metrics import declare_metrics
+from springtide_client.system.settings import keys
 
 ROOT = Path(__file__).parents[2]
 

@@ -39,7 +39,7 @@ def test_the_readmes_example_of_dynamic_embedding_runs(tmp_path: Path, monkeypat
 
 
 def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
-    from app.config.load import load_config
+    from springtide.app.config.load import load_config
 
     [text] = blocks(ROOT / "README.md", "toml")
     path = tmp_path / "springtide.toml"
@@ -50,9 +50,9 @@ def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
 def test_the_example_of_a_model_of_ones_own_is_checked_and_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.config.load import load_config
-    from app.tools.diagnosis import check_model
-    from app.training.bootstrap import state_without_log
+    from springtide.app.config.load import load_config
+    from springtide.app.tools.diagnosis import check_model
+    from springtide.app.training.bootstrap import state_without_log
     from tests.app.training.random_clicks import make_batch
 
     [code] = [block for block in blocks(ROOT / "deploy/docs/models.md", "python") if "AttentionRanker" in block]
@@ -74,10 +74,9 @@ def test_the_example_of_a_model_of_ones_own_is_checked_and_learns(
 
 
 def test_the_example_of_a_history_fits_its_configuration(tmp_path: Path) -> None:
+    from springtide.app.config.load import load_config
+    from springtide.app.tools.diagnosis import check_model
     from springtide_client.encode import encode_instances
-
-    from app.config.load import load_config
-    from app.tools.diagnosis import check_model
 
     [code] = [block for block in blocks(ROOT / "deploy/docs/models.md", "python") if "history_gaps" in block]
     [text] = [block for block in blocks(ROOT / "deploy/docs/models.md", "toml") if "history_gaps" in block]

@@ -5,9 +5,9 @@ import threading
 from typing import Any
 
 import pytest
+
 from springtide_client import HotModel
 from springtide_client.errors import SpringtideError
-
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace, read_view
 from tests.support.scale import IS_LONG

@@ -8,10 +8,10 @@ import signal
 from collections import Counter
 
 import pytest
-from springtide_client.log.directory import LogDirectory
 
-from app.version_log.commands.queue import submit_command
-from app.version_log.failpoints import VARIABLE
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.failpoints import VARIABLE
+from springtide_client.log.directory import LogDirectory
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace, read_view
 from tests.support.scale import IS_LONG

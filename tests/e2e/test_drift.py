@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.training.trainer import Trainer
+from springtide.app.training.trainer import Trainer
 from tests.app.serving.conftest import World
 from tests.app.serving.pages.test_dashboard import CHROMIUM, dump
 from tests.app.training.trainer_env import TrainerEnv, env  # noqa: F401 (a fixture)

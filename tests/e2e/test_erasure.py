@@ -7,7 +7,6 @@ from springtide_client import HotModel
 from springtide_client.errors import LogError
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace
 from tests.support.waiting import DEADLINE_SECONDS, wait_until

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from springtide_client import HotModel
 
+from springtide_client import HotModel
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace
 from tests.support.model_specs import LEAST_LABELS

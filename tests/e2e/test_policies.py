@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from springtide_client.keys import SHARED_ROW_OFFSET, encode_id
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
-
 from tests.e2e.clicks import make_click
 from tests.e2e.workspace import Workspace, read_view
 from tests.support.config import edit_config

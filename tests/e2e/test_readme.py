@@ -22,7 +22,7 @@ ADDRESS = re.compile(r"(127\.0\.0\.1|localhost):8000")
 def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running demo, learning slowly; its address."""
     demo = subprocess.Popen(
-        [sys.executable, "-m", "app", "demo", "--rate", "300"],
+        [sys.executable, "-m", "springtide", "demo", "--rate", "300"],
         cwd=tmp_path_factory.mktemp("quick_start"),
         env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from springtide_client.log.directory import LogDirectory
 
+from springtide_client.log.directory import LogDirectory
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace
 from tests.support.scale import IS_LONG

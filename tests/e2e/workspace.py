@@ -10,7 +10,6 @@ from typing import Any
 
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
 from tests.support.config import CLICKS, edit_config, write_config
 from tests.support.kafka import produce, read_topic
 from tests.support.ports import free_port

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from springtide_client.keys import SHARED_ROW_OFFSET
 
-from embeddings.lookup.handle import Lookup
-from kernels.backend import backend
-from kernels.cuda.ops import CudaOps
-from kernels.ops import Ops
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.kernels.backend import backend
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.ops import Ops
+from springtide_client.keys import SHARED_ROW_OFFSET
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 from tests.support.gpu_emulation.simt import SimtDevice
 

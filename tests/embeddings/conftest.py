@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.ops import Ops
+from springtide.kernels.ops import Ops
 from tests.embeddings.backends import BACKENDS, ops_of
 
 

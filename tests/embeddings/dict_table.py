@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from springtide_client.keys import SHARED_ROW_OFFSET
 
-from kernels.types import OptimizerStep, state_width_of
+from springtide.kernels.types import OptimizerStep, state_width_of
+from springtide_client.keys import SHARED_ROW_OFFSET
 from tests.kernels.oracle import Key, Row, Sketch, mixed, unique
 
 DIM, SEED, SCALE = 4, 5, 0.1

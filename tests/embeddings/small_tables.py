@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
-from kernels.ops import Ops
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
 
 DIM = 4
 BUCKET = Capacity.of_rows(1)  # rounded up to one bucket

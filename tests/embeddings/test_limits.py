@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from embeddings.config import TableLimits
-from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
-from embeddings.memory.capacity import Capacity
-from kernels.ops import Ops
+from springtide.embeddings.config import TableLimits
+from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host
 from tests.embeddings.small_tables import learn, make, status
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from embeddings.optimizer import RowOptimizer
-from kernels.types import OPTIMIZERS, OptimizerStep
+from springtide.embeddings.optimizer import RowOptimizer
+from springtide.kernels.types import OPTIMIZERS, OptimizerStep
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

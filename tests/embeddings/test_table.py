@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.read_only import FORGOTTEN
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.torch_api.autograd import embed
+from springtide.kernels.ops import Ops
 from springtide_client.keys import mix_keys
 from springtide_client.system.sizes import parse_size
-
-from embeddings.config import TableConfig
-from embeddings.lookup.handle import Lookup
-from embeddings.lookup.read_only import FORGOTTEN
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
-from embeddings.torch_api.autograd import embed
-from kernels.ops import Ops
 from tests.embeddings.backends import host
 
 BUCKET = Capacity.of_rows(1)  # rounded up to one bucket

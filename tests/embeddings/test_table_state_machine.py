@@ -11,22 +11,22 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from springtide_client.keys import SHARED_ROW_OFFSET
 
-from embeddings.config import FeaturePolicy, TableConfig
-from embeddings.errors import SpillError
-from embeddings.lookup.handle import Lookup
-from embeddings.lookup.prefetch import Prefetch
-from embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
-from embeddings.memory.capacity import Capacity
-from embeddings.optimizer import RowOptimizer
-from embeddings.rows import Rows, TableDelta
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import FoundRows, Spill
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.backend import backend
-from kernels.types import state_width_of
+from springtide.embeddings.config import FeaturePolicy, TableConfig
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.optimizer import RowOptimizer
+from springtide.embeddings.rows import Rows, TableDelta
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.interface import FoundRows, Spill
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.backend import backend
+from springtide.kernels.types import state_width_of
+from springtide_client.keys import SHARED_ROW_OFFSET
 from tests.embeddings.backends import host, ops_of, uses_shared_row
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, Taken, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill

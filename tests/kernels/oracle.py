@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 import numpy as np
+
+from springtide.kernels.types import OptimizerStep
 from springtide_client.keys import mix64
 from springtide_client.rows.initial_values import initial_values
-
-from kernels.types import OptimizerStep
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 GOLDEN = 0x9E37_79B9_7F4A_7C15

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.backend import backend
-from kernels.cpu.index.buckets import WIDTH
-from kernels.types import OptimizerStep, RowLayout, state_width_of
+from springtide.kernels.backend import backend
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.types import OptimizerStep, RowLayout, state_width_of
 from tests.kernels.oracle import Key, Row
 
 OPS = backend()

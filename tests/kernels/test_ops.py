@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from kernels.cpu.ops import CpuOps
-from kernels.cuda.ops import CudaOps
-from kernels.ops import Ops
+from springtide.kernels.cpu.ops import CpuOps
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.ops import Ops
 
 
 def ops_of(kind: type) -> dict[str, object]:

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from springtide_client.schema import Schema
 
-from stream.broker.embedded import EmbeddedBroker
-from stream.columns import Columns
-from stream.config import SourceConfig
-from stream.kafka.admin import Admin, Topic
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
-from stream.positions import ALL_PARTITIONS, Partition, PartitionShare
-from stream.source import Source
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.columns import Columns
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin, Topic
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
+from springtide.stream.source import Source
+from springtide_client.schema import Schema
 from tests.support.waiting import DEADLINE_SECONDS
 
 SCHEMA = Schema(labels=("click",), timestamp="ts", categorical=("user_id",))

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from stream.batch_size import GROWTH, BatchSize
+from springtide.stream.batch_size import GROWTH, BatchSize
 
 
 def sizes_of_a_stream(size: BatchSize, num: int) -> list[int]:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.batch_size import BatchSize
-from stream.batcher import Batcher
+from springtide.stream.batch_size import BatchSize
+from springtide.stream.batcher import Batcher
 from tests.stream.toy_columns import KINDS, A, B, columns_of, cut_into_columns
 
 

@@ -6,8 +6,8 @@ import struct
 import pyarrow
 import pytest
 
-from stream.compression import CODEC_NAMES, XERIAL_MAGIC, compress, decompress, decompress_old_lz4
-from stream.errors import BatchTooLargeError, CorruptBatchError
+from springtide.stream.compression import CODEC_NAMES, XERIAL_MAGIC, compress, decompress, decompress_old_lz4
+from springtide.stream.errors import BatchTooLargeError, CorruptBatchError
 
 CODECS = list(CODEC_NAMES.values())
 RANDOM = random.Random(1).randbytes(200_000)

@@ -1,4 +1,11 @@
-from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta, positions_to_meta
+from springtide.stream.positions import (
+    ALL_PARTITIONS,
+    Partition,
+    PartitionShare,
+    Position,
+    positions_from_meta,
+    positions_to_meta,
+)
 
 
 def test_a_partition_whose_topic_contains_a_slash_is_parsed_back():

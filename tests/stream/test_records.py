@@ -1,5 +1,5 @@
-from stream.positions import Partition
-from stream.records import RawRecords
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 
 RECORDS = RawRecords.from_messages(
     Partition("clicks", 0), [b"a", None, b"ccc"], keys=[b"k", None, b""], offsets=[3, 5, 9], end=12

@@ -3,10 +3,10 @@ import time
 
 import pytest
 
-from stream.errors import CorruptBatchError, StreamError, TopicResetError
-from stream.kafka import record_batches
-from stream.kafka.admin import Admin
-from stream.positions import Partition, PartitionShare, Position
+from springtide.stream.errors import CorruptBatchError, StreamError, TopicResetError
+from springtide.stream.kafka import record_batches
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.positions import Partition, PartitionShare, Position
 from tests.support.waiting import wait_until
 
 

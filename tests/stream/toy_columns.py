@@ -5,10 +5,10 @@ import itertools
 
 import numpy as np
 from hypothesis import strategies as st
-from springtide_client.features import Features, IdStrings, Ragged
 
-from stream.columns import Columns, DeadLetter
-from stream.positions import Partition
+from springtide.stream.columns import Columns, DeadLetter
+from springtide.stream.positions import Partition
+from springtide_client.features import Features, IdStrings, Ragged
 
 A, B = Partition("clicks", 0), Partition("clicks", 1)
 KINDS = st.lists(st.sampled_from("rrrdg"), max_size=40)  # a row, a dead letter, a gap (compacted, control)

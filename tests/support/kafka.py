@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from stream.columns import Partition
-from stream.kafka.admin import Admin, Topic
-from stream.kafka.config import KafkaConfig
-from stream.kafka.library import kafka
-from stream.kafka.producer import Producer
+from springtide.stream.columns import Partition
+from springtide.stream.kafka.admin import Admin, Topic
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.library import kafka
+from springtide.stream.kafka.producer import Producer
 from tests.support.waiting import DEADLINE_SECONDS
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string, mix_keys
 from springtide_client.rows.hash_range import owners_of
 from springtide_client.schema import Schema
-
 from tests.support.records import encode_record
 
 Key = tuple[int, int]  # feature number, id

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
+from springtide.app.models.interface import ModelSpec
 from springtide_client.schema import Schema
-
-from app.models.interface import ModelSpec
 
 READ_HISTORIES = ("din", "sasrec", "hstu", "transformer")  # built-in models that need a target and its history
 LEAST_LABELS = {"esmm": 2}  # of the built-in models that cannot do with one

@@ -1,6 +1,6 @@
 """Every built-in ranking net with its defaults, and the nets that an option makes of them."""
 
-from app.models.config import BUILT_IN_MODELS, MODELS_WITHOUT_WIDE, ModelConfig
+from springtide.app.models.config import BUILT_IN_MODELS, MODELS_WITHOUT_WIDE, ModelConfig
 from tests.support.scale import IS_LONG
 
 # nets for retrieval need options, and have tests of their own

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.exchange import Exchange
 
 
 @contextmanager

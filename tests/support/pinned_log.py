@@ -2,12 +2,11 @@
 
 from types import TracebackType
 
+from springtide.app.version_log.commands.pin import pin_version
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.row_image import RowImage
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.commands.pin import pin_version
-from app.version_log.compact.retention import apply_retention
-from app.version_log.read.index import LogIndex
-from app.version_log.read.row_image import RowImage
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import Key, Row, WriterLog, put
 

@@ -33,6 +33,7 @@ class ProcessPool:
         )
         self._changed = threading.Condition()
         self._started: list[int] = []
+        self._has_ended = False
         self.ended: dict[int, int] = {}
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -47,7 +48,8 @@ class ProcessPool:
         with self._changed:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            assert self._changed.wait_for(lambda: self._started, START_SECONDS), "the process pool does not respond"
+            self._changed.wait_for(lambda: self._started or self._has_ended, START_SECONDS)
+            assert self._started, "the process pool does not respond; its errors are on stderr"
             return self._started.pop()
 
     def is_alive(self, pid: int) -> bool:
@@ -78,6 +80,9 @@ class ProcessPool:
                 else:
                     self.ended[event["ended"]] = event["status"]
                 self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
 
 class ForkedProcess:
@@ -106,16 +111,17 @@ class ForkedProcess:
 
 def warm_up() -> None:
     """Import everything and load every kernel that the commands need; leaves no thread behind."""
-    import app.commands.serve
-    import app.commands.train
-    import app.processes.compactor_supervisor
-    import app.serving.server.serve
-    import app.training.ranks.ranks
-    import app.training.trainer
-    import app.version_log.compact.compactor  # noqa: F401
+    import springtide.app.commands.serve
+    import springtide.app.commands.train
+    import springtide.app.processes.compactor_supervisor
+    import springtide.app.serving.server.serve
+    import springtide.app.training.ranks.ranks
+    import springtide.app.training.trainer
+    import springtide.app.version_log.compact.compactor  # noqa: F401
+    from tests.support.python_backward import without_autograd_engine
     from tests.torture.verify.reference_run import ReferenceRun
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, without_autograd_engine():
         run = ReferenceRun(Path(folder) / "warm", 0)
         run.advance(640, [])
         run.close()
@@ -134,8 +140,8 @@ def exec_command(request: dict[str, Any]) -> int:
 
         root, folder = recorded.split(os.pathsep)
         FsyncRecorder(Path(root), Path(folder)).install()
-    from app.cli import main
-    from app.version_log import failpoints
+    from springtide.app.cli import main
+    from springtide.app.version_log import failpoints
 
     failpoints._folder.cache_clear()  # cached before the folder was set
     return main(request["command"])

@@ -2,12 +2,11 @@
 
 import random
 
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
-
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
 from tests.support.writer_log import SCHEMA, Key, Row, WriterLog, row_tensors
 
 World = dict[Key, Row]

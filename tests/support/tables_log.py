@@ -1,14 +1,14 @@
 """The log of `writer_log.py` with three tables: rows of users, wider ones of items, and crosses without states."""
 
 import numpy as np
+
+from springtide.app.version_log.tables import tables_from, tables_of
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import Tip
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.tables import tables_from, tables_of
-from app.version_log.write.writer import LogWriter
 from tests.support.writer_log import TABLE, Key, Row, WriterLog, rows_of
 
 ITEMS = TableSpec(dim=3, state_width=2, seed=7, init_scale=0.01, features=[1])

@@ -8,14 +8,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.version_log.write.ranks import LogRanks, RankStore
+from springtide.app.version_log.write.shard_writer import open_log
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.sharding.key_ranges import owners_of
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import mix_keys
-
-from app.version_log.write.ranks import LogRanks, RankStore
-from app.version_log.write.shard_writer import open_log
-from app.version_log.write.writer import LogWriter
-from embeddings.sharding.key_ranges import owners_of
 from tests.support.writer_log import SCHEMA, Key, Row, WriterLog, config, first_base, row_tensors
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.exchange import Exchange
 
 Result = TypeVar("Result")
 SECONDS = 60.0

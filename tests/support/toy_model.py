@@ -4,8 +4,9 @@ import io
 from functools import cache
 
 import torch
-from springtide_client.schema import Schema
 from torch import nn
+
+from springtide_client.schema import Schema
 
 DIM = 4
 TOY_SCHEMA = Schema(

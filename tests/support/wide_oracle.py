@@ -7,6 +7,7 @@ import math
 from itertools import combinations
 
 import numpy as np
+
 from springtide_client.keys import MISSING_ID
 
 BUCKETS, FM_EPS = 12, 0.1

@@ -6,18 +6,18 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.row_writer import TableImage
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.row_writer import TableImage
-from app.version_log.config import LogConfig
-from app.version_log.write.writer import LogWriter
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
 TABLE = TableSpec(dim=2, state_width=1, seed=7, init_scale=0.01)

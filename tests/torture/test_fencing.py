@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from springtide_client.log.directory import LogDirectory
 
-from app.version_log.trainer_status import TrainerStatus, read_status
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
+from springtide_client.log.directory import LogDirectory
 from tests.support.process_pool import ProcessPool
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.torture.cluster.cluster import Cluster

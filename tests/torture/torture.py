@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from springtide_client.log.directory import LogDirectory
-
 from tests.support.process_pool import ProcessPool
 from tests.support.waiting import wait_until
 from tests.torture.cluster.cluster import Cluster

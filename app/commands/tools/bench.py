@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.errors import UserError
+    from springtide.app.errors import UserError
 
-    root = Path(__file__).parents[3]
+    root = Path(__file__).resolve().parents[3]
     folder = root / "tests" / "bench"
     if not folder.is_dir():
         raise UserError("bench needs a checkout of Springtide: this installation has no tests/bench")
@@ -32,7 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"no benchmark {arguments.name!r}: "
             + (f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}")
         )
-    paths = [str(root), str(root / "deploy" / "client"), os.environ.get("PYTHONPATH", "")]
+    paths = [
+        *(str(root / folder) for folder in ("deploy/package", "deploy/client", "")),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     return subprocess.run(
         [sys.executable, "-P", "-m", names[arguments.name], *arguments.rest],
         env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},

@@ -10,8 +10,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_config
-    from app.tools.diagnosis import diagnose
+    from springtide.app.config.load import load_config
+    from springtide.app.tools.diagnosis import diagnose
 
     num_problems = 0
     for state, text in diagnose(load_config(arguments.config)):

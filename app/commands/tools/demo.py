@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.processes.signals import stop_on_signals
+    from springtide.app.processes.signals import stop_on_signals
 
     stopping = stop_on_signals()
-    from app.errors import UserError
-    from app.tools.demo.demo import Demo
+    from springtide.app.errors import UserError
+    from springtide.app.tools.demo.demo import Demo
 
     if arguments.rate is not None and not arguments.rate > 0:
         raise UserError(f"--rate must be above 0, not {arguments.rate:g}")

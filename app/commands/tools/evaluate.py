@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from app.tools.replay.input_file import InputFile
+    from springtide.app.tools.replay.input_file import InputFile
 
 HELP = "learn files (CSV, TSV, JSONL, Parquet) in one pass, without a broker, and say how well they are predicted"
 
@@ -40,17 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.processes.signals import stop_on_signals
-    from app.processes.tuning import tune_process
+    from springtide.app.processes.signals import stop_on_signals
+    from springtide.app.processes.tuning import tune_process
 
     tune_process()
-    from app.commands.formatting import print_json
-    from app.config.assignments import parse_assignment
-    from app.errors import UserError
-    from app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
-    from app.tools.evaluate.passes import evaluate_files
-    from app.tools.evaluate.report import ProgressReport
-    from app.tools.replay.input_file import InputFile
+    from springtide.app.commands.formatting import print_json
+    from springtide.app.config.assignments import parse_assignment
+    from springtide.app.errors import UserError
+    from springtide.app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
+    from springtide.app.tools.evaluate.passes import evaluate_files
+    from springtide.app.tools.evaluate.report import ProgressReport
+    from springtide.app.tools.replay.input_file import InputFile
 
     if arguments.limit is not None and arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")
@@ -102,11 +102,11 @@ def _search(
 ) -> int:
     import os
 
-    from app.commands.formatting import print_json
-    from app.errors import UserError
-    from app.tools.evaluate.search.plan import Budget
-    from app.tools.evaluate.search.search import Search
-    from app.tools.evaluate.search.winner import search_document, search_lines, winner_toml
+    from springtide.app.commands.formatting import print_json
+    from springtide.app.errors import UserError
+    from springtide.app.tools.evaluate.search.plan import Budget
+    from springtide.app.tools.evaluate.search.search import Search
+    from springtide.app.tools.evaluate.search.winner import search_document, search_lines, winner_toml
 
     for name in ("compare", "by"):
         if getattr(arguments, name) is not None:

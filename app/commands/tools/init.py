@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stream.kafka.config import KafkaConfig
+    from springtide.stream.kafka.config import KafkaConfig
 
 HELP = "look at a file or a topic and propose a configuration for it"
 SCHEME = "kafka://"
@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.errors import UserError
-    from app.tools.init.proposal import propose
-    from app.tools.init.proposal_text import default_name, format_proposal
-    from app.tools.init.sampled_rows import sample_file, sample_topic
-    from app.tools.init.trial import try_proposal
-    from app.tools.replay.input_file import InputFile
-    from stream.kafka.config import KafkaConfig
+    from springtide.app.errors import UserError
+    from springtide.app.tools.init.proposal import propose
+    from springtide.app.tools.init.proposal_text import default_name, format_proposal
+    from springtide.app.tools.init.sampled_rows import sample_file, sample_topic
+    from springtide.app.tools.init.trial import try_proposal
+    from springtide.app.tools.replay.input_file import InputFile
+    from springtide.stream.kafka.config import KafkaConfig
 
     given = arguments.file
     if (given is None) == (arguments.topic is None):
@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _broker_of(config_path: str | None) -> "KafkaConfig":
     """Return the broker that the configuration file names; UserError without a file."""
-    from app.config.load import DEFAULT_PATH, load_config
-    from app.errors import UserError
+    from springtide.app.config.load import DEFAULT_PATH, load_config
+    from springtide.app.errors import UserError
 
     if config_path is None and not DEFAULT_PATH.exists():
         raise UserError("which broker? Write kafka://HOST:PORT/TOPIC, or name a configuration file with --config")

@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_config
-    from app.errors import UserError
-    from app.processes.signals import stop_on_signals
-    from app.tools.replay.replay import Replay, ReplayConfig
+    from springtide.app.config.load import load_config
+    from springtide.app.errors import UserError
+    from springtide.app.processes.signals import stop_on_signals
+    from springtide.app.tools.replay.replay import Replay, ReplayConfig
 
     config = load_config(arguments.config)
     try:

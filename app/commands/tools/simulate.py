@@ -12,11 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from app.config.load import load_config
-    from app.errors import UserError
-    from app.processes.signals import stop_on_signals
-    from app.tools.simulator.config import SimulatorConfig
-    from app.tools.simulator.process import simulate
+    from springtide.app.config.load import load_config
+    from springtide.app.errors import UserError
+    from springtide.app.processes.signals import stop_on_signals
+    from springtide.app.tools.simulator.config import SimulatorConfig
+    from springtide.app.tools.simulator.process import simulate
 
     config = load_config(arguments.config)
     settings = {"seed": arguments.seed} | ({} if arguments.rate is None else {"rate": arguments.rate})

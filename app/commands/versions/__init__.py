@@ -5,7 +5,7 @@ import importlib
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from app.config.load import Config
+    from springtide.app.config.load import Config
 
 HELP = "list, show, compare, export, verify, pin or roll back the versions of the log"
 ACTIONS = ("list", "show", "diff", "export", "verify", "pin", "unpin", "rollback")
@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from springtide.app.config.load import load_config
     from springtide_client.errors import LogError
-
-    from app.config.load import load_config
 
     config = load_config(arguments.config)
     try:
@@ -47,5 +46,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _action(name: str) -> Action:
-    module: Action = importlib.import_module(f"app.commands.versions.{name}")
+    module: Action = importlib.import_module(f"springtide.app.commands.versions.{name}")
     return module

@@ -3,19 +3,18 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.version_log.read.index import LogIndex
+    from springtide.app.version_log.read.index import LogIndex
 
 
 def show_cross(index: "LogIndex", number: int, keys: list[str], *, as_json: bool) -> int:
     """Print what a version has learned of two ids together."""
     from dataclasses import asdict
 
+    from springtide.app.commands.formatting import format_number, format_time, print_json
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.inspection.crosses import find_cross
+    from springtide.app.version_log.read.row_image import RowImage
     from springtide_client.format.records import version_name
-
-    from app.commands.formatting import format_number, format_time, print_json
-    from app.errors import UserError
-    from app.version_log.inspection.crosses import find_cross
-    from app.version_log.read.row_image import RowImage
 
     named = []
     for key in keys:

@@ -3,11 +3,11 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.formatting import VERSION_NAMES
 
 if TYPE_CHECKING:
-    from app.config.load import Config
-    from app.version_log.inspection.diff import VersionDiff
+    from springtide.app.config.load import Config
+    from springtide.app.version_log.inspection.diff import VersionDiff
 
 DENSE_LINES = 20
 
@@ -21,12 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.commands.formatting import print_json
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.inspection.diff import diff_versions
+    from springtide.app.version_log.read.index import LogIndex
     from springtide_client.log.directory import LogDirectory
-
-    from app.commands.formatting import print_json
-    from app.errors import UserError
-    from app.version_log.inspection.diff import diff_versions
-    from app.version_log.read.index import LogIndex
 
     if arguments.top < 0:
         raise UserError(f"--top {arguments.top}: at least 0")
@@ -87,10 +86,9 @@ def document_of(difference: "VersionDiff") -> dict[str, Any]:
 
 def print_difference(difference: "VersionDiff") -> None:
     """Print the difference for people."""
+    from springtide.app.commands.formatting import format_bytes, format_time
+    from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
-
-    from app.commands.formatting import format_bytes, format_time
-    from app.version_log.verify.report import plural
 
     older, newer = difference.metas
     for word, number, meta in (("from", difference.older, older), ("to", difference.newer, newer)):
@@ -120,7 +118,7 @@ def print_rows(difference: "VersionDiff") -> None:
 
 def print_moves(difference: "VersionDiff") -> None:
     """Print the rows that moved most."""
-    from app.commands.formatting import format_number, format_signed
+    from springtide.app.commands.formatting import format_number, format_signed
 
     if not difference.moves:
         return
@@ -133,7 +131,7 @@ def print_moves(difference: "VersionDiff") -> None:
 
 def print_dense(difference: "VersionDiff") -> None:
     """Print how far each parameter moved, relative to its norm before."""
-    from app.commands.formatting import format_number
+    from springtide.app.commands.formatting import format_number
 
     moved = [change for change in difference.dense if change.distance > 0]
     print(f"\ndense: {len(moved)} of {len(difference.dense)} parameters and buffers changed")
@@ -149,8 +147,8 @@ def print_dense(difference: "VersionDiff") -> None:
 
 def print_stream(difference: "VersionDiff") -> None:
     """Print stream positions, scores, dead letters and expiry cutoffs."""
-    from app.commands.formatting import format_signed, format_time
-    from app.commands.versions.show import score_lines
+    from springtide.app.commands.formatting import format_signed, format_time
+    from springtide.app.commands.versions.show import score_lines
 
     older, newer = difference.metas
     print("\nstream")

@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.formatting import VERSION_NAMES
 
 if TYPE_CHECKING:
-    from app.config.load import Config
+    from springtide.app.config.load import Config
 
 HELP = "write a version as one file: the model snapshot, or its rows for other tools"
 
@@ -27,14 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.commands.formatting import format_bytes
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.export.export import ExportConfig, check_target, export, format_of
+    from springtide.app.version_log.read.index import LogIndex
+    from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
-
-    from app.commands.formatting import format_bytes
-    from app.errors import UserError
-    from app.version_log.export.export import ExportConfig, check_target, export, format_of
-    from app.version_log.read.index import LogIndex
-    from app.version_log.verify.report import plural
 
     path: Path = arguments.out
     format = arguments.format or format_of(path)

@@ -4,8 +4,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.config.load import Config
-    from app.version_log.read.index import LogIndex
+    from springtide.app.config.load import Config
+    from springtide.app.version_log.read.index import LogIndex
 
 HELP = "list the newest versions, oldest first"
 
@@ -17,13 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.commands.formatting import format_bytes, format_time, print_json
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.read.index import LogIndex
+    from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
-
-    from app.commands.formatting import format_bytes, format_time, print_json
-    from app.errors import UserError
-    from app.version_log.read.index import LogIndex
-    from app.version_log.verify.report import plural
 
     if arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")

@@ -3,10 +3,10 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.formatting import VERSION_NAMES
 
 if TYPE_CHECKING:
-    from app.config.load import Config
+    from springtide.app.config.load import Config
 
 HELP = "keep a version restorable under a name of its own, until it is unpinned"
 
@@ -17,9 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.version_log.commands.pin import pin_version
     from springtide_client.format.records import version_name
-
-    from app.version_log.commands.pin import pin_version
 
     pin = pin_version(config.log.path, arguments.version, arguments.name)
     print(f"{pin.name} pins version {version_name(pin.version)}: it counts into [log] log_bytes until it is unpinned")

@@ -3,11 +3,11 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from app.commands.formatting import VERSION_NAMES
-from app.commands.submit import add_wait
+from springtide.app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.submit import add_wait
 
 if TYPE_CHECKING:
-    from app.config.load import Config
+    from springtide.app.config.load import Config
 
 HELP = "restore an older version as a new one; the stream is read again from there"
 
@@ -23,11 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.commands.submit import print_result, submit_and_wait
+    from springtide.app.version_log.read.index import LogIndex
     from springtide_client.format.records import version_name
     from springtide_client.log.directory import LogDirectory
-
-    from app.commands.submit import print_result, submit_and_wait
-    from app.version_log.read.index import LogIndex
 
     index = LogIndex(LogDirectory(config.log.path))
     number = index.resolve(arguments.version)

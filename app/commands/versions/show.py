@@ -3,13 +3,13 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.formatting import VERSION_NAMES
 
 if TYPE_CHECKING:
-    from app.config.load import Config
-    from app.version_log.commands.erasure_audit import FileReference
-    from app.version_log.inspection.history import RowHistory
-    from app.version_log.read.index import LogIndex
+    from springtide.app.config.load import Config
+    from springtide.app.version_log.commands.erasure_audit import FileReference
+    from springtide.app.version_log.inspection.history import RowHistory
+    from springtide.app.version_log.read.index import LogIndex
 
 HELP = "show one version, with --key the history of one row, or with --cross what was learned of two ids together"
 PAIRS = 8  # of fields, by gain
@@ -31,10 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.read.index import LogIndex
     from springtide_client.log.directory import LogDirectory
-
-    from app.errors import UserError
-    from app.version_log.read.index import LogIndex
 
     if arguments.key and arguments.version:
         raise UserError("show takes a version or --key, not both: a row's history names every version")
@@ -46,7 +45,7 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
     if arguments.key:
         return show_key(config, index, arguments)
     if arguments.cross:
-        from app.commands.versions.cross import show_cross
+        from springtide.app.commands.versions.cross import show_cross
 
         number = index.resolve(arguments.version or "latest")
         return show_cross(index, number, arguments.cross, as_json=arguments.json)
@@ -56,9 +55,9 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
 def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
     """Print a version's meta and the shapes of its tensors, from its record or, if that is deleted, from its base."""
     import msgspec
-    from springtide_client.format.records import version_name
 
-    from app.commands.formatting import print_json
+    from springtide.app.commands.formatting import print_json
+    from springtide_client.format.records import version_name
 
     entry = index.find(number)
     head = entry.read_head() if entry else None
@@ -89,9 +88,9 @@ def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
 
     Empty for a version that cannot be rebuilt any more.
     """
-    from app.version_log.inspection.crosses import live_pairs, wide_parameters
-    from app.version_log.inspection.table_sizes import table_sizes
-    from app.version_log.read.row_image import RowImage
+    from springtide.app.version_log.inspection.crosses import live_pairs, wide_parameters
+    from springtide.app.version_log.inspection.table_sizes import table_sizes
+    from springtide.app.version_log.read.row_image import RowImage
 
     if not index.is_restorable(number):
         return {"tables": [], "crosses": []}
@@ -106,10 +105,9 @@ def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
 
 def print_version(document: dict[str, Any]) -> None:
     """Print the most important of it for people; the JSON has everything."""
+    from springtide.app.commands.formatting import format_bytes, format_number, format_time
+    from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
-
-    from app.commands.formatting import format_bytes, format_number, format_time
-    from app.version_log.verify.report import plural
 
     is_base = ", a base" if document["is_base"] else ""
     pins = f", pinned as {', '.join(document['pins'])}" if document["pins"] else ""
@@ -163,7 +161,7 @@ def print_version(document: dict[str, Any]) -> None:
 
 def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     """Return one line per window: its name and its figures."""
-    from app.commands.formatting import format_number
+    from springtide.app.commands.formatting import format_number
 
     lines = []
     for name, values in scores.items():
@@ -177,11 +175,10 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
 
 def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace) -> int:
     """Print the history of one row, which files contain it, and until when."""
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.commands.erasure_audit import files_containing
+    from springtide.app.version_log.inspection.history import row_history
     from springtide_client.keys import encode_id
-
-    from app.errors import UserError
-    from app.version_log.commands.erasure_audit import files_containing
-    from app.version_log.inspection.history import row_history
 
     feature, equals, text = arguments.key.partition("=")
     if not equals:
@@ -202,10 +199,9 @@ def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace)
 
 def print_history(config: "Config", key: str, history: "RowHistory", references: "list[FileReference]") -> None:
     """Print a line per event, then the files that contain the row."""
+    from springtide.app.commands.formatting import format_number, format_time
+    from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
-
-    from app.commands.formatting import format_number, format_time
-    from app.version_log.verify.report import plural
 
     name, _, shown = key.partition("=")
     hashed = f" (id {history.id})" if shown != str(history.id) else ""
@@ -238,9 +234,8 @@ def print_history(config: "Config", key: str, history: "RowHistory", references:
 
 def print_history_json(config: "Config", key: str, history: "RowHistory", references: "list[FileReference]") -> None:
     """Print the same as JSON."""
+    from springtide.app.commands.formatting import print_json
     from springtide_client.format.records import version_name
-
-    from app.commands.formatting import print_json
 
     print_json(
         {

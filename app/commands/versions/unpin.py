@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.config.load import Config
+    from springtide.app.config.load import Config
 
 HELP = "remove a pin: the compactor may then delete what only that version needs"
 
@@ -14,9 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.version_log.commands.pin import unpin_version
     from springtide_client.format.records import version_name
-
-    from app.version_log.commands.pin import unpin_version
 
     pin = unpin_version(config.log.path, arguments.name)
     print(f"{pin.name} is removed: version {version_name(pin.version)} is kept no longer than others")

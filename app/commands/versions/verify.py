@@ -4,8 +4,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.config.load import Config
-    from app.version_log.verify.report import Finding
+    from springtide.app.config.load import Config
+    from springtide.app.version_log.verify.report import Finding
 
 HELP = "read the whole log and report what was checked and what is wrong; exit code 1 if anything is"
 
@@ -16,11 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(config: "Config", arguments: argparse.Namespace) -> int:
+    from springtide.app.commands.formatting import print_json
+    from springtide.app.version_log.verify.report import plural
+    from springtide.app.version_log.verify.verify import verify
     from springtide_client.log.directory import LogDirectory
-
-    from app.commands.formatting import print_json
-    from app.version_log.verify.report import plural
-    from app.version_log.verify.verify import verify
 
     directory = LogDirectory(config.log.path)
     if arguments.json:

@@ -1,9 +1,9 @@
 """Inputs of the right shapes, to try a model and to trace it."""
 
 import torch
-from springtide_client.model.inputs import ModelInputs
 
-from app.models.interface import ModelSpec
+from springtide.app.models.interface import ModelSpec
+from springtide_client.model.inputs import ModelInputs
 
 # samples and longest sequence; tracing would take 0 and 1 for constants
 NUM_SAMPLES, LONGEST = 2, 3

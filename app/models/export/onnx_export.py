@@ -1,4 +1,4 @@
-"""Converts an exported program to ONNX: `python -m app.models.export.onnx_export model.pt2 model.onnx`.
+"""Converts an exported program to ONNX: `python -m springtide.app.models.export.onnx_export model.pt2 model.onnx`.
 
 Needs the extra `onnx`. The inputs are those of springtide_client.model.inputs.ModelInputs; the output is
 `logits`.

@@ -8,9 +8,9 @@ from torch import nn
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from app.models.export.example_inputs import example_inputs
-from app.models.interface import ModelSpec
-from app.models.wide.wide_part import NAME, wide_part_of
+from springtide.app.models.export.example_inputs import example_inputs
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.wide.wide_part import NAME, wide_part_of
 
 
 def export_model(model: nn.Module, spec: ModelSpec) -> bytes:

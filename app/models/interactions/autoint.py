@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
-from app.models.field_vectors import DenseVectors, FieldProjection
-from app.models.interface import ModelSpec
-from app.models.options import check_size
+from springtide.app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
+from springtide.app.models.field_vectors import DenseVectors, FieldProjection
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.options import check_size
 
 
 class InteractingLayer(nn.Module):

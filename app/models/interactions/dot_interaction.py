@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cuda.launchers.dot_interaction import MOST_VECTORS, DotInteraction, num_pairs_of
+from springtide.kernels.cuda.launchers.dot_interaction import MOST_VECTORS, DotInteraction, num_pairs_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 

@@ -4,10 +4,10 @@
 import torch
 from torch import Tensor, nn
 
-from app.models.calibrated_model import CalibratedModel, ZeroLinear
-from app.models.field_vectors import FieldProjection
-from app.models.interactions.dot_interaction import pair_places
-from app.models.interface import ModelSpec
+from springtide.app.models.calibrated_model import CalibratedModel, ZeroLinear
+from springtide.app.models.field_vectors import FieldProjection
+from springtide.app.models.interactions.dot_interaction import pair_places
+from springtide.app.models.interface import ModelSpec
 
 
 class FFM(CalibratedModel):

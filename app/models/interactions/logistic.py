@@ -3,8 +3,8 @@
 # N samples, E fields, D dimension, X normalized dense features
 from torch import Tensor
 
-from app.models.calibrated_model import CalibratedModel, ZeroLinear
-from app.models.interface import ModelSpec
+from springtide.app.models.calibrated_model import CalibratedModel, ZeroLinear
+from springtide.app.models.interface import ModelSpec
 
 
 class Logistic(CalibratedModel):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
-from app.models.interface import ModelSpec
+from springtide.app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
+from springtide.app.models.interface import ModelSpec
 
 
 class WideAndDeep(CalibratedModel):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
+
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, Settings
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.features import Features
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from app.models.interface import DenseModel
-from app.models.losses.config import LabelLoss
-from app.models.losses.pointwise import binary_cross_entropy, focal, huber
-from app.models.losses.ranking import listwise, pairwise
-from app.models.losses.task_weights import task_weights_of
-from app.models.value_scale import MIN_SCALE, MOST_DEVIATIONS, targets_of
+from springtide.app.models.interface import DenseModel
+from springtide.app.models.losses.config import LabelLoss
+from springtide.app.models.losses.pointwise import binary_cross_entropy, focal, huber
+from springtide.app.models.losses.ranking import listwise, pairwise
+from springtide.app.models.losses.task_weights import task_weights_of
+from springtide.app.models.value_scale import MIN_SCALE, MOST_DEVIATIONS, targets_of
+from springtide_client.features import Features
 
 ModelLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

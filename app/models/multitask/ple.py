@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from app.models.interface import ModelSpec
-from app.models.multitask.towers import MixtureGate, MultitaskModel, check_count, check_expert, experts
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.multitask.towers import MixtureGate, MultitaskModel, check_count, check_expert, experts
 
 
 class PLE(MultitaskModel):

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from app.models.calibrated_model import check_layer_sizes, perceptron
-from app.models.calibration import Calibration
-from app.models.dense_features import DenseFeatureNormalizer
-from app.models.interface import DenseModel, ModelSpec, join_fields
-from app.models.retrieval.in_batch_softmax import in_batch_softmax
-from app.models.retrieval.item_frequency import Frequencies, ItemFrequency
+from springtide.app.models.calibrated_model import check_layer_sizes, perceptron
+from springtide.app.models.calibration import Calibration
+from springtide.app.models.dense_features import DenseFeatureNormalizer
+from springtide.app.models.interface import DenseModel, ModelSpec, join_fields
+from springtide.app.models.retrieval.in_batch_softmax import in_batch_softmax
+from springtide.app.models.retrieval.item_frequency import Frequencies, ItemFrequency
 
 
 class Tower(nn.Module):

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.models.calibrated_model import check_layer_sizes
-from app.models.interface import ModelSpec
-from app.models.sequence.history import History
-from app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.calibrated_model import check_layer_sizes
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.sequence.history import History
+from springtide.app.models.sequence.sequence_model import SequenceModel
 
 
 class DIN(SequenceModel):

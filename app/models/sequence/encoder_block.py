@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor, nn
 
-from app.models.sequence.attention import MultiHeadAttention
+from springtide.app.models.sequence.attention import MultiHeadAttention
 
 
 class EncoderBlock(nn.Module):

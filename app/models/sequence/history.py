@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from app.models.interface import FieldSpec, ModelSpec
-from app.models.options import check_size
+from springtide.app.models.interface import FieldSpec, ModelSpec
+from springtide.app.models.options import check_size
 
 
 class History(NamedTuple):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
-from app.models.interface import ModelSpec
-from app.models.options import check_size
-from app.models.sequence.attention import split_heads
-from app.models.sequence.encoder_block import zero_norm
-from app.models.sequence.history import History
-from app.models.sequence.positions import append, element
-from app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.options import check_size
+from springtide.app.models.sequence.attention import split_heads
+from springtide.app.models.sequence.encoder_block import zero_norm
+from springtide.app.models.sequence.history import History
+from springtide.app.models.sequence.positions import append, element
+from springtide.app.models.sequence.sequence_model import SequenceModel
 
 
 class HSTU(SequenceModel):

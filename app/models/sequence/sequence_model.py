@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from app.models.interactions.dlrm import DLRM
-from app.models.interface import FieldSpec, ModelSpec
-from app.models.sequence.history import HistoryFields, without_padding
+from springtide.app.models.interactions.dlrm import DLRM
+from springtide.app.models.interface import FieldSpec, ModelSpec
+from springtide.app.models.sequence.history import HistoryFields, without_padding
 
 INTEREST = "interest"
 

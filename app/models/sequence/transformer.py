@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from app.models.interface import ModelSpec
-from app.models.options import check_size
-from app.models.sequence.encoder_block import EncoderBlock, key_mask, zero_norm
-from app.models.sequence.history import History
-from app.models.sequence.positions import Positions, append, element
-from app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.options import check_size
+from springtide.app.models.sequence.encoder_block import EncoderBlock, key_mask, zero_norm
+from springtide.app.models.sequence.history import History
+from springtide.app.models.sequence.positions import Positions, append, element
+from springtide.app.models.sequence.sequence_model import SequenceModel
 
 
 class Transformer(SequenceModel):

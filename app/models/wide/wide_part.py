@@ -2,13 +2,13 @@
 
 import numpy as np
 import torch
+from torch import nn
+
+from springtide.app.models.calibrated_model import CalibratedModel
+from springtide.app.models.config import ModelConfig
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
-from torch import nn
-
-from app.models.calibrated_model import CalibratedModel
-from app.models.config import ModelConfig
 
 NAME = "wide"  # of the module in the net: its buffers are `wide.base_L` and so on
 CHOICE_SAMPLES = 500  # samples between two choices of pairs

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from app.scores.drift.feature_codes import ABSENT, MISSING, Codes, Column
-from app.scores.drift.psi import LEVELS, Level, psi, psi_level
-from app.scores.samples import Arrays, samples_of_label
+from springtide.app.scores.drift.feature_codes import ABSENT, MISSING, Codes, Column
+from springtide.app.scores.drift.psi import LEVELS, Level, psi, psi_level
+from springtide.app.scores.samples import Arrays, samples_of_label
 
 SAMPLED = 1024  # rows of a window; PSI of two such samples of one distribution is about 0.02
 MAX_BYTES = 1 << 20  # of the rows of a window: many columns are sampled more thinly

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from app.scores.auc import ScoreGroups
-from app.scores.samples import Arrays, all_samples_of_label
+from springtide.app.scores.auc import ScoreGroups
+from springtide.app.scores.samples import Arrays, all_samples_of_label
 
 MAX_LOGIT = 16.0  # logits beyond it share the outermost bins
 BINS_PER_LOGIT = 32

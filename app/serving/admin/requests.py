@@ -2,13 +2,12 @@
 
 from typing import Any
 
+from springtide.app.serving.http.errors import ApiError, bad_request, invalid
+from springtide.app.version_log.commands.limits import EXAMPLE, limits_document, parse_limits
+from springtide.app.version_log.trainer_status import TrainerStatus
 from springtide_client.errors import EncodeError
 from springtide_client.keys import INT64_MAX, encode_id
 from springtide_client.schema import Schema
-
-from app.serving.http.errors import ApiError, bad_request, invalid
-from app.version_log.commands.limits import EXAMPLE, limits_document, parse_limits
-from app.version_log.trainer_status import TrainerStatus
 
 
 def check_supported(kind: str, status: TrainerStatus) -> None:

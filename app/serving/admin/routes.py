@@ -5,19 +5,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
-from springtide_client.system.clock import wall_ms
 
-from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request
-from app.serving.http.responses import JsonResponse
-from app.serving.model.replica import Replica
-from app.serving.model.trainer_status import TrainerStatusReader
-from app.serving.model.version_names import resolve_version
-from app.version_log.commands.queue import submit_command
-from app.version_log.commands.status import command_status, erased_keys_report
-from app.version_log.config import LogConfig
-from app.version_log.trainer_status import TrainerStatus
+from springtide.app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request
+from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.trainer_status import TrainerStatusReader
+from springtide.app.serving.model.version_names import resolve_version
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.commands.status import command_status, erased_keys_report
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.trainer_status import TrainerStatus
+from springtide_client.system.clock import wall_ms
 
 router = APIRouter(tags=["Commands (admin token)"])
 

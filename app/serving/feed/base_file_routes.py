@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.errors import ApiError, gone, not_ready, refuse_if_fixed
+from springtide.app.serving.http.responses import FileResponse, etag_matches
+from springtide.app.serving.model.replica import Replica
 from springtide_client.keys import INT64_MAX
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
-from starlette.responses import Response
-
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import ApiError, gone, not_ready, refuse_if_fixed
-from app.serving.http.responses import FileResponse, etag_matches
-from app.serving.model.replica import Replica
 
 router = APIRouter(tags=["The model"])
 

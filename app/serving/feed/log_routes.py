@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from springtide.app.serving.feed.log_reader import LogReader
+from springtide.app.serving.feed.record_cache import RecordCache
+from springtide.app.serving.http.errors import gone, invalid, refuse_if_fixed
+from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.http.responses import StreamResponse
+from springtide.app.serving.model.replica import Replica
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 from springtide_client.log.shard_choice import ShardChoice
-from starlette.responses import Response
-
-from app.serving.feed.log_reader import LogReader
-from app.serving.feed.record_cache import RecordCache
-from app.serving.http.errors import gone, invalid, refuse_if_fixed
-from app.serving.http.request_limits import RequestLimits
-from app.serving.http.responses import StreamResponse
-from app.serving.model.replica import Replica
 
 router = APIRouter(tags=["The model"])
 

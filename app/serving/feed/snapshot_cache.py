@@ -6,13 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from springtide.app.serving.http.errors import ApiError, gone, not_ready
+from springtide.app.version_log.export.snapshot_file import SnapshotCancelledError, SnapshotFile, view_at_version
 from springtide_client.errors import SpringtideError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from springtide_client.system.files import draft_of
-
-from app.serving.http.errors import ApiError, gone, not_ready
-from app.version_log.export.snapshot_file import SnapshotCancelledError, SnapshotFile, view_at_version
 
 
 class CachedSnapshot(NamedTuple):

@@ -6,12 +6,12 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from app.serving.bounded_pool import BoundedPool
-from app.serving.feed.snapshot_cache import SnapshotCache
-from app.serving.http.errors import gone, invalid
-from app.serving.http.responses import FileResponse
-from app.serving.model.replica import Replica
-from app.serving.model.version_names import resolve_version
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.feed.snapshot_cache import SnapshotCache
+from springtide.app.serving.http.errors import gone, invalid
+from springtide.app.serving.http.responses import FileResponse
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.version_names import resolve_version
 
 router = APIRouter(tags=["The model"])
 

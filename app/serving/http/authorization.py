@@ -4,9 +4,9 @@ import ipaddress
 from collections.abc import Mapping
 from functools import lru_cache
 
-from app.serving.config import ServeConfig
-from app.serving.http.errors import ApiError
-from app.serving.http.tokens import Tokens
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.tokens import Tokens
 
 # probes and the pages themselves show no data of the model, so they need no token
 PUBLIC_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.serving.http.access_log import AccessLog
-from app.serving.http.authorization import PUBLIC_PATHS, UNTHROTTLED_PATHS, Authorizer
-from app.serving.http.errors import (
+from springtide.app.serving.http.access_log import AccessLog
+from springtide.app.serving.http.authorization import PUBLIC_PATHS, UNTHROTTLED_PATHS, Authorizer
+from springtide.app.serving.http.errors import (
     REJECTION_REASONS,
     ApiError,
     bad_request,
@@ -18,9 +18,9 @@ from app.serving.http.errors import (
     internal_error,
     unsupported_encoding,
 )
-from app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
-from app.serving.http.request_limits import RequestLimits
-from app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
+from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.metrics.registry import MetricsRegistry
 
 # what monitoring tools and people request with HEAD
 HEAD_PATHS = PUBLIC_PATHS | {"/metrics", "/v1/status"}

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from app.serving.http.errors import VERSION_NOT_REACHED as VERSION_NOT_REACHED
-from app.serving.http.errors import ApiError, bad_request, version_not_reached
+from springtide.app.serving.http.errors import VERSION_NOT_REACHED as VERSION_NOT_REACHED
+from springtide.app.serving.http.errors import ApiError, bad_request, version_not_reached
 
 MAX_STALENESS = "x-springtide-max-staleness-ms"
 MIN_VERSION = "x-springtide-min-version"

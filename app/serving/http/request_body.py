@@ -2,7 +2,7 @@
 
 from starlette.types import Receive
 
-from app.serving.http.errors import body_too_large
+from springtide.app.serving.http.errors import body_too_large
 
 
 async def read_body(receive: Receive, max_bytes: int) -> bytes:

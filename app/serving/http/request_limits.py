@@ -1,6 +1,6 @@
 """How many requests and streams one worker answers at once."""
 
-from app.serving.http.errors import busy, too_many_requests
+from springtide.app.serving.http.errors import busy, too_many_requests
 
 
 class RequestLimits:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from app.serving.http.errors import ApiError
+from springtide.app.serving.http.errors import ApiError
 
 CHUNK_BYTES = 1 << 20
 # no file is longer than 18 digits say: such a range is ignored, and the whole file is sent

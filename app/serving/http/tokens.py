@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from app.serving.config import ServeConfig
-from app.serving.http.errors import ApiError
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.http.errors import ApiError
 
 SCOPES = ("read", "predict", "admin")
 ENVIRONMENT_NAME = "SPRINGTIDE_TOKENS"

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.model.view import STATUS_NAMES
 
-from app.serving.http.errors import bad_request, invalid, too_many_ids
-from app.serving.lookup.arrow_headers import DICTIONARY_BATCH, read_message_headers
-from kernels.cpu.serving.parse_ids import read_text_ids
+from springtide.app.serving.http.errors import bad_request, invalid, too_many_ids
+from springtide.app.serving.lookup.arrow_headers import DICTIONARY_BATCH, read_message_headers
+from springtide.kernels.cpu.serving.parse_ids import read_text_ids
+from springtide_client.model.view import STATUS_NAMES
 
 HINT = "send an uncompressed stream with a column id of int64 or string"
 END = b"\xff\xff\xff\xff\0\0\0\0"

@@ -6,15 +6,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.model.view import STATUS_NAMES
 
-from app.serving.http.errors import ApiError, no_such_feature
-from app.serving.http.preconditions import Preconditions, parse_preconditions
-from app.serving.lookup.codecs import LookupRequest, encode_response
-from app.serving.lookup.content_negotiation import JSON, RAW, MediaType, negotiate_media_type, parse_content_type
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
+from springtide.app.serving.http.errors import ApiError, no_such_feature
+from springtide.app.serving.http.preconditions import Preconditions, parse_preconditions
+from springtide.app.serving.lookup.codecs import LookupRequest, encode_response
+from springtide.app.serving.lookup.content_negotiation import (
+    JSON,
+    RAW,
+    MediaType,
+    negotiate_media_type,
+    parse_content_type,
+)
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
+from springtide_client.model.view import STATUS_NAMES
 
 # within these limits a lookup costs less than passing it to a thread: ids, and numbers written as JSON text
 INLINE_IDS, INLINE_JSON_NUMBERS = 1_024, 16_384

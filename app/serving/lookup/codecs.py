@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, too_many_ids
+from springtide.app.serving.http.preconditions import check_max_staleness
+from springtide.app.serving.lookup.arrow_codec import encode_stream, read_id_column
+from springtide.app.serving.lookup.content_negotiation import ARROW, JSON, MSGPACK, RAW, MediaType
+from springtide.kernels.cpu.serving.float_to_json import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
+from springtide.kernels.cpu.serving.parse_ids import read_json_ids, read_msgpack_ids, read_text_ids
 from springtide_client.errors import EncodeError
 from springtide_client.keys import encode_id
 from springtide_client.model.view import STATUS_NAMES
-
-from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, too_many_ids
-from app.serving.http.preconditions import check_max_staleness
-from app.serving.lookup.arrow_codec import encode_stream, read_id_column
-from app.serving.lookup.content_negotiation import ARROW, JSON, MSGPACK, RAW, MediaType
-from kernels.cpu.serving.float_to_json import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
-from kernels.cpu.serving.parse_ids import read_json_ids, read_msgpack_ids, read_text_ids
 
 
 class LookupRequest(NamedTuple):

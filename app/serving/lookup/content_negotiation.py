@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from app.serving.http.errors import ApiError
+from springtide.app.serving.http.errors import ApiError
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"

@@ -12,14 +12,11 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
-from springtide_client.array_types import UInt8Array
-from springtide_client.model.view import STATUS_NAMES
-from springtide_client.parts.row_request import ROUTE as PART_ROUTE
 from starlette.types import Scope
 
-from app.serving.http.access_log import AccessLog
-from app.serving.http.errors import ApiError
-from app.serving.lookup.batch_lookup import (
+from springtide.app.serving.http.access_log import AccessLog
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.lookup.batch_lookup import (
     INLINE_IDS,
     LookupOptions,
     encode_packed,
@@ -28,11 +25,14 @@ from app.serving.lookup.batch_lookup import (
     look_up,
     response_headers,
 )
-from app.serving.lookup.codecs import LookupRequest, decode_request
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
-from app.serving.parts.lookup_batcher import LookupBatcher
+from springtide.app.serving.lookup.codecs import LookupRequest, decode_request
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.lookup_batcher import LookupBatcher
+from springtide_client.array_types import UInt8Array
+from springtide_client.model.view import STATUS_NAMES
+from springtide_client.parts.row_request import ROUTE as PART_ROUTE
 
 ROUTE = "/v1/embeddings/{feature}"
 REQUEST_PREFIXES = (b"POST /v1/embeddings/", b"POST " + PART_ROUTE.encode())

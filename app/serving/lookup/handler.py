@@ -5,9 +5,9 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.request_body import read_body
-from app.serving.lookup.batch_lookup import (
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.request_body import read_body
+from springtide.app.serving.lookup.batch_lookup import (
     LookupOptions,
     count_rows,
     feature_number,
@@ -16,13 +16,13 @@ from app.serving.lookup.batch_lookup import (
     response_headers,
     runs_inline,
 )
-from app.serving.lookup.codecs import decode_request
-from app.serving.lookup.content_negotiation import RAW
-from app.serving.lookup.fast_path import ROUTE, FastPath
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
-from app.serving.parts.one_version import at_one_version
+from springtide.app.serving.lookup.codecs import decode_request
+from springtide.app.serving.lookup.content_negotiation import RAW
+from springtide.app.serving.lookup.fast_path import ROUTE, FastPath
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.one_version import at_one_version
 
 PATH_PREFIX = ROUTE.removesuffix("{feature}")
 # a longer body is decoded by a thread

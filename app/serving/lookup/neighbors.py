@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.serving.http.errors import bad_request
+from springtide.app.serving.model.view import ModelView, RowArray
+from springtide.kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
 from springtide_client.parts.ask_rankings import ask_rankings
 from springtide_client.parts.ranked_ids import RankedIds
 from springtide_client.parts.ranking_request import NeighborsRequest
 from springtide_client.rows.nearest import find_nearest
 from springtide_client.rows.row_layer import RowLayer
-
-from app.serving.http.errors import bad_request
-from app.serving.model.view import ModelView, RowArray
-from kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
 
 SIMILARITIES = {"cosine": COSINE, "dot": DOT, "euclidean": EUCLIDEAN}
 

@@ -4,22 +4,22 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
-from springtide_client.model.view import STATUS_NAMES
 from starlette.responses import Response
 
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import ApiError, invalid, no_such_feature
-from app.serving.http.preconditions import parse_preconditions
-from app.serving.http.responses import JsonResponse
-from app.serving.lookup.batch_lookup import count_rows
-from app.serving.lookup.codecs import parse_ids
-from app.serving.lookup.neighbors import SIMILARITIES, Neighbors, find_neighbors
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
-from app.serving.parts.forward import forward_get
-from app.serving.parts.one_version import at_one_version
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.errors import ApiError, invalid, no_such_feature
+from springtide.app.serving.http.preconditions import parse_preconditions
+from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.lookup.batch_lookup import count_rows
+from springtide.app.serving.lookup.codecs import parse_ids
+from springtide.app.serving.lookup.neighbors import SIMILARITIES, Neighbors, find_neighbors
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.forward import forward_get
+from springtide.app.serving.parts.one_version import at_one_version
+from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
+from springtide_client.model.view import STATUS_NAMES
 
 router = APIRouter(tags=["Embeddings"])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from app.serving.metrics.shared_metrics import Labels, MetricValues, aggregate
+from springtide.app.serving.metrics.shared_metrics import Labels, MetricValues, aggregate
 
 LATENCY_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.shared_metrics import Labels
-from app.version_log.trainer_status import DriftStatus, ScoresStatus, TaskStatus
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.shared_metrics import Labels
+from springtide.app.version_log.trainer_status import DriftStatus, ScoresStatus, TaskStatus
 
 # metric -> help; a gauge by label of the schema and by part: whole or window
 LABEL_SCORES = {

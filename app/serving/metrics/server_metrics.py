@@ -1,7 +1,7 @@
 """The metrics of this server, declared by name; the trainer's, which it also exports, are in trainer_metrics."""
 
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.trainer_metrics import declare_trainer_metrics
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.trainer_metrics import declare_trainer_metrics
 
 
 def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
 from springtide_client.system.files import write_atomically
 
 Labels = tuple[tuple[str, str], ...]

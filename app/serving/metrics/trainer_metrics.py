@@ -1,8 +1,8 @@
 """The trainer's numbers as metrics of this server, taken from its status; table counters restart with each trainer."""
 
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.score_metrics import declare_score_metrics, update_score_metrics
-from app.version_log.trainer_status import GateStatus, NetStatus, TableStatus, TrainerStatus
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.score_metrics import declare_score_metrics, update_score_metrics
+from springtide.app.version_log.trainer_status import GateStatus, NetStatus, TableStatus, TrainerStatus
 
 # metric -> help, label, and the trainer's counter for each value of the label
 LABELED_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {

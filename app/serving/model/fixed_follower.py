@@ -3,21 +3,20 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from springtide.app.errors import UserError
+from springtide.app.serving.model.id_dictionary import LiveIdDictionary
+from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.serving.model.part import WHOLE, Part
+from springtide.app.serving.model.served_view import ServedView
+from springtide.app.serving.model.version_index import VersionEntry
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import VersionRange
+from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
+from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.errors import SpringtideError
 from springtide_client.follow.listeners import AppliedVersion
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
-from app.errors import UserError
-from app.serving.model.id_dictionary import LiveIdDictionary
-from app.serving.model.live_items import LiveItems
-from app.serving.model.part import WHOLE, Part
-from app.serving.model.served_view import ServedView
-from app.serving.model.version_index import VersionEntry
-from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import VersionRange
-from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_steps import compiled_steps
 
 
 class FixedFollower:

@@ -5,13 +5,13 @@ import threading
 from collections import deque
 
 import numpy as np
+
+from springtide.app.serving.model.view import IdArray
+from springtide.app.version_log.read.id_dictionary import decode_strings, id_strings_of, strings_of
 from springtide_client.format.records import Record
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
-
-from app.serving.model.view import IdArray
-from app.version_log.read.id_dictionary import decode_strings, id_strings_of, strings_of
 
 
 class LiveIdDictionary:

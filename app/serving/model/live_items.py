@@ -8,14 +8,14 @@ from collections import deque
 from functools import reduce
 
 import numpy as np
+
+from springtide.app.version_log.item_columns import NO_ITEMS, ItemColumns
+from springtide.app.version_log.items import items_of
 from springtide_client.format.records import Record
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
-
-from app.version_log.item_columns import NO_ITEMS, ItemColumns
-from app.version_log.items import items_of
 
 
 class LiveItems:

@@ -4,6 +4,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from springtide.app.serving.model.id_dictionary import LiveIdDictionary
+from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.serving.model.part import WHOLE, Part
+from springtide.app.serving.model.served_view import ServedView
+from springtide.app.serving.model.version_index import VersionEntry
+from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
+from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.follow.listeners import AppliedVersion
@@ -12,14 +19,6 @@ from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
-from app.serving.model.id_dictionary import LiveIdDictionary
-from app.serving.model.live_items import LiveItems
-from app.serving.model.part import WHOLE, Part
-from app.serving.model.served_view import ServedView
-from app.serving.model.version_index import VersionEntry
-from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_steps import compiled_steps
 
 
 class LogFollower:

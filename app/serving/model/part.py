@@ -4,6 +4,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from springtide.app.models.config import MODELS_WITHOUT_WIDE
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.http.errors import misdirected
+from springtide.kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
 from springtide_client.array_types import Int64Array
 from springtide_client.log.base import ID_STRINGS, BaseManifest
 from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
@@ -11,11 +15,6 @@ from springtide_client.model.view import View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import parted_view
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
-
-from app.models.config import MODELS_WITHOUT_WIDE
-from app.serving.config import ServeConfig
-from app.serving.http.errors import misdirected
-from kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
 
 # how many versions other servers may be behind this one
 KEPT_VIEWS = 8

@@ -10,15 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from springtide.app.processes.priority import take_short_slices
+from springtide.app.serving.http.errors import not_ready
+from springtide.app.serving.http.preconditions import NO_PRECONDITIONS, VERSION_NOT_REACHED, Preconditions
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.freshness import FreshnessMeter
+from springtide.app.serving.model.version_index import VersionEntry, VersionIndex
+from springtide.app.serving.model.view import ModelView
 from springtide_client.system.clock import wall_ms
-
-from app.processes.priority import take_short_slices
-from app.serving.http.errors import not_ready
-from app.serving.http.preconditions import NO_PRECONDITIONS, VERSION_NOT_REACHED, Preconditions
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.freshness import FreshnessMeter
-from app.serving.model.version_index import VersionEntry, VersionIndex
-from app.serving.model.view import ModelView
 
 FIRST_VIEW_POLL_SECONDS = 0.01
 NO_VERSION_YET = "the log has no version yet: start a trainer on it"

@@ -6,18 +6,18 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.serving.model.id_dictionary import LiveIdDictionary
+from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.serving.model.part import WHOLE, Part
+from springtide.app.serving.model.view import IdArray, RowArray, StatusArray
+from springtide.kernels.cpu.serving.layer_search import LayerSearch
 from springtide_client.features import Features
 from springtide_client.keys import INT64_MIN
 from springtide_client.model.view import View
 from springtide_client.parts.parted_search import PartedSearch
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-
-from app.serving.model.id_dictionary import LiveIdDictionary
-from app.serving.model.live_items import LiveItems
-from app.serving.model.part import WHOLE, Part
-from app.serving.model.view import IdArray, RowArray, StatusArray
-from kernels.cpu.serving.layer_search import LayerSearch
 
 
 class ServedView:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.version_log.trainer_status import TrainerStatus, newest_status_path
+from springtide.app.version_log.trainer_status import TrainerStatus, newest_status_path
 
 HEARTBEAT_TIMEOUT_MS = 5_000
 

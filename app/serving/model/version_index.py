@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
 from springtide_client.follow.listeners import AppliedVersion
 from springtide_client.format.records import EPOCH_SHIFT, Tip, version_name
 

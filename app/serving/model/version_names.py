@@ -4,16 +4,15 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from springtide.app.errors import UserError
+from springtide.app.serving.http.errors import ApiError, gone, invalid, not_ready
+from springtide.app.serving.model.version_index import VersionEntry
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_names import MAX_LENGTH, parse_instant, parse_version
+from springtide.app.version_log.retention.pins import Pin, is_pin_name, read_pins
 from springtide_client.errors import LogError
 from springtide_client.follow.listeners import AppliedVersion
 from springtide_client.log.directory import LogDirectory
-
-from app.errors import UserError
-from app.serving.http.errors import ApiError, gone, invalid, not_ready
-from app.serving.model.version_index import VersionEntry
-from app.version_log.read.index import LogIndex
-from app.version_log.read.version_names import MAX_LENGTH, parse_instant, parse_version
-from app.version_log.retention.pins import Pin, is_pin_name, read_pins
 
 MAX_NAME = 80
 

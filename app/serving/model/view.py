@@ -6,12 +6,12 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.serving.model.part import Part
 from springtide_client.features import Features
 from springtide_client.model.view import View
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-
-from app.serving.model.part import Part
 
 IdArray = npt.NDArray[np.int64]
 RowArray = npt.NDArray[np.float32]

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.serving.http.authorization import UNTHROTTLED_PATHS, scope_of
-from app.serving.lookup.content_negotiation import ARROW, JSON, MSGPACK, RAW
-from app.serving.openapi.schemas import SCHEMAS, STRING, JsonSchema, ref
+from springtide.app.serving.http.authorization import UNTHROTTLED_PATHS, scope_of
+from springtide.app.serving.lookup.content_negotiation import ARROW, JSON, MSGPACK, RAW
+from springtide.app.serving.openapi.schemas import SCHEMAS, STRING, JsonSchema, ref
 
 ERROR_DESCRIPTIONS = {
     400: "A header or the body is malformed.",

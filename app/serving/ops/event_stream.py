@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from springtide_client.system.clock import wall_ms
 
-from app.serving.model.replica import Replica
-from app.serving.model.trainer_status import TrainerStatusReader
-from app.version_log.trainer_status import DriftStatus, GateStatus
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.trainer_status import TrainerStatusReader
+from springtide.app.version_log.trainer_status import DriftStatus, GateStatus
+from springtide_client.system.clock import wall_ms
 
 PING_SECONDS = 15.0
 STATUS_POLL_SECONDS = 1.0

@@ -6,15 +6,15 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from app.serving.http.request_limits import RequestLimits
-from app.serving.http.responses import JsonResponse, StreamResponse
-from app.serving.model.part import Part
-from app.serving.model.replica import Replica
-from app.serving.model.trainer_status import TrainerStatusReader
-from app.serving.ops.event_stream import stream_events
-from app.serving.ops.scrape import MetricsScraper
-from app.serving.ops.status import ServerStatusReporter
-from app.serving.ops.status_history import StatusHistory
+from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.http.responses import JsonResponse, StreamResponse
+from springtide.app.serving.model.part import Part
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.trainer_status import TrainerStatusReader
+from springtide.app.serving.ops.event_stream import stream_events
+from springtide.app.serving.ops.scrape import MetricsScraper
+from springtide.app.serving.ops.status import ServerStatusReporter
+from springtide.app.serving.ops.status_history import StatusHistory
 
 router = APIRouter(tags=["Operation"])
 

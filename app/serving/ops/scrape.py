@@ -2,16 +2,15 @@
 
 import threading
 
+from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.shared_metrics import MetricValues, WorkerSlot
+from springtide.app.serving.metrics.trainer_metrics import update_trainer_metrics
+from springtide.app.serving.model.part import Part
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.trainer_status import TrainerStatusReader
+from springtide.app.serving.predict.micro_batcher import MicroBatcher
 from springtide_client.system.clock import wall_ms
-
-from app.serving.http.request_limits import RequestLimits
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.shared_metrics import MetricValues, WorkerSlot
-from app.serving.metrics.trainer_metrics import update_trainer_metrics
-from app.serving.model.part import Part
-from app.serving.model.replica import Replica
-from app.serving.model.trainer_status import TrainerStatusReader
-from app.serving.predict.micro_batcher import MicroBatcher
 
 
 class MetricsScraper:

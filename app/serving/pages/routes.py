@@ -31,4 +31,6 @@ def icon() -> Response:
 
 
 def _page(name: str) -> Response:
-    return Response(files("app.serving.pages").joinpath(name).read_bytes(), headers=HEADERS, media_type="text/html")
+    return Response(
+        files("springtide.app.serving.pages").joinpath(name).read_bytes(), headers=HEADERS, media_type="text/html"
+    )

@@ -2,14 +2,13 @@
 
 import time
 
+from springtide.app.serving.http.errors import misdirected, version_gone, version_not_reached
+from springtide.app.serving.model.part import Part
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.recent_views import RecentViews
 from springtide_client.format.records import Tip
 from springtide_client.parts.ranking_request import Demand
-
-from app.serving.http.errors import misdirected, version_gone, version_not_reached
-from app.serving.model.part import Part
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
-from app.serving.parts.recent_views import RecentViews
 
 
 class DemandedViews:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from springtide_client.errors import PartError
-from springtide_client.parts.part_servers import PartServers
 from starlette.responses import Response
 
-from app.serving.http.errors import part_unavailable
-from app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
+from springtide.app.serving.http.errors import part_unavailable
+from springtide.app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
+from springtide_client.errors import PartError
+from springtide_client.parts.part_servers import PartServers
 
 PASSED_ON = (MAX_STALENESS, MIN_VERSION)
 PASSED_BACK = ("content-type", "retry-after", "x-springtide-version", "x-springtide-staleness-ms")

@@ -6,13 +6,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.kernels.cpu.serving.key_owners import place_rows, sort_by_owner
 from springtide_client.array_types import Int64Array, UInt8Array
 from springtide_client.format.records import Tip
 from springtide_client.parts.row_request import RowRequest
 from springtide_client.rows.hash_range import HashRange
 from springtide_client.rows.search import RowSearch
-
-from kernels.cpu.serving.key_owners import place_rows, sort_by_owner
 
 
 class WaitingLookup(NamedTuple):

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.lookup_batch import LookupBatch, WaitingLookup
+from springtide.app.serving.parts.part_channel import PartChannel
+from springtide.app.serving.parts.part_channels import PartChannels
 from springtide_client.array_types import Int64Array, UInt8Array
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.rows.hash_range import HashRange
-
-from app.serving.model.view import ModelView
-from app.serving.parts.lookup_batch import LookupBatch, WaitingLookup
-from app.serving.parts.part_channel import PartChannel
-from app.serving.parts.part_channels import PartChannels
 
 MAX_IN_FLIGHT = 2  # batches; the next one waits, and grows
 BATCH_IDS = 1_024  # of each part: more would go to a thread there

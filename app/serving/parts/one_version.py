@@ -4,13 +4,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from springtide.app.serving.http.errors import part_unavailable, versions_differ
+from springtide.app.serving.http.preconditions import Preconditions
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
 from springtide_client.errors import PartError, VersionsDifferError
 from springtide_client.parts.parted_view import AGREE_SECONDS
-
-from app.serving.http.errors import part_unavailable, versions_differ
-from app.serving.http.preconditions import Preconditions
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
 
 RETRY_SECONDS = 0.05
 

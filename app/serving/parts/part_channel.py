@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
+
 from springtide_client.array_types import UInt8Array
 from springtide_client.parts.part_connection import CLOSES, CONTENT_LENGTH, STATUS_LINE
 

@@ -4,9 +4,8 @@ import asyncio
 import time
 import urllib.parse
 
+from springtide.app.serving.parts.part_channel import PartChannel
 from springtide_client.parts.part_servers import PAUSE_SECONDS, PartServers
-
-from app.serving.parts.part_channel import PartChannel
 
 
 class PartChannels:

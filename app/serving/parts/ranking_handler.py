@@ -6,16 +6,16 @@ For servers and clients that ask every part, and rank what all have answered.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from starlette.types import Receive, Scope, Send
+
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.errors import bad_request, part_unavailable, versions_differ
+from springtide.app.serving.http.request_body import read_body
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.demanded_views import DemandedViews
 from springtide_client.errors import PartError, VersionsDifferError
 from springtide_client.parts.ranked_ids import RankedIds
 from springtide_client.parts.ranking_request import Demand, ItemsRequest, NeighborsRequest, decode_ranking
-from starlette.types import Receive, Scope, Send
-
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import bad_request, part_unavailable, versions_differ
-from app.serving.http.request_body import read_body
-from app.serving.model.view import ModelView
-from app.serving.parts.demanded_views import DemandedViews
 
 
 class Ranker(NamedTuple):

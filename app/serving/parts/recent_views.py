@@ -1,8 +1,7 @@
 """The versions that were served last: servers of other parts, which follow the log by themselves, may ask for them."""
 
+from springtide.app.serving.model.view import ModelView
 from springtide_client.format.records import Tip
-
-from app.serving.model.view import ModelView
 
 
 class RecentViews:

@@ -6,17 +6,17 @@ Answered as an ASGI function, before FastAPI sees the request.
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from starlette.types import Receive, Scope, Send
+
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.errors import bad_request
+from springtide.app.serving.http.request_body import read_body
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.demanded_views import DemandedViews
+from springtide.kernels.cpu.serving.layer_search import LayerSearch
 from springtide_client.format.records import version_name
 from springtide_client.parts.ranking_request import Demand
 from springtide_client.parts.row_request import ROUTE, RowRequest
-from starlette.types import Receive, Scope, Send
-
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import bad_request
-from app.serving.http.request_body import read_body
-from app.serving.model.view import ModelView
-from app.serving.parts.demanded_views import DemandedViews
-from kernels.cpu.serving.layer_search import LayerSearch
 
 Remember = Callable[[bytes, Scope, bytes, Callable[[bytes], tuple[dict[str, str], bytes | memoryview] | None]], None]
 RAW = "application/octet-stream"

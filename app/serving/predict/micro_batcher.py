@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.serving.http.errors import ApiError, busy
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.predict.request import Instances, encode_features
 from springtide_client.errors import PartError
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
-
-from app.serving.http.errors import ApiError, busy
-from app.serving.model.view import ModelView
-from app.serving.predict.request import Instances, encode_features
 
 logger = logging.getLogger(__name__)
 

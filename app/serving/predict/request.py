@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+
+from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
+from springtide.app.serving.http.preconditions import check_max_staleness
 from springtide_client.encode import encode_instances
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
-
-from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
-from app.serving.http.preconditions import check_max_staleness
 
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
 

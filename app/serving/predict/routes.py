@@ -5,17 +5,17 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
-from springtide_client.model.view import STATUS_NAMES
 
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.preconditions import parse_preconditions
-from app.serving.http.responses import JsonResponse
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
-from app.serving.parts.one_version import at_one_version
-from app.serving.predict.micro_batcher import MicroBatcher, Predictions
-from app.serving.predict.request import Instances, decode_predict_request
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.preconditions import parse_preconditions
+from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.one_version import at_one_version
+from springtide.app.serving.predict.micro_batcher import MicroBatcher, Predictions
+from springtide.app.serving.predict.request import Instances, decode_predict_request
+from springtide_client.model.view import STATUS_NAMES
 
 router = APIRouter(tags=["Predictions"])
 

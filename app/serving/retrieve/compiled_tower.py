@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from app.models.dense_features import MAX_DEVIATIONS, VARIANCE_FLOOR
-from app.models.retrieval.schema_part import SchemaPart
-from kernels.cpu.serving.towers import MAX, MEAN, SUM, encode_samples, encode_samples_holding_gil
+from springtide.app.models.dense_features import MAX_DEVIATIONS, VARIANCE_FLOOR
+from springtide.app.models.retrieval.schema_part import SchemaPart
+from springtide.kernels.cpu.serving.towers import MAX, MEAN, SUM, encode_samples, encode_samples_holding_gil
 
 FloatArray = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
@@ -19,7 +19,7 @@ FEW_SAMPLES = 256  # other threads wait for so many
 
 @dataclass(frozen=True, eq=False)
 class CompiledTower:
-    """Immutable. It equals app.models.retrieval.two_tower.Tower but for rounding."""
+    """Immutable. It equals springtide.app.models.retrieval.two_tower.Tower but for rounding."""
 
     num_categorical: int
     pooling_L: Int64Array

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from app.serving.retrieve.vector_index import FloatArray, Places
-from kernels.cpu.serving.inverted_file import (
+from springtide.app.serving.retrieve.vector_index import FloatArray, Places
+from springtide.kernels.cpu.serving.inverted_file import (
     BLOCK_VECTORS,
     NO_PLACE,
     UNROLLED,

@@ -8,13 +8,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from app.serving.model.view import ModelView
-from app.serving.retrieve.inverted_file import InvertedFile
-from app.serving.retrieve.towers import Towers
-from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places
-from app.version_log.item_columns import ItemColumns
-from app.version_log.items import ItemLayout
-from kernels.cpu.serving.item_columns import LISTED_ID, NUMBER, OTHER_ID, OWN_ID, keep_passing, mark_equal, take_rows
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.retrieve.inverted_file import InvertedFile
+from springtide.app.serving.retrieve.towers import Towers
+from springtide.app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places
+from springtide.app.version_log.item_columns import ItemColumns
+from springtide.app.version_log.items import ItemLayout
+from springtide.kernels.cpu.serving.item_columns import (
+    LISTED_ID,
+    NUMBER,
+    OTHER_ID,
+    OWN_ID,
+    keep_passing,
+    mark_equal,
+    take_rows,
+)
 
 NEAR_COSINE = 0.98  # an item whose vector has moved no further is still proposed by the old one
 MAX_FILTERS = 32  # whose passing items are remembered

@@ -1,18 +1,18 @@
 """The best items for a user over this server's rows, and over those of all servers of parts."""
 
 import numpy as np
+
+from springtide.app.serving.http.errors import bad_request
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.retrieve.item_set import ItemFilter, NumberRange
+from springtide.app.serving.retrieve.request import Query, RetrieveBody, encode_query
+from springtide.app.serving.retrieve.retriever import Retriever
+from springtide.app.serving.retrieve.search import ServedItems
+from springtide.app.serving.retrieve.towers import TowerTemplate, UserInputs
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.parts.ask_rankings import ask_rankings
 from springtide_client.parts.ranked_ids import RankedIds
 from springtide_client.parts.ranking_request import ItemsRequest
-
-from app.serving.http.errors import bad_request
-from app.serving.model.view import ModelView
-from app.serving.retrieve.item_set import ItemFilter, NumberRange
-from app.serving.retrieve.request import Query, RetrieveBody, encode_query
-from app.serving.retrieve.retriever import Retriever
-from app.serving.retrieve.search import ServedItems
-from app.serving.retrieve.towers import TowerTemplate, UserInputs
 
 
 def find_items(retriever: Retriever, served: ServedItems, body: RetrieveBody) -> RankedIds:

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.models.retrieval.schema_part import SchemaPart
+from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
+from springtide.app.serving.http.preconditions import check_max_staleness
+from springtide.app.serving.retrieve.item_set import ItemFilter, NumberRange
 from springtide_client.encode import encode_instances, parse_number
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features
 from springtide_client.keys import encode_id
-
-from app.models.retrieval.schema_part import SchemaPart
-from app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
-from app.serving.http.preconditions import check_max_staleness
-from app.serving.retrieve.item_set import ItemFilter, NumberRange
 
 EXAMPLE = 'send {"user": {...}, "k": 10, "filter": {"genre": ["jazz"], "price": {"max": 20}}, "exclude": [17]}'
 

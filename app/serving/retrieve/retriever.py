@@ -13,23 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from springtide_client.errors import PartError
 
-from app.processes.priority import take_short_slices
-from app.serving.http.errors import ApiError, not_ready, version_gone
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.part import WHOLE, Part
-from app.serving.model.served_view import ServedView
-from app.serving.model.view import ModelView
-from app.serving.retrieve.inverted_file import InvertedFile
-from app.serving.retrieve.item_set import ItemSet
-from app.serving.retrieve.sampled_users import sample_users
-from app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
-from app.serving.retrieve.towers import Towers, TowerTemplate, UserInputs
-from app.serving.retrieve.vector_index import FloatArray
-from app.serving.retrieve.warmup import warm_up
-from app.version_log.item_columns import ItemColumns
-from app.version_log.items import ItemLayout
+from springtide.app.processes.priority import take_short_slices
+from springtide.app.serving.http.errors import ApiError, not_ready, version_gone
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.part import WHOLE, Part
+from springtide.app.serving.model.served_view import ServedView
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.retrieve.inverted_file import InvertedFile
+from springtide.app.serving.retrieve.item_set import ItemSet
+from springtide.app.serving.retrieve.sampled_users import sample_users
+from springtide.app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
+from springtide.app.serving.retrieve.towers import Towers, TowerTemplate, UserInputs
+from springtide.app.serving.retrieve.vector_index import FloatArray
+from springtide.app.serving.retrieve.warmup import warm_up
+from springtide.app.version_log.item_columns import ItemColumns
+from springtide.app.version_log.items import ItemLayout
+from springtide_client.errors import PartError
 
 INDEXED_ITEMS = 20_000  # fewer are compared one by one
 REBUILD_SHARE = 0.1  # of the thread's time

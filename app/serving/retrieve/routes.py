@@ -4,18 +4,18 @@ from functools import partial
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request
-from springtide_client.parts.ranked_ids import RankedIds
 
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.preconditions import parse_preconditions
-from app.serving.http.responses import JsonResponse
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.replica import Replica
-from app.serving.model.view import ModelView
-from app.serving.parts.one_version import at_one_version
-from app.serving.retrieve.ranking import find_items, find_items_everywhere
-from app.serving.retrieve.request import RetrieveBody, decode_retrieve_request
-from app.serving.retrieve.retriever import Retriever
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.preconditions import parse_preconditions
+from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.parts.one_version import at_one_version
+from springtide.app.serving.retrieve.ranking import find_items, find_items_everywhere
+from springtide.app.serving.retrieve.request import RetrieveBody, decode_retrieve_request
+from springtide.app.serving.retrieve.retriever import Retriever
+from springtide_client.parts.ranked_ids import RankedIds
 
 router = APIRouter(tags=["Predictions"])
 

@@ -2,11 +2,11 @@
 
 # N users, C categorical features, R rows looked at
 import numpy as np
+
+from springtide.app.serving.model.view import ModelView
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
-
-from app.serving.model.view import ModelView
 
 NUM_ROWS = 16_384  # looked at of each layer
 LIST_LENGTH = 4

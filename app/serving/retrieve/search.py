@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from app.serving.retrieve.inverted_file import InvertedFile
-from app.serving.retrieve.item_set import ItemFilter, ItemSet
-from app.serving.retrieve.towers import Towers, UserInputs
-from app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places, largest
+from springtide.app.serving.retrieve.inverted_file import InvertedFile
+from springtide.app.serving.retrieve.item_set import ItemFilter, ItemSet
+from springtide.app.serving.retrieve.towers import Towers, UserInputs
+from springtide.app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places, largest
 
 MIN_CANDIDATES, CANDIDATES_PER_ITEM = 64, 3
 EXACT_ITEMS = 20_000  # so many that pass a filter are all compared

@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.retrieval.schema_part import SchemaPart
+from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower, FloatArray, Int64Array
+from springtide.app.version_log.change.design import Design
+from springtide.app.version_log.item_columns import ItemColumns
+from springtide.app.version_log.items import ItemLayout
+from springtide.kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
+from springtide.kernels.cpu.serving.towers import dot_products
 from springtide_client.errors import VersionsDifferError
 from springtide_client.features import Features
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.model.view import KNOWN
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.retrieval.schema_part import SchemaPart
-from app.models.retrieval.two_tower import TwoTower
-from app.serving.model.view import ModelView
-from app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower, FloatArray, Int64Array
-from app.version_log.change.design import Design
-from app.version_log.item_columns import ItemColumns
-from app.version_log.items import ItemLayout
-from kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
-from kernels.cpu.serving.towers import dot_products
 
 CHUNK_ITEMS = 2_048  # encoded at once: other work of the thread waits so long
 

@@ -2,11 +2,17 @@
 
 import numpy as np
 
-from app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower
-from app.serving.retrieve.inverted_file import InvertedFile
-from app.version_log.item_columns import NO_ITEMS, ItemColumns
-from kernels.cpu.serving.item_columns import keep_passing, mark_equal, take_rows, unpack_items, unpack_items_holding_gil
-from kernels.cpu.serving.towers import dot_products
+from springtide.app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower
+from springtide.app.serving.retrieve.inverted_file import InvertedFile
+from springtide.app.version_log.item_columns import NO_ITEMS, ItemColumns
+from springtide.kernels.cpu.serving.item_columns import (
+    keep_passing,
+    mark_equal,
+    take_rows,
+    unpack_items,
+    unpack_items_holding_gil,
+)
+from springtide.kernels.cpu.serving.towers import dot_products
 
 
 def warm_up() -> None:

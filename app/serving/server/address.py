@@ -5,9 +5,8 @@ import os
 import socket
 import time
 
+from springtide.app.serving.config import ServeConfig
 from springtide_client.errors import SpringtideError
-
-from app.serving.config import ServeConfig
 
 WAIT_SECONDS = 5.0  # a server that is being stopped may still listen
 POLL_SECONDS = 0.05

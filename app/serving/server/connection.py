@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
-from app.serving.http.middleware import HttpMiddleware
-from app.serving.lookup.fast_path import LATER, REQUEST_PREFIXES, FastPath, Response
-from app.serving.server.drain import ConnectionDrain
-from app.serving.server.request_timeout import ClientTimeouts
+from springtide.app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
+from springtide.app.serving.http.middleware import HttpMiddleware
+from springtide.app.serving.lookup.fast_path import LATER, REQUEST_PREFIXES, FastPath, Response
+from springtide.app.serving.server.drain import ConnectionDrain
+from springtide.app.serving.server.request_timeout import ClientTimeouts
 
 MAX_FRAMING_BYTES = 65_536
 MAX_HELD_BYTES = 65_536  # of requests that arrive before the response to one before them

@@ -9,28 +9,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from springtide_client.errors import SpringtideError
-from springtide_client.log.base import MODEL
-from springtide_client.log.directory import LogDirectory
-
-from app.errors import UserError
-from app.processes.signals import Handler, SignalEvent, handled_signals
-from app.serving.config import ServeConfig
-from app.serving.http.tokens import Tokens, load_tokens
-from app.serving.metrics.shared_metrics import WorkerSlot
-from app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
-from app.serving.server.address import bind
-from app.serving.server.warmup import warm_up
-from app.serving.server.worker import (
+from springtide.app.errors import UserError
+from springtide.app.processes.signals import Handler, SignalEvent, handled_signals
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.http.tokens import Tokens, load_tokens
+from springtide.app.serving.metrics.shared_metrics import WorkerSlot
+from springtide.app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
+from springtide.app.serving.server.address import bind
+from springtide.app.serving.server.warmup import warm_up
+from springtide.app.serving.server.worker import (
     FIRST_WAIT_SECONDS,
     SUCCESSOR_WAIT_SECONDS,
     WorkerOptions,
     limit_torch_threads,
     serve_requests,
 )
-from app.serving.server.worker_pool import WorkerPool
-from app.serving.service import Service
-from app.version_log.config import LogConfig
+from springtide.app.serving.server.worker_pool import WorkerPool
+from springtide.app.serving.service import Service
+from springtide.app.version_log.config import LogConfig
+from springtide_client.errors import SpringtideError
+from springtide_client.log.base import MODEL
+from springtide_client.log.directory import LogDirectory
 
 SUPERVISE_INTERVAL_SECONDS = 0.05
 

@@ -1,6 +1,13 @@
 """Warm-up: call every compiled lookup kernel once before the first request, because loading one takes a while."""
 
 import numpy as np
+
+from springtide.app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
+from springtide.app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
+from springtide.app.serving.lookup.neighbors import measure_similarity
+from springtide.kernels.cpu.serving.key_owners import first_foreign, owner_of, place_rows, split_keys
+from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
+from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.features import Features
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.row_layer import sorted_layer
@@ -10,13 +17,6 @@ from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows
-
-from app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
-from app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
-from app.serving.lookup.neighbors import measure_similarity
-from kernels.cpu.serving.key_owners import first_foreign, owner_of, place_rows, split_keys
-from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
-from kernels.cpu.serving.wide_steps import compiled_steps
 
 
 def warm_up() -> None:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import uvicorn
 
-from app.serving.api import build_application
-from app.serving.server.accept_balancer import AcceptBalancer
-from app.serving.server.connection import ConnectionConfig, ConnectionParts, HttpConnection
-from app.serving.server.drain import GRACEFUL, IMMEDIATE, ConnectionDrain, DrainPolicy
-from app.serving.server.request_timeout import enforce_client_timeouts
-from app.serving.server.warmup import warm_up
-from app.serving.service import Service
+from springtide.app.serving.api import build_application
+from springtide.app.serving.server.accept_balancer import AcceptBalancer
+from springtide.app.serving.server.connection import ConnectionConfig, ConnectionParts, HttpConnection
+from springtide.app.serving.server.drain import GRACEFUL, IMMEDIATE, ConnectionDrain, DrainPolicy
+from springtide.app.serving.server.request_timeout import enforce_client_timeouts
+from springtide.app.serving.server.warmup import warm_up
+from springtide.app.serving.service import Service
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 POLL_SECONDS = 0.02

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
-from springtide_client.system.backoff import Backoff
 
-from app.serving.cache_folder import CacheFolder
-from app.serving.config import ServeConfig
-from app.serving.metrics.shared_metrics import SharedMetrics, WorkerSlot
-from app.serving.server.child_process import ChildProcess
+from springtide.app.serving.cache_folder import CacheFolder
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.metrics.shared_metrics import SharedMetrics, WorkerSlot
+from springtide.app.serving.server.child_process import ChildProcess
+from springtide_client.system.backoff import Backoff
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
 STABLE_SECONDS = 60.0  # a worker that lived so long is replaced after the first pause again

@@ -11,16 +11,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from springtide.app.config.load import Config, load_config
+from springtide.app.errors import UserError
+from springtide.app.processes.broker_supervisor import BrokerSupervisor
+from springtide.app.processes.supervisor import ChildSpec, Supervisor
+from springtide.app.scores.best_auc import read_best_auc
+from springtide.app.tools.demo.output_files import OutputFiles
+from springtide.app.tools.demo.status_line import StatusLine, format_status
+from springtide.app.version_log.write.trainer_lock import wait_until_free
 from springtide_client.errors import SpringtideError
-
-from app.config.load import Config, load_config
-from app.errors import UserError
-from app.processes.broker_supervisor import BrokerSupervisor
-from app.processes.supervisor import ChildSpec, Supervisor
-from app.scores.best_auc import read_best_auc
-from app.tools.demo.output_files import OutputFiles
-from app.tools.demo.status_line import StatusLine, format_status
-from app.version_log.write.trainer_lock import wait_until_free
 
 READY_SECONDS = 120.0
 CHECK_SECONDS = 0.1
@@ -121,7 +120,7 @@ class Demo:
 
 def demo_config_path() -> Path:
     """Return the configuration that comes with the program."""
-    return Path(str(files("app.tools.demo") / "demo.toml"))
+    return Path(str(files("springtide.app.tools.demo") / "demo.toml"))
 
 
 def check_fields(config: Config) -> None:

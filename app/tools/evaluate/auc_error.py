@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from app.scores.auc import Float64Array
+from springtide.app.scores.auc import Float64Array
 
 
 def standard_error(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array) -> float | None:

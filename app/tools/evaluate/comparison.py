@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from app.errors import UserError
-from app.scores.auc import exact_auc
-from app.tools.evaluate.auc_error import difference_error
-from app.tools.evaluate.report import EvaluationResult, score_text, table
-from app.tools.evaluate.scores import EvaluatedSamples, losses
+from springtide.app.errors import UserError
+from springtide.app.scores.auc import exact_auc
+from springtide.app.tools.evaluate.auc_error import difference_error
+from springtide.app.tools.evaluate.report import EvaluationResult, score_text, table
+from springtide.app.tools.evaluate.scores import EvaluatedSamples, losses
 
 
 @dataclass(frozen=True)

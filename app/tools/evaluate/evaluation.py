@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec import structs
-from springtide_client.system.clock import wall_ms
 
-from app.config.load import Config
-from app.errors import UserError
-from app.tools.evaluate.file_source import FileSource
-from app.tools.evaluate.scores import EvaluatedSamples
-from app.training.bootstrap import state_without_log
-from app.training.input.batches import BatchStream
-from stream.columns import Batch
+from springtide.app.config.load import Config
+from springtide.app.errors import UserError
+from springtide.app.tools.evaluate.file_source import FileSource
+from springtide.app.tools.evaluate.scores import EvaluatedSamples
+from springtide.app.training.bootstrap import state_without_log
+from springtide.app.training.input.batches import BatchStream
+from springtide.stream.columns import Batch
+from springtide_client.system.clock import wall_ms
 
 VERSION_SAMPLES = 65_536  # after so many a trainer would have published: policies are applied as for a version
 SAMPLES = ("logits", "labels", "weights")

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.tools.evaluate.segments import SegmentField
+from springtide.app.tools.replay.input_file import FileRow, InputFile
+from springtide.app.training.input.feature_values import FeatureValues
+from springtide.stream.columns import Columns
+from springtide.stream.config import SourceConfig
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
+from springtide.stream.source import Source
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
-
-from app.tools.evaluate.segments import SegmentField
-from app.tools.replay.input_file import FileRow, InputFile
-from app.training.input.feature_values import FeatureValues
-from stream.columns import Columns
-from stream.config import SourceConfig
-from stream.positions import Partition
-from stream.records import RawRecords
-from stream.source import Source
 
 POLL_ROWS = 4096
 PLENTY = 1 << 40  # rows that wait in a file that is not read to its end

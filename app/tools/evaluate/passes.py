@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.tools.evaluate.evaluation import Evaluation
-from app.tools.evaluate.file_source import FileSource
-from app.tools.evaluate.report import EvaluationResult, ProgressReport
-from app.tools.evaluate.settings import temporary_config
-from app.tools.replay.input_file import InputFile
+from springtide.app.tools.evaluate.evaluation import Evaluation
+from springtide.app.tools.evaluate.file_source import FileSource
+from springtide.app.tools.evaluate.report import EvaluationResult, ProgressReport
+from springtide.app.tools.evaluate.settings import temporary_config
+from springtide.app.tools.replay.input_file import InputFile
 
 
 def evaluate_files(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
-from app.tools.evaluate.evaluation import Evaluation
-from app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
-from app.tools.evaluate.segments import MISSING
-from app.tools.replay.progress_bar import ProgressBar
+from springtide.app.tools.evaluate.evaluation import Evaluation
+from springtide.app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
+from springtide.app.tools.evaluate.segments import MISSING
+from springtide.app.tools.replay.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
 

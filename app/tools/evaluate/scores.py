@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from app.scores.auc import Float64Array, exact_auc
-from app.scores.calibration_curve import normalized_entropy
-from app.tools.evaluate.auc_error import standard_error
+from springtide.app.scores.auc import Float64Array, exact_auc
+from springtide.app.scores.calibration_curve import normalized_entropy
+from springtide.app.tools.evaluate.auc_error import standard_error
 
 
 @dataclass(frozen=True)

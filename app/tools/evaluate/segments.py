@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
+from springtide.app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
 
 MAX_SEGMENTS = 20
 MISSING = "(missing)"

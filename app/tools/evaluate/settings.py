@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.config.load import Config, load_config
+from springtide.app.config.load import Config, load_config
 
 
 @contextmanager

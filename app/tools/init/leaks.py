@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from app.scores.auc import click_auc
-from app.tools.init.column_profile import ColumnProfile
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.init.column_profile import ColumnProfile
 
 MIN_OF_A_CLASS = 10  # fewer rows of a label say nothing
 DETERMINED = 0.99  # share of each class that the field alone predicts correctly

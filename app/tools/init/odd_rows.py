@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from springtide.app.tools.init import name_hints as hints
+from springtide.app.tools.init.column_profile import RARE, ColumnProfile, kind_of
 from springtide_client.targets import EARLIEST_MS
-
-from app.tools.init import name_hints as hints
-from app.tools.init.column_profile import RARE, ColumnProfile, kind_of
 
 FUTURE_MS = 60_000  # a clock may be ahead by so much
 

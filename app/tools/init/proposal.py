@@ -4,15 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from springtide.app.errors import UserError
+from springtide.app.tools.init import name_hints as hints
+from springtide.app.tools.init.column_profile import ColumnProfile
+from springtide.app.tools.init.leaks import leak_of
+from springtide.app.tools.init.odd_rows import FUTURE_MS, odd_rows
+from springtide.app.tools.init.sampled_rows import Row, SampledRows
 from springtide_client.system.settings import nearest
 from springtide_client.targets import EARLIEST_MS
-
-from app.errors import UserError
-from app.tools.init import name_hints as hints
-from app.tools.init.column_profile import ColumnProfile
-from app.tools.init.leaks import leak_of
-from app.tools.init.odd_rows import FUTURE_MS, odd_rows
-from app.tools.init.sampled_rows import Row, SampledRows
 
 ID_ROLES = ("categorical", "multi_value", "sequence")
 FEW_VALUES = 10  # so few whole numbers are rather names than amounts

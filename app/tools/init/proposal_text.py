@@ -4,9 +4,9 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from app.config.toml_text import format_toml_key, format_toml_string
-from app.tools.init.proposal import Proposal
-from app.tools.init.sampled_rows import SampledRows
+from springtide.app.config.toml_text import format_toml_key, format_toml_string
+from springtide.app.tools.init.proposal import Proposal
+from springtide.app.tools.init.sampled_rows import SampledRows
 
 COLUMN = 32  # where comments begin
 

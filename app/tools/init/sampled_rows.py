@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from springtide_client.encode import DECIMAL
 
-from app.errors import UserError
-from app.tools.replay.input_file import InputFile
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.range_reader import read_range
-from stream.positions import Position
+from springtide.app.errors import UserError
+from springtide.app.tools.replay.input_file import InputFile
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.range_reader import read_range
+from springtide.stream.positions import Position
+from springtide_client.encode import DECIMAL
 
 Row = dict[str, Any]
 

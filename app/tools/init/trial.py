@@ -4,13 +4,12 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from springtide.app.config.load import Config, load_config
+from springtide.app.tools.init.sampled_rows import SampledRows
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 from springtide_client.system.clock import wall_ms
-
-from app.config.load import Config, load_config
-from app.tools.init.sampled_rows import SampledRows
-from stream.decode.decoder import Decoder
-from stream.positions import Partition
-from stream.records import RawRecords
 
 
 def try_proposal(text: str, sample: SampledRows) -> list[str]:

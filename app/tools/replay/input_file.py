@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from app.errors import UserError
+from springtide.app.errors import UserError
 
 BATCH_ROWS = 4_096
 MAX_CELL_CHARACTERS = 16 << 20

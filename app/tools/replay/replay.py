@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
-from springtide_client.system.settings import Settings
 
-from app.errors import UserError
-from app.tools.rate_limiter import RateLimiter
-from app.tools.replay.input_file import FileRow, InputFile
-from app.tools.replay.progress_bar import ProgressBar
-from app.tools.topic_quota import LINGER_MS, TopicQuota
-from stream.config import SourceConfig
-from stream.kafka.admin import Admin
-from stream.kafka.producer import Producer
+from springtide.app.errors import UserError
+from springtide.app.tools.rate_limiter import RateLimiter
+from springtide.app.tools.replay.input_file import FileRow, InputFile
+from springtide.app.tools.replay.progress_bar import ProgressBar
+from springtide.app.tools.topic_quota import LINGER_MS, TopicQuota
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.producer import Producer
+from springtide_client.system.settings import Settings
 
 
 class ReplayConfig(Settings, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.tools.simulator.config import SimulatorConfig
-from app.tools.simulator.world import Impressions, World
+from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.app.tools.simulator.world import Impressions, World
 
 DEVICES = ("phone", "tablet", "desktop", "tv")
 

@@ -4,16 +4,15 @@ import threading
 import time
 from pathlib import Path
 
+from springtide.app.scores.best_auc import BestAucWindow, write_best_auc
+from springtide.app.tools.rate_limiter import RateLimiter
+from springtide.app.tools.simulator.click_generator import ClickGenerator
+from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.app.tools.topic_quota import LINGER_MS, TopicQuota
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.producer import Producer
 from springtide_client.system.clock import wall_ms
-
-from app.scores.best_auc import BestAucWindow, write_best_auc
-from app.tools.rate_limiter import RateLimiter
-from app.tools.simulator.click_generator import ClickGenerator
-from app.tools.simulator.config import SimulatorConfig
-from app.tools.topic_quota import LINGER_MS, TopicQuota
-from stream.config import SourceConfig
-from stream.kafka.admin import Admin
-from stream.kafka.producer import Producer
 
 REPORT_SECONDS = 1.0
 LATE_SECONDS = 5.0  # a delay longer than this (a suspended laptop) is not caught up

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from app.tools.simulator.config import SimulatorConfig
-from app.tools.simulator.drift import Drift
+from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.app.tools.simulator.drift import Drift
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import torch
 
-from app.training.config import TrainConfig
-from app.training.device.graph_capture import GraphCapture, capture_cuda_graph
-from app.training.device.transfer_stream import CudaTransferStream, TransferStream
-from kernels.ops import Ops
+from springtide.app.training.config import TrainConfig
+from springtide.app.training.device.graph_capture import GraphCapture, capture_cuda_graph
+from springtide.app.training.device.transfer_stream import CudaTransferStream, TransferStream
+from springtide.kernels.ops import Ops
 
 
 class TrainDevice(NamedTuple):

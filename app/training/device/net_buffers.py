@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 import torch
-from springtide_client.format.tensors import BFLOAT16, Array, Arrays
 from torch import Tensor
+
+from springtide_client.format.tensors import BFLOAT16, Array, Arrays
 
 
 class NetBuffers:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from app.training.device.transfer_stream import TransferStream
+from springtide.app.training.device.transfer_stream import TransferStream
 
 Columns = Mapping[str, npt.NDArray[Any]]
 

@@ -3,7 +3,7 @@
 # N samples
 import numpy as np
 
-from app.scores.samples import LabelSamples
+from springtide.app.scores.samples import LabelSamples
 
 SIGMAS = 6.0  # what trips the gate must also be significant
 HALF_A_CLICK = 0.5  # on both sides of a ratio: a window without a click has one too

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from app.scores.progressive import ProgressiveScores
-from app.scores.samples import LabelSamples
-from app.training.config import GateConfig
-from app.training.health.calibration import SIGMAS, calibration_fall
-from app.training.step.learner import Learner
-from app.version_log.trainer_status import GateStatus
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.scores.samples import LabelSamples
+from springtide.app.training.config import GateConfig
+from springtide.app.training.health.calibration import SIGMAS, calibration_fall
+from springtide.app.training.step.learner import Learner
+from springtide.app.version_log.trainer_status import GateStatus
 
 logger = logging.getLogger(__name__)
 

@@ -2,11 +2,10 @@
 
 import logging
 
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.index import LogIndex
 from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
-
-from app.errors import UserError
-from app.version_log.read.index import LogIndex
 
 logger = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from app.training.config import TrainerConfig
-from stream.batcher import Batcher
-from stream.columns import Batch
-from stream.decode.erasure_filter import Erasure
-from stream.errors import RetriableError
-from stream.flow.watermark import WatermarkClock
-from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from stream.source import Source
+from springtide.app.training.config import TrainerConfig
+from springtide.stream.batcher import Batcher
+from springtide.stream.columns import Batch
+from springtide.stream.decode.erasure_filter import Erasure
+from springtide.stream.errors import RetriableError
+from springtide.stream.flow.watermark import WatermarkClock
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
+from springtide.stream.source import Source
 
 MAX_UNAVAILABLE_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
 POLL_SECONDS = 0.05

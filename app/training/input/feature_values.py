@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
+
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema

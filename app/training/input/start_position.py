@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from app.errors import UserError
-from stream.config import SourceConfig
-from stream.kafka.admin import Admin, Topic
-from stream.kafka.range_reader import scan_offsets_for_time
-from stream.positions import Partition, Position
+from springtide.app.errors import UserError
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin, Topic
+from springtide.stream.kafka.range_reader import scan_offsets_for_time
+from springtide.stream.positions import Partition, Position
 
 PLACES = ("earliest", "latest")
 MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is in seconds, or a date without dashes

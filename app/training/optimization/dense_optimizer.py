@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from app.models.interface import ParameterGroup, groups_of
-from app.training.config import DenseOptimizerConfig
-from app.training.optimization.rules import LearningRate, rule_of, state_names
+from springtide.app.models.interface import ParameterGroup, groups_of
+from springtide.app.training.config import DenseOptimizerConfig
+from springtide.app.training.optimization.rules import LearningRate, rule_of, state_names
 
 
 def build_optimizer(config: DenseOptimizerConfig, model: nn.Module) -> "Optimizer":

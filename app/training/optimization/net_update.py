@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from app.training.config import DenseOptimizerConfig, TrainConfig
-from app.training.optimization.accumulation import GradientSum
-from app.training.optimization.averages import ParameterAverages
-from app.training.optimization.clipping import clip_by_norm, clip_by_value, total_norm
-from app.training.optimization.dense_optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+from springtide.app.training.config import DenseOptimizerConfig, TrainConfig
+from springtide.app.training.optimization.accumulation import GradientSum
+from springtide.app.training.optimization.averages import ParameterAverages
+from springtide.app.training.optimization.clipping import clip_by_norm, clip_by_value, total_norm
+from springtide.app.training.optimization.dense_optimizer import build_optimizer, optimizer_tensors, restore_optimizer
 
 OPTIMIZER, AVERAGE, ACCUMULATED = "optimizer.", "average.", "accumulated."  # of the names in a version, after `state.`
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from app.training.config import DenseOptimizerConfig
+from springtide.app.training.config import DenseOptimizerConfig
 
 LearningRate = float | Tensor
 Rule = Callable[[Tensor, Tensor, dict[str, Tensor], LearningRate], None]

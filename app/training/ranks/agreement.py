@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from app.training.ranks.ranks import Ranks
+from springtide.app.training.ranks.ranks import Ranks
 
 NEVER = 2**62  # an event time: this rank holds back nobody
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta
+
 from springtide_client.system.settings import FINITE, Settings
 
 

@@ -1,8 +1,7 @@
 """Errors that every new start of the ranks would meet again: the launcher does not start them again."""
 
+from springtide.app.errors import UserError
 from springtide_client.errors import SpringtideError
-
-from app.errors import UserError
 
 USER_ERROR_CODE = 2
 FINAL_CODE = 3  # of a rank; the launcher's is 1

@@ -3,7 +3,7 @@
 import os
 from collections.abc import MutableMapping
 
-from app.errors import UserError
+from springtide.app.errors import UserError
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 LOCAL_RANK_VARIABLE = "LOCAL_RANK"

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from app.processes.parent_death import PARENT_VARIABLE
-from app.training.ranks.final import FINAL_CODES, USER_ERROR_CODE
+from springtide.app.processes.parent_death import PARENT_VARIABLE
+from springtide.app.training.ranks.final import FINAL_CODES, USER_ERROR_CODE
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ RENDEZVOUS_SECONDS = 900
 
 
 def launch(arguments: Sequence[str], *, num_ranks: int, max_restarts: int) -> int:
-    """Run `python -m app` with these arguments as so many ranks; return the exit code.
+    """Run `python -m springtide` with these arguments as so many ranks; return the exit code.
 
     A signal to this process reaches every rank; each then has 30 s to publish and end. The code is 0 if all did; 2 if a
     rank has ended with an error of the user. After that, as after any error that a new start would meet again, the
@@ -103,7 +103,7 @@ def _agent(arguments: Sequence[str], *, num_ranks: int, max_restarts: int) -> An
         local_world_size=num_ranks,
         rdzv_handler=get_rendezvous_handler(rendezvous),
         entrypoint=sys.executable,
-        args=("-m", "app", *arguments),
+        args=("-P", "-m", "springtide", *arguments),
         max_restarts=max_restarts,
         monitor_interval=MONITOR_SECONDS,
     )

@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from springtide_client.errors import SpringtideError
 
-from app.training.ranks.final import is_final
+from springtide.app.training.ranks.final import is_final
+from springtide_client.errors import SpringtideError
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.002, 0.05
 BEATS = 5  # within the seconds of silence that mean death

@@ -4,9 +4,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from app.training.ranks.ranks import Ranks
-from embeddings.rows import TableDelta
-from embeddings.sharding.key_ranges import are_of_rank
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.embeddings.rows import TableDelta
+from springtide.embeddings.sharding.key_ranges import are_of_rank
 
 
 def is_own(features_N: npt.NDArray[np.uint16], ids_N: npt.NDArray[np.int64], ranks: Ranks) -> npt.NDArray[np.bool_]:

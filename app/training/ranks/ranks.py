@@ -18,14 +18,14 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
-from app.errors import UserError
-from app.training.ranks.gpus import LOCAL_RANK_VARIABLE
-from app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
-from app.training.ranks.pickled_errors import pickle_error, unpickle_error
-from app.training.ranks.watchdog import Watchdog
-from app.version_log.write.ranks import LogRanks
-from embeddings.sharding.exchange import Exchange
-from stream.positions import PartitionShare
+from springtide.app.errors import UserError
+from springtide.app.training.ranks.gpus import LOCAL_RANK_VARIABLE
+from springtide.app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
+from springtide.app.training.ranks.pickled_errors import pickle_error, unpickle_error
+from springtide.app.training.ranks.watchdog import Watchdog
+from springtide.app.version_log.write.ranks import LogRanks
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.stream.positions import PartitionShare
 
 T = TypeVar("T")
 

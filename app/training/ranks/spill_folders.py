@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from app.training.ranks.ranks import Ranks
+from springtide.app.training.ranks.ranks import Ranks
 
 _NAME = re.compile(r"rank-\d+")
 

@@ -6,8 +6,8 @@ new epoch from the last readable version, and learns again what is lost, as a re
 
 import logging
 
-from app.version_log.read.corruption import find_corruption
-from app.version_log.write.writer import LogWriter
+from springtide.app.version_log.read.corruption import find_corruption
+from springtide.app.version_log.write.writer import LogWriter
 
 logger = logging.getLogger(__name__)
 

@@ -6,28 +6,28 @@ With `skip` the samples learned since are not read again: they are counted and s
 import logging
 
 import msgspec
+
+from springtide.app.errors import UserError
+from springtide.app.processes.signals import StopSignals
+from springtide.app.training.commands import PostponedError
+from springtide.app.training.config import TrainerConfig
+from springtide.app.training.health.gate import Gate, Verdict
+from springtide.app.training.health.known_good import oldest_restorable
+from springtide.app.training.input.batches import POLL_SECONDS
+from springtide.app.training.publisher import Publisher
+from springtide.app.training.ranks.final import FinalError
+from springtide.app.training.recovery.rollback_owner import RollbackOwner
+from springtide.app.training.recovery.skip import REASON, Progress, send_to_dead_letters
+from springtide.app.training.status.writer import StatusWriter
+from springtide.app.version_log.commands.queue import Command, command_entry
+from springtide.app.version_log.commands.rollback import RollbackVersion, build_rollback
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.trainer_meta import GateMeta, TrainerMeta
+from springtide.stream.errors import StreamError
+from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
+from springtide.stream.positions import positions_from_meta, positions_to_meta
 from springtide_client.errors import LogError, SpringtideError
 from springtide_client.format.records import EPOCH_SHIFT, VersionMeta, version_name
-
-from app.errors import UserError
-from app.processes.signals import StopSignals
-from app.training.commands import PostponedError
-from app.training.config import TrainerConfig
-from app.training.health.gate import Gate, Verdict
-from app.training.health.known_good import oldest_restorable
-from app.training.input.batches import POLL_SECONDS
-from app.training.publisher import Publisher
-from app.training.ranks.final import FinalError
-from app.training.recovery.rollback_owner import RollbackOwner
-from app.training.recovery.skip import REASON, Progress, send_to_dead_letters
-from app.training.status.writer import StatusWriter
-from app.version_log.commands.queue import Command, command_entry
-from app.version_log.commands.rollback import RollbackVersion, build_rollback
-from app.version_log.failpoints import failpoint
-from app.version_log.trainer_meta import GateMeta, TrainerMeta
-from stream.errors import StreamError
-from stream.flow.dead_letter_producer import DeadLetterProducer
-from stream.positions import positions_from_meta, positions_to_meta
 
 RETRY_SECONDS = 1.0
 

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from app.training.ranks.agreement import Agreement
-from app.training.session import TrainingSession
+from springtide.app.training.ranks.agreement import Agreement
+from springtide.app.training.session import TrainingSession
 
 
 class RollbackOwner(Protocol):

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from springtide.app.training.state.training_state import TrainingState
+from springtide.stream.columns import DeadLetter
+from springtide.stream.config import SourceConfig
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
+from springtide.stream.kafka.range_reader import read_range
+from springtide.stream.positions import Partition, Position
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
-
-from app.training.state.training_state import TrainingState
-from stream.columns import DeadLetter
-from stream.config import SourceConfig
-from stream.decode.decoder import Decoder
-from stream.flow.dead_letter_producer import DeadLetterProducer
-from stream.kafka.range_reader import read_range
-from stream.positions import Partition, Position
 
 REASON = "gate"
 FLUSH_BYTES, FLUSH_SECONDS = 8 << 20, 30.0

@@ -3,13 +3,13 @@
 # U unique keys, M some of them
 import numpy as np
 import numpy.typing as npt
+
+from springtide.embeddings.tiers.interface import FoundRows
+from springtide.kernels.cpu.rows import base_file_rows
+from springtide.kernels.cpu.store.readahead import Readahead
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
 from springtide_client.rows.table_names import MAIN_TABLE
-
-from embeddings.tiers.interface import FoundRows
-from kernels.cpu.rows import base_file_rows
-from kernels.cpu.store.readahead import Readahead
 
 CHUNK_KEYS = 512  # their pages, up to seven each, must stay cached until they are read: 14 MiB
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.training.state.stream_state import StreamProgress
+from springtide.app.training.state.training_state import TrainingState
+from springtide.stream.positions import Partition
 from springtide_client.errors import SpringtideError
 from springtide_client.features import IdStrings
 from springtide_client.format.tensors import Arrays
-
-from app.training.state.stream_state import StreamProgress
-from app.training.state.training_state import TrainingState
-from stream.positions import Partition
 
 
 class DivergedError(SpringtideError):

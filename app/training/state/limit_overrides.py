@@ -6,11 +6,16 @@ Versions hold them, so they survive a restart; a configured value that has chang
 from collections.abc import Mapping
 from typing import Any
 
+from springtide.app.version_log.commands.limits import (
+    FEATURE_LIMITS,
+    TABLE_LIMITS,
+    LimitName,
+    iterate_limits,
+    limits_document,
+)
+from springtide.embeddings.config import Admission, FeaturePolicy, TableConfig
+from springtide.embeddings.optimizer import RowOptimizer
 from springtide_client.schema import Schema
-
-from app.version_log.commands.limits import FEATURE_LIMITS, TABLE_LIMITS, LimitName, iterate_limits, limits_document
-from embeddings.config import Admission, FeaturePolicy, TableConfig
-from embeddings.optimizer import RowOptimizer
 
 NO_POLICY = FeaturePolicy()  # of features that have none
 

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable
 
 import torch
-from springtide_client.format.tensors import Arrays
 from torch import Tensor
 
-from app.models.wide.wide_part import NAME
-from app.training.device.net_buffers import NetBuffers
-from app.training.optimization.net_update import ACCUMULATED
-from app.training.state.version_tensors import with_prefix
-from app.training.step.learner import Learner
-from app.version_log.config import LogConfig
-from app.version_log.write.state_writer import PendingState
-from app.version_log.write.writer import LogWriter, NetState
+from springtide.app.models.wide.wide_part import NAME
+from springtide.app.training.device.net_buffers import NetBuffers
+from springtide.app.training.optimization.net_update import ACCUMULATED
+from springtide.app.training.state.version_tensors import with_prefix
+from springtide.app.training.step.learner import Learner
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.write.state_writer import PendingState
+from springtide.app.version_log.write.writer import LogWriter, NetState
+from springtide_client.format.tensors import Arrays
 
 WRITE_SECONDS_PER_BYTE = 1e-9  # processor time of encoding and writing, until it is measured
 SAMPLED_NUMBERS = 1 << 14  # of the parameters, to see how far they have moved

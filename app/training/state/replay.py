@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.training.ranks.own_rows import own_part
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
+from springtide.app.training.step.learner import Learner
+from springtide.app.version_log.read.exact_state import is_exact_state
+from springtide.embeddings.collection.collection import AnyTable, tables_by_name
+from springtide.embeddings.rows import TableDelta
 from springtide_client.format.records import Record, VersionMeta
 from springtide_client.log.base import Base
-
-from app.scores.progressive import ProgressiveScores
-from app.training.ranks.own_rows import own_part
-from app.training.ranks.ranks import Ranks
-from app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
-from app.training.step.learner import Learner
-from app.version_log.read.exact_state import is_exact_state
-from embeddings.collection.collection import AnyTable, tables_by_name
-from embeddings.rows import TableDelta
 
 
 def replay_log(

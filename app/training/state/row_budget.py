@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
+from springtide.embeddings.policy.live_row_sample import LiveRowSample
+from springtide.embeddings.rows import Int64Array, TableDelta, UInt16Array
 from springtide_client.format.tensors import HEAD_BYTES
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import (
@@ -19,10 +23,6 @@ from springtide_client.log.base import (
     Base,
     BaseManifest,
 )
-
-from app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
-from embeddings.policy.live_row_sample import LiveRowSample
-from embeddings.rows import Int64Array, TableDelta, UInt16Array
 
 KEPT = 0.85  # of the rows that fit, so that rows do not expire with every version
 

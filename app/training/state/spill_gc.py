@@ -7,16 +7,15 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from springtide.app.training.state.base_rows import BaseRows
+from springtide.app.version_log.failpoints import failpoint
+from springtide.embeddings.collection.collection import EmbeddingCollection
+from springtide.embeddings.tiers.interface import RowSource
 from springtide_client.errors import LogError
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.rows.table_names import MAIN_TABLE
-
-from app.training.state.base_rows import BaseRows
-from app.version_log.failpoints import failpoint
-from embeddings.collection.collection import EmbeddingCollection
-from embeddings.tiers.interface import RowSource
 
 NO_GENERATION = -1
 

@@ -3,19 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from springtide_client.format.records import VersionMeta
-
-from app.version_log.commands.erasures import (
+from springtide.app.version_log.commands.erasures import (
     erasures_ahead,
     erasures_from_meta,
     high_water_marks,
     max_positions,
 )
-from app.version_log.trainer_meta import TrainerMeta
-from stream.columns import Batch
-from stream.decode.erasure_filter import Erasure
-from stream.flow.watermark import WatermarkClock
-from stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta
+from springtide.app.version_log.trainer_meta import TrainerMeta
+from springtide.stream.columns import Batch
+from springtide.stream.decode.erasure_filter import Erasure
+from springtide.stream.flow.watermark import WatermarkClock
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta
+from springtide_client.format.records import VersionMeta
 
 
 @dataclass(frozen=True)

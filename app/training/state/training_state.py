@@ -6,39 +6,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.features import Features
-from springtide_client.format.records import CommandEntry, Record, VersionMeta
-from springtide_client.log.base import Base
-from springtide_client.schema import Schema
 
-from app.errors import UserError
-from app.models.retrieval.two_tower import TwoTower
-from app.scores.progressive import ProgressiveScores
-from app.scores.segments.names import SegmentNames
-from app.training.ranks.ranks import Ranks
-from app.training.state.limit_overrides import LimitOverrides
-from app.training.state.replay import replay_log
-from app.training.state.row_budget import RowBudget, RowsOfDelta
-from app.training.state.stream_state import StreamState
-from app.training.state.unpublished import Unpublished, sample_times
-from app.training.state.unshared import Unshared
-from app.training.state.version_tensors import (
+from springtide.app.errors import UserError
+from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.scores.segments.names import SegmentNames
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.app.training.state.limit_overrides import LimitOverrides
+from springtide.app.training.state.replay import replay_log
+from springtide.app.training.state.row_budget import RowBudget, RowsOfDelta
+from springtide.app.training.state.stream_state import StreamState
+from springtide.app.training.state.unpublished import Unpublished, sample_times
+from springtide.app.training.state.unshared import Unshared
+from springtide.app.training.state.version_tensors import (
     Arrays,
     deltas_to_arrays,
     id_strings_to_arrays,
     sketch_to_arrays,
     with_prefix,
 )
-from app.training.step.learner import Learner
-from app.training.step.report import StepReport
-from app.version_log.commands.erasures import erasures_to_meta
-from app.version_log.commands.limits import LimitName, to_table_limits
-from app.version_log.items import ItemLayout, items_to_arrays
-from app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
-from embeddings.collection.collection import tables_by_name
-from embeddings.rows import TableDelta
-from stream.columns import Batch
-from stream.positions import Partition, Position, positions_to_meta
+from springtide.app.training.step.learner import Learner
+from springtide.app.training.step.report import StepReport
+from springtide.app.version_log.commands.erasures import erasures_to_meta
+from springtide.app.version_log.commands.limits import LimitName, to_table_limits
+from springtide.app.version_log.items import ItemLayout, items_to_arrays
+from springtide.app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
+from springtide.embeddings.collection.collection import tables_by_name
+from springtide.embeddings.rows import TableDelta
+from springtide.stream.columns import Batch
+from springtide.stream.positions import Partition, Position, positions_to_meta
+from springtide_client.features import Features
+from springtide_client.format.records import CommandEntry, Record, VersionMeta
+from springtide_client.log.base import Base
+from springtide_client.schema import Schema
 
 ROW_OVERHEAD_BYTES = 26  # feature, id, count and last-seen of a row in a version
 COLUMNS_OF_A_CROSS = 2  # weight and information, for each label
@@ -48,7 +48,7 @@ NAME_BYTES = 128  # of an array in a file
 class TrainingState:
     """Learner, scores, position in the stream and limits. Knows no Kafka and no files.
 
-    Of several ranks each has its rows and its partitions; the rest is the same on all, once `app.training.ranks` has
+    Of several ranks each has its rows and its partitions; the rest is the same on all, once `training.ranks` has
     merged what they know. `scores` are those up to then.
     """
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.read.replay_state import newest_items
+from springtide.app.version_log.trainer_meta import SeekMeta
+from springtide.stream.columns import Batch
 from springtide_client.features import IdStrings
 from springtide_client.format.records import CommandEntry
 from springtide_client.format.tensors import Arrays
-
-from app.version_log.items import ItemLayout
-from app.version_log.read.replay_state import newest_items
-from app.version_log.trainer_meta import SeekMeta
-from stream.columns import Batch
 
 MAX_RECORD_TIMES = 64  # of a version
 PENDING_ITEMS = 32  # batches whose items are merged at once

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.scores.segments.names import SegmentNames
+from springtide.app.training.step.report import StepReport
 from springtide_client.features import Features, IdStrings
 from springtide_client.format.tensors import Arrays
-
-from app.scores.progressive import ProgressiveScores
-from app.scores.segments.names import SegmentNames
-from app.training.step.report import StepReport
 
 
 class UnsharedStep(NamedTuple):

@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.embeddings.rows import TableDelta
 from springtide_client.features import IdStrings
 from springtide_client.rows.table_names import MAIN_TABLE, record_tensor
-
-from embeddings.rows import TableDelta
 
 Arrays = dict[str, npt.NDArray[Any]]
 T = TypeVar("T")

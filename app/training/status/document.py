@@ -4,17 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from springtide_client.format.records import version_name
-from springtide_client.system.clock import wall_ms
 
-from app.training.commands import CommandExecutor
-from app.training.config import TrainerConfig
-from app.training.health.gate import Gate, Verdict
-from app.training.health.known_good import oldest_restorable
-from app.training.session import TrainingSession
-from app.training.status.rank_report import RankReport, added_up
-from app.version_log.retention.pins import pin_names
-from app.version_log.trainer_status import (
+from springtide.app.training.commands import CommandExecutor
+from springtide.app.training.config import TrainerConfig
+from springtide.app.training.health.gate import Gate, Verdict
+from springtide.app.training.health.known_good import oldest_restorable
+from springtide.app.training.session import TrainingSession
+from springtide.app.training.status.rank_report import RankReport, added_up
+from springtide.app.version_log.retention.pins import pin_names
+from springtide.app.version_log.trainer_status import (
     Condition,
     NetStatus,
     PartitionStatus,
@@ -22,7 +20,9 @@ from app.version_log.trainer_status import (
     TableStatus,
     TrainerStatus,
 )
-from stream.positions import Partition, Position
+from springtide.stream.positions import Partition, Position
+from springtide_client.format.records import version_name
+from springtide_client.system.clock import wall_ms
 
 # behind this, the trainer is no longer at the end of the stream
 CATCHING_UP_MS = 3000

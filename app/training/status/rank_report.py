@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from app.training.input.feature_values import FeatureValues
-from app.training.session import TrainingSession
-from app.version_log.trainer_status import RankStatus
-from stream.positions import Partition
+from springtide.app.training.input.feature_values import FeatureValues
+from springtide.app.training.session import TrainingSession
+from springtide.app.version_log.trainer_status import RankStatus
+from springtide.stream.positions import Partition
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.training.config import TrainerConfig
-from app.training.health.gate import Gate
-from app.training.input.feature_values import FeatureValues, without_values
-from app.training.session import TrainingSession
-from app.training.status.document import TrainerFacts, trainer_status
-from app.training.status.rank_report import RankReport
-from app.training.status.throughput import ThroughputMeter
-from app.training.status.writer import INTERVAL_SECONDS, StatusWriter
-from app.version_log.trainer_status import TrainerStatus
+from springtide.app.training.config import TrainerConfig
+from springtide.app.training.health.gate import Gate
+from springtide.app.training.input.feature_values import FeatureValues, without_values
+from springtide.app.training.session import TrainingSession
+from springtide.app.training.status.document import TrainerFacts, trainer_status
+from springtide.app.training.status.rank_report import RankReport
+from springtide.app.training.status.throughput import ThroughputMeter
+from springtide.app.training.status.writer import INTERVAL_SECONDS, StatusWriter
+from springtide.app.version_log.trainer_status import TrainerStatus
 
 NUM_FIRST_SAMPLES = 10_000  # since the start; a feature without a value in them is often misspelt
 

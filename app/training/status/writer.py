@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.version_log.trainer_status import TrainerStatus, sign_status, write_status
+from springtide.app.version_log.trainer_status import TrainerStatus, sign_status, write_status
 
 INTERVAL_SECONDS = 1.0
 

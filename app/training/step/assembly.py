@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+
+from springtide.embeddings.lookup.handle import LookupSlice
 from springtide_client.features import Features
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
-from torch import Tensor
-
-from embeddings.lookup.handle import LookupSlice
 
 
 def lookup_slices(schema: Schema, features: Features) -> list[LookupSlice]:

@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
+
+from springtide.app.training.device.pinned_buffers import PinnedBuffers, StagedColumns
+from springtide.app.training.device.transfer_stream import TransferStream
+from springtide.app.training.step.assembly import input_columns, lookup_slices, repeat_per_key
+from springtide.embeddings.lookup.handle import LookupSlice
+from springtide.kernels.cpu.wide.prepare import running_numbers
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array
+from springtide.stream.columns import Batch
 from springtide_client.features import Features
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
 from springtide_client.wide.bins import bin_ids, signed_logs
 from springtide_client.wide.slots import bin_keys
-from torch import Tensor
-
-from app.training.device.pinned_buffers import PinnedBuffers, StagedColumns
-from app.training.device.transfer_stream import TransferStream
-from app.training.step.assembly import input_columns, lookup_slices, repeat_per_key
-from embeddings.lookup.handle import LookupSlice
-from kernels.cpu.wide.prepare import running_numbers
-from kernels.ops import Ops
-from kernels.types import Array
-from stream.columns import Batch
 
 KEY_COLUMNS = ("features_K", "ids_K", "event_ms_K", "scores_K")
 

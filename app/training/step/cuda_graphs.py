@@ -10,11 +10,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from springtide_client.model.inputs import ModelInputs
 from torch import Tensor
 
-from app.training.device.graph_capture import GraphCapture
-from app.training.step.dense_step import NUM_ROW_INPUTS, DeviceStep, StepOutcome, backward_into_rows, row_inputs_by_name
+from springtide.app.training.device.graph_capture import GraphCapture
+from springtide.app.training.step.dense_step import (
+    NUM_ROW_INPUTS,
+    DeviceStep,
+    StepOutcome,
+    backward_into_rows,
+    row_inputs_by_name,
+)
+from springtide_client.model.inputs import ModelInputs
 
 MAX_GRAPHS = 6  # each keeps the memory of a step
 WARMUP_RUNS = 3

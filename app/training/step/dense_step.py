@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-from springtide_client.model.inputs import ModelInputs
 from torch import Tensor, nn
 
-from app.models.interface import DenseModel
-from app.models.losses.loss import Loss
-from app.training.optimization.net_update import NetUpdate
-from app.training.step.union import Samples, Union
+from springtide.app.models.interface import DenseModel
+from springtide.app.models.losses.loss import Loss
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.union import Samples, Union
+from springtide_client.model.inputs import ModelInputs
 
 NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
 

@@ -8,34 +8,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.schema import Schema
 from torch import nn
 
-from app.models.losses.config import LabelLoss
-from app.models.losses.loss import Loss
-from app.models.retrieval.two_tower import TwoTower
-from app.models.wide.wide_part import wide_part_of
-from app.training.config import TrainConfig
-from app.training.device.device import TrainDevice, resolve_device
-from app.training.optimization.dense_optimizer import optimizer_arrays
-from app.training.optimization.net_update import NetUpdate
-from app.training.step.assembly import assemble_tensors
-from app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
-from app.training.step.cuda_graphs import CudaGraphStep
-from app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
-from app.training.step.report import StepReport, fetch_outcome, fetch_samples, report_of
-from app.training.step.retrieval_step import RetrievalStep
-from app.training.step.union import Union, without_samples
-from app.training.step.wide_ranks import ChunkedWideStep
-from app.training.step.wide_step import WideStep, learn_offset
-from embeddings.collection.collection import AnyTable
-from embeddings.errors import SpillError
-from embeddings.lookup.handle import Lookup
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.precision import Precision
-from embeddings.sharding.sharded_table import ShardedTable
-from embeddings.torch_api.autograd import embed_slices
-from stream.columns import Batch
+from springtide.app.models.losses.config import LabelLoss
+from springtide.app.models.losses.loss import Loss
+from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.models.wide.wide_part import wide_part_of
+from springtide.app.training.config import TrainConfig
+from springtide.app.training.device.device import TrainDevice, resolve_device
+from springtide.app.training.optimization.dense_optimizer import optimizer_arrays
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.assembly import assemble_tensors
+from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
+from springtide.app.training.step.cuda_graphs import CudaGraphStep
+from springtide.app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
+from springtide.app.training.step.report import StepReport, fetch_outcome, fetch_samples, report_of
+from springtide.app.training.step.retrieval_step import RetrievalStep
+from springtide.app.training.step.union import Union, without_samples
+from springtide.app.training.step.wide_ranks import ChunkedWideStep
+from springtide.app.training.step.wide_step import WideStep, learn_offset
+from springtide.embeddings.collection.collection import AnyTable
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.sharded_table import ShardedTable
+from springtide.embeddings.torch_api.autograd import embed_slices
+from springtide.stream.columns import Batch
+from springtide_client.schema import Schema
 
 Arrays = dict[str, npt.NDArray[Any]]
 

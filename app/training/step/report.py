@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from app.training.device.transfer_stream import TransferStream
-from app.training.step.dense_step import StepOutcome
-from app.training.step.union import Samples
-from stream.columns import Batch
+from springtide.app.training.device.transfer_stream import TransferStream
+from springtide.app.training.step.dense_step import StepOutcome
+from springtide.app.training.step.union import Samples
+from springtide.stream.columns import Batch
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 # N samples, L labels
 import torch
-from springtide_client.model.inputs import ModelInputs
 from torch import Tensor
 
-from app.models.retrieval.item_frequency import Frequencies
-from app.models.retrieval.two_tower import TwoTower
-from app.training.optimization.net_update import NetUpdate
-from app.training.step.dense_step import StepOutcome, observe, over_ranks
-from app.training.step.union import Samples, Union
+from springtide.app.models.retrieval.item_frequency import Frequencies
+from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks
+from springtide.app.training.step.union import Samples, Union
+from springtide_client.model.inputs import ModelInputs
 
 
 class RetrievalStep:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from app.training.optimization.net_update import NetUpdate
-from embeddings.errors import ShardError
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.precision import Precision
-from stream.columns import Batch
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.embeddings.errors import ShardError
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.precision import Precision
+from springtide.stream.columns import Batch
 
 WORD_BITS = 62  # of facts that travel as one number
 

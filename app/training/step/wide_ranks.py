@@ -14,22 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide_client.schema import Schema
-from springtide_client.wide.layout import born_of
-from springtide_client.wide.slots import Slots
 
-from app.models.wide.wide_part import WidePart
-from app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
-from app.training.step.wide_sums import ArraySums, part_of_sum
-from embeddings.collection.collection import AnyTable
-from embeddings.lookup.handle import Lookup
-from embeddings.sharding.precision import Precision
-from embeddings.sharding.sharded_lookup import ShardedLookup
-from embeddings.sharding.sharded_table import ShardedTable
-from kernels.cpu.wide.apply import MAX_INFORMATION, PLAIN_EPS
-from kernels.cpu.wide.arrays import WideArrays
-from kernels.cpu.wide.prepare import potential_crosses
-from kernels.cpu.wide.score import (
+from springtide.app.models.wide.wide_part import WidePart
+from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
+from springtide.app.training.step.wide_sums import ArraySums, part_of_sum
+from springtide.embeddings.collection.collection import AnyTable
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.sharded_lookup import ShardedLookup
+from springtide.embeddings.sharding.sharded_table import ShardedTable
+from springtide.kernels.cpu.wide.apply import MAX_INFORMATION, PLAIN_EPS
+from springtide.kernels.cpu.wide.arrays import WideArrays
+from springtide.kernels.cpu.wide.prepare import potential_crosses
+from springtide.kernels.cpu.wide.score import (
     COLUMNS,
     INFORMATION,
     PLAIN_SQUARES,
@@ -38,7 +35,10 @@ from kernels.cpu.wide.score import (
     Strengths,
     strengths_of,
 )
-from kernels.types import RowColumns
+from springtide.kernels.types import RowColumns
+from springtide_client.schema import Schema
+from springtide_client.wide.layout import born_of
+from springtide_client.wide.slots import Slots
 
 NONE = np.zeros(0, np.int64)
 

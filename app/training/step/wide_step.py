@@ -7,6 +7,24 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor, nn
+
+from springtide.app.models.losses.loss import Loss, LossGradient
+from springtide.app.models.wide.wide_part import NAME, WidePart
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.batch_keys import BatchKeys
+from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks, score
+from springtide.app.training.step.union import Samples, Union
+from springtide.app.version_log.change.design import CROSSES_TABLE
+from springtide.embeddings.collection.collection import AnyTable, tables_by_name, tables_of_model
+from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.sharding.sharded_table import ShardedTable
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
+from springtide.kernels.cpu.wide.in_order import in_order_pass
+from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
+from springtide.kernels.types import RowColumns
+from springtide.stream.columns import Batch
 from springtide_client.keys import CROSSES
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
@@ -14,24 +32,6 @@ from springtide_client.wide.crosses import row_hashes
 from springtide_client.wide.layout import born_column, born_of
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import Slots, num_crossed, slots_of
-from torch import Tensor, nn
-
-from app.models.losses.loss import Loss, LossGradient
-from app.models.wide.wide_part import NAME, WidePart
-from app.training.optimization.net_update import NetUpdate
-from app.training.step.batch_keys import BatchKeys
-from app.training.step.dense_step import StepOutcome, observe, over_ranks, score
-from app.training.step.union import Samples, Union
-from app.version_log.change.design import CROSSES_TABLE
-from embeddings.collection.collection import AnyTable, tables_by_name, tables_of_model
-from embeddings.lookup.handle import Lookup
-from embeddings.sharding.sharded_table import ShardedTable
-from embeddings.table import EmbeddingTable
-from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
-from kernels.cpu.wide.in_order import in_order_pass
-from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
-from kernels.types import RowColumns
-from stream.columns import Batch
 
 MAX_CROSSES = 1 << 18  # looked up at once
 FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for its rows

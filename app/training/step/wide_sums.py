@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embeddings.sharding.exchange import Exchange
-from kernels.cpu.wide import apply, learn, prepare
-from kernels.cpu.wide.score import GATE_PRIOR, Strengths
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.kernels.cpu.wide import apply, learn, prepare
+from springtide.kernels.cpu.wide.score import GATE_PRIOR, Strengths
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Float64Array = npt.NDArray[np.float64]

@@ -3,30 +3,29 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from springtide_client.format.records import NO_STATE
-from springtide_client.format.tensors import Arrays
-from springtide_client.log.base import Base
-from springtide_client.rows.layers import merge_layers
-from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.change.carry import Carry, same_numbers
-from app.version_log.change.design import Design
-from app.version_log.change.plan import Plan
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import (
+from springtide.app.version_log.change.carry import Carry, same_numbers
+from springtide.app.version_log.change.design import Design
+from springtide.app.version_log.change.plan import Plan
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.merge import (
     MAX_REPLAYED_BYTES,
     block_bounds,
     dead_keys,
     merged_blocks,
     write_merged_base,
 )
-from app.version_log.compact.row_writer import TableImage
-from app.version_log.failpoints import failpoint
-from app.version_log.read.exact_state import exact_net, find_state
-from app.version_log.read.replay_state import ReplayState
-from app.version_log.read.resume import Resume
-from app.version_log.tables import LogTable
-from app.version_log.write.writer import LogWriter
+from springtide.app.version_log.compact.row_writer import TableImage
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.read.exact_state import exact_net, find_state
+from springtide.app.version_log.read.replay_state import ReplayState
+from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.tables import LogTable
+from springtide.app.version_log.write.writer import LogWriter
+from springtide_client.format.records import NO_STATE
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.rows.layers import merge_layers
+from springtide_client.rows.row_layer import RowLayer
 
 
 def begin_changed(

@@ -7,6 +7,24 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.scores.changed_labels import with_labels
+from springtide.app.version_log.change.design import (
+    CROSSES_TABLE,
+    DENSE,
+    Design,
+    keeps_crosses,
+    keeps_states,
+    keeps_vectors,
+    row_owners,
+)
+from springtide.app.version_log.change.plan import Plan
+from springtide.app.version_log.change.wide_arrays import carry_wide
+from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.read.exact_state import AVERAGE, serve_averages
+from springtide.app.version_log.read.id_dictionary import merge_id_strings, take_strings
+from springtide.app.version_log.tables import LogTable
+from springtide.app.version_log.trainer_meta import ErasureMeta, TrainerMeta
 from springtide_client.array_types import Float32Array
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
@@ -16,24 +34,6 @@ from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.row_layer import RowLayer, empty_layer, key_order
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL
-
-from app.scores.changed_labels import with_labels
-from app.version_log.change.design import (
-    CROSSES_TABLE,
-    DENSE,
-    Design,
-    keeps_crosses,
-    keeps_states,
-    keeps_vectors,
-    row_owners,
-)
-from app.version_log.change.plan import Plan
-from app.version_log.change.wide_arrays import carry_wide
-from app.version_log.items import ItemLayout
-from app.version_log.read.exact_state import AVERAGE, serve_averages
-from app.version_log.read.id_dictionary import merge_id_strings, take_strings
-from app.version_log.tables import LogTable
-from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
 
 OPTIMIZER, SCORES = "state.optimizer.", "state.scores."
 OF_PARAMETERS = (AVERAGE, "state.accumulated.gradient.")

@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from msgspec.structs import replace
+
+from springtide.app.version_log.tables import LogTable, table_holding, tables_from
 from springtide_client.format.tensors import Array
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.schema import Schema
 from springtide_client.wide.parameters import PREFIX
-
-from app.version_log.tables import LogTable, table_holding, tables_from
 
 DENSE = "dense."
 TASK_WEIGHTS = "task_weights."

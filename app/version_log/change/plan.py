@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from springtide_client.schema import Schema
 
-from app.version_log.change.design import Design, keeps_crosses, keeps_states, keeps_vectors, optimizer_name, row_owners
+from springtide.app.version_log.change.design import (
+    Design,
+    keeps_crosses,
+    keeps_states,
+    keeps_vectors,
+    optimizer_name,
+    row_owners,
+)
+from springtide_client.schema import Schema
 
 
 @dataclass(frozen=True)

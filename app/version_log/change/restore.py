@@ -8,22 +8,22 @@ present design cannot carry stays as it is now (parameters of the net) or is del
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.change.carry import Carry, numbers_by_name
+from springtide.app.version_log.change.design import Design
+from springtide.app.version_log.change.plan import Plan, plan_change
+from springtide.app.version_log.read.exact_state import ExactStates, exact_net
+from springtide.app.version_log.read.id_dictionary import id_strings_of
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.replay_state import ModelReplayState
+from springtide.app.version_log.read.version_range import VersionRange, split_keys
+from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import aligned_chunks, flatten_layers, merge_layers
 from springtide_client.rows.row_layer import RowLayer, empty_layer
-
-from app.errors import UserError
-from app.version_log.change.carry import Carry, numbers_by_name
-from app.version_log.change.design import Design
-from app.version_log.change.plan import Plan, plan_change
-from app.version_log.read.exact_state import ExactStates, exact_net
-from app.version_log.read.id_dictionary import id_strings_of
-from app.version_log.read.index import LogIndex
-from app.version_log.read.replay_state import ModelReplayState
-from app.version_log.read.version_range import VersionRange, split_keys
-from app.version_log.tables import LogTable, tables_of
 
 MAX_BYTES = 2 << 30  # of the rows in memory
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+
 from springtide_client.array_types import Indices
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.schema import Schema

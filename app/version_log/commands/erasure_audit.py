@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.read.id_dictionary import find_id_strings
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.segments import HEADERS_ONLY, scan_segment
+from springtide.app.version_log.retention.keep_rule import kept_by_rule
+from springtide.app.version_log.retention.pins import read_pins
+from springtide.app.version_log.tables import is_row_id
 from springtide_client.errors import LogError
 from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import ID_STRINGS, ITEMS, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import Listing, base_name
-
-from app.version_log.config import LogConfig
-from app.version_log.read.id_dictionary import find_id_strings
-from app.version_log.read.index import LogIndex
-from app.version_log.read.segments import HEADERS_ONLY, scan_segment
-from app.version_log.retention.keep_rule import kept_by_rule
-from app.version_log.retention.pins import read_pins
-from app.version_log.tables import is_row_id
 
 CHUNK_ROWS = 1 << 20
 ROWS_FILES = "rows*.safetensors"  # of all tables

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+
+from springtide.app.version_log.trainer_meta import ErasureMeta, TrainerMeta
+from springtide.stream.decode.erasure_filter import Erasure
+from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 from springtide_client.errors import EncodeError
 from springtide_client.format.records import CommandEntry, StreamPosition, VersionMeta
 from springtide_client.keys import encode_id
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.schema import Schema
-
-from app.version_log.trainer_meta import ErasureMeta, TrainerMeta
-from stream.decode.erasure_filter import Erasure
-from stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 
 Positions = Mapping[str, StreamPosition]
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from springtide.embeddings.config import FeaturePolicy, TableConfig, TableLimits
+from springtide.embeddings.optimizer import RowOptimizer
 from springtide_client.schema import Schema
 from springtide_client.system.settings import SettingsKey, format_value, keys
-
-from embeddings.config import FeaturePolicy, TableConfig, TableLimits
-from embeddings.optimizer import RowOptimizer
 
 TABLE_LIMITS: dict[str, SettingsKey] = {
     "device_bytes": keys(TableConfig)["device_bytes"],

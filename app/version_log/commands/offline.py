@@ -5,28 +5,28 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from springtide_client.errors import EncodeError, LogError
-from springtide_client.format.records import VersionMeta
-from springtide_client.format.tensors import Arrays
-from springtide_client.log.directory import LogDirectory
-from springtide_client.schema import Schema
 
-from app.errors import UserError
-from app.version_log.commands.erasures import (
+from springtide.app.errors import UserError
+from springtide.app.version_log.commands.erasures import (
     erasures_ahead,
     erasures_from_meta,
     erasures_to_meta,
     high_water_marks,
     parse_keys,
 )
-from app.version_log.commands.queue import Command, CommandQueue, command_entry
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.config import LogConfig
-from app.version_log.read.resume import Resume
-from app.version_log.trainer_meta import TrainerMeta
-from app.version_log.write.writer import LogWriter
-from stream.decode.erasure_filter import Erasure
-from stream.positions import positions_from_meta, positions_to_meta
+from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.trainer_meta import TrainerMeta
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.decode.erasure_filter import Erasure
+from springtide.stream.positions import positions_from_meta, positions_to_meta
+from springtide_client.errors import EncodeError, LogError
+from springtide_client.format.records import VersionMeta
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.directory import LogDirectory
+from springtide_client.schema import Schema
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from springtide.app.version_log.failpoints import failpoint
 from springtide_client.format.records import CommandEntry, NamedKey, StreamPosition
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import make_durable_folder, write_atomically
-
-from app.version_log.failpoints import failpoint
 
 _NAME = re.compile(r"(?P<id>[^.][^/]*?)\.(?P<holder>json|\d+)")
 

@@ -11,17 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from springtide_client.format.records import CommandEntry, VersionMeta
-from springtide_client.format.tensors import Array, Arrays
-from springtide_client.log.base import Base
-from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import flatten_layers, merge_layers
-from springtide_client.rows.row_layer import RowLayer
-from springtide_client.schema import Schema
 
-from app.version_log.change.plan import Plan
-from app.version_log.change.restore import differing_rows, earlier_version
-from app.version_log.commands.erasures import (
+from springtide.app.version_log.change.plan import Plan
+from springtide.app.version_log.change.restore import differing_rows, earlier_version
+from springtide.app.version_log.commands.erasures import (
     erased_keys,
     erasures_ahead,
     erasures_from_meta,
@@ -29,15 +22,22 @@ from app.version_log.commands.erasures import (
     erasures_to_meta,
     high_water_marks,
 )
-from app.version_log.read.exact_state import ExactStates, exact_net, serve_averages
-from app.version_log.read.id_dictionary import IdDictionary
-from app.version_log.read.image_range import ImageRange, versions_between
-from app.version_log.read.index import LogIndex
-from app.version_log.read.replay_state import ModelReplayState
-from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
-from app.version_log.tables import LogTable, is_row_id, tables_of
-from app.version_log.trainer_meta import TrainerMeta
-from stream.positions import positions_from_meta, positions_to_meta
+from springtide.app.version_log.read.exact_state import ExactStates, exact_net, serve_averages
+from springtide.app.version_log.read.id_dictionary import IdDictionary
+from springtide.app.version_log.read.image_range import ImageRange, versions_between
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.replay_state import ModelReplayState
+from springtide.app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from springtide.app.version_log.tables import LogTable, is_row_id, tables_of
+from springtide.app.version_log.trainer_meta import TrainerMeta
+from springtide.stream.positions import positions_from_meta, positions_to_meta
+from springtide_client.format.records import CommandEntry, VersionMeta
+from springtide_client.format.tensors import Array, Arrays
+from springtide_client.log.base import Base
+from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.layers import flatten_layers, merge_layers
+from springtide_client.rows.row_layer import RowLayer
+from springtide_client.schema import Schema
 
 
 class RollbackVersion(NamedTuple):

@@ -5,6 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.commands.erasure_audit import oldest_file_containing
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.read.index import LogIndex
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, version_name
 from springtide_client.keys import encode_id
@@ -12,11 +17,6 @@ from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 from springtide_client.schema import Schema
-
-from app.errors import UserError
-from app.version_log.commands.erasure_audit import oldest_file_containing
-from app.version_log.config import LogConfig
-from app.version_log.read.index import LogIndex
 
 CLOCK_SKEW_MS = 3_600_000  # between the hosts that submit commands and those that execute them
 MAX_KEYS = 16  # reported per command: each reads the keys of the whole log

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
+from springtide.app.version_log.compact.row_writer import RowWriter, TableImage
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.read.exact_state import is_exact_state
+from springtide.app.version_log.tables import tables_from
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
@@ -35,11 +40,6 @@ from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder
-
-from app.version_log.compact.row_writer import RowWriter, TableImage
-from app.version_log.failpoints import failpoint
-from app.version_log.read.exact_state import is_exact_state
-from app.version_log.tables import tables_from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,21 +5,20 @@ import threading
 import time
 from pathlib import Path
 
+from springtide.app.models.export.onnx_export import is_possible
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.onnx import OnnxBuilder
+from springtide.app.version_log.compact.pending_versions import PendingVersions
+from springtide.app.version_log.compact.pinned_base import pinned_base_due, write_pinned_base
+from springtide.app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.disk_budget import DiskBudget, LogUsage
+from springtide.app.version_log.retention.pins import pin_names
 from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.system.file_lock import file_lock
-
-from app.models.export.onnx_export import is_possible
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.onnx import OnnxBuilder
-from app.version_log.compact.pending_versions import PendingVersions
-from app.version_log.compact.pinned_base import pinned_base_due, write_pinned_base
-from app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts
-from app.version_log.config import LogConfig
-from app.version_log.disk_budget import DiskBudget, LogUsage
-from app.version_log.retention.pins import pin_names
 
 LOCK_NAME = "compactor.lock"
 POLL_SECONDS = 1.0

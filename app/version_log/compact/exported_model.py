@@ -5,6 +5,7 @@ import zlib
 from contextlib import suppress
 
 from msgspec.structs import replace
+
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.log.base import MANIFEST, MODEL, Base, FileChecksum

@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
+from springtide.app.version_log.compact.retention import complete_bases
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.retention.keep_rule import num_bytes
+from springtide.app.version_log.retention.pins import pin_names
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.compact.retention import complete_bases
-from app.version_log.config import LogConfig
-from app.version_log.retention.keep_rule import num_bytes
-from app.version_log.retention.pins import pin_names
 
 
 class KeptSize(NamedTuple):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
 from springtide_client.log.base import MANIFEST, Base

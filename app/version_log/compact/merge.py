@@ -10,6 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.linked_base import link_base
+from springtide.app.version_log.compact.onnx import OnnxBuilder
+from springtide.app.version_log.compact.retention import delete_base
+from springtide.app.version_log.compact.row_writer import TableImage
+from springtide.app.version_log.read.corruption import report_corruption
+from springtide.app.version_log.read.exact_state import ExactStates, find_state
+from springtide.app.version_log.read.id_dictionary import merge_id_strings
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.replay_state import ReplayState
+from springtide.app.version_log.tables import LogTable
 from springtide_client.array_types import UInt64Array
 from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.records import NO_STATE, Record, VersionMeta
@@ -18,18 +30,6 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_layer import RowLayer, empty_layer, sorted_layer
-
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.linked_base import link_base
-from app.version_log.compact.onnx import OnnxBuilder
-from app.version_log.compact.retention import delete_base
-from app.version_log.compact.row_writer import TableImage
-from app.version_log.read.corruption import report_corruption
-from app.version_log.read.exact_state import ExactStates, find_state
-from app.version_log.read.id_dictionary import merge_id_strings
-from app.version_log.read.index import LogIndex
-from app.version_log.read.replay_state import ReplayState
-from app.version_log.tables import LogTable
 
 CHUNK_ROWS = 65_536
 MAX_REPLAYED_BYTES = 1 << 30  # of records over one base; more of them become an intermediate base

@@ -2,7 +2,7 @@
 
 The weights are replaced by name in the file's protobuf bytes, without the onnx library and without torch. Formats:
 https://protobuf.dev/programming-guides/encoding and onnx.proto. Handles only files that
-app.models.export.onnx_export writes.
+springtide.app.models.export.onnx_export writes.
 """
 
 import logging
@@ -61,7 +61,15 @@ class OnnxBuilder:
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / ONNX
             launcher = [sys.executable, str(parent_death.__file__), str(os.getpid())]
-            command = [*launcher, sys.executable, "-m", "app.models.export.onnx_export", str(program), str(target)]
+            command = [
+                *launcher,
+                sys.executable,
+                "-P",
+                "-m",
+                "springtide.app.models.export.onnx_export",
+                str(program),
+                str(target),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_SECONDS, check=False)
             if done.returncode != 0:
                 raise LogError((done.stderr.strip().splitlines() or ["the export failed without a message"])[-1])

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from springtide.app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
 
 LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 

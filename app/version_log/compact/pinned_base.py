@@ -1,17 +1,16 @@
 """A base exactly at a pinned version: written where the segments that the pin keeps take more than such a base."""
 
+from springtide.app.version_log.compact.merge import MAX_REPLAYED_BYTES, write_merged_base
+from springtide.app.version_log.compact.onnx import OnnxBuilder
+from springtide.app.version_log.compact.retention import complete_bases
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.replay_state import ReplayState
+from springtide.app.version_log.read.segments import size_of
+from springtide.app.version_log.read.version_range import VersionRange
+from springtide.app.version_log.retention.keep_rule import groups_of_equal_bases, num_bytes
+from springtide.app.version_log.retention.pins import read_pins
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.compact.merge import MAX_REPLAYED_BYTES, write_merged_base
-from app.version_log.compact.onnx import OnnxBuilder
-from app.version_log.compact.retention import complete_bases
-from app.version_log.read.index import LogIndex
-from app.version_log.read.replay_state import ReplayState
-from app.version_log.read.segments import size_of
-from app.version_log.read.version_range import VersionRange
-from app.version_log.retention.keep_rule import groups_of_equal_bases, num_bytes
-from app.version_log.retention.pins import read_pins
 
 
 def pinned_base_due(directory: LogDirectory, *, keep_bases: int) -> int | None:

@@ -9,21 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from springtide.app.version_log.compact.base_writer import is_complete
+from springtide.app.version_log.config import KeepRule
+from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
+from springtide.app.version_log.retention.keep_rule import (
+    KeptVersions,
+    described,
+    kept_by_rule,
+    kept_versions,
+    num_bytes,
+)
+from springtide.app.version_log.retention.pins import FOLDER as PINS
+from springtide.app.version_log.retention.pins import Pin, read_pins
+from springtide.app.version_log.retention.retention_lock import retention_lock
 from springtide_client.format.records import EPOCH_SHIFT
 from springtide_client.log.base import BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import Listing, LogManifest, base_name
-
-from app.version_log.compact.base_writer import is_complete
-from app.version_log.config import KeepRule
-from app.version_log.disk_usage import folder_bytes
-from app.version_log.failpoints import failpoint
-from app.version_log.read.index import LogIndex
-from app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
-from app.version_log.retention.keep_rule import KeptVersions, described, kept_by_rule, kept_versions, num_bytes
-from app.version_log.retention.pins import FOLDER as PINS
-from app.version_log.retention.pins import Pin, read_pins
-from app.version_log.retention.retention_lock import retention_lock
 
 LOCK_WAIT_SECONDS = 10.0
 NO_RULE = KeepRule()

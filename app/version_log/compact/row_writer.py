@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.tables import LogTable
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import PLACE_BYTES, TensorShape
 from springtide_client.log.base import FileChecksum, TableSpec
 from springtide_client.log.row_files import optimizer_files, rows_files
 from springtide_client.rows.hash_range import HashRange, owners_of
 from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.failpoints import failpoint
-from app.version_log.tables import LogTable
 
 LEAST_DATA_OF_PADDING = 8  # times the most padding of a file: below, its columns have no places
 COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
+
+from springtide.app.version_log.read.id_dictionary import IdDictionary, feature_name
+from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.tables import LogTable, table_holding
 from springtide_client.format.records import version_name
 from springtide_client.keys import CROSSES
 from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.read.id_dictionary import IdDictionary, feature_name
-from app.version_log.read.row_image import RowImage
-from app.version_log.tables import LogTable, table_holding
 
 BATCH_ROWS = 65_536
 

@@ -7,14 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from springtide.app.errors import UserError
+from springtide.app.version_log.export.arrow_parquet import write_arrow, write_parquet
+from springtide.app.version_log.export.torch_tensors import write_torch
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.row_image import RowImage
 from springtide_client.errors import LogError
 from springtide_client.system.files import fsync_folder
-
-from app.errors import UserError
-from app.version_log.export.arrow_parquet import write_arrow, write_parquet
-from app.version_log.export.torch_tensors import write_torch
-from app.version_log.read.index import LogIndex
-from app.version_log.read.row_image import RowImage
 
 FORMATS = {"safetensors": ".safetensors", "arrow": ".arrow", "parquet": ".parquet", "torch": ".pt"}
 
@@ -114,11 +113,10 @@ def _reason(error: OSError) -> str:
 
 
 def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
+    from springtide.app.version_log.export.snapshot_file import SnapshotFile
+    from springtide.app.version_log.read.version_range import RANGE_BYTES, VersionRange
     from springtide_client.follow.memory_limit import MemoryLimit
     from springtide_client.model.view import View
-
-    from app.version_log.export.snapshot_file import SnapshotFile
-    from app.version_log.read.version_range import RANGE_BYTES, VersionRange
 
     base = index.base_before(config.version)
     view = View.open(base.path)

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings
+from springtide.app.version_log.read.live_rows import count_live_rows, live_rows
 from springtide_client.errors import SpringtideError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import TensorShape, tensor_layout
@@ -25,9 +28,6 @@ from springtide_client.rows.row_layer import empty_layer, sorted_layer
 from springtide_client.rows.search import KNOWN
 from springtide_client.rows.table_names import record_tensor
 from springtide_client.wide.parameters import PREFIX
-
-from app.version_log.read.id_dictionary import id_strings_of, merge_id_strings
-from app.version_log.read.live_rows import count_live_rows, live_rows
 
 # tensor -> column of a layer, whose states are the wide part's alone
 COLUMNS = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.rows.row_layer import RowLayer
 
-from app.version_log.export.arrow_parquet import description
-from app.version_log.read.id_dictionary import IdDictionary, feature_name
-from app.version_log.read.row_image import RowImage
+from springtide.app.version_log.export.arrow_parquet import description
+from springtide.app.version_log.read.id_dictionary import IdDictionary, feature_name
+from springtide.app.version_log.read.row_image import RowImage
+from springtide_client.rows.row_layer import RowLayer
 
 COLUMNS = {"id": "id", "vector": "value", "count": "count", "last_seen_ms": "last_seen"}
 TYPES = {"id": np.int64, "vector": np.float32, "count": np.int64, "last_seen_ms": np.int64, "lengths": np.int64}

@@ -4,6 +4,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.row_image import RowImage
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import CROSSES, encode_id
 from springtide_client.rows.row_layer import RowLayer
@@ -13,9 +16,6 @@ from springtide_client.wide.crosses import cross_ids, row_hashes
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT, born_column
 from springtide_client.wide.parameters import PREFIX, WideParameters
-
-from app.errors import UserError
-from app.version_log.read.row_image import RowImage
 
 OF_A_CROSS = [WEIGHT, INFORMATION]
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
+from springtide.app.version_log.read.image_range import ImageRange, versions_between
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
 from springtide_client.format.records import VersionMeta, version_name
 from springtide_client.format.tensors import Array
 from springtide_client.log.base import Base
 from springtide_client.rows.row_layer import RowLayer, expiry_cutoffs_of
 from springtide_client.schema import Schema
-
-from app.errors import UserError
-from app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
-from app.version_log.read.image_range import ImageRange, versions_between
-from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
-from app.version_log.tables import LogTable, tables_of
 
 CHUNK_ROWS = 1 << 20  # of a base, read at a time
 

@@ -4,6 +4,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from springtide.app.version_log.read.id_dictionary import IdDictionary
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import VersionRange
+from springtide.app.version_log.tables import table_holding, tables_of
 from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, VersionMeta
@@ -11,11 +16,6 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.listing import base_name
 from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.read.id_dictionary import IdDictionary
-from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import VersionRange
-from app.version_log.tables import table_holding, tables_of
 
 # kinds of events
 IN_BASE, CREATED, WRITTEN, ERASED, EXPIRED = "in base", "created", "written", "erased", "expired"

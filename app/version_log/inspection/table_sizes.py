@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.version_log.read.row_image import RowImage
+from springtide.app.version_log.read.row_image import RowImage
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+
+from springtide.app.version_log.read.segments import HEADERS_ONLY, IndexEntry, scan_segment, size_of
 from springtide_client.errors import LogError
 from springtide_client.format.records import HEADER, CommandEntry, Tip
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.shard_files import ShardFiles
 from springtide_client.system.files import write_atomically
-
-from app.version_log.read.segments import HEADERS_ONLY, IndexEntry, scan_segment, size_of
 
 REPORT_NAME = "corruption.json"
 

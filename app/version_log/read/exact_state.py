@@ -9,6 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+
+from springtide.app.version_log.read.segments import IndexEntry
+from springtide.app.version_log.retention.pins import read_pins
+from springtide.app.version_log.retention.retention_lock import retention_lock
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
@@ -16,10 +20,6 @@ from springtide_client.format.records import NO_STATE, Tip
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum
 from springtide_client.log.listing import state_name
-
-from app.version_log.read.segments import IndexEntry
-from app.version_log.retention.pins import read_pins
-from app.version_log.retention.retention_lock import retention_lock
 
 PARAMETERS, AVERAGE = "state.parameters.", "state.average."
 

@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.version_log.read.version_range import VersionRange
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import MISSING_ID, SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 from springtide_client.rows.row_layer import RowLayer, empty_layer
 from springtide_client.schema import Schema
-
-from app.version_log.read.version_range import VersionRange
 
 UInt16Array = npt.NDArray[np.uint16]
 Int64Array = npt.NDArray[np.int64]

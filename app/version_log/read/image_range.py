@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.segments import IndexEntry
+from springtide.app.version_log.read.version_range import KeyRange, VersionRange
+from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.array_types import BoolArray
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_layer import RowLayer, empty_layer
-
-from app.version_log.read.index import LogIndex
-from app.version_log.read.segments import IndexEntry
-from app.version_log.read.version_range import KeyRange, VersionRange
-from app.version_log.tables import LogTable, tables_of
 
 
 class VersionImage(NamedTuple):

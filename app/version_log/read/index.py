@@ -4,18 +4,17 @@ from bisect import bisect
 from collections.abc import Iterator
 from functools import cached_property
 
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.segments import HEADERS_ONLY, IndexEntry, ShardCounts, scan_segment
+from springtide.app.version_log.read.version_names import Instant, parse_instant, parse_version
+from springtide.app.version_log.retention.pins import Pin, read_pin, read_pins
+from springtide.app.version_log.retention.unbroken_runs import UnbrokenRuns
 from springtide_client.errors import LogError
 from springtide_client.format.records import EPOCH_SHIFT, HEADER, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import Listing, base_name, begins_epoch
 from springtide_client.log.shard_files import ShardFiles
-
-from app.errors import UserError
-from app.version_log.read.segments import HEADERS_ONLY, IndexEntry, ShardCounts, scan_segment
-from app.version_log.read.version_names import Instant, parse_instant, parse_version
-from app.version_log.retention.pins import Pin, read_pin, read_pins
-from app.version_log.retention.unbroken_runs import UnbrokenRuns
 
 
 class LogIndex:

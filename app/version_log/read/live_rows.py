@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.model.view_table import ViewTable
 from springtide_client.rows.layers import aligned_chunks, merge_layers

@@ -5,17 +5,17 @@ from copy import deepcopy
 
 import msgspec
 import numpy as np
+
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.version_log.items import items_of
+from springtide.app.version_log.read.exact_state import is_exact_state
+from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings, take_strings
+from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer
 from springtide_client.rows.row_layer import RowLayer, empty_layer
-
-from app.scores.progressive import ProgressiveScores
-from app.version_log.items import items_of
-from app.version_log.read.exact_state import is_exact_state
-from app.version_log.read.id_dictionary import id_strings_of, merge_id_strings, take_strings
-from app.version_log.tables import LogTable, tables_of
 
 MAX_COMMANDS = 10_000  # that a base remembers, beside erasures; the files of older ones are long deleted
 SCORES = "state.scores."

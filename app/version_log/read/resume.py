@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.read.exact_state import find_state
 from springtide_client.errors import LogError
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.failpoints import failpoint
-from app.version_log.read.exact_state import find_state
 
 
 @dataclass

@@ -4,16 +4,16 @@
 from collections.abc import Iterator
 
 import numpy as np
+
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import RANGE_BYTES, VersionRange, split_keys
+from springtide.app.version_log.tables import LogTable, table_holding, tables_of
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import aligned_chunks, merge_layers
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
-
-from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import RANGE_BYTES, VersionRange, split_keys
-from app.version_log.tables import LogTable, table_holding, tables_of
 
 
 class RowImage:

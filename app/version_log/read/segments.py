@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
+
+from springtide.app.version_log.tables import is_row_id
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import (
     HEADER,
@@ -21,8 +23,6 @@ from springtide_client.format.records import (
 from springtide_client.format.shards import ShardEntry, is_row_column
 from springtide_client.log.listing import Listing
 from springtide_client.log.shard_files import ShardFiles
-
-from app.version_log.tables import is_row_id
 
 READ_CHUNK_BYTES = 1 << 20
 HEADERS_ONLY = 2**63  # as `verify_after`: above every version number

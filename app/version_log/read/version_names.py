@@ -3,9 +3,8 @@
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
+from springtide.app.errors import UserError
 from springtide_client.format.records import EPOCH_SHIFT
-
-from app.errors import UserError
 
 MAX_LENGTH = 4_000  # of a name, below the number of digits that Python converts
 CLOCKS: dict[str, Literal["created_ms", "event_clock_ms"]] = {"": "created_ms", "event": "event_clock_ms"}

@@ -9,16 +9,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.app.version_log.read.exact_state import is_exact_state
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.segments import IndexEntry
+from springtide.app.version_log.tables import LogTable
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, version_name
 from springtide_client.format.tensors import Arrays
 from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
 from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.read.exact_state import is_exact_state
-from app.version_log.read.index import LogIndex
-from app.version_log.read.segments import IndexEntry
-from app.version_log.tables import LogTable
 
 RANDOM = "state.random"  # a version that has it carries all of the net's exact state
 RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much

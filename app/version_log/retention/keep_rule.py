@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
+from springtide.app.version_log.config import KeepRule
+from springtide.app.version_log.retention.pins import Pin
 from springtide_client.log.base import BaseManifest
-
-from app.version_log.config import KeepRule
-from app.version_log.retention.pins import Pin
 
 END_OF_LOG = 2**63 - 1
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000

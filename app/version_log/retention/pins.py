@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import msgspec
+
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.records import Tip
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.index import LogIndex
 from springtide_client.errors import LogError
 from springtide_client.format.records import version_name
 from springtide_client.log.base import EXPORTS, ONNX
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
-
-from app.errors import UserError
-from app.version_log.read.index import LogIndex
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+
+from springtide.app.version_log.tables import LogTable, tables_of
+from springtide.app.version_log.verify.advice import BaseAdvice, BaseProblem
+from springtide.app.version_log.verify.inventory import REMOVE, LogInventory
+from springtide.app.version_log.verify.report import VerifyReport, plural
+from springtide.app.version_log.verify.row_places import RowPlaces
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import has_checksum
 from springtide_client.format.checksums import crc32_of_file
@@ -21,12 +27,6 @@ from springtide_client.log.base import (
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest, base_name
 from springtide_client.rows.row_layer import expiry_cutoffs_of
-
-from app.version_log.tables import LogTable, tables_of
-from app.version_log.verify.advice import BaseAdvice, BaseProblem
-from app.version_log.verify.inventory import REMOVE, LogInventory
-from app.version_log.verify.report import VerifyReport, plural
-from app.version_log.verify.row_places import RowPlaces
 
 CHUNK_ROWS = 1 << 18
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.retention.keep_rule import END_OF_LOG, kept_versions
+from springtide.app.version_log.retention.pins import FOLDER, Pin, pin_path, read_pins
+from springtide.app.version_log.verify.report import VerifyReport, plural
 from springtide_client.errors import LogError
 from springtide_client.format.records import version_name
 from springtide_client.log.base import BaseManifest
 from springtide_client.log.directory import LogDirectory
-
-from app.errors import UserError
-from app.version_log.read.index import LogIndex
-from app.version_log.retention.keep_rule import END_OF_LOG, kept_versions
-from app.version_log.retention.pins import FOLDER, Pin, pin_path, read_pins
-from app.version_log.verify.report import VerifyReport, plural
 
 
 class PinCheck:

@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from springtide.app.version_log.verify.inventory import LogInventory
+from springtide.app.version_log.verify.report import VerifyReport, plural
+from springtide.app.version_log.verify.semantics import SemanticCheck
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header, version_name
 from springtide_client.log.base import BaseManifest
 from springtide_client.log.listing import LogManifest, begins_epoch, segment_name
 from springtide_client.log.shard_files import ShardFiles
-
-from app.version_log.verify.inventory import LogInventory
-from app.version_log.verify.report import VerifyReport, plural
-from app.version_log.verify.semantics import SemanticCheck
 
 READ_CHUNK_BYTES = 1 << 20
 

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
+
+from springtide.app.version_log.read.id_dictionary import feature_name, find_id_strings
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from springtide.app.version_log.tables import LogTable, tables_of
+from springtide.app.version_log.verify.report import VerifyReport, plural
+from springtide.app.version_log.verify.row_places import RowPlaces
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import DENSE, ID_STRINGS, SKETCH, STATE, Base
 from springtide_client.rows.layers import aligned_chunks, merge_layers
 from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.read.id_dictionary import feature_name, find_id_strings
-from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
-from app.version_log.tables import LogTable, tables_of
-from app.version_log.verify.report import VerifyReport, plural
-from app.version_log.verify.row_places import RowPlaces
 
 SCORES = "state.scores."  # not replayed here: they depend on the trainer's configured window
 CHUNK_ROWS = 1 << 18

@@ -3,11 +3,10 @@
 from bisect import bisect_right
 from itertools import accumulate
 
+from springtide.app.version_log.tables import LogTable
 from springtide_client.format.tensors import map_tensors
 from springtide_client.log.base import Base
 from springtide_client.rows.hash_range import owners_of
-
-from app.version_log.tables import LogTable
 
 
 class RowPlaces:

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
+
+from springtide.app.version_log.tables import LogTable, tables_of
+from springtide.app.version_log.verify.report import VerifyReport
 from springtide_client.format.records import Record, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.base import BaseManifest
 from springtide_client.log.listing import LogManifest, begins_epoch
-
-from app.version_log.tables import LogTable, tables_of
-from app.version_log.verify.report import VerifyReport
 
 GROUPS = {
     "rows": ("feature", "id", "value", "state", "count", "last_seen"),

@@ -3,21 +3,20 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import RANGE_BYTES
+from springtide.app.version_log.verify.bases import BaseCheck
+from springtide.app.version_log.verify.inventory import LogInventory, check_inventory
+from springtide.app.version_log.verify.pins import PinCheck
+from springtide.app.version_log.verify.records import RecordCheck
+from springtide.app.version_log.verify.replay import ReplayCheck
+from springtide.app.version_log.verify.report import ERROR, NOTE, Finding, VerifyReport
 from springtide_client.errors import LogError
 from springtide_client.format.records import version_name
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import begins_epoch
-
-from app.errors import UserError
-from app.version_log.read.index import LogIndex
-from app.version_log.read.version_range import RANGE_BYTES
-from app.version_log.verify.bases import BaseCheck
-from app.version_log.verify.inventory import LogInventory, check_inventory
-from app.version_log.verify.pins import PinCheck
-from app.version_log.verify.records import RecordCheck
-from app.version_log.verify.replay import ReplayCheck
-from app.version_log.verify.report import ERROR, NOTE, Finding, VerifyReport
 
 MAX_ATTEMPTS = 3
 KEEP_BASES = 2  # as in [log]

@@ -5,16 +5,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from springtide.app.processes.priority import take_short_slices, yield_to_learning
+from springtide.app.version_log.errors import FencedError
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.write.encoder import PendingRecord, RecordEncoder
+from springtide.app.version_log.write.roles import Alone
+from springtide.app.version_log.write.segments import SegmentWriter
 from springtide_client.errors import LogError
 from springtide_client.format.records import NO_STATE, Tip, version_name
 from springtide_client.system.files import NO_SPACE_ERRNOS
-
-from app.processes.priority import take_short_slices, yield_to_learning
-from app.version_log.errors import FencedError
-from app.version_log.failpoints import failpoint
-from app.version_log.write.encoder import PendingRecord, RecordEncoder
-from app.version_log.write.roles import Alone
-from app.version_log.write.segments import SegmentWriter
 
 MAX_RETRIES = 3  # of an append that fails for any reason but a full disk
 RETRY_DELAY_SECONDS = 0.5

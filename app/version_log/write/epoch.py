@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.errors import FencedError, OtherSchemaError
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
+from springtide.app.version_log.write.valid_log import measure_valid_log, sync_past
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest, base_name, claim_name, manifest_name
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
-
-from app.errors import UserError
-from app.version_log.errors import FencedError, OtherSchemaError
-from app.version_log.failpoints import failpoint
-from app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
-from app.version_log.write.valid_log import measure_valid_log, sync_past
 
 NO_FOLDER = errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG
 EPOCHS_RETAINED = 5  # status files and manifests of older epochs are deleted

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.errors import FencedError
 from springtide_client.errors import LogError
 from springtide_client.format.records import Tip, version_name
 from springtide_client.format.shards import ShardEntry
 from springtide_client.log.listing import LogManifest
-
-from app.errors import UserError
-from app.version_log.errors import FencedError
 
 TIMEOUT_SECONDS = 60.0
 START_POLL_SECONDS = 0.02

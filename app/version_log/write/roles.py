@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.write.ranks import LogRanks, RankReports, not_written
 from springtide_client.errors import LogError
 from springtide_client.format.records import Tip, version_name
 from springtide_client.format.shards import ShardEntry
-
-from app.version_log.failpoints import failpoint
-from app.version_log.write.ranks import LogRanks, RankReports, not_written
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.001, 0.02  # between two looks for a report; ever longer
 PATIENCE_SECONDS = 1.0  # a rank that takes longer with its shard record stalls the log

@@ -1,15 +1,14 @@
 """The log's writer of a rank above 0: it appends shard records to files of its own, beside those of rank 0."""
 
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.write.encoder import RecordEncoder, ShardEncoder
+from springtide.app.version_log.write.epoch import Epoch
+from springtide.app.version_log.write.ranks import LogRanks, wait_for_start
+from springtide.app.version_log.write.roles import Alone, OtherRank
+from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import Tip
 from springtide_client.schema import Schema
-
-from app.version_log.config import LogConfig
-from app.version_log.write.encoder import RecordEncoder, ShardEncoder
-from app.version_log.write.epoch import Epoch
-from app.version_log.write.ranks import LogRanks, wait_for_start
-from app.version_log.write.roles import Alone, OtherRank
-from app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
-from app.version_log.write.writer import LogWriter
 
 START_SECONDS = 600.0  # rank 0 fsyncs and reads what its predecessors wrote
 

@@ -13,6 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from springtide.app.processes.priority import yield_to_learning
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.read.exact_state import StateManifest
+from springtide.app.version_log.write.encoder import PendingRecord
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.tensor_writer import TensorWriter
@@ -20,11 +24,6 @@ from springtide_client.format.tensors import Array, Arrays, shape_of
 from springtide_client.log.base import MANIFEST, STATE, FileChecksum
 from springtide_client.log.listing import state_name
 from springtide_client.system.files import fsync_folder
-
-from app.processes.priority import yield_to_learning
-from app.version_log.failpoints import failpoint
-from app.version_log.read.exact_state import StateManifest
-from app.version_log.write.encoder import PendingRecord
 
 PIECE_BYTES = 1 << 19  # written at a time
 RETRY_SECONDS = 1.0

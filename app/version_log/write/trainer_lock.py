@@ -9,8 +9,8 @@ import os
 import time
 from pathlib import Path
 
-from app.version_log.errors import LogBusyError
-from app.version_log.trainer_status import boot_id, read_status
+from springtide.app.version_log.errors import LogBusyError
+from springtide.app.version_log.trainer_status import boot_id, read_status
 
 FRESH_SECONDS = 5.0  # a trainer with a younger status may be alive
 WAIT_SECONDS = 6.0

@@ -7,6 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from springtide.app.version_log.read.exact_state import ExactStates, state_numbers
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.segments import IndexEntry, scan_segment, size_of
+from springtide.app.version_log.retention.pins import read_pins
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import HEADER, Tip
 from springtide_client.log.base import MANIFEST, STATE
@@ -14,11 +18,6 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import SealedSegment, base_name, begins_epoch, state_name
 from springtide_client.log.shard_files import ShardFiles
 from springtide_client.system.files import fsync_folder
-
-from app.version_log.read.exact_state import ExactStates, state_numbers
-from app.version_log.read.index import LogIndex
-from app.version_log.read.segments import IndexEntry, scan_segment, size_of
-from app.version_log.retention.pins import read_pins
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.disk_budget import DiskBudget, LogUsage
+from springtide.app.version_log.errors import FencedError
+from springtide.app.version_log.read.exact_state import remove_states
+from springtide.app.version_log.write.append_queue import AppendQueue
+from springtide.app.version_log.write.encoder import PendingRecord, RecordEncoder
+from springtide.app.version_log.write.epoch import Epoch, start_epoch
+from springtide.app.version_log.write.ranks import LogRanks, tell_start
+from springtide.app.version_log.write.roles import Alone, RankZero
+from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write.state_writer import PendingState, StateWriter
+from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS
 from springtide_client.errors import LogError
 from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Tip, VersionMeta
 from springtide_client.format.tensors import Array
@@ -14,19 +27,6 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
-
-from app.version_log.config import LogConfig
-from app.version_log.disk_budget import DiskBudget, LogUsage
-from app.version_log.errors import FencedError
-from app.version_log.read.exact_state import remove_states
-from app.version_log.write.append_queue import AppendQueue
-from app.version_log.write.encoder import PendingRecord, RecordEncoder
-from app.version_log.write.epoch import Epoch, start_epoch
-from app.version_log.write.ranks import LogRanks, tell_start
-from app.version_log.write.roles import Alone, RankZero
-from app.version_log.write.segments import SegmentWriter
-from app.version_log.write.state_writer import PendingState, StateWriter
-from app.version_log.write.trainer_lock import WAIT_SECONDS
 
 SEGMENTS = 32  # the least number of files that log_bytes is divided into: only whole files are deleted
 MEASURE_SECONDS = 0.1  # while the trainer waits for room

@@ -4,8 +4,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.rows import BoolArray
-from kernels.cpu.admission import bloom_filter
+from springtide.embeddings.rows import BoolArray
+from springtide.kernels.cpu.admission import bloom_filter
 
 UInt64Array = npt.NDArray[np.uint64]
 LINE = 64

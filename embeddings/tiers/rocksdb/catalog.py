@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from embeddings.tiers.rocksdb.bloom_filter import KeyFilter
-from embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
-from embeddings.tiers.rocksdb.tables.live_tables import LiveTables
-from embeddings.tiers.write_batch import WriteBatch
+from springtide.embeddings.tiers.rocksdb.bloom_filter import KeyFilter
+from springtide.embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
+from springtide.embeddings.tiers.rocksdb.tables.live_tables import LiveTables
+from springtide.embeddings.tiers.write_batch import WriteBatch
 
 MAX_QUEUED_BATCHES = 256  # a find searches each of them
 

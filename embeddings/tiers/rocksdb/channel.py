@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 
 KEY_BYTES = 10
 LINE = 64

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.errors import SpillError
-from embeddings.tiers.rocksdb.channel import KEY_BYTES, ChannelLayout, ProcessSettings
-from embeddings.tiers.write_batch import UInt8Array
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES, ChannelLayout, ProcessSettings
+from springtide.embeddings.tiers.write_batch import UInt8Array
 
 NUM_FIND_CHANNELS = 4
 MAX_CHANNEL_KEYS, MIN_CHANNEL_KEYS, CHANNEL_BYTES = 4096, 64, 4 << 20
-ROOT = str(Path(__file__).resolve().parents[3])
+IMPORT_PATH = str(Path(__file__).parents[4])  # where `springtide` is
 
 # a process forked during the start (a data loader's worker, say) would inherit pipes that the start waits to see closed
 _starting = threading.Lock()
@@ -121,11 +121,12 @@ class SpillProcess:
             theirs = [their.fileno() for _, their in pairs]
             settings = ProcessSettings(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
             self.popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "embeddings.tiers.rocksdb.process_main", settings.dumps()],
+                [sys.executable, "-P", "-m", "springtide.embeddings.tiers.rocksdb.process_main", settings.dumps()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[memory, *theirs],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))},
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(filter(None, [IMPORT_PATH, os.environ.get("PYTHONPATH")]))},
             )
         except OSError as error:
             for ours, _ in pairs:

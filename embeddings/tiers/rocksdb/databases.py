@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from embeddings.tiers.rocksdb.channel import KEY_BYTES, CorruptSpillBlockError
+from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES, CorruptSpillBlockError
 
 Pairs = list[tuple[bytes, bytes]]
 

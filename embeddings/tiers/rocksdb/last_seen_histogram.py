@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from embeddings.rows import Int64Array, UInt16Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
 
 MAX_BUCKETS, BUCKETS_PER_FEATURE = 4096, 8
 TIME_BITS = 44  # milliseconds until the year 2527; later times count as that, negative ones as 0

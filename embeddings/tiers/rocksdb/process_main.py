@@ -1,4 +1,4 @@
-"""The spill's own process, which has the databases: `python -m embeddings.tiers.rocksdb.process_main`.
+"""The spill's own process, which has the databases: `python -m springtide.embeddings.tiers.rocksdb.process_main`.
 
 A call of RocksDB holds the interpreter's lock, so it is made in another interpreter. Requests are JSON over a socket,
 rows are passed in shared memory. The process ends when its parent does.
@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from springtide.embeddings.tiers.rocksdb.channel import CorruptSpillBlockError, ProcessSettings, ServerChannel
+from springtide.embeddings.tiers.rocksdb.databases import Databases, Pairs
 from springtide_client.system.parent_death import die_with_parent
-
-from embeddings.tiers.rocksdb.channel import CorruptSpillBlockError, ProcessSettings, ServerChannel
-from embeddings.tiers.rocksdb.databases import Databases, Pairs
 
 CALL_KEYS = 1000  # keys of one RocksDB call; a find waits for at most one call of the worker
 MAX_REASON = 2000

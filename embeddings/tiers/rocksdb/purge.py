@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from embeddings.tiers.disk_space import DiskSpace
-from embeddings.tiers.record_kinds import ABSENT, ROW
-from embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
-from embeddings.tiers.rocksdb.channel import KEY_BYTES
-from embeddings.tiers.rocksdb.child_process import RequestFailedError, SpillProcess
-from embeddings.tiers.rocksdb.record_format import RecordFormat, unmix_keys
-from embeddings.tiers.write_batch import WriteBatch
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.tiers.disk_space import DiskSpace
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
+from springtide.embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
+from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES
+from springtide.embeddings.tiers.rocksdb.child_process import RequestFailedError, SpillProcess
+from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat, unmix_keys
+from springtide.embeddings.tiers.write_batch import WriteBatch
 
 EXPIRED_SHARE = 1 / 16  # a database is rewritten once this share of what was written to it has expired
 GARBAGE_SHARE = 1 / 4  # of all that was written; less is not worth rewriting when space is short

@@ -3,9 +3,9 @@
 # N rows, W four-byte words of a record
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import GOLDEN, MIX_1, MIX_2
 
-from embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide_client.keys import GOLDEN, MIX_1, MIX_2
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.keys import mix_keys
 
-from embeddings.errors import SpillError
-from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.disk_space import folder_bytes
-from embeddings.tiers.interface import SpilledRows
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from embeddings.tiers.rocksdb.catalog import Database
-from embeddings.tiers.rocksdb.child_process import Channel, ProcessLostError, RequestFailedError
-from embeddings.tiers.rocksdb.error_hints import with_hint
-from embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
-from embeddings.tiers.rocksdb.record_format import RecordFormat, UInt64Array, unmix_keys
-from embeddings.tiers.rocksdb.worker import SpillWorker
-from embeddings.tiers.write_batch import WriteBatch
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.tiers.disk_space import folder_bytes
+from springtide.embeddings.tiers.interface import SpilledRows
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb.catalog import Database
+from springtide.embeddings.tiers.rocksdb.child_process import Channel, ProcessLostError, RequestFailedError
+from springtide.embeddings.tiers.rocksdb.error_hints import with_hint
+from springtide.embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
+from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat, UInt64Array, unmix_keys
+from springtide.embeddings.tiers.rocksdb.worker import SpillWorker
+from springtide.embeddings.tiers.write_batch import WriteBatch
+from springtide_client.keys import mix_keys
 
 QUEUE_BYTES = 64 << 20
 PATIENCE_SECONDS = 30.0

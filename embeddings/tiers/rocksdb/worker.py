@@ -10,18 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.tiers.disk_space import DiskSpace
+from springtide.embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
+from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES
+from springtide.embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError, SpillProcess
+from springtide.embeddings.tiers.rocksdb.error_hints import with_hint
+from springtide.embeddings.tiers.rocksdb.purge import Purge
+from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
+from springtide.embeddings.tiers.rocksdb.tables.live_tables import LiveTables
+from springtide.embeddings.tiers.write_batch import WriteBatch
 from springtide_client.system.backoff import Backoff
-
-from embeddings.errors import SpillError
-from embeddings.tiers.disk_space import DiskSpace
-from embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
-from embeddings.tiers.rocksdb.channel import KEY_BYTES
-from embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError, SpillProcess
-from embeddings.tiers.rocksdb.error_hints import with_hint
-from embeddings.tiers.rocksdb.purge import Purge
-from embeddings.tiers.rocksdb.record_format import RecordFormat
-from embeddings.tiers.rocksdb.tables.live_tables import LiveTables
-from embeddings.tiers.write_batch import WriteBatch
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 1.0
 STALL_SECONDS = 1.0  # a caller that has waited this long is reported as stalled

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
 
 BLOCK_WORDS = 8
 KEYS_A_BLOCK = 32

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
 
 AHEAD = 16
 S32, LOW_HALF, ONE, ZERO = np.uint64(32), np.uint64(0xFFFF_FFFF), np.uint64(1), np.uint64(0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
 
 BLOCK, COUNTERS_AT, NUM_COUNTERS = 64, 4, 60
 HIGHEST = 255

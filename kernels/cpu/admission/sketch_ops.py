@@ -6,10 +6,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.admission import ghosts as ghost_words
-from kernels.cpu.admission import sketch as sketches
-from kernels.cpu.store.huge_pages import zeros
-from kernels.types import SKETCH_BLOCK_BYTES, Ghosts, Sketch
+from springtide.kernels.cpu.admission import ghosts as ghost_words
+from springtide.kernels.cpu.admission import sketch as sketches
+from springtide.kernels.cpu.store.huge_pages import zeros
+from springtide.kernels.types import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 
 Array = npt.NDArray[Any]
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import mix_key
-from kernels.cpu.index.eviction_score import with_priority
-from kernels.cpu.index.overflow import place_of, remove
-from kernels.cpu.intrinsics.instructions import equal_bytes, prefetch, trailing_zeros
-from kernels.cpu.rows.rows import FLAGS
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.index.eviction_score import with_priority
+from springtide.kernels.cpu.index.overflow import place_of, remove
+from springtide.kernels.cpu.intrinsics.instructions import equal_bytes, prefetch, trailing_zeros
+from springtide.kernels.cpu.rows.rows import FLAGS
 
 WIDTH = 16
 WORDS = 40

@@ -6,11 +6,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.index import buckets, insert_and_evict, scan
-from kernels.cpu.index.eviction_score import TICK_MASK
-from kernels.cpu.index.overflow import count_rows_before
-from kernels.cpu.store.store import arrays_of
-from kernels.types import InsertResult, Store
+from springtide.kernels.cpu.index import buckets, insert_and_evict, scan
+from springtide.kernels.cpu.index.eviction_score import TICK_MASK
+from springtide.kernels.cpu.index.overflow import count_rows_before
+from springtide.kernels.cpu.store.store import arrays_of
+from springtide.kernels.types import InsertResult, Store
 
 Array = npt.NDArray[Any]
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import mix_key
-from kernels.cpu.index.buckets import (
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.index.buckets import (
     BYTES_U,
     EIGHT,
     ELSEWHERE_AT_U,
@@ -26,9 +26,9 @@ from kernels.cpu.index.buckets import (
     num_buckets_of,
     score_at,
 )
-from kernels.cpu.index.eviction_score import TICK_MASK, with_tick
-from kernels.cpu.index.overflow import place_of
-from kernels.cpu.intrinsics.instructions import equal_bytes, lowest_words, prefetch, trailing_zeros
+from springtide.kernels.cpu.index.eviction_score import TICK_MASK, with_tick
+from springtide.kernels.cpu.index.overflow import place_of
+from springtide.kernels.cpu.intrinsics.instructions import equal_bytes, lowest_words, prefetch, trailing_zeros
 
 AHEAD = 32
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import mix_key
-from kernels.cpu.index.eviction_score import tick_of
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.index.eviction_score import tick_of
 
 ONE = np.uint64(1)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import mix_key
-from kernels.cpu.index.buckets import (
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.index.buckets import (
     BYTES_U,
     ELSEWHERE_AT_U,
     WIDTH,
@@ -23,10 +23,10 @@ from kernels.cpu.index.buckets import (
     num_buckets_of,
     score_at,
 )
-from kernels.cpu.index.insert_and_evict import find_empty_slot, write_key
-from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.store.store import StoreArrays, arrays_of, refit
-from kernels.types import Store
+from springtide.kernels.cpu.index.insert_and_evict import find_empty_slot, write_key
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.store.store import StoreArrays, arrays_of, refit
+from springtide.kernels.types import Store
 
 ONE, S32 = np.uint64(1), np.uint64(32)
 AHEAD = 16

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import mix_key
-from kernels.cpu.index.buckets import W, is_taken, key_at, num_buckets_of, score_at
-from kernels.cpu.index.eviction_score import tick_of
-from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.rows.rows import LAST_SEEN
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.index.buckets import W, is_taken, key_at, num_buckets_of, score_at
+from springtide.kernels.cpu.index.eviction_score import tick_of
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.rows.rows import LAST_SEEN
 
 AHEAD = 16
 

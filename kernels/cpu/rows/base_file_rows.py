@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
 
 AHEAD = 32  # keys whose places are asked for before their turn; two looks each
 TWO_TO_MINUS_64 = 2.0**-64

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.simd import load, num_lanes, prefetch_lanes, store, zeros
-from kernels.cpu.intrinsics.specialize import named_specialization
+from springtide.kernels.cpu.intrinsics.simd import load, num_lanes, prefetch_lanes, store, zeros
+from springtide.kernels.cpu.intrinsics.specialize import named_specialization
 
 AHEAD = 24  # rows asked for before their turn
 

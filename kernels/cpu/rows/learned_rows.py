@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.intrinsics.simd import load, zeros
-from kernels.cpu.rows.rows import (
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.simd import load, zeros
+from springtide.kernels.cpu.rows.rows import (
     AHEAD,
     COUNT,
     DIRTY,
@@ -22,8 +22,8 @@ from kernels.cpu.rows.rows import (
     copy_row,
     copy_states,
 )
-from kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
-from kernels.cpu.rows.update import mixed_of, set_priority
+from springtide.kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
+from springtide.kernels.cpu.rows.update import mixed_of, set_priority
 
 LEARNED_SEED = 0x5EED_0001  # added to a table's seed, so that the optimizer's step is rounded by other bits
 

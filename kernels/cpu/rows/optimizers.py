@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.simd import absolute, copysign_nonzero, load, sqrt, store, zero_where_at_most
-from kernels.types import OPTIMIZERS, OptimizerStep, Store, state_width_of
+from springtide.kernels.cpu.intrinsics.simd import absolute, copysign_nonzero, load, sqrt, store, zero_where_at_most
+from springtide.kernels.types import OPTIMIZERS, OptimizerStep, Store, state_width_of
 
 NUM_CORRECTIONS = 4096  # steps of Adam whose bias corrections are looked up
 

@@ -9,9 +9,18 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.intrinsics.simd import call, load, num_lanes, pointer_and_mask, prefetch_lanes, splat, store, zeros
-from kernels.cpu.intrinsics.specialize import named_specialization
-from kernels.cpu.rows.gather import AHEAD
+from springtide.kernels.cpu.intrinsics.simd import (
+    call,
+    load,
+    num_lanes,
+    pointer_and_mask,
+    prefetch_lanes,
+    splat,
+    store,
+    zeros,
+)
+from springtide.kernels.cpu.intrinsics.specialize import named_specialization
+from springtide.kernels.cpu.rows.gather import AHEAD
 
 MODES = ("sum", "mean", "max")
 NO_KEY = np.int64(-1)

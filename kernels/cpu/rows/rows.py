@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import first_value_row, mix_key
-from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.intrinsics.simd import load, store, zeros
+from springtide.kernels.cpu.hashing import first_value_row, mix_key
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.simd import load, store, zeros
 
 COUNT, LAST_SEEN, FLAGS, SCALAR = 0, 1, 2, 6  # SCALAR counts in float32
 DIRTY, NEEDS_SPILL = 1, 2

@@ -10,8 +10,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.hashing import GOLDEN, mix64
-from kernels.cpu.intrinsics.simd import INT32, constant_lanes, lane_numbers, splat, store_masked
+from springtide.kernels.cpu.hashing import GOLDEN, mix64
+from springtide.kernels.cpu.intrinsics.simd import INT32, constant_lanes, lane_numbers, splat, store_masked
 
 ELEMENT, MIX_1, MIX_2 = 0x9E37_79B9, 0x7FEB_352D, 0x846C_A68B  # the last two: lowbias32 (Wellons 2018)
 

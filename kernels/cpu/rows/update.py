@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import mix_key
-from kernels.cpu.index.buckets import FEATURE_AT_U, FEATURES_U, ID_AT_U, SCORE_AT_U, WORDS_U, W
-from kernels.cpu.index.eviction_score import with_priority
-from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, prefetch_lanes, store, zeros
-from kernels.cpu.intrinsics.specialize import named_specialization
-from kernels.cpu.rows.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, ftrl
-from kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR
-from kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.index.buckets import FEATURE_AT_U, FEATURES_U, ID_AT_U, SCORE_AT_U, WORDS_U, W
+from springtide.kernels.cpu.index.eviction_score import with_priority
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, prefetch_lanes, store, zeros
+from springtide.kernels.cpu.intrinsics.specialize import named_specialization
+from springtide.kernels.cpu.rows.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, ftrl
+from springtide.kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR
+from springtide.kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
 
 AHEAD = 16  # rows asked for before their turn
 U0, U1, U2, U4, U8 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)

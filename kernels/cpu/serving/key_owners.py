@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from springtide_client.array_types import Int64Array, UInt16Array
 
-from kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import mix_key
+from springtide_client.array_types import Int64Array, UInt16Array
 
 S32 = np.uint64(32)
 

@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
-from springtide_client.rows.row_layer import RowLayer
-from springtide_client.rows.search import FoundStates, LayerStack
 
-from kernels.cpu.serving.view_search import (
+from springtide.kernels.cpu.serving.view_search import (
     NUM_COLUMNS,
     NUM_SKETCH_COLUMNS,
     fill_filter,
@@ -19,6 +16,9 @@ from kernels.cpu.serving.view_search import (
     search_holding_gil,
     search_layers,
 )
+from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.search import FoundStates, LayerStack
 
 # up to here other threads wait: they would be given the GIL for longer than the search takes
 FEW_KEYS = 1_024

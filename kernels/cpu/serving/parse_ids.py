@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import hash_texts
+from springtide.kernels.cpu.hashing import hash_texts
 
 NOT_PLAIN = -1  # something other than int64 numbers is in the list, or more of them than there is room for
 

@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
-from springtide_client.rows.sketch import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 
-from kernels.cpu.hashing import mix_key
-from kernels.cpu.intrinsics.memory import (
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.intrinsics.memory import (
     copy_bytes,
     multiply_high,
     prefetch_address,
@@ -19,6 +17,8 @@ from kernels.cpu.intrinsics.memory import (
     read_uint32,
     read_uint64,
 )
+from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide_client.rows.sketch import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 
 # columns of a layer's line: number of rows, addresses of its arrays, its filter (0: none), the mask of filter bits
 LENGTH, MIXED, FEATURE, VALUE, LAST_SEEN, MARKS, FILTER, FILTER_MASK = 0, 1, 2, 3, 4, 5, 6, 7

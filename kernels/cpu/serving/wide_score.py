@@ -8,14 +8,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+
+from springtide.kernels.cpu.wide.score import (
+    COLUMNS,
+    INFORMATION,
+    NUM_PARTS,
+    PLAIN_WEIGHT,
+    WEIGHT,
+    bits_of_count,
+    bucket_of,
+)
 from springtide_client.array_types import Float32Array
 from springtide_client.wide.bins import Float64Array
 from springtide_client.wide.crosses import CrossSlots
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows
 from springtide_client.wide.slots import Slots
-
-from kernels.cpu.wide.score import COLUMNS, INFORMATION, NUM_PARTS, PLAIN_WEIGHT, WEIGHT, bits_of_count, bucket_of
 
 
 def compiled_score(

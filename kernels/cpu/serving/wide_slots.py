@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+
+from springtide.kernels.cpu.hashing import GOLDEN, mix64, mix_key
+from springtide.kernels.cpu.wide.prepare import crosses_of
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
@@ -15,9 +18,6 @@ from springtide_client.wide.bins import Float64Array, signed_logs
 from springtide_client.wide.crosses import CrossSlots
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import MAX_CROSSED, Slots
-
-from kernels.cpu.hashing import GOLDEN, mix64, mix_key
-from kernels.cpu.wide.prepare import crosses_of
 
 # what a field is made of, and in a field's line: its kind, its place among those, whether its last elements are crossed
 CATEGORICAL, LIST, DENSE = 0, 1, 2

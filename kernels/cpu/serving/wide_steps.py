@@ -1,9 +1,8 @@
 """A view's wide prediction, compiled: the same bits as springtide_client.wide.steps.NUMPY_STEPS."""
 
+from springtide.kernels.cpu.serving.wide_score import compiled_score
+from springtide.kernels.cpu.serving.wide_slots import CompiledSlots, compiled_numbers
 from springtide_client.wide.steps import WideSteps
-
-from kernels.cpu.serving.wide_score import compiled_score
-from kernels.cpu.serving.wide_slots import CompiledSlots, compiled_numbers
 
 
 def compiled_steps() -> WideSteps:

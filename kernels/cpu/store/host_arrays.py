@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.index.buckets import WIDTH
-from kernels.cpu.store.output_buffers import ReusedBuffers
-from kernels.ops import OutputBuffers
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.cpu.store.output_buffers import ReusedBuffers
+from springtide.kernels.ops import OutputBuffers
 
 Array = npt.NDArray[Any]
 AT_ONCE = nullcontext()

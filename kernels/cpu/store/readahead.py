@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
 from springtide_client.array_types import Int64Array
 from springtide_client.format.tensors import Array
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.index.buckets import WIDTH, WORDS, Buckets
-from kernels.cpu.index.overflow import Overflow
-from kernels.cpu.store.huge_pages import array_over, new_pages, resized
-from kernels.types import RowLayout, Store
+from springtide.kernels.cpu.index.buckets import WIDTH, WORDS, Buckets
+from springtide.kernels.cpu.index.overflow import Overflow
+from springtide.kernels.cpu.store.huge_pages import array_over, new_pages, resized
+from springtide.kernels.types import RowLayout, Store
 
 Array = npt.NDArray[Any]
 RECORD_BYTES = 32

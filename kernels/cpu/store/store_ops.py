@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.index import resize as resizing
-from kernels.cpu.index.buckets import WIDTH
-from kernels.cpu.index.overflow import empty_overflow, grown_overflow
-from kernels.cpu.store import store as stores
-from kernels.cpu.store.store import DTYPES, arrays_of, new_store, refit
-from kernels.types import RowLayout, Store
+from springtide.kernels.cpu.index import resize as resizing
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.cpu.index.overflow import empty_overflow, grown_overflow
+from springtide.kernels.cpu.store import store as stores
+from springtide.kernels.cpu.store.store import DTYPES, arrays_of, new_store, refit
+from springtide.kernels.types import RowLayout, Store
 
 Array = npt.NDArray[Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.memory import read_uint8, read_uint16, read_uint32, read_uint64
-from kernels.cpu.table_file.filters import swap_bytes
+from springtide.kernels.cpu.intrinsics.memory import read_uint8, read_uint16, read_uint32, read_uint64
+from springtide.kernels.cpu.table_file.filters import swap_bytes
 
 KEY_BYTES, INTERNAL_KEY_BYTES = 10, 18
 VALUE_KIND = 1  # an entry that is a value; deletions and others are for RocksDB

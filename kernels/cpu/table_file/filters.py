@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.memory import multiply_high, read_uint8
+from springtide.kernels.cpu.intrinsics.memory import multiply_high, read_uint8
 
 SECRET_0, SECRET_8 = np.uint64(0xBE4BA423396CFEB8), np.uint64(0x1CAD21F72C81017C)
 AVALANCHE = np.uint64(0x165667B19E3779F9)

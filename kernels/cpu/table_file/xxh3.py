@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.intrinsics.memory import multiply_high, read_uint8, read_uint64
+from springtide.kernels.cpu.intrinsics.memory import multiply_high, read_uint8, read_uint64
 
 SHORTEST = 241  # shorter inputs have other formulas
 SECRET = np.frombuffer(

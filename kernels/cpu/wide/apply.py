@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.wide.arrays import in_place
-from kernels.cpu.wide.score import (
+from springtide.kernels.cpu.wide.arrays import in_place
+from springtide.kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
     INFORMATION,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.cpu.wide.apply import (
+from springtide.kernels.cpu.wide.apply import (
     MAX_COUNT,
     MAX_GATE,
     MAX_INFORMATION,
@@ -21,9 +21,9 @@ from kernels.cpu.wide.apply import (
     count_totals,
     step_biases_and_groups,
 )
-from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, in_place
-from kernels.cpu.wide.learn import MAX_WEIGHT, MIN_ADDED, MIN_CURVATURE, add_groups, mix_and_count, sigmoid
-from kernels.cpu.wide.score import (
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, in_place
+from springtide.kernels.cpu.wide.learn import MAX_WEIGHT, MIN_ADDED, MIN_CURVATURE, add_groups, mix_and_count, sigmoid
+from springtide.kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
     INFORMATION,

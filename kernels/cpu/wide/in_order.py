@@ -5,11 +5,11 @@
 
 from typing import Any
 
-from kernels.cpu.wide.apply import apply_chunk, count_sample
-from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, in_place, new_scratch
-from kernels.cpu.wide.distinct import is_distinct, learn_distinct, new_lines
-from kernels.cpu.wide.learn import add_sample
-from kernels.cpu.wide.score import fetch_rows, find_rows, score_sample, strengths_of
+from springtide.kernels.cpu.wide.apply import apply_chunk, count_sample
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, in_place, new_scratch
+from springtide.kernels.cpu.wide.distinct import is_distinct, learn_distinct, new_lines
+from springtide.kernels.cpu.wide.learn import add_sample
+from springtide.kernels.cpu.wide.score import fetch_rows, find_rows, score_sample, strengths_of
 
 
 def in_order_pass(

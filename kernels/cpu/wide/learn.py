@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.wide.arrays import in_place
-from kernels.cpu.wide.score import COLUMNS, NUM_PARTS, WEIGHT
+from springtide.kernels.cpu.wide.arrays import in_place
+from springtide.kernels.cpu.wide.score import COLUMNS, NUM_PARTS, WEIGHT
 
 MIN_CURVATURE, MIN_ADDED = 1e-4, 1e-6
 MAX_WEIGHT = 1000.0

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from kernels.cpu.hashing import mix64
-from kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.hashing import mix64
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
 
 CROSS_SEED = np.uint64(0x4352_4F53_5345_5321)
 MAX_COUNT = 1e6  # values that statistics remember

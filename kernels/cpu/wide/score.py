@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.cpu.intrinsics.instructions import prefetch
-from kernels.cpu.wide.arrays import in_place
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.wide.arrays import in_place
 
 WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3
 COLUMNS, NUM_BUCKETS, NUM_PARTS = 4, 12, 6

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.device import Array
-from kernels.cuda.grid import MOST_BLOCKS
-from kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.grid import MOST_BLOCKS
+from springtide.kernels.cuda.launchers.launcher import Launcher
 
 MOST_VECTORS = 64
 # numbered as in dot_interaction.cu; bfloat16 comes as its bits

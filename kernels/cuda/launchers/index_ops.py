@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.store import arrays_of
-from kernels.types import TICK_BITS, InsertResult, Store
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.store import arrays_of
+from springtide.kernels.types import TICK_BITS, InsertResult, Store
 
 TILE = 8  # threads that look for one key
 

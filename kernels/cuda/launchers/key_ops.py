@@ -4,11 +4,11 @@
 from typing import Any
 
 import numpy as np
-from springtide_client.keys import mix64
 
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.types import UniqueKeys
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.types import UniqueKeys
+from springtide_client.keys import mix64
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 

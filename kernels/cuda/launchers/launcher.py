@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.cupy_device import CupyDevice
-from kernels.cuda.device import Array, Device
-from kernels.cuda.grid import blocks_for, chunk_for, chunks_for
-from kernels.cuda.sources import Defines
+from springtide.kernels.cuda.cupy_device import CupyDevice
+from springtide.kernels.cuda.device import Array, Device
+from springtide.kernels.cuda.grid import blocks_for, chunk_for, chunks_for
+from springtide.kernels.cuda.sources import Defines
 
 ROW_ALIGNMENT = 16
 

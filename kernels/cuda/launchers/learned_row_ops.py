@@ -4,15 +4,15 @@
 from typing import Any
 
 import numpy as np
-from springtide_client.keys import mix64
 
-from kernels.cpu.rows.learned_rows import LEARNED_SEED
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.key_ops import MASK
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.launchers.row_ops import NULL, defines_of, states_of, vectors_of
-from kernels.cuda.store import arrays_of
-from kernels.types import Store
+from springtide.kernels.cpu.rows.learned_rows import LEARNED_SEED
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.key_ops import MASK
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.launchers.row_ops import NULL, defines_of, states_of, vectors_of
+from springtide.kernels.cuda.store import arrays_of
+from springtide.kernels.types import Store
+from springtide_client.keys import mix64
 
 
 class LearnedRowOps(Launcher):

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.key_ops import first_value_constants
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.sources import Defines
-from kernels.cuda.store import arrays_of, recorded_state
-from kernels.types import RowColumns, Spread, Store, run_inline
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.key_ops import first_value_constants
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.sources import Defines
+from springtide.kernels.cuda.store import arrays_of, recorded_state
+from springtide.kernels.types import RowColumns, Spread, Store, run_inline
 
 MODES = ("sum", "mean", "max")  # numbered as in rows.cu
 NULL = np.uint64(0)  # a pointer to nothing

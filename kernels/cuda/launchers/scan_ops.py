@@ -3,10 +3,10 @@
 # N some slots, F features
 import numpy as np
 
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.store import arrays_of
-from kernels.types import TICK_BITS, Store
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.store import arrays_of
+from springtide.kernels.types import TICK_BITS, Store
 
 NUM_DIGITS = 21  # by which the lowest are chosen: scan.cu
 

@@ -3,9 +3,9 @@
 # U unique keys, N keys or blocks, B blocks, G words
 import numpy as np
 
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.types import SKETCH_BLOCK_BYTES, Ghosts, Sketch
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.types import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 
 MOST_RANGES = 2**31  # blocks or places: what keys are sorted by is an int32
 

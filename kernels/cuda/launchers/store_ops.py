@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda import store as stores
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.store import (
+from springtide.kernels.cuda import store as stores
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.store import (
     DTYPES,
     WIDTH,
     KeyArrays,
@@ -20,7 +20,7 @@ from kernels.cuda.store import (
     row_shapes_and_dtypes,
     store_of,
 )
-from kernels.types import TICK_BITS, RowLayout, Store
+from springtide.kernels.types import TICK_BITS, RowLayout, Store
 
 HALF_WORD = 2  # bytes: rows are moved in these
 LANES = 32

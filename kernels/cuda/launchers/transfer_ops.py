@@ -4,11 +4,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kernels.cuda.device import Array
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.store import WIDTH
-from kernels.ops import OutputBuffers
-from kernels.types import NO_SLOT
+from springtide.kernels.cuda.device import Array
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.store import WIDTH
+from springtide.kernels.ops import OutputBuffers
+from springtide.kernels.types import NO_SLOT
 
 
 class TransferOps(Launcher):

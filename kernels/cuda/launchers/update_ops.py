@@ -4,15 +4,15 @@
 from typing import Any
 
 import numpy as np
-from springtide_client.keys import mix64
 
-from kernels.cpu.rows.optimizers import check_step, constants_of, corrections
-from kernels.cuda.device import Array, Device
-from kernels.cuda.launchers.key_ops import MASK
-from kernels.cuda.launchers.launcher import Launcher
-from kernels.cuda.launchers.row_ops import NULL, defines_of
-from kernels.cuda.store import arrays_of
-from kernels.types import OPTIMIZERS, OptimizerStep, Store
+from springtide.kernels.cpu.rows.optimizers import check_step, constants_of, corrections
+from springtide.kernels.cuda.device import Array, Device
+from springtide.kernels.cuda.launchers.key_ops import MASK
+from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.launchers.row_ops import NULL, defines_of
+from springtide.kernels.cuda.store import arrays_of
+from springtide.kernels.types import OPTIMIZERS, OptimizerStep, Store
+from springtide_client.keys import mix64
 
 LONG = 256  # occurrences of a key beyond which they are summed in parts: gradients.cuh
 

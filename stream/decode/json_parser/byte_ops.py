@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from stream.decode.json_parser.jit import inlined
+from springtide.stream.decode.json_parser.jit import inlined
 
 EIGHT = np.uint64(8)
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.kernels.cpu.hashing import mix64
+from springtide.stream.decode.json_parser.byte_ops import byte_at, partial_word
+from springtide.stream.decode.json_parser.jit import compiled, inlined
+from springtide.stream.decode.json_parser.strings import QUOTE
 from springtide_client.keys import mix64 as mix64_of_int
 from springtide_client.schema import Schema
-
-from kernels.cpu.hashing import mix64
-from stream.decode.json_parser.byte_ops import byte_at, partial_word
-from stream.decode.json_parser.jit import compiled, inlined
-from stream.decode.json_parser.strings import QUOTE
 
 LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE, VALUE_LABEL = range(7)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stream.decode.json_parser.byte_ops import byte_at, leading_zeros, multiply_high
-from stream.decode.json_parser.jit import compiled, inlined
+from springtide.stream.decode.json_parser.byte_ops import byte_at, leading_zeros, multiply_high
+from springtide.stream.decode.json_parser.jit import compiled, inlined
 
 # the kinds of a number
 REFUSED, INTEGER, FLOAT = 0, 1, 2

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from stream.decode.json_parser.byte_ops import byte_at, skip_space
-from stream.decode.json_parser.field_table import (
+from springtide.stream.decode.json_parser.byte_ops import byte_at, skip_space
+from springtide.stream.decode.json_parser.field_table import (
     CATEGORICAL,
     DENSE,
     LABEL,
@@ -23,11 +23,18 @@ from stream.decode.json_parser.field_table import (
     find_field,
     matches_name,
 )
-from stream.decode.json_parser.jit import OPTIONS, inlined
-from stream.decode.json_parser.seen_set import clear_if_full, undo_add
-from stream.decode.json_parser.skip import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, literal_length, skip_value
-from stream.decode.json_parser.strings import QUOTE, scan_string
-from stream.decode.json_parser.values import (
+from springtide.stream.decode.json_parser.jit import OPTIONS, inlined
+from springtide.stream.decode.json_parser.seen_set import clear_if_full, undo_add
+from springtide.stream.decode.json_parser.skip import (
+    CLOSE_OBJECT,
+    COLON,
+    COMMA,
+    OPEN_OBJECT,
+    literal_length,
+    skip_value,
+)
+from springtide.stream.decode.json_parser.strings import QUOTE, scan_string
+from springtide.stream.decode.json_parser.values import (
     MISSING_ID,
     NULL,
     NUM_ELEMENTS,

@@ -4,15 +4,15 @@
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from springtide.stream.decode.json_parser.field_table import build_field_table
+from springtide.stream.decode.json_parser.parse_kernel import MessageBytes, ParseTarget, parse_kernel
+from springtide.stream.decode.json_parser.seen_set import SeenSet
+from springtide.stream.decode.json_parser.values import NUM_ELEMENTS, NUM_STRINGS, Workspace
+from springtide.stream.decode.rows import DecodedRows
+from springtide.stream.records import RawRecords
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
-
-from stream.decode.json_parser.field_table import build_field_table
-from stream.decode.json_parser.parse_kernel import MessageBytes, ParseTarget, parse_kernel
-from stream.decode.json_parser.seen_set import SeenSet
-from stream.decode.json_parser.values import NUM_ELEMENTS, NUM_STRINGS, Workspace
-from stream.decode.rows import DecodedRows
-from stream.records import RawRecords
 
 # fields beyond this many in a record are found by hash only
 MAX_ORDERED_FIELDS = 512

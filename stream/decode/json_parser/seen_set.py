@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import njit
-from springtide_client.keys import mix_keys
 
-from stream.decode.json_parser.jit import compiled, inlined
+from springtide.stream.decode.json_parser.jit import compiled, inlined
+from springtide_client.keys import mix_keys
 
 
 class SeenSet:

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from stream.decode.json_parser.byte_ops import byte_at, skip_space
-from stream.decode.json_parser.jit import compiled
-from stream.decode.json_parser.numbers import REFUSED, parse_number
-from stream.decode.json_parser.strings import QUOTE, scan_string
+from springtide.stream.decode.json_parser.byte_ops import byte_at, skip_space
+from springtide.stream.decode.json_parser.jit import compiled
+from springtide.stream.decode.json_parser.numbers import REFUSED, parse_number
+from springtide.stream.decode.json_parser.strings import QUOTE, scan_string
 
 COMMA, COLON = 44, 58
 OPEN_LIST, CLOSE_LIST, OPEN_OBJECT, CLOSE_OBJECT = 91, 93, 123, 125

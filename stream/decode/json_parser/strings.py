@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.hashing import STRING_SEED, mix64
-from kernels.cpu.intrinsics.instructions import trailing_zeros
-from stream.decode.json_parser.byte_ops import byte_at, load_word, partial_word
-from stream.decode.json_parser.jit import compiled, inlined
+from springtide.kernels.cpu.hashing import STRING_SEED, mix64
+from springtide.kernels.cpu.intrinsics.instructions import trailing_zeros
+from springtide.stream.decode.json_parser.byte_ops import byte_at, load_word, partial_word
+from springtide.stream.decode.json_parser.jit import compiled, inlined
 
 QUOTE, BACKSLASH = 34, 92
 # each byte of a word

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.kernels.cpu.hashing import mix_key
+from springtide.stream.decode.json_parser.byte_ops import byte_at, skip_space
+from springtide.stream.decode.json_parser.jit import inlined
+from springtide.stream.decode.json_parser.numbers import INTEGER, REFUSED, parse_number, to_float
+from springtide.stream.decode.json_parser.seen_set import add_key
+from springtide.stream.decode.json_parser.skip import CLOSE_LIST, COMMA, OPEN_LIST, literal_length
+from springtide.stream.decode.json_parser.strings import INT64_LIMIT, QUOTE, scan_string, string_id, unescape
 from springtide_client.encode import FLOAT32_OVERFLOW
 from springtide_client.keys import MISSING_ID as MISSING_ID_INT
 from springtide_client.targets import EARLIEST_MS
-
-from kernels.cpu.hashing import mix_key
-from stream.decode.json_parser.byte_ops import byte_at, skip_space
-from stream.decode.json_parser.jit import inlined
-from stream.decode.json_parser.numbers import INTEGER, REFUSED, parse_number, to_float
-from stream.decode.json_parser.seen_set import add_key
-from stream.decode.json_parser.skip import CLOSE_LIST, COMMA, OPEN_LIST, literal_length
-from stream.decode.json_parser.strings import INT64_LIMIT, QUOTE, scan_string, string_id, unescape
 
 MISSING_ID = np.int64(MISSING_ID_INT)
 UNPARSED = np.int64(-1)

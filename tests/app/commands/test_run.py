@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from app.cli import load_command
-from app.serving.server import address
-from app.serving.server.address import ServeError
-from app.version_log.errors import LogBusyError
-from app.version_log.write.trainer_lock import TrainerLock, wait_until_free
+from springtide.app.cli import load_command
+from springtide.app.serving.server import address
+from springtide.app.serving.server.address import ServeError
+from springtide.app.version_log.errors import LogBusyError
+from springtide.app.version_log.write.trainer_lock import TrainerLock, wait_until_free
+from tests.support.processes import IMPORT_PATH
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -29,9 +30,9 @@ CONFIG += "[train]\nmax_wait_seconds = 0.05\n[serve]\nport = 0\n"
 def springtide(folder: Path, *arguments: str, err: Path) -> "subprocess.Popen[str]":
     with err.open("w") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "app", *arguments],
+            [sys.executable, "-m", "springtide", *arguments],
             cwd=folder,
-            env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
+            env=dict(os.environ) | {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=file,
@@ -94,7 +95,7 @@ def test_a_run_beside_another_trainer_ends_before_it_starts_anything(
     (tmp_path / "springtide.toml").write_text(CONFIG + f'[log]\npath = "{tmp_path}/log"\n')
     (tmp_path / "log").mkdir()
     lock = TrainerLock.acquire(tmp_path / "log")
-    monkeypatch.setattr("app.processes.signals.stop_on_signals", threading.Event)
+    monkeypatch.setattr("springtide.app.processes.signals.stop_on_signals", threading.Event)
     monkeypatch.setitem(wait_until_free.__kwdefaults__, "wait_seconds", 0.0)
     arguments = argparse.Namespace(config=str(tmp_path / "springtide.toml"), port=None, debug=False)
     with pytest.raises(LogBusyError, match=f"another trainer .pid {os.getpid()}. is writing"):
@@ -107,7 +108,7 @@ def test_a_run_whose_port_is_in_use_ends_before_it_starts_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "springtide.toml").write_text(CONFIG + f'[log]\npath = "{tmp_path}/log"\n')
-    monkeypatch.setattr("app.processes.signals.stop_on_signals", threading.Event)
+    monkeypatch.setattr("springtide.app.processes.signals.stop_on_signals", threading.Event)
     monkeypatch.setitem(address.wait_until_free.__kwdefaults__, "wait_seconds", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

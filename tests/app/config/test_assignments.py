@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config.assignments import merge_document, parse_assignment
-from app.config.load import load_config
-from app.errors import UserError
+from springtide.app.config.assignments import merge_document, parse_assignment
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
 
 CONFIG = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id"]\n[train]\nbatch_size = 8\n'
 

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from springtide_client.schema import Schema
 
-from app.config.load import Config, load_config
-from app.errors import UserError
-from embeddings.config import FeaturePolicy
+from springtide.app.config.load import Config, load_config
+from springtide.app.errors import UserError
+from springtide.embeddings.config import FeaturePolicy
+from springtide_client.schema import Schema
 
 ROOT = Path(__file__).parents[3]
 SMALLEST = 'name = "tiny"\n[schema]\nlabel = "click"\ncategorical = ["user_id", "item_id"]\n'
@@ -240,6 +240,6 @@ def test_overrides_replace_values_of_the_file_and_are_checked(tmp_path: Path) ->
 
 def test_loading_a_configuration_imports_no_heavy_library() -> None:
     heavy = ("torch", "numba", "kafka", "fastapi", "pyarrow", "rocksdbpy")
-    code = f"import sys, app.config.load; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, springtide.app.config.load; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

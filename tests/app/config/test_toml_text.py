@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.toml_text import format_toml
+from springtide.app.config.toml_text import format_toml
 
 SCALARS = st.one_of(
     st.booleans(),

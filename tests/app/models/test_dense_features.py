@@ -2,7 +2,7 @@
 
 import torch
 
-from app.models.dense_features import DenseFeatureNormalizer
+from springtide.app.models.dense_features import DenseFeatureNormalizer
 
 
 def test_a_feature_without_a_value_so_far_is_zero() -> None:

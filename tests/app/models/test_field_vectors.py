@@ -1,6 +1,6 @@
 import torch
 
-from app.models.field_vectors import DenseVectors, FieldProjection
+from springtide.app.models.field_vectors import DenseVectors, FieldProjection
 from tests.support.model_specs import spec_of_sizes
 
 

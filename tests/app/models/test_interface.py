@@ -1,7 +1,7 @@
 import pytest
-from springtide_client.schema import Schema
 
-from app.models.interface import FieldSpec, ModelSpec
+from springtide.app.models.interface import FieldSpec, ModelSpec
+from springtide_client.schema import Schema
 from tests.support.model_specs import spec_of_sizes
 
 SCHEMA = Schema(

@@ -3,16 +3,16 @@ import io
 import numpy as np
 import pytest
 import torch
-from springtide_client.model.exported_model import ExportedModel as ServedModel
-from springtide_client.model.inputs import ModelInputs
 from torch import nn
 
-from app.models.calibration import Calibration
-from app.models.config import BUILT_IN_MODELS, ModelConfig
-from app.models.dense_features import DenseFeatureNormalizer
-from app.models.export.torch_export import export_model
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
+from springtide.app.models.calibration import Calibration
+from springtide.app.models.config import BUILT_IN_MODELS, ModelConfig
+from springtide.app.models.dense_features import DenseFeatureNormalizer
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide_client.model.exported_model import ExportedModel as ServedModel
+from springtide_client.model.inputs import ModelInputs
 from tests.support.model_specs import spec_for, spec_of_sizes
 from tests.support.model_variants import SIMPLE
 

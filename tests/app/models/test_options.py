@@ -1,7 +1,7 @@
 import pytest
 
-from app.models.config import ModelConfig
-from app.models.registry import build_model
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.registry import build_model
 from tests.support.model_specs import spec_of_sizes
 
 

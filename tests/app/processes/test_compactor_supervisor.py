@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.processes import compactor_supervisor
-from app.processes.compactor_supervisor import CompactorSupervisor
+from springtide.app.processes import compactor_supervisor
+from springtide.app.processes.compactor_supervisor import CompactorSupervisor
 from tests.support.waiting import wait_until
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 
-from app.processes.priority import LOWEST_NICENESS, SHORT_SLICE_NS, THREAD_NICENESS, yield_to_learning
+from springtide.app.processes.priority import LOWEST_NICENESS, SHORT_SLICE_NS, THREAD_NICENESS, yield_to_learning
 from tests.support.processes import our_environment
 
 
@@ -34,7 +34,7 @@ def test_yielding_changes_niceness_and_slice_of_one_thread_only() -> None:
 
 def test_a_background_process_and_its_threads_have_the_lowest_niceness() -> None:
     work = (
-        "import os, threading; from app.processes.priority import yield_to_others; yield_to_others();"
+        "import os, threading; from springtide.app.processes.priority import yield_to_others; yield_to_others();"
         "show = lambda: print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id()));"
         "show(); thread = threading.Thread(target=show); thread.start(); thread.join()"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.processes.signals import STOP_SIGNALS, SignalEvent, StopSignals, handled_signals, stop_on_signals
+from springtide.app.processes.signals import STOP_SIGNALS, SignalEvent, StopSignals, handled_signals, stop_on_signals
+from tests.support.processes import IMPORT_PATH
 
 ROOT = Path(__file__).parents[3]
-PATHS = f"{ROOT}:{ROOT / 'deploy' / 'client'}"
 
 
 def handlers() -> list[object]:
@@ -59,14 +59,14 @@ def test_another_thread_than_the_main_one_installs_no_handler() -> None:
 
 def run_code(code: str) -> int:
     return subprocess.run(
-        [sys.executable, "-c", code], env=dict(os.environ) | {"PYTHONPATH": PATHS}, timeout=300
+        [sys.executable, "-c", code], env=dict(os.environ) | {"PYTHONPATH": IMPORT_PATH}, timeout=300
     ).returncode
 
 
 def test_a_signal_in_the_middle_of_a_wait_ends_it() -> None:
     """With the lock of a threading.Event the handler would wait for the thread that it interrupts."""
     code = (
-        "import signal; from app.processes.signals import SignalEvent\n"
+        "import signal; from springtide.app.processes.signals import SignalEvent\n"
         "for number in range(300):\n"
         "    event = SignalEvent()\n"
         "    signal.signal(signal.SIGALRM, lambda *_: event.set())\n"
@@ -90,10 +90,11 @@ def test_an_event_that_was_cleared_can_be_set_again() -> None:
 
 
 def test_a_start_up_ends_at_once_with_exit_code_0() -> None:
-    code = "import signal; from app.processes.signals import exit_on_signals; exit_on_signals();"
+    code = "import signal; from springtide.app.processes.signals import exit_on_signals; exit_on_signals();"
     assert run_code(f"{code} signal.raise_signal(signal.SIGTERM); raise SystemExit(3)") == 0
 
 
 def test_a_blocked_command_exits_with_1_after_its_grace() -> None:
-    code = "import signal, time; from app.processes.signals import stop_on_signals; stop_on_signals(grace_seconds=0.1);"
+    code = "import signal, time; from springtide.app.processes.signals import stop_on_signals;"
+    code += "stop_on_signals(grace_seconds=0.1);"
     assert run_code(f"{code} signal.raise_signal(signal.SIGINT); time.sleep(600)") == 1

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import UserError
-from app.processes.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, Supervisor
+from springtide.app.errors import UserError
+from springtide.app.processes.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, Supervisor
+from tests.support.processes import IMPORT_PATH
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +27,7 @@ class Clock:
 def child(tmp_path: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ChildSpec:
     """A child that runs the code; its module lies in a folder of its own."""
     (tmp_path / f"{name}_module.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}:{ROOT / 'deploy' / 'client'}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{IMPORT_PATH}")
     return ChildSpec(name, [], module=f"{name}_module")
 
 
@@ -86,12 +87,13 @@ def test_children_die_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.M
     child(
         tmp_path,
         "orphan",
-        "import os, signal\nfrom app.processes.parent_death import die_with_supervisor\ndie_with_supervisor()\n"
+        "import os, signal\nfrom springtide.app.processes.parent_death import die_with_supervisor\n"
+        "die_with_supervisor()\n"
         "print(os.getpid(), flush=True)\nsignal.pause()",
         monkeypatch,
     )
     (tmp_path / "parent_module.py").write_text(
-        "import signal, sys\nfrom app.processes.supervisor import ChildSpec, Supervisor\n"
+        "import signal, sys\nfrom springtide.app.processes.supervisor import ChildSpec, Supervisor\n"
         "s = Supervisor([ChildSpec('orphan', [], module='orphan_module')],"
         " on_line=lambda n, l: print(l, flush=True))\ns.start()\nsignal.pause()"
     )
@@ -112,8 +114,9 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_parent_that_is_already_dead_is_noticed() -> None:
-    code = "from app.processes.parent_death import die_with_supervisor; die_with_supervisor(); print('still here')"
-    environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": str(ROOT)}
+    code = "from springtide.app.processes.parent_death import die_with_supervisor\n"
+    code += "die_with_supervisor(); print('still here')"
+    environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == ""

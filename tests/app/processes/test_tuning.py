@@ -7,7 +7,7 @@ import sys
 FAULTS = """
 import resource, sys
 import numpy as np
-from app.processes.tuning import tune_process
+from springtide.app.processes.tuning import tune_process
 
 def faults_of_a_round():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -37,9 +37,8 @@ def test_freed_arrays_leave_their_pages_to_the_next_ones() -> None:
 
 
 def test_idle_threads_sleep_soon_unless_the_environment_says_otherwise() -> None:
-    code = (
-        "import os; from app.processes.tuning import tune_process; tune_process(); print(os.getenv('GOMP_SPINCOUNT'))"
-    )
+    code = "import os; from springtide.app.processes.tuning import tune_process; tune_process();"
+    code += "print(os.getenv('GOMP_SPINCOUNT'))"
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     for said, spins in (({}, "1000"), ({"OMP_WAIT_POLICY": "active"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")):
         done = subprocess.run(

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.scores.auc import click_auc
-from app.scores.best_auc import BestAucWindow, read_best_auc, write_best_auc
+from springtide.app.scores.auc import click_auc
+from springtide.app.scores.best_auc import BestAucWindow, read_best_auc, write_best_auc
 
 
 def test_the_auc_counts_ties_half_and_is_none_with_one_class() -> None:

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
-from app.scores.auc import RocHistogram, exact_groups
-from app.scores.calibration_curve import calibration_curve, calibration_error, normalized_entropy, top_decile_lift
-from app.scores.progressive import ProgressiveScores
+from springtide.app.scores.auc import RocHistogram, exact_groups
+from springtide.app.scores.calibration_curve import (
+    calibration_curve,
+    calibration_error,
+    normalized_entropy,
+    top_decile_lift,
+)
+from springtide.app.scores.progressive import ProgressiveScores
 from tests.app.scores.test_progressive import draw
 
 

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_client.schema import Schema
 
-from app.scores.changed_labels import with_labels
-from app.scores.config import ScoresConfig
-from app.scores.progressive import ProgressiveScores
-from app.scores.segments.histograms import BLOCK, BYTES
+from springtide.app.scores.changed_labels import with_labels
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.scores.segments.histograms import BLOCK, BYTES
+from springtide_client.schema import Schema
 from tests.app.scores.drift.test_drift import features
 from tests.app.scores.test_progressive import draw
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.scores.auc import exact_auc
-from app.scores.progressive import ProgressiveScores
+from springtide.app.scores.auc import exact_auc
+from springtide.app.scores.progressive import ProgressiveScores
 
 
 def draw(num: int, *, labels: int = 1, seed: int = 0, spread: float = 1.0, base: float = -1.0):

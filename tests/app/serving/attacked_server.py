@@ -7,8 +7,8 @@ import re
 import msgspec
 import numpy as np
 import pyarrow
-from springtide_client.keys import hash_string
 
+from springtide_client.keys import hash_string
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, Connection, request
 
 USER, ITEM = 0, 1

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.serving.config import ServeConfig
-from app.serving.server.serve import serve
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.server.serve import serve
 from tests.app.serving.attacked_server import AttackedServer
 from tests.app.serving.raw_connection import Connection
 from tests.support.logs import HandWrittenLog

@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from app.serving.bounded_pool import BoundedPool
-from app.serving.http.errors import ApiError
+from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.http.errors import ApiError
 
 
 def test_a_call_beyond_max_waiting_is_busy():

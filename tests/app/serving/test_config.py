@@ -1,9 +1,9 @@
 """Settings of [serve] that depend on each other."""
 
 import pytest
-from springtide_client.rows.hash_range import HashRange
 
-from app.serving.config import ServeConfig
+from springtide.app.serving.config import ServeConfig
+from springtide_client.rows.hash_range import HashRange
 
 PARTS = ["http://a:8000", "https://b:8443/model/"]
 

@@ -1,7 +1,7 @@
 """`springtide check` says what several ranks would exchange, and when only one can learn a model."""
 
-from app.config.load import load_config
-from app.tools.cluster_diagnosis import check_cluster
+from springtide.app.config.load import load_config
+from springtide.app.tools.cluster_diagnosis import check_cluster
 
 CONFIG = """
 name = "shop"
@@ -32,7 +32,7 @@ def test_a_rank_needs_a_gpu_of_its_own(tmp_path, monkeypatch):
         (4, True, ("ok", "up to 4 ranks (`springtide train --ranks R`), one for each GPU, would exchange rows as")),
     ]:
         monkeypatch.setattr("torch.cuda.device_count", lambda num_gpus=num_gpus: num_gpus)
-        monkeypatch.setattr("app.tools.cluster_diagnosis.is_nccl_available", lambda nccl=nccl: nccl)
+        monkeypatch.setattr("springtide.app.tools.cluster_diagnosis.is_nccl_available", lambda nccl=nccl: nccl)
         state, text = check(tmp_path, on_gpu)
         assert state == found[0]
         assert found[1] in text

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from app.config.load import load_config
-from app.tools.diagnosis import Diagnosis, check_disk, check_disk_caps, check_losses, check_memory
+from springtide.app.config.load import load_config
+from springtide.app.tools.diagnosis import Diagnosis, check_disk, check_disk_caps, check_losses, check_memory
 
 SMALL = """
 name = "shop"

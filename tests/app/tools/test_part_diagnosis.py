@@ -5,8 +5,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from app.serving.config import ServeConfig
-from app.tools.part_diagnosis import check_parts
+from springtide.app.serving.config import ServeConfig
+from springtide.app.tools.part_diagnosis import check_parts
 from tests.support.ports import free_port
 
 

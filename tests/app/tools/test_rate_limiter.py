@@ -2,7 +2,7 @@
 
 import threading
 
-from app.tools.rate_limiter import RateLimiter
+from springtide.app.tools.rate_limiter import RateLimiter
 
 
 def test_a_late_sender_catches_up() -> None:

@@ -4,11 +4,11 @@ import json
 import threading
 from pathlib import Path
 
-from app.tools.topic_quota import TopicQuota
-from stream.broker.embedded import EmbeddedBroker
-from stream.config import SourceConfig
-from stream.kafka.admin import Admin
-from stream.kafka.producer import Producer
+from springtide.app.tools.topic_quota import TopicQuota
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.producer import Producer
 
 
 def write_status(log: Path, committed: int) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.config.load import Config, load_config
+from springtide.app.config.load import Config, load_config
 
 CONFIG = """
 name = "test"

@@ -1,11 +1,11 @@
 """Random clicks for tests of learning: a schema with every kind of feature, and batches from a seed."""
 
 import numpy as np
+
+from springtide.stream.columns import Batch, DeadLetter
+from springtide.stream.positions import Partition
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
-
-from stream.columns import Batch, DeadLetter
-from stream.positions import Partition
 
 SCHEMA = Schema(
     labels=("click",),

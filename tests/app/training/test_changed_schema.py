@@ -4,32 +4,32 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from springtide.app.commands.versions.list import describe
+from springtide.app.commands.versions.show import show_version
+from springtide.app.config.load import Config, load_config
+from springtide.app.errors import UserError
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.tools.diagnosis import check_model
+from springtide.app.training.bootstrap import design_of, load_state
+from springtide.app.training.health.known_good import last_good_before
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.change import begin
+from springtide.app.version_log.change.design import Design
+from springtide.app.version_log.change.plan import plan_change
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import apply_retention, remove_drafts
+from springtide.app.version_log.errors import FencedError
+from springtide.app.version_log.inspection.diff import diff_versions
+from springtide.app.version_log.inspection.history import row_history
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.verify.verify import verify
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
-
-from app.commands.versions.list import describe
-from app.commands.versions.show import show_version
-from app.config.load import Config, load_config
-from app.errors import UserError
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.tools.diagnosis import check_model
-from app.training.bootstrap import design_of, load_state
-from app.training.health.known_good import last_good_before
-from app.training.state.training_state import TrainingState
-from app.version_log.change import begin
-from app.version_log.change.design import Design
-from app.version_log.change.plan import plan_change
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import apply_retention, remove_drafts
-from app.version_log.errors import FencedError
-from app.version_log.inspection.diff import diff_versions
-from app.version_log.inspection.history import row_history
-from app.version_log.read.index import LogIndex
-from app.version_log.verify.verify import verify
-from app.version_log.write.writer import LogWriter
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.test_changed_settings import CONFIG, WINDOW
 from tests.support.waiting import wait_until
@@ -165,7 +165,7 @@ def test_a_rollback_that_would_not_fit_into_memory_is_refused(log, monkeypatch) 
     number = log.learn(1)
     log.change(*WITHOUT_GENRES)
     log.learn(1)
-    monkeypatch.setattr("app.version_log.change.restore.MAX_BYTES", 1000)
+    monkeypatch.setattr("springtide.app.version_log.change.restore.MAX_BYTES", 1000)
     with pytest.raises(UserError, match="a rollback to before a changed schema can hold 1,000"):
         log.roll_back(number)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.config.load import Config, load_config
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.training.bootstrap import add_parts, load_state
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.initial_values import initial_values
-
-from app.config.load import Config, load_config
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.training.bootstrap import add_parts, load_state
-from app.version_log.write.writer import LogWriter
 from tests.app.training.random_clicks import make_batch
 from tests.torture.verify.log_contents import LogContents, read_log_contents
 

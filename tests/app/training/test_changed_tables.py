@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.config.load import Config, load_config
+from springtide.app.version_log.verify.verify import verify
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.wide.layout import wide_width
-
-from app.config.load import Config, load_config
-from app.version_log.verify.verify import verify
 from tests.app.training.test_changed_settings import CONFIG, contents, learn
 from tests.torture.verify.log_contents import LogContents
 

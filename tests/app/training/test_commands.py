@@ -3,15 +3,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.commands import CommandExecutor
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import NamedKey
 from springtide_client.log.directory import LogDirectory
-
-from app.training.bootstrap import load_state
-from app.training.commands import CommandExecutor
-from app.training.state.training_state import TrainingState
-from app.version_log.commands.queue import submit_command
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.write.writer import LogWriter
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import SCHEMA, make_batch
 

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import pytest
+
+from springtide.app.config.load import Config
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.verify.verify import verify
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
-from app.config.load import Config
-from app.training.bootstrap import load_state
-from app.version_log.compact.merge import compact_log
-from app.version_log.verify.verify import verify
-from app.version_log.write.writer import LogWriter
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import make_batch
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from springtide_client.log.directory import LogDirectory
 
-from app.training.trainer import Trainer
-from app.version_log.compact.compactor import Compactor
-from app.version_log.disk_usage import folder_bytes
-from stream.kafka.producer import Producer
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.compact.compactor import Compactor
+from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.stream.kafka.producer import Producer
+from springtide_client.log.directory import LogDirectory
 from tests.app.training.trainer_env import TrainerEnv
 from tests.support.waiting import DEADLINE_SECONDS
 

@@ -2,20 +2,20 @@
 
 import numpy as np
 import pytest
+
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.commands import CommandExecutor
+from springtide.app.training.state.spill_gc import SpillGC
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.rows import Int64Array
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.record_kinds import ROW
+from springtide.kernels.types import NO_SLOT
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, View
-
-from app.training.bootstrap import load_state
-from app.training.commands import CommandExecutor
-from app.training.state.spill_gc import SpillGC
-from app.version_log.commands.queue import submit_command
-from app.version_log.commands.status import command_status
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
-from embeddings.rows import Int64Array
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.record_kinds import ROW
-from kernels.types import NO_SLOT
 from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import make_batch
 

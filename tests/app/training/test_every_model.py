@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from springtide.app.config.load import Config, load_config
+from springtide.app.models.export.onnx_export import export_onnx, is_possible
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.columns import Batch
 from springtide_client import HotModel
 from springtide_client.model.exported_model import ExportedModel
 from springtide_client.model.inputs import ModelInputs
-
-from app.config.load import Config, load_config
-from app.models.export.onnx_export import export_onnx, is_possible
-from app.training.bootstrap import load_state
-from app.version_log.write.writer import LogWriter
-from stream.columns import Batch
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.support.config import write_config
 from tests.support.model_variants import LOOPED, VARIANTS

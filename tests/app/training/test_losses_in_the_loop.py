@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from springtide.app.config.load import Config, load_config
+from springtide.app.errors import UserError
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.columns import Batch
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
-from app.config.load import Config, load_config
-from app.errors import UserError
-from app.training.bootstrap import load_state
-from app.version_log.write.writer import LogWriter
-from stream.columns import Batch
 from tests.app.training.random_clicks import make_batch
 
 CONFIG = """

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from app.config.load import load_config
-from app.errors import UserError
-from app.training.config import TrainConfig
-from app.training.lr_schedule import LearningRateSchedule
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
+from springtide.app.training.config import TrainConfig
+from springtide.app.training.lr_schedule import LearningRateSchedule
 
 RAMP = {"warmup_samples": 100}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.training.publish_schedule import BEHIND_SECONDS, MAX_SECONDS, PublishSchedule
+from springtide.app.training.publish_schedule import BEHIND_SECONDS, MAX_SECONDS, PublishSchedule
 
 
 def test_a_version_may_be_cut_every_publish_seconds_while_caught_up() -> None:

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-from app.training.publisher import Publisher
-from app.training.ranks.ranks import Ranks
-from stream.errors import StreamError
+from springtide.app.training.publisher import Publisher
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.stream.errors import StreamError
 
 
 class Letters:

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.log.directory import LogDirectory
 
-from app.config.load import load_config
-from app.errors import UserError
-from app.training.bootstrap import load_state, state_without_log
-from app.version_log.commands.erasure_audit import files_containing
-from app.version_log.compact.merge import compact_log
-from app.version_log.items import ItemLayout
-from app.version_log.verify.verify import verify
-from app.version_log.write.writer import LogWriter
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
+from springtide.app.training.bootstrap import load_state, state_without_log
+from springtide.app.version_log.commands.erasure_audit import files_containing
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.verify.verify import verify
+from springtide.app.version_log.write.writer import LogWriter
+from springtide_client.log.directory import LogDirectory
 from tests.app.serving.retrieve.retrieval_log import CONFIG
 from tests.app.training.random_clicks import make_batch
 

@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from springtide_client.log.directory import LogDirectory
 
-from app.errors import UserError
-from app.training.input.start_position import StartPosition
-from app.training.state.training_state import TrainingState
-from app.training.trainer import Trainer
-from app.version_log.trainer_status import PartitionStatus
-from stream.errors import RetriableError
-from stream.kafka.admin import Admin
+from springtide.app.errors import UserError
+from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.trainer_status import PartitionStatus
+from springtide.stream.errors import RetriableError
+from springtide.stream.kafka.admin import Admin
+from springtide_client.log.directory import LogDirectory
 from tests.app.training.trainer_env import run_in_thread
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
@@ -62,7 +62,7 @@ def test_the_heap_is_frozen_only_in_a_process_of_its_own_and_while_it_learns(env
 def test_what_is_open_is_closed_if_another_part_cannot_be_made(env, monkeypatch):
     env.create()
     with monkeypatch.context() as patch:
-        patch.setattr("app.training.trainer.Gate", lambda *_, **__: 1 / 0)
+        patch.setattr("springtide.app.training.trainer.Gate", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             Trainer(env.config)
     assert env.status().trainer == "failed"
@@ -118,7 +118,7 @@ def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(env):
 def test_until_end_fails_if_the_topic_does_not_appear(env, monkeypatch):
     # a minute has passed once the broker has answered that it has no such topic
     waited = property(lambda status: 0.0 if status.reason == "not connected yet" else 61.0)
-    monkeypatch.setattr("stream.source_status.SourceStatus.waiting_seconds", waited)
+    monkeypatch.setattr("springtide.stream.source_status.SourceStatus.waiting_seconds", waited)
     with pytest.raises(RetriableError, match="clicks"):
         Trainer(env.config, until_end=True).run()
     status = env.status()
@@ -147,7 +147,7 @@ def test_sigterm_commits_and_ends(env):
 def test_a_version_is_not_published_before_the_broker_has_its_dead_letters(env, monkeypatch):
     env.produce(64, bad=1)
     trainer = Trainer(env.config)
-    monkeypatch.setattr("app.training.publisher.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("springtide.app.training.publisher.FLUSH_SECONDS", 0.0)
     refuse = trainer.dead_letters._try_flush
 
     def no_broker(seconds: float) -> None:

@@ -1,17 +1,17 @@
 from numba.core import event
 
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.training.bootstrap import with_wide_rows
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.step.learner import Learner
-from app.training.warmup import warm_up
-from embeddings.collection.collection import open_tables
-from embeddings.config import TableConfig
-from embeddings.table import EmbeddingTable
-from kernels.backend import backend
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.training.bootstrap import with_wide_rows
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.step.learner import Learner
+from springtide.app.training.warmup import warm_up
+from springtide.embeddings.collection.collection import open_tables
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 

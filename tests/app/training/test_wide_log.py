@@ -4,18 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
+from springtide.app.training.bootstrap import load_state, state_without_log
+from springtide.app.training.device.device import resolve_device
+from springtide.app.training.step.wide_step import WideStep
+from springtide.app.version_log.verify.verify import verify
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.collection.collection import tables_by_name
+from springtide.embeddings.errors import SpillError
 from springtide_client.keys import CROSSES
 from springtide_client.log.directory import LogDirectory
-
-from app.config.load import load_config
-from app.errors import UserError
-from app.training.bootstrap import load_state, state_without_log
-from app.training.device.device import resolve_device
-from app.training.step.wide_step import WideStep
-from app.version_log.verify.verify import verify
-from app.version_log.write.writer import LogWriter
-from embeddings.collection.collection import tables_by_name
-from embeddings.errors import SpillError
 from tests.app.training.random_clicks import make_batch
 
 CONFIG = """
@@ -152,7 +152,7 @@ def _full(*_):
 def test_on_a_device_the_wide_part_is_refused_with_what_to_do(tmp_path, monkeypatch):
     device = resolve_device(Log(tmp_path).config.train)
     on_device = device._replace(transfer=object())
-    monkeypatch.setattr("app.training.bootstrap.resolve_device", lambda _: on_device)
+    monkeypatch.setattr("springtide.app.training.bootstrap.resolve_device", lambda _: on_device)
     with pytest.raises(UserError, match=r"leave out \[model\] wide"):
         state_without_log(Log(tmp_path).config)
 

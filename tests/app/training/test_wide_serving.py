@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
+from springtide.kernels.cpu.serving.wide_steps import compiled_steps
+from springtide.stream.columns import Batch
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import NOT_ADMITTED, UNKNOWN, View
-
-from app.training.bootstrap import load_state
-from app.version_log.write.writer import LogWriter
-from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_steps import compiled_steps
-from stream.columns import Batch
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.test_wide_log import Log
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from springtide.app.config.load import load_config
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
-from app.config.load import load_config
-from app.training.trainer import Trainer
-from app.version_log.trainer_status import TrainerStatus, read_status
-from stream.broker.embedded import EmbeddedBroker
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
 from tests.support.kafka import read_topic
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from springtide_client.schema import Schema
 
+from springtide_client.schema import Schema
 from tests.support.writer_log import SCHEMA, WriterLog
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.version_log.disk_budget import DiskBudget, LogUsage
+from springtide.app.version_log.disk_budget import DiskBudget, LogUsage
 
 BUDGET = DiskBudget(1600)
 

@@ -1,11 +1,11 @@
 import numpy as np
+
+from springtide.app.version_log.item_columns import NO_ITEMS, ItemColumns
+from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.read.replay_state import newest_items
+from springtide.kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
 from springtide_client.log.base import ModelIdentity
 from springtide_client.model.inputs import lookup_keys
-
-from app.version_log.item_columns import NO_ITEMS, ItemColumns
-from app.version_log.items import ItemLayout
-from app.version_log.read.replay_state import newest_items
-from kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 OPTIONS = {"item": ["user_id", "item_id", *SCHEMA.lists, "price"]}

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
+
+from springtide.app.version_log.items import ItemLayout, items_of, items_to_arrays
+from springtide.app.version_log.read.replay_state import newest_items
 from springtide_client.features import Features, Ragged
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import MISSING_ID
 from springtide_client.log.base import ModelIdentity
 from springtide_client.schema import Schema
-
-from app.version_log.items import ItemLayout, items_of, items_to_arrays
-from app.version_log.read.replay_state import newest_items
 from tests.app.training.random_clicks import make_batch
 from tests.support.writer_log import WriterLog, compact, put, row_tensors
 
@@ -101,7 +101,7 @@ def test_a_form_says_which_items_another_layout_can_read():
 
 @pytest.mark.parametrize("pending", [1, 100])
 def test_a_base_has_the_newest_items_that_have_a_row(tmp_path, monkeypatch, pending):
-    monkeypatch.setattr("app.version_log.read.replay_state.PENDING_ITEMS", pending)
+    monkeypatch.setattr("springtide.app.version_log.read.replay_state.PENDING_ITEMS", pending)
     log = WriterLog(tmp_path / "log")
     item = SCHEMA.number("item_id")
 

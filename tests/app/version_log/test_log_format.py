@@ -4,6 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+
+from springtide.app.version_log.compact.compactor import LOCK_NAME
+from springtide.app.version_log.read.corruption import REPORT_NAME
+from springtide.app.version_log.read.replay_state import MAX_COMMANDS
+from springtide.app.version_log.write.epoch import EPOCHS_RETAINED
 from springtide_client.format.records import HEADER, MAGIC, VersionMeta
 from springtide_client.format.tensors import DTYPES
 from springtide_client.log import base
@@ -18,11 +23,6 @@ from springtide_client.log.listing import (
     state_name,
 )
 from springtide_client.log.row_files import OPTIMIZER, ROWS, optimizer_files, rows_files
-
-from app.version_log.compact.compactor import LOCK_NAME
-from app.version_log.read.corruption import REPORT_NAME
-from app.version_log.read.replay_state import MAX_COMMANDS
-from app.version_log.write.epoch import EPOCHS_RETAINED
 
 TEXT = (Path(__file__).parents[3] / "deploy" / "docs" / "log-format.md").read_text()
 

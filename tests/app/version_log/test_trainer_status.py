@@ -2,7 +2,7 @@
 
 import os
 
-from app.version_log.trainer_status import TableStatus, TrainerStatus, boot_id, read_status, write_status
+from springtide.app.version_log.trainer_status import TableStatus, TrainerStatus, boot_id, read_status, write_status
 
 
 def test_the_status_of_the_highest_epoch_is_read(tmp_path) -> None:

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from app.commands.train import THREAD_SWITCH_SECONDS
-from app.config.load import load_config
-from stream.broker.embedded import EmbeddedBroker
+from springtide.app.commands.train import THREAD_SWITCH_SECONDS
+from springtide.app.config.load import load_config
+from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.bench.freshness.freshness import write_config
 from tests.bench.harness.processes import PausableProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, use_trainer_process_settings

@@ -13,7 +13,7 @@ from itertools import cycle
 
 import crc32c
 
-from stream.kafka.library import kafka
+from springtide.stream.kafka.library import kafka
 from tests.bench.workloads.clicks import make_clicks
 
 TICK_SECONDS, NUM_BATCHES = 0.02, 50

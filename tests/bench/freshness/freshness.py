@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream.broker.embedded import EmbeddedBroker
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.library import kafka
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.library import kafka
 from tests.bench.freshness.stages import STAGES, Probe, processor_milliseconds, rate_of, stages_of
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_PER_FEATURE, make_clicks

@@ -46,18 +46,18 @@ def number_of(piece: bytes) -> int:
 
 def run_command(*words: str) -> None:
     """Run a command as the console script does, with its process settings."""
-    from app.cli import main
+    from springtide.app.cli import main
 
     if code := main(words):
         sys.exit(code)
 
 
 def train(config: str) -> None:
-    from app.training.state.training_state import TrainingState
-    from app.version_log.write.encoder import RecordEncoder
-    from app.version_log.write.segments import SegmentWriter
-    from app.version_log.write.writer import LogWriter
-    from stream.decode.pipeline import DecodePipeline
+    from springtide.app.training.state.training_state import TrainingState
+    from springtide.app.version_log.write.encoder import RecordEncoder
+    from springtide.app.version_log.write.segments import SegmentWriter
+    from springtide.app.version_log.write.writer import LogWriter
+    from springtide.stream.decode.pipeline import DecodePipeline
 
     clock(DecodePipeline, "decode", "decode", lambda _, columns: only(columns.end_offsets.values()))
     clock(TrainingState, "learn", "learn", lambda arguments, _: only(arguments[1].positions.values()))

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.training.step.learner import Learner
-from stream.batcher import Batcher
-from stream.broker.embedded import EmbeddedBroker
-from stream.columns import Batch
-from stream.consumer_loop import SourceConfig
-from stream.positions import Partition
-from stream.source import Source
+from springtide.app.training.step.learner import Learner
+from springtide.stream.batcher import Batcher
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.columns import Batch
+from springtide.stream.consumer_loop import SourceConfig
+from springtide.stream.positions import Partition
+from springtide.stream.source import Source
 from tests.bench.train.e2e import fill
 from tests.bench.workloads.clicks import SCHEMA, TOPIC, make_clicks
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.exchange import Exchange
 from tests.bench.gpu.train import AGREES, FULL, QUICK, STEPS, Bench, gpu, learn, make_batches, switched
 from tests.bench.harness.report import Case, alternate, arguments, describe_case, fail, report, timed
 from tests.support.one_rank import one_rank

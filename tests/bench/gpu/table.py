@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kernels.cuda.cupy_device import CupyDevice
-from kernels.cuda.device import Device
-from kernels.cuda.ops import CudaOps
-from kernels.cuda.store import KEY_BYTES, WIDTH
-from kernels.types import OptimizerStep, RowLayout, Store, state_width_of
+from springtide.kernels.cuda.cupy_device import CupyDevice
+from springtide.kernels.cuda.device import Device
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.cuda.store import KEY_BYTES, WIDTH
+from springtide.kernels.types import OptimizerStep, RowLayout, Store, state_width_of
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report
 
 HKV = "HierarchicalKV on an A100, published, x 4.8/1.935"

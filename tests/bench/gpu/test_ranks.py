@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from app.training.device.device import TrainDevice
-from kernels.cuda.ops import CudaOps
+from springtide.app.training.device.device import TrainDevice
+from springtide.kernels.cuda.ops import CudaOps
 from tests.bench.gpu import ranks
 from tests.bench.gpu.train import Bench, Machine, Size
 from tests.support.gpu_emulation.emulated_ops import device_of

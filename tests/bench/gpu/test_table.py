@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kernels.cuda.cupy_device import CupyDevice
+from springtide.kernels.cuda.cupy_device import CupyDevice
 from tests.bench.gpu import table
 from tests.bench.gpu.table import Bench, Size, run
 from tests.support.gpu_emulation.emulated_ops import device_of

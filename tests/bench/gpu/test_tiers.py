@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.cuda.ops import CudaOps
+from springtide.kernels.cuda.ops import CudaOps
 from tests.bench.gpu import tiers
 from tests.bench.gpu.tiers import Bench, Size, run
 from tests.support.gpu_emulation.emulated_ops import device_of

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.training.device.device import TrainDevice
-from app.training.device.graph_capture import capture_cuda_graph
-from app.training.device.transfer_stream import CudaTransferStream
-from kernels.cuda.cupy_device import CupyDevice
-from kernels.cuda.ops import CudaOps
+from springtide.app.training.device.device import TrainDevice
+from springtide.app.training.device.graph_capture import capture_cuda_graph
+from springtide.app.training.device.transfer_stream import CudaTransferStream
+from springtide.kernels.cuda.cupy_device import CupyDevice
+from springtide.kernels.cuda.ops import CudaOps
 from tests.bench.gpu import train
 from tests.bench.gpu.train import STEPS, Bench, Machine, Size
 from tests.support.gpu_emulation.fake_gpu import install

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from app.training.device.transfer_stream import CudaTransferStream, TransferStream
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.optimizer import RowOptimizer
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.backend import backend
-from kernels.ops import Ops
-from kernels.types import RowLayout
+from springtide.app.training.device.transfer_stream import CudaTransferStream, TransferStream
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.optimizer import RowOptimizer
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import RowLayout
 from tests.bench.gpu.table import host, markdown
 from tests.bench.harness.report import Case, arguments, fail, report
 

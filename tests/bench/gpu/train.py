@@ -15,25 +15,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.features import Features
 
-from app.models.config import ModelConfig
-from app.models.interactions import dlrm
-from app.models.interactions.dot_interaction import torch_dot_interaction
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.device.device import TrainDevice, resolve_device
-from app.training.device.graph_capture import capture_cuda_graph
-from app.training.step.cuda_graphs import CudaGraphStep
-from app.training.step.dense_step import DeviceStep
-from app.training.step.learner import Learner
-from embeddings.config import TableConfig
-from embeddings.sharding.exchange import Exchange
-from embeddings.table import EmbeddingTable
-from kernels.ops import Ops
-from stream.columns import Batch
-from stream.positions import Partition
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interactions import dlrm
+from springtide.app.models.interactions.dot_interaction import torch_dot_interaction
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.device.device import TrainDevice, resolve_device
+from springtide.app.training.device.graph_capture import capture_cuda_graph
+from springtide.app.training.step.cuda_graphs import CudaGraphStep
+from springtide.app.training.step.dense_step import DeviceStep
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
+from springtide.stream.columns import Batch
+from springtide.stream.positions import Partition
+from springtide_client.features import Features
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report, timed
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, zipf_ids
 

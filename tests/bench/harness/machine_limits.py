@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from tests.bench.harness.slices import ThreadSlices
 
 WORDS = 8  # per line

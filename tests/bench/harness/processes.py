@@ -74,7 +74,7 @@ class PausableProcess:
         self.command, self.out = list(command), out
         with out.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "app", *command], stdout=file, stderr=file, start_new_session=True
+                [sys.executable, "-m", "springtide", *command], stdout=file, stderr=file, start_new_session=True
             )
         self._send(signal.SIGSTOP)
 

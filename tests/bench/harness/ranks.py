@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from app.processes.tuning import GOMP_SPIN_COUNT
+from springtide.app.processes.tuning import GOMP_SPIN_COUNT
 from tests.bench.harness.hosts import ADDRESSES, DEVICE
 from tests.bench.harness.processes import PEER_SCRIPTS
 from tests.bench.harness.report import fail
+from tests.support.processes import IMPORT_PATHS
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,7 +35,7 @@ class Ranks:
         """
         self.module, self.num_ranks, self.hosts = module, num_ranks, hosts
         self.python = sys.executable if venv is None else str(venv / "bin" / "python")
-        self.paths = [ROOT, ROOT / "deploy" / "client"]
+        self.paths = [*IMPORT_PATHS]
         if venv is not None:
             self.paths += [PEER_SCRIPTS, *venv.glob("lib/*/site-packages"), Path(sysconfig.get_path("purelib"))]
         self.arguments = [str(argument) for argument in arguments]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from app.processes.tuning import keep_freed_memory, tune_process
+from springtide.app.processes.tuning import keep_freed_memory, tune_process
 
 PEERS = Path(os.environ.get("SPRINGTIDE_BENCH_PEERS", "~/.cache/springtide-bench")).expanduser()
 DATA = Path(os.environ.get("SPRINGTIDE_BENCH_DATA", Path(__file__).parents[4] / "shared" / "data")).expanduser()

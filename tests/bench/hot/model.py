@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from springtide_client import HotModel
 
+from springtide_client import HotModel
 from tests.bench.freshness.freshness import percentile
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.workloads.row_log import FEATURE, write_log

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from app.config.load import load_config
-from stream.broker.embedded import EmbeddedBroker
+from springtide.app.config.load import load_config
+from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.processes import PausableProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
 from tests.bench.harness.thread_times import ProcessTimes

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from app.config.load import load_config
-from stream.broker.embedded import EmbeddedBroker
+from springtide.app.config.load import load_config
+from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report, use_trainer_process_settings
 from tests.bench.log.trainers import LoggedTrainer, UnloggedTrainer, version_count, write_config
 from tests.bench.workloads.clicks import make_clicks

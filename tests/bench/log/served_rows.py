@@ -7,9 +7,9 @@ import urllib.request
 from typing import Any
 
 import numpy as np
+
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
-
 from tests.bench.harness.report import fail
 from tests.bench.log.trainers import LoggedTrainer
 from tests.bench.workloads.clicks import CATEGORICAL, IDS_PER_FEATURE

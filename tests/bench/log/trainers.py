@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from app.config.load import Config
-from app.training.input.start_position import StartPosition
-from app.training.trainer import Trainer
+from springtide.app.config.load import Config
+from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.trainer import Trainer
 from tests.bench.harness.report import fail
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE
 

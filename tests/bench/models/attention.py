@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from springtide_client.model.inputs import ModelInputs
-from springtide_client.schema import Schema
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
-from app.models.interface import ModelSpec
-from app.models.sequence.attention import MultiHeadAttention, naive_attention
-from app.models.sequence.transformer import Transformer
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.sequence.attention import MultiHeadAttention, naive_attention
+from springtide.app.models.sequence.transformer import Transformer
+from springtide_client.model.inputs import ModelInputs
+from springtide_client.schema import Schema
 from tests.bench.harness.report import argument_parser, describe_run, fail
 
 ATTENTIONS = {"sdpa": scaled_dot_product_attention, "naive": naive_attention}

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.scores.auc import click_auc
-from app.tools.evaluate.auc_error import standard_error
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.evaluate.auc_error import standard_error
 from tests.bench.harness.report import DATA, argument_parser, describe_run
 from tests.bench.quality.contenders import Log
 from tests.bench.quality.one_pass import RunConfig, learn_once

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.evaluate.auc_error import difference_error
+from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
-
-from app.scores.auc import click_auc
-from app.tools.evaluate.auc_error import difference_error
-from stream.columns import Batch
 from tests.bench.harness.report import DATA, argument_parser, describe_run
 from tests.bench.quality.one_pass import RunConfig, learn_once
 from tests.bench.quality.online import logloss

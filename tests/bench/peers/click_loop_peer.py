@@ -26,7 +26,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from serving import serve, timed
 
-from app.models.registry import build_model
+from springtide.app.models.registry import build_model
 from tests.bench.train.e2e import DIM, MODEL, SPEC
 from tests.bench.train.plain_loop import ROWS_A_FEATURE
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, TOPIC

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.config.load import load_config
-from app.tools.evaluate.passes import evaluate_files
-from app.tools.replay.input_file import InputFile
-from app.tools.replay.replay import Replay, ReplayConfig
-from app.training.trainer import Trainer
-from stream.broker.embedded import EmbeddedBroker
+from springtide.app.config.load import load_config
+from springtide.app.tools.evaluate.passes import evaluate_files
+from springtide.app.tools.replay.input_file import InputFile
+from springtide.app.tools.replay.replay import Replay, ReplayConfig
+from springtide.app.training.trainer import Trainer
+from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.report import DATA, argument_parser, describe_run, use_trainer_process_settings
 from tests.bench.quality.real_logs import SETS, RealLog
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stream.columns import Batch
+from springtide.stream.columns import Batch
 from tests.bench.quality.one_pass import OnePass, RunConfig, learn_and_serve, learn_once, num_ids, share_rows
 
 DAY_MS = 86_400_000

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pyarrow.parquet
 import torch
 
-from app.models.config import ModelConfig
-from app.models.losses.config import LabelLoss
-from app.scores.auc import click_auc
-from app.tools.evaluate.auc_error import difference_error
-from stream.columns import Batch
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.losses.config import LabelLoss
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.evaluate.auc_error import difference_error
+from springtide.stream.columns import Batch
 from tests.bench.harness.report import DATA, argument_parser, describe_run
 from tests.bench.quality.one_pass import RunConfig, learn_labels
 from tests.bench.quality.real_logs import SETS, cut, read_batch

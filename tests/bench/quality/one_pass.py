@@ -11,33 +11,33 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.losses.config import LabelLoss
+from springtide.app.models.registry import build_model
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.training.bootstrap import add_parts, load_state, with_wide_columns
+from springtide.app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
+from springtide.app.training.ranks.config import ClusterConfig
+from springtide.app.training.step.learner import Learner
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.collection.collection import open_tables
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.policy.admission import AdmissionControl
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
+from springtide.stream.batch_size import BatchSize
+from springtide.stream.columns import Batch
+from springtide.stream.config import SourceConfig
 from springtide_client.features import Features, Ragged
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from springtide_client.schema import Schema
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.losses.config import LabelLoss
-from app.models.registry import build_model
-from app.scores.config import ScoresConfig
-from app.training.bootstrap import add_parts, load_state, with_wide_columns
-from app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
-from app.training.ranks.config import ClusterConfig
-from app.training.step.learner import Learner
-from app.version_log.config import LogConfig
-from app.version_log.write.writer import LogWriter
-from embeddings.collection.collection import open_tables
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.policy.admission import AdmissionControl
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.precision import Precision
-from embeddings.table import EmbeddingTable
-from kernels.backend import backend
-from stream.batch_size import BatchSize
-from stream.columns import Batch
-from stream.config import SourceConfig
 from tests.bench.quality.real_logs import cut
 
 Floats = npt.NDArray[np.float64]

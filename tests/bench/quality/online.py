@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.schema import Schema
 
-from app.scores.auc import click_auc
-from app.tools.evaluate.auc_error import difference_error, standard_error
-from stream.columns import Batch
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.evaluate.auc_error import difference_error, standard_error
+from springtide.stream.columns import Batch
+from springtide_client.schema import Schema
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.report import DATA, argument_parser, describe_run
 from tests.bench.quality.contenders import (

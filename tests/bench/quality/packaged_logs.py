@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+
+from springtide.app.tools.replay.input_file import InputFile
+from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
-
-from app.tools.replay.input_file import InputFile
-from stream.columns import Batch
 from tests.bench.quality.real_logs import RealLog
 
 VENV = "online"

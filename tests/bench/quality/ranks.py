@@ -23,14 +23,14 @@ def learn(rank: int, num_ranks: int, precision: str, seed: int, num_samples: int
     import pyarrow.parquet as pq
     import torch
     import torch.distributed as dist
-    from springtide_client.keys import hash_string
     from torch.nn.functional import binary_cross_entropy_with_logits
     from torch.nn.parallel import DistributedDataParallel
 
-    from app.models.interactions.dlrm import DLRM
-    from app.models.interface import FieldSpec, ModelSpec
-    from app.scores.auc import click_auc
-    from embeddings import DynamicEmbedding
+    from springtide import DynamicEmbedding
+    from springtide.app.models.interactions.dlrm import DLRM
+    from springtide.app.models.interface import FieldSpec, ModelSpec
+    from springtide.app.scores.auc import click_auc
+    from springtide_client.keys import hash_string
 
     torch.set_num_threads(1)
     table = pq.read_table(DATA / "movielens-100k.parquet", columns=[*FIELDS, "click"]).slice(0, num_samples)

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import torch
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.table import EmbeddingTable
+from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.scores.progressive import ProgressiveScores
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.step.learner import Learner
-from embeddings.config import TableConfig
-from embeddings.table import EmbeddingTable
-from stream.columns import Batch
 from tests.bench.harness.report import DATA
 
 

@@ -5,22 +5,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+import springtide.app.tools.demo
+from springtide.app.config.load import load_config
+from springtide.app.tools.simulator.click_generator import ClickGenerator
+from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features
 from springtide_client.schema import Schema
-
-import app.tools.demo
-from app.config.load import load_config
-from app.tools.simulator.click_generator import ClickGenerator
-from app.tools.simulator.config import SimulatorConfig
-from stream.columns import Batch
 
 START_MS = 1_700_000_000_000
 
 
 def simulated_schema() -> Schema:
     """Return the schema of `springtide demo`."""
-    return load_config(Path(app.tools.demo.__file__).with_name("demo.toml")).schema
+    return load_config(Path(springtide.app.tools.demo.__file__).with_name("demo.toml")).schema
 
 
 def simulate_log(num_samples: int, *, seed: int = 0) -> tuple[Batch, npt.NDArray[np.float64]]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from app.scores.auc import click_auc
-from app.tools.simulator.config import SimulatorConfig
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.simulator.config import SimulatorConfig
 from tests.bench.quality.online import WINDOW, shares_of_best
 from tests.bench.quality.simulated_log import simulate_log
 from tests.bench.quality.world_filter import filtered_logits, observe

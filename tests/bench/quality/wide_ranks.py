@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from springtide_client.features import Features, Ragged
 
-from app.scores.auc import click_auc
-from embeddings.sharding.precision import Precision
-from stream.columns import Batch
+from springtide.app.scores.auc import click_auc
+from springtide.embeddings.sharding.precision import Precision
+from springtide.stream.columns import Batch
+from springtide_client.features import Features, Ragged
 from tests.bench.harness.report import DATA, argument_parser, describe_run, fail
 from tests.bench.quality.one_pass import Floats, RunConfig, make_learner
 from tests.bench.quality.online import defaults, logloss

@@ -14,14 +14,14 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+
+from springtide.app.config.load import load_config
+from springtide.app.training.state.base_rows import BaseRows
+from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.row_files import OPTIMIZER, ROWS
-
-from app.config.load import load_config
-from app.training.state.base_rows import BaseRows
-from stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
@@ -60,7 +60,7 @@ class Restarts:
         with self.out.open("ab") as out, self.directory.follow(tip) as cursor:
             start = time.perf_counter()
             process = subprocess.Popen(
-                [sys.executable, "-m", "app", "train", "--config", str(self.config_path)],
+                [sys.executable, "-m", "springtide", "train", "--config", str(self.config_path)],
                 stdout=out,
                 stderr=out,
             )

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+
+from springtide.app.serving.retrieve.inverted_file import InvertedFile
+from springtide.app.serving.retrieve.ranking import find_items
+from springtide.app.serving.retrieve.request import decode_retrieve_request
+from springtide.app.serving.retrieve.retriever import Retriever, recall
+from springtide.app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
+from springtide.app.serving.retrieve.vector_index import largest
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features
-
-from app.serving.retrieve.inverted_file import InvertedFile
-from app.serving.retrieve.ranking import find_items
-from app.serving.retrieve.request import decode_retrieve_request
-from app.serving.retrieve.retriever import Retriever, recall
-from app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
-from app.serving.retrieve.vector_index import largest
 
 K, NUM_IN_BATCH = 10, 32
 User = dict[str, Any]

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from app.training.state.training_state import TrainingState
-from app.version_log.write.writer import LogWriter
-from stream.positions import Partition
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.positions import Partition
 from tests.bench.harness.report import DATA
 from tests.bench.quality.real_logs import SETS, cut, read_batch
 

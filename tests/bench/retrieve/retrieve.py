@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from springtide_client.log.directory import LogDirectory
 
-from app.config.load import load_config
-from app.processes.priority import take_short_slices
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.server_metrics import declare_metrics
-from app.serving.model.log_follower import LogFollower
-from app.serving.retrieve.retriever import INDEXED_ITEMS, Retriever, recall
-from app.serving.server.worker import SWITCH_INTERVAL_SECONDS
-from app.training.bootstrap import load_state
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
+from springtide.app.config.load import load_config
+from springtide.app.processes.priority import take_short_slices
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.server_metrics import declare_metrics
+from springtide.app.serving.model.log_follower import LogFollower
+from springtide.app.serving.retrieve.retriever import INDEXED_ITEMS, Retriever, recall
+from springtide.app.serving.server.worker import SWITCH_INTERVAL_SECONDS
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
+from springtide_client.log.directory import LogDirectory
 from tests.bench.harness.report import argument_parser, describe_run, fail
 from tests.bench.retrieve import movielens, synthetic
 from tests.bench.retrieve.asking import ask, compare, features_of, percentiles

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from springtide_client.features import Features, IdStrings
 
-from app.config.load import load_config
-from app.training.bootstrap import load_state
-from app.training.state.training_state import TrainingState
-from app.version_log.write.writer import LogWriter
-from stream.columns import Batch
-from stream.positions import Partition
+from springtide.app.config.load import load_config
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.columns import Batch
+from springtide.stream.positions import Partition
+from springtide_client.features import Features, IdStrings
 
 NUM_USERS, NUM_CATEGORIES, BATCH = 100_000, 200, 8_192
 PUBLISH_SECONDS = 0.5

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow
+
 from springtide_client.keys import mix_keys
 from springtide_client.rows.hash_range import owners_of
-
 from tests.bench.harness.processes import PEER_SCRIPTS
 from tests.bench.harness.report import fail
 from tests.bench.serve.http_load import LoadResult, Wrk, post

@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import median
 
 from springtide_client.format.records import HEADER, parse_header
-
 from tests.bench.freshness.freshness import percentile
 from tests.bench.harness.report import Case, argument_parser, fail, report
 from tests.bench.serve.contenders import Server

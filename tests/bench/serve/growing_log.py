@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from springtide_client.format.records import HEADER
 
-from app.config.load import load_config
-from app.training.bootstrap import load_state
-from app.version_log.write.segments import SegmentWriter
-from app.version_log.write.writer import LogWriter
+from springtide.app.config.load import load_config
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write.writer import LogWriter
+from springtide_client.format.records import HEADER
 from tests.bench.workloads.row_log import DIM, FEATURE
 
 NUM_IDS = 1_000_000

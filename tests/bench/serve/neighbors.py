@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from springtide.app.serving.lookup.neighbors import find_neighbors
+from springtide.app.serving.model.id_dictionary import LiveIdDictionary
+from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.serving.model.served_view import ServedView
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
-
-from app.serving.lookup.neighbors import find_neighbors
-from app.serving.model.id_dictionary import LiveIdDictionary
-from app.serving.model.live_items import LiveItems
-from app.serving.model.served_view import ServedView
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 

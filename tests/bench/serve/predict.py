@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from springtide_client.encode import encode_instances
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
 from tests.bench.harness.report import Case, alternate, arguments, fail, report
 from tests.bench.serve.contenders import CONNECTIONS, JSON, NUM_REQUESTS, Server, core
 from tests.bench.serve.http_load import LoadResult, Wrk, post

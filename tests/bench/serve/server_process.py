@@ -3,8 +3,8 @@
 import json
 import sys
 
-from app.serving.config import ServeConfig
-from app.serving.server.serve import serve
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.server.serve import serve
 
 
 def main() -> None:

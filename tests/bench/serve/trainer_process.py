@@ -8,13 +8,13 @@ import time
 
 import numpy as np
 import torch
-from springtide_client.features import Features
 
-from app.config.load import load_config
-from app.training.bootstrap import load_state
-from app.version_log.write.writer import LogWriter
-from stream.columns import Batch
-from stream.positions import Partition
+from springtide.app.config.load import load_config
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.columns import Batch
+from springtide.stream.positions import Partition
+from springtide_client.features import Features
 
 
 def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:

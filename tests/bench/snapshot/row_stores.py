@@ -9,21 +9,21 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from springtide.app.training.state.base_rows import BaseRows
+from springtide.app.training.state.version_tensors import delta_to_arrays
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.merge import CHUNK_ROWS
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.rows import Rows, TableDelta
+from springtide.embeddings.table import EmbeddingTable
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.schema import Schema
-
-from app.training.state.base_rows import BaseRows
-from app.training.state.version_tensors import delta_to_arrays
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import CHUNK_ROWS
-from app.version_log.config import LogConfig
-from app.version_log.write.writer import LogWriter
-from embeddings.config import TableConfig
-from embeddings.rows import Rows, TableDelta
-from embeddings.table import EmbeddingTable
 from tests.bench.harness.report import fail
 
 DIM = 64

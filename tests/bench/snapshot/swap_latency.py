@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.config.load import load_config
+from springtide.app.processes.priority import yield_to_others
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client import HotModel
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import mix_keys
 from springtide_client.log.directory import LogDirectory
-
-from app.config.load import load_config
-from app.processes.priority import yield_to_others
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
 from tests.bench.harness.report import fail
 from tests.bench.harness.thread_times import ProcessorWait
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log

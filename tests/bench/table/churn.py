@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from springtide_client.rows.initial_values import initial_values
 
-from embeddings.config import FeaturePolicy, TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
+from springtide.embeddings.config import FeaturePolicy, TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
+from springtide_client.rows.initial_values import initial_values
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array

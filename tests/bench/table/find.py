@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kernels.cpu.index.buckets import WIDTH, WORDS
-from kernels.types import NO_SLOT
+from springtide.kernels.cpu.index.buckets import WIDTH, WORDS
+from springtide.kernels.types import NO_SLOT
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array

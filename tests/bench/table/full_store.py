@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.backend import backend
-from kernels.cpu.index.buckets import WIDTH
-from kernels.ops import Ops
-from kernels.types import RowLayout, Store
+from springtide.kernels.backend import backend
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import RowLayout, Store
 from tests.bench.workloads.keys import Int64Array, scattered_ids
 
 FILL = 3  # keys per slot: with 48 keys per bucket of 16 slots hardly a bucket has room

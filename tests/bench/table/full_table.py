@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.rows import Float32Array, Rows, TableDelta
-from embeddings.table import EmbeddingTable
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.rows import Float32Array, Rows, TableDelta
+from springtide.embeddings.table import EmbeddingTable
 from tests.bench.table.full_store import FILL
 from tests.bench.workloads.keys import Int64Array, scattered_ids
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.rows import Rows
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.interface import SpilledRows
-from embeddings.tiers.no_spill import NoSpill
-from embeddings.tiers.record_kinds import ABSENT, ROW
-from kernels.cpu.index.buckets import WIDTH
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.interface import SpilledRows
+from springtide.embeddings.tiers.no_spill import NoSpill
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
+from springtide.kernels.cpu.index.buckets import WIDTH
 from tests.bench.table.exact_caches import exact_hits, numbered
 from tests.bench.workloads.keys import zipf_ranks
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, arguments, fail, report
 from tests.bench.harness.slices import ThreadSlices

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embeddings.rows import Float32Array
+from springtide.embeddings.rows import Float32Array
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array

@@ -15,14 +15,14 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.kernels.backend import backend
+from springtide.kernels.types import RowLayout
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-
-from app.version_log.compact.base_writer import BaseImage, write_base
-from kernels.backend import backend
-from kernels.types import RowLayout
 from tests.bench.harness.disk_reads import describe, random_read_rates
 from tests.bench.harness.processes import ContenderProcess
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report

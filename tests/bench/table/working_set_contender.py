@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.log.base import Base
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from app.models.config import ModelConfig
-from app.models.registry import build_model
-from app.training.config import DenseOptimizerConfig
-from app.training.optimization.dense_optimizer import build_optimizer
-from app.training.state.base_rows import BaseRows
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from embeddings.torch_api.autograd import embed
-from kernels.cpu.index.buckets import WIDTH
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.registry import build_model
+from springtide.app.training.config import DenseOptimizerConfig
+from springtide.app.training.optimization.dense_optimizer import build_optimizer
+from springtide.app.training.state.base_rows import BaseRows
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.torch_api.autograd import embed
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide_client.log.base import Base
 from tests.bench.peers.serving import timed
 from tests.bench.workloads.keys import zipf_ranks
 from tests.support.model_specs import spec_of_sizes

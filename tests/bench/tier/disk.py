@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from app.models.config import ModelConfig
-from app.models.registry import build_model
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.registry import build_model
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.rows import Int64Array, Rows
-from embeddings.tiers.record_kinds import ROW
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.rows import Int64Array, Rows
+from springtide.embeddings.tiers.record_kinds import ROW
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 
 Float32Array = npt.NDArray[np.float32]
 

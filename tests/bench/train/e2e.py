@@ -20,30 +20,31 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.training.bootstrap import with_wide_columns
-from app.training.config import TableSettings, TrainConfig, with_adagrad_eps
-from app.training.step.learner import Learner
-from embeddings.collection.collection import open_tables
-from embeddings.config import TableConfig
-from embeddings.policy.admission import AdmissionControl
-from embeddings.table import EmbeddingTable
-from kernels.backend import backend
-from stream.batcher import Batcher
-from stream.broker.embedded import EmbeddedBroker
-from stream.consumer_loop import SourceConfig
-from stream.kafka.admin import Admin
-from stream.kafka.producer import Producer
-from stream.positions import Partition
-from stream.source import Source
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.training.bootstrap import with_wide_columns
+from springtide.app.training.config import TableSettings, TrainConfig, with_adagrad_eps
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.collection.collection import open_tables
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.policy.admission import AdmissionControl
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
+from springtide.stream.batcher import Batcher
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.consumer_loop import SourceConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.producer import Producer
+from springtide.stream.positions import Partition
+from springtide.stream.source import Source
 from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
 from tests.bench.quality.one_pass import RunConfig
 from tests.bench.train.plain_loop import PlainLoop
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
+from tests.support.processes import IMPORT_PATHS
 
 ROOT = Path(__file__).parents[3]
 MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
@@ -125,7 +126,7 @@ class TunedLoop:
     """`click_loop_peer.py` in FBGEMM's interpreter, with our packages behind its own."""
 
     def __init__(self, venv: Path, log: IO[str]) -> None:
-        paths = [*venv.glob("lib/*/site-packages"), ROOT, ROOT / "deploy" / "client", sysconfig.get_path("purelib")]
+        paths = [*venv.glob("lib/*/site-packages"), *IMPORT_PATHS, sysconfig.get_path("purelib")]
         environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths))}
         command = [str(venv / "bin" / "python"), str(PEER_SCRIPTS / "click_loop_peer.py")]
         self.process = ContenderProcess(TUNED, command, environment, log)

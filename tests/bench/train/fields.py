@@ -9,13 +9,13 @@ from functools import partial
 from statistics import median
 
 import numpy as np
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.training.config import TableSettings, TrainConfig
+from springtide.app.training.step.learner import Learner
+from springtide.stream.columns import Batch
 from springtide_client.features import Features
 from springtide_client.schema import Schema
-
-from app.models.config import ModelConfig
-from app.training.config import TableSettings, TrainConfig
-from app.training.step.learner import Learner
-from stream.columns import Batch
 from tests.bench.harness.report import Case, alternate, arguments, report, use_trainer_process_settings
 from tests.bench.quality.one_pass import RunConfig
 from tests.bench.train.e2e import make_learner

@@ -25,10 +25,9 @@ COLLECTIVES = "all_to_all", "all_gather", "all_reduce"
 
 def learner_of(num_ranks: int, exchange: Any, precision: str, *, wide: bool = False, accumulate: int = 1) -> Any:
     """The learner of a rank, with one thread, or of one process, with two."""
+    from springtide.app.training.config import TableSettings, TrainConfig
+    from springtide.embeddings.sharding.precision import Precision
     from springtide_client.schema import Schema
-
-    from app.training.config import TableSettings, TrainConfig
-    from embeddings.sharding.precision import Precision
     from tests.bench.quality.one_pass import RunConfig, make_learner
 
     threads = 1 if num_ranks > 1 else 2
@@ -45,9 +44,9 @@ def learner_of(num_ranks: int, exchange: Any, precision: str, *, wide: bool = Fa
 def batches_of(rank: int, num_ranks: int, num_steps: int) -> list[Any]:
     """A rank's part of each step's batch."""
     import numpy as np
-    from springtide_client.features import Features
 
-    from stream.columns import Batch
+    from springtide.stream.columns import Batch
+    from springtide_client.features import Features
     from tests.bench.workloads.keys import positions
 
     part, num_samples = BATCH // num_ranks, num_steps * BATCH
@@ -70,7 +69,7 @@ def learn(
     import numpy as np
     import torch.distributed as dist
 
-    from embeddings.sharding.exchange import Exchange
+    from springtide.embeddings.sharding.exchange import Exchange
 
     waited = [0.0]
 

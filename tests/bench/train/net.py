@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from springtide_client.features import Features
-from springtide_client.model.inputs import ModelInputs
 from torch import Tensor
 
-from app.models.registry import build_model
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.optimization.net_update import NetUpdate
-from app.training.step.dense_step import DeviceStep
-from app.training.step.learner import Learner
-from embeddings.config import TableConfig
-from embeddings.table import EmbeddingTable
-from stream.columns import Batch
-from stream.positions import Partition
+from springtide.app.models.registry import build_model
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.dense_step import DeviceStep
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.table import EmbeddingTable
+from springtide.stream.columns import Batch
+from springtide.stream.positions import Partition
+from springtide_client.features import Features
+from springtide_client.model.inputs import ModelInputs
 from tests.bench.harness.report import Case, alternate, argument_parser, report, timed, use_trainer_process_settings
 from tests.bench.train.e2e import DIM, MODEL, SPEC
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC

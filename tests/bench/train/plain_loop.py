@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stream.kafka.library import kafka
+from springtide.stream.kafka.library import kafka
 
 ROWS_A_FEATURE = 200_000
 

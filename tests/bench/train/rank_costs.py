@@ -66,7 +66,7 @@ def versions(rank: int, num_ranks: int, num_versions: int) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
-    from embeddings.sharding.exchange import Exchange
+    from springtide.embeddings.sharding.exchange import Exchange
 
     exchange = Exchange(dist.group.WORLD)
     learner = learner_of(num_ranks, exchange, "float32")

@@ -44,8 +44,8 @@ def learn(
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from app.models.interactions.dlrm import DLRM
-    from app.models.interface import FieldSpec, ModelSpec
+    from springtide.app.models.interactions.dlrm import DLRM
+    from springtide.app.models.interface import FieldSpec, ModelSpec
     from tests.bench.workloads.keys import positions
 
     waited = [0.0]
@@ -70,7 +70,7 @@ def learn(
 
         rows, num_sent = torchrec_rows(FIELDS, IDS_A_FIELD, dim, LEARNING_RATE), int
     else:
-        from embeddings import DynamicEmbedding
+        from springtide import DynamicEmbedding
 
         rows = embedding = DynamicEmbedding(
             dim,

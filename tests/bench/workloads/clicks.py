@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+
 from springtide_client.schema import Schema
 
 CATEGORICAL = tuple(f"c{number}" for number in range(1, 27))

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+
 from springtide_client.keys import mix_keys
 
 Int64Array = npt.NDArray[np.int64]

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from springtide.app.config.load import Config, load_config
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.training.config import with_adagrad_eps
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.step.learner import Learner
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.table import EmbeddingTable
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
-
-from app.config.load import Config, load_config
-from app.models.export.torch_export import export_model
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.scores.progressive import ProgressiveScores
-from app.training.config import with_adagrad_eps
-from app.training.state.training_state import TrainingState
-from app.training.step.learner import Learner
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.write.writer import LogWriter
-from embeddings.table import EmbeddingTable
 
 FEATURE, DIM = "item_id", 64
 CONFIG = """

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from stream.config import SourceConfig
-from stream.kafka.admin import Admin
-from stream.kafka.producer import Producer
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.producer import Producer
 
 
 def fill(config: SourceConfig, values: Iterable[bytes]) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from springtide_client.encode import encode_instances
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
-
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1, 2], "last_items": [2]}]

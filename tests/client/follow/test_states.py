@@ -1,6 +1,7 @@
 """The transitions of a follower: nothing ends it, and only its first base ends the empty state."""
 
 import pytest
+
 from springtide_client.follow.states import TRANSITIONS, Event, State
 
 

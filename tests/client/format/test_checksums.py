@@ -4,6 +4,7 @@ import zlib
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from springtide_client.format.checksums import combine_crc32
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.joined_tensors import FileRows, map_joined

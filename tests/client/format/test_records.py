@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import HEADER, MAGIC, CommandEntry, Tip, VersionMeta, parse_header, version_name
-
 from tests.support.records import decode_record, encode_record
 
 META = VersionMeta(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import (
@@ -22,7 +23,6 @@ from springtide_client.format.tensors import (
     shape_of,
     to_bfloat16,
 )
-
 from tests.support.descriptors import open_files
 
 

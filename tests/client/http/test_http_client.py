@@ -5,6 +5,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+
 from springtide_client.errors import GapError, LogError
 from springtide_client.http.http_client import HttpClient, NotReadyError
 

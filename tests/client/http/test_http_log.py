@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import mix_keys
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
-
 from tests.client.log_server import TOKEN, FaultyLogServer
 from tests.support.waiting import wait_until
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.records import Tip, VersionMeta
@@ -14,8 +16,6 @@ from springtide_client.log.base import MANIFEST, Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.schema import Schema
-
-from app.version_log.compact.base_writer import BaseImage, write_base
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",), share={}, max_length={})
 

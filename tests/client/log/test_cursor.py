@@ -3,11 +3,11 @@
 import os
 
 import pytest
+
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, claim_name
-
 from tests.client.log.log_writing import LogOnDisk
 
 START = Tip(1 << 32, 1 << 32)

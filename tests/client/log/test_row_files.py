@@ -1,6 +1,7 @@
 """The files of a base with rows: their names, and which of them have keys of a range."""
 
 import pytest
+
 from springtide_client.log.row_files import optimizer_files, overlapping, rows_files
 from springtide_client.rows.hash_range import NO_KEYS, HashRange, first_mixed
 

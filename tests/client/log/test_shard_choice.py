@@ -1,13 +1,13 @@
 """A reader of a part reads the shard records of its keys, and a version only if all of it is there."""
 
 import pytest
+
 from springtide_client.format.records import Record, VersionMeta, encode_pieces
 from springtide_client.format.shards import ShardEntry
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import shard_segment_name
 from springtide_client.log.shard_choice import EVERY_SHARD, FOR_ASKING, ShardChoice
 from springtide_client.rows.hash_range import HashRange
-
 from tests.support.team_log import TeamLog, apply, owner
 
 ROWS = {(0, key): (float(key), 100) for key in range(40)}

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+
 from springtide_client.errors import LogError
 from springtide_client.model.exported_model import ExportedModel
 from springtide_client.model.inputs import ModelInputs

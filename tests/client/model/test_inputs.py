@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from springtide_client.features import Features, Ragged
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.schema import Schema

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from springtide_client.encode import encode_instances
 from springtide_client.errors import GapError, LogError
 from springtide_client.follow.memory_limit import MemoryLimit

@@ -4,11 +4,11 @@ import mmap
 
 import numpy as np
 import pytest
+
 from springtide_client.keys import mix_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, UNKNOWN, View
 from springtide_client.rows.hash_range import NO_KEYS, HashRange, owners_of
-
 from tests.client.model.test_view import newest, open_newest, row
 from tests.support.wide_log import WideLog
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError
 from springtide_client.follow.memory_limit import MemoryLimit
@@ -12,7 +13,6 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide_client.rows.initial_values import initial_values
-
 from tests.client.model.test_view import INSTANCES, ask, newest, open_newest
 
 TABLES = {"dim2": (2, [1, 3]), "dim6": (6, [CROSSES])}

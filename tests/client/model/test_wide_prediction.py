@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+
+from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
+from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError
 from springtide_client.follow.memory_limit import MemoryLimit
@@ -10,9 +13,6 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view import FORGOTTEN, NOT_ADMITTED, UNKNOWN, View, sigmoid
 from springtide_client.wide.layout import wide_width
-
-from kernels.cpu.serving.layer_search import LayerSearchCache
-from kernels.cpu.serving.wide_steps import compiled_steps
 from tests.support.toy_model import TOY_SCHEMA
 from tests.support.wide_log import WideLog
 

@@ -5,10 +5,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
 from springtide_client.errors import PartError, VersionsDifferError
 from springtide_client.parts import part_servers
 from springtide_client.parts.part_servers import PartServers, check_url
-
 from tests.support.waiting import wait_until
 
 

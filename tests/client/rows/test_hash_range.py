@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange, owners_of
 
-from embeddings.sharding import key_ranges
+from springtide.embeddings.sharding import key_ranges
+from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange, owners_of
 
 MIXED = np.sort(np.random.default_rng(1).integers(0, 2**64, 500, np.uint64))
 # a key is at the very beginning of a range, or at its very end

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from springtide_client.keys import GOLDEN, MASK
 from springtide_client.rows import layers
 from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer, record_layer

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.rows.layers import record_layer
 from springtide_client.rows.table_names import MAIN_TABLE, ONE_TABLE, TableNames

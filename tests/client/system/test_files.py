@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from springtide_client.system.files import draft_name, draft_of, make_durable_folder, write_atomically
 
 

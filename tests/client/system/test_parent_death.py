@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from springtide_client.system import parent_death
 
+from springtide_client.system import parent_death
 from tests.support.waiting import wait_until
 
 CLIENT = Path(__file__).parents[3] / "deploy" / "client"

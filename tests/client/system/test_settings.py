@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 from msgspec import Meta
+
 from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size, describe, keys
 
 

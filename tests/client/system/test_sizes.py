@@ -1,6 +1,7 @@
 """Sizes are integers or numbers with a unit; anything else is refused with its text."""
 
 import pytest
+
 from springtide_client.system.sizes import parse_size
 
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from springtide_client.system.switch_interval import SHORT_INTERVAL_SECONDS, short_switch_interval
 
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import GOLDEN, MASK, MISSING_ID, mix64
 from springtide_client.model.inputs import lookup_keys

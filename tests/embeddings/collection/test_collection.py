@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.collection.collection import EmbeddingCollection, open_tables, tables_by_name
-from embeddings.config import FeaturePolicy, FeatureTable, TableConfig, TableLimits
-from embeddings.errors import SpillError
-from embeddings.lookup.handle import LookupSlice
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from embeddings.torch_api.autograd import embed_slices
-from kernels.backend import backend
-from kernels.ops import Ops
+from springtide.embeddings.collection.collection import EmbeddingCollection, open_tables, tables_by_name
+from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig, TableLimits
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.lookup.handle import LookupSlice
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.torch_api.autograd import embed_slices
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host
 
 DIM, SEED, WIDE = 4, 3, 5

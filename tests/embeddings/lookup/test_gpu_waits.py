@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.interface import Spill
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.backend import backend
-from kernels.types import RowLayout
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.interface import Spill
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.backend import backend
+from springtide.kernels.types import RowLayout
 from tests.embeddings.backends import host, ops_of
 from tests.support.gpu_emulation.device_array import waits
 from tests.support.gpu_emulation.simt import COMPILER

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.config import FeaturePolicy, TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.interface import FoundRows
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.ops import Ops
+from springtide.embeddings.config import FeaturePolicy, TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.interface import FoundRows
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host
 from tests.embeddings.small_tables import BUCKET, DIM, learn, make
 

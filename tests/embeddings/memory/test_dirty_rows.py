@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from springtide_client.keys import mix_keys
 
-from embeddings import intra_op_pool
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.rows import TableDelta
-from embeddings.table import EmbeddingTable
+from springtide.embeddings import intra_op_pool
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.rows import TableDelta
+from springtide.embeddings.table import EmbeddingTable
+from springtide_client.keys import mix_keys
 
 
 def learn(table: EmbeddingTable, ids_K: Any) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embeddings.config import TableLimits
-from embeddings.lookup.read_only import FORGOTTEN, KNOWN
-from embeddings.memory import eviction
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.ops import Ops
+from springtide.embeddings.config import TableLimits
+from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN
+from springtide.embeddings.memory import eviction
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.ops import Ops
 from tests.embeddings.backends import is_emulated
 from tests.embeddings.small_tables import DIM, learn, make, status
 

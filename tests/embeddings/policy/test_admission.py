@@ -1,8 +1,8 @@
 import numpy as np
 
-from embeddings.lookup.read_only import KNOWN, NOT_ADMITTED, UNKNOWN
-from embeddings.memory.capacity import Capacity
-from kernels.ops import Ops
+from springtide.embeddings.lookup.read_only import KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host, uses_shared_row
 from tests.embeddings.small_tables import DIM, learn, make, status
 

@@ -1,4 +1,4 @@
-from embeddings.policy.last_seen_floor import ROWS_PARTS, LastSeenFloor
+from springtide.embeddings.policy.last_seen_floor import ROWS_PARTS, LastSeenFloor
 
 ROW_BYTES, MAX_KEYS = 100, 10
 

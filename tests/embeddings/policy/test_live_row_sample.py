@@ -1,9 +1,9 @@
 """The sample of live rows, compared with a dictionary of all of them."""
 
 import numpy as np
-from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 
-from embeddings.policy.live_row_sample import LiveRowSample
+from springtide.embeddings.policy.live_row_sample import LiveRowSample
+from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 
 Truth = dict[tuple[int, int], int]
 

@@ -2,11 +2,11 @@ from pathlib import Path
 
 import numpy as np
 
-from embeddings.config import FeaturePolicy, TableLimits
-from embeddings.lookup.read_only import KNOWN
-from embeddings.memory.capacity import Capacity
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.ops import Ops
+from springtide.embeddings.config import FeaturePolicy, TableLimits
+from springtide.embeddings.lookup.read_only import KNOWN
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.ops import Ops
 from tests.embeddings.small_tables import DIM, learn, make, status
 
 

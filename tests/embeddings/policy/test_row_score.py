@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings.config import TableConfig
-from embeddings.lookup.read_only import KNOWN
-from embeddings.memory.capacity import Capacity
-from embeddings.policy.row_score import ScoredRows
-from embeddings.rows import Rows
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.ops import Ops
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.lookup.read_only import KNOWN
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.policy.row_score import ScoredRows
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.ops import Ops
 from tests.embeddings.small_tables import DIM, learn, make, status
 
 

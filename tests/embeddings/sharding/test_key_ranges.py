@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+
+from springtide.embeddings.sharding.key_ranges import are_of_rank, blocks_of_rank, border_blocks_of_rank, owners_of
 from springtide_client.keys import mix_keys
 from springtide_client.rows.sketch import blocks_of
-
-from embeddings.sharding.key_ranges import are_of_rank, blocks_of_rank, border_blocks_of_rank, owners_of
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 1024])

@@ -2,7 +2,7 @@
 
 import torch
 
-from embeddings.sharding.route import pack_columns, unpack_columns
+from springtide.embeddings.sharding.route import pack_columns, unpack_columns
 
 
 def test_columns_of_any_number_of_keys_come_back_from_their_bytes():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embeddings.sharding.row_format import FORMATS, RowFormat
+from springtide.embeddings.sharding.row_format import FORMATS, RowFormat
 
 ROWS = torch.tensor([[1.0, -2.5, 0.0], [0.0, 0.0, 0.0], [1e-30, -1e-30, 3e-31], [1e30, 5e29, -1e30]])
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 from tests.embeddings.sharding import two_ranks as ranks
+from tests.support.processes import IMPORT_PATH
 
 Results = list[dict[str, Any]]
 ROOT = Path(__file__).parents[3]
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 def run(folder: Path, num_ranks: int) -> Results:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"}
     command += [str(Path(ranks.__file__)), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings.config import TableConfig
-from embeddings.lookup.handle import LookupSlice
-from embeddings.rows import TableDelta
-from embeddings.sharding.exchange import Exchange, numbers_device_of
-from embeddings.sharding.precision import Precision
-from embeddings.sharding.sharded_table import ShardedTable
-from embeddings.table import EmbeddingTable
-from kernels.ops import Ops
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.lookup.handle import LookupSlice
+from springtide.embeddings.rows import TableDelta
+from springtide.embeddings.sharding.exchange import Exchange, numbers_device_of
+from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.sharded_table import ShardedTable
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
 from tests.embeddings.backends import BACKENDS, ops_of
 from tests.support.gpu_emulation.device_array import waits
 from tests.support.one_rank import one_rank
@@ -72,7 +72,7 @@ def learn(table: ShardedTable, kind: str, *, prefetches: bool) -> None:
 
 
 def learn_plainly(table: EmbeddingTable, kind: str) -> None:
-    from embeddings.torch_api.autograd import embed_slices
+    from springtide.embeddings.torch_api.autograd import embed_slices
 
     for batch in batches_of(kind):
         tensors = embed_slices(table, table.lookup(*table.ops.put(*batch)), slices_of(table.ops, kind))

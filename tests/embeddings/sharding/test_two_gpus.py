@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 from tests.embeddings.sharding import two_gpus, two_ranks
+from tests.support.processes import IMPORT_PATH
 
 ROOT = Path(__file__).parents[3]
 
 
 def results_of(folder: Path, device: str) -> list[dict]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    paths = [str(ROOT), str(ROOT / "deploy" / "client"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [IMPORT_PATH, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": "1"}
     command += [str(Path(two_gpus.__file__)), str(folder), device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 from tests.embeddings.sharding.two_ranks import DIM, SETTINGS, batches, learn
 
 

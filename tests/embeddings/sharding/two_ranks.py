@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "many_ranks.py"
 DIM, STEPS, IDS = 4, 6, 60

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from embeddings.errors import SpillError
-from embeddings.tiers.interface import Spill
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.tiers.interface import Spill
 
 
 class FlakySpill:

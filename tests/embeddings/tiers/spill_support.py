@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.errors import SpillError
-from embeddings.rows import Int64Array, Rows, UInt16Array
-from embeddings.tiers.interface import Spill, SpilledRows
-from embeddings.tiers.record_kinds import ROW, TOMBSTONE
-from embeddings.tiers.rocksdb.child_process import ProcessLostError
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.tiers.interface import Spill, SpilledRows
+from springtide.embeddings.tiers.record_kinds import ROW, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb.child_process import ProcessLostError
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 
 
 def numbered_rows(ids_N: Int64Array, dim: int, state_width: int, *, version: int = 0, feature: int = 0) -> Rows:

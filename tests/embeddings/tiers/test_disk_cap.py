@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embeddings.policy.ttl import ExpiryCutoffs
-from embeddings.rows import Rows
-from embeddings.tiers.disk_cap import CHECK_CALLS, DiskCap
-from embeddings.tiers.disk_space import folder_bytes
-from embeddings.tiers.record_kinds import ABSENT, ROW
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.policy.ttl import ExpiryCutoffs
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.disk_cap import CHECK_CALLS, DiskCap
+from springtide.embeddings.tiers.disk_space import folder_bytes
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import assert_found, find, kill, numbered_rows
 
 DIM, WIDTH, LIMIT, BATCH = 16, 1, 5 << 20, 2000

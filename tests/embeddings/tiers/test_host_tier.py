@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from embeddings.errors import SpillError
-from embeddings.rows import Rows
-from embeddings.tiers.host_tier import HostTier
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from embeddings.tiers.rocksdb.spill import RocksSpill
-from kernels.backend import backend
-from kernels.types import RowLayout
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.kernels.backend import backend
+from springtide.kernels.types import RowLayout
 from tests.embeddings.tiers.spill_support import DictSpill, assert_found, find, numbered_rows
 
 DIM, WIDTH = 4, 9

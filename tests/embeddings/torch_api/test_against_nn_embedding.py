@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 
 NUM_IDS, DIM, BATCH = 200, 8, 32
 

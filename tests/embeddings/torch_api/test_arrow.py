@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 
 
 def trained(num_ids: int = 100, capacity: int = 4096, **settings: Any) -> DynamicEmbedding:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 
 
 def sgd(lr: float = 1.0, capacity: int = 64) -> DynamicEmbedding:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings import DynamicEmbedding
-from kernels.ops import Ops
+from springtide import DynamicEmbedding
+from springtide.kernels.ops import Ops
 
 DIM, NUM_IDS = 6, 40
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.rows.initial_values import initial_values
 from torch import nn
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
+from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.rows.initial_values import initial_values
 
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 

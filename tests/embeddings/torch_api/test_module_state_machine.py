@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from embeddings import DynamicEmbedding
-from embeddings.policy.row_score import ScoredRows
-from kernels.backend import backend
+from springtide import DynamicEmbedding
+from springtide.embeddings.policy.row_score import ScoredRows
+from springtide.kernels.backend import backend
 from tests.embeddings.backends import ops_of
 from tests.support.gpu_emulation.simt import COMPILER
 from tests.support.scale import NUM_EXAMPLES

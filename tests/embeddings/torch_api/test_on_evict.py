@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from embeddings import DynamicEmbedding
-from embeddings.policy.row_score import ScoredRows, l2_norm
-from kernels.ops import Ops
+from springtide import DynamicEmbedding
+from springtide.embeddings.policy.row_score import ScoredRows, l2_norm
+from springtide.kernels.ops import Ops
 from tests.embeddings.torch_api.test_devices import place_of
 from tests.embeddings.torch_api.test_tiers import Clock, status, train
 from tests.support.waiting import wait_until

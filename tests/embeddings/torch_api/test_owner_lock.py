@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from embeddings import DynamicEmbedding
-from embeddings.errors import OwnershipError
+from springtide import DynamicEmbedding
+from springtide.embeddings.errors import OwnershipError
 
 
 def test_readers_beside_a_trainer_never_see_half_written_rows(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from embeddings import DynamicEmbedding
+from springtide import DynamicEmbedding
 
 MODES = ["sum", "mean", "max"]
 RAGGED = [([0, 3, 3, 5], 8), ([0], 4), ([0, 0, 0], 0), ([], 0), ([0, 1, 2, 3], 4)]

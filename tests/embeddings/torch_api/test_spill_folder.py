@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from embeddings import DynamicEmbedding
-from embeddings.errors import SpillError
+from springtide import DynamicEmbedding
+from springtide.embeddings.errors import SpillError
+from tests.support.processes import IMPORT_PATH
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,7 +106,7 @@ def test_a_dropped_object_deletes_its_folder(tmp_path: Path) -> None:
 def test_a_process_deletes_its_folder_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import os, sys, torch\n"
-        "from embeddings import DynamicEmbedding\n"
+        "from springtide import DynamicEmbedding\n"
         "emb = DynamicEmbedding(4, 16, spill=sys.argv[1])\n"
         "emb(torch.arange(100)).sum().backward()\n"
         "emb.export()\n"
@@ -113,7 +114,7 @@ def test_a_process_deletes_its_folder_and_a_killed_one_leaves_no_lock(tmp_path: 
     )
     for end, exit_code in (("end", 0), ("kill", -9)):
         command = [sys.executable, "-c", code, str(tmp_path / "spill"), end]
-        path = f"{ROOT}:{ROOT / 'deploy' / 'client'}"
+        path = IMPORT_PATH
         done = subprocess.run(command, env={"PYTHONPATH": path, "PATH": ""}, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (exit_code, "")
         assert (tmp_path / "spill").exists() == (end == "kill")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from embeddings import DynamicEmbedding
-from embeddings.errors import OwnershipError
+from springtide import DynamicEmbedding
+from springtide.embeddings.errors import OwnershipError
 
 ADMISSION = {"min_count": 2, "sketch_bytes": "4KiB", "decay_every_samples": 100}
 SETTINGS = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from embeddings import DynamicEmbedding
-from embeddings.errors import OwnershipError
-from kernels.ops import Ops
+from springtide import DynamicEmbedding
+from springtide.embeddings.errors import OwnershipError
+from springtide.kernels.ops import Ops
 from tests.embeddings.torch_api.test_devices import place_of
 from tests.support.waiting import wait_until
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from springtide.kernels.backend import backend
 from springtide_client.keys import INT64_MAX, INT64_MIN, hash_string, mix_keys
 from springtide_client.rows.initial_values import initial_values
-
-from kernels.backend import backend
 from tests.support.gpu_emulation.emulated_ops import gpu_or_why_not
 
 KEYS = st.lists(st.tuples(st.integers(0, 65535), st.integers(INT64_MIN, INT64_MAX)), max_size=30)

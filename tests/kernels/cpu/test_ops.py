@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import compile as compiling
-from kernels.backend import backend
+from springtide.kernels import compile as compiling
+from springtide.kernels.backend import backend
 from tests.kernels.oracle import Key, unique
 
 OPS = backend()

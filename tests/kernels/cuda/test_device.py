@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings.config import TableConfig
-from embeddings.memory.capacity import Capacity
-from embeddings.table import EmbeddingTable
-from embeddings.tiers.host_tier import HostTier
-from kernels.backend import backend
-from kernels.cuda.cupy_device import CupyDevice
-from kernels.cuda.ops import CudaOps
-from kernels.types import RowLayout
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.host_tier import HostTier
+from springtide.kernels.backend import backend
+from springtide.kernels.cuda.cupy_device import CupyDevice
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.types import RowLayout
 from tests.embeddings.tiers.spill_support import DictSpill
 from tests.support.gpu_emulation.fake_gpu import install
 from tests.support.gpu_emulation.simt import COMPILER

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.cuda.sources import kernels_of, names, options_of, source_of
+from springtide.kernels.cuda.sources import kernels_of, names, options_of, source_of
 from tests.support.gpu_emulation.nvrtc import compiled
 
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.cuda.ops import CudaOps
-from kernels.types import OptimizerStep, RowLayout, Store
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.types import OptimizerStep, RowLayout, Store
 from tests.support.gpu_emulation.emulated_ops import device_of, host
 
 pytestmark = pytest.mark.gpu

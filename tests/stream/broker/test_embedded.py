@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from stream.broker.discovery import find_broker, require_broker
-from stream.broker.embedded import EmbeddedBroker
-from stream.errors import BrokerUnavailableError, EmbeddedBrokerError
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
+from springtide.stream.broker.discovery import find_broker, require_broker
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.errors import BrokerUnavailableError, EmbeddedBrokerError
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
 from tests.support.waiting import wait_until
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from stream.broker.embedded import EmbeddedBroker
+from springtide.stream.broker.embedded import EmbeddedBroker
 EmbeddedBroker(Path(sys.argv[1])).start()
 print("up", flush=True)
 time.sleep(60)

@@ -1,9 +1,9 @@
 import threading
 
-from stream.broker.topic_cap import TopicCap, delete_topics_by_prefix
-from stream.kafka.admin import Admin
-from stream.kafka.producer import Producer
-from stream.positions import Position
+from springtide.stream.broker.topic_cap import TopicCap, delete_topics_by_prefix
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.producer import Producer
+from springtide.stream.positions import Position
 
 
 def test_a_full_topic_is_re_created_once_it_is_learned_and_nothing_is_lost(testbed):

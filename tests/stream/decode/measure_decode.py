@@ -1,4 +1,4 @@
-"""How fast the decoder is: `PYTHONPATH=.:deploy/client python tests/stream/decode/measure_decode.py`."""
+"""How fast the decoder is: `PYTHONPATH=deploy/package:deploy/client:. python tests/stream/decode/measure_decode.py`."""
 
 import json
 import random
@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
-
-from stream.decode.decoder import Decoder
-from stream.positions import Partition
-from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
 REPEATS = 15

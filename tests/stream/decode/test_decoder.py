@@ -2,13 +2,13 @@ import json
 
 import numpy as np
 import pytest
+
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 from springtide_client.encode import encode_instances
 from springtide_client.keys import hash_string
 from springtide_client.schema import Schema
-
-from stream.decode.decoder import Decoder
-from stream.positions import Partition
-from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
 CLICKS = Partition("clicks", 3)

@@ -1,13 +1,13 @@
 import json
 
 import numpy as np
+
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
+from springtide.stream.positions import Partition, Position
+from springtide.stream.records import RawRecords
 from springtide_client.keys import MISSING_ID, hash_string
 from springtide_client.schema import Schema
-
-from stream.decode.decoder import Decoder
-from stream.decode.erasure_filter import Erasure, ErasureFilter
-from stream.positions import Partition, Position
-from stream.records import RawRecords
 
 SCHEMA = Schema(
     labels=("click",),

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from springtide.stream.columns import Columns
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
-
-from stream.columns import Columns
-from stream.decode.decoder import Decoder
-from stream.positions import Partition
-from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
 CLICKS = Partition("clicks", 0)

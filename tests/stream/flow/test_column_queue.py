@@ -2,13 +2,13 @@ import json
 import threading
 
 import pytest
-from springtide_client.schema import Schema
 
-from stream.decode.decoder import Decoder
-from stream.errors import StreamError
-from stream.flow.column_queue import ColumnQueue, columns_bytes
-from stream.positions import Partition
-from stream.records import RawRecords
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.errors import StreamError
+from springtide.stream.flow.column_queue import ColumnQueue, columns_bytes
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
+from springtide_client.schema import Schema
 
 
 def columns_of(*users: int):

@@ -1,10 +1,10 @@
 import pytest
 
-from stream.columns import DeadLetter
-from stream.errors import StreamError
-from stream.flow.dead_letter_producer import LETTER_BYTES, DeadLetterProducer
-from stream.kafka.admin import Admin
-from stream.kafka.library import kafka
+from springtide.stream.columns import DeadLetter
+from springtide.stream.errors import StreamError
+from springtide.stream.flow.dead_letter_producer import LETTER_BYTES, DeadLetterProducer
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.library import kafka
 from tests.support.waiting import wait_until
 
 

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.flow.event_time_merge import EventTimeMerge
+from springtide.stream.flow.event_time_merge import EventTimeMerge
 from tests.stream.toy_columns import KINDS, A, B, columns_of
 
 

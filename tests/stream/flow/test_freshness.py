@@ -1,5 +1,5 @@
-from stream.flow.freshness import MAX_OBSERVATIONS, FreshnessTracker
-from stream.positions import Partition, Position
+from springtide.stream.flow.freshness import MAX_OBSERVATIONS, FreshnessTracker
+from springtide.stream.positions import Partition, Position
 
 CLICKS = Partition("clicks", 0)
 

@@ -1,5 +1,5 @@
-from stream.flow.watermark import WatermarkClock
-from stream.positions import Partition
+from springtide.stream.flow.watermark import WatermarkClock
+from springtide.stream.positions import Partition
 
 A, B = Partition("clicks", 0), Partition("clicks", 1)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from stream.kafka.adaptive_wait import MAX_WAIT_MS, AdaptiveFetchWait
+from springtide.stream.kafka.adaptive_wait import MAX_WAIT_MS, AdaptiveFetchWait
 
 
 def test_full_responses_far_behind_the_end_do_not_lengthen_the_wait():

@@ -1,4 +1,4 @@
-from stream.kafka.admin import Admin
+from springtide.stream.kafka.admin import Admin
 from tests.support.waiting import wait_until
 
 

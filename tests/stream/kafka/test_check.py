@@ -1,8 +1,8 @@
 import socket
 
-from stream.kafka.admin import Admin
-from stream.kafka.check import check_kafka
-from stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.check import check_kafka
+from springtide.stream.kafka.config import KafkaConfig
 
 
 def test_each_problem_is_named_with_its_fix(own_broker):

@@ -3,11 +3,11 @@
 import confluent_kafka
 import pytest
 
-from stream.compression import CODEC_NAMES
-from stream.kafka.consumer import PartitionConsumer
-from stream.kafka.library import kafka
-from stream.kafka.producer import Producer
-from stream.kafka.record_batches import CODEC_MASK, RecordBatchParser
+from springtide.stream.compression import CODEC_NAMES
+from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.kafka.library import kafka
+from springtide.stream.kafka.producer import Producer
+from springtide.stream.kafka.record_batches import CODEC_MASK, RecordBatchParser
 from tests.support.waiting import wait_until
 
 CODECS = [None, *CODEC_NAMES.values()]

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from stream.kafka.consumer import PartitionConsumer
-from stream.kafka.offset_gaps import GapDetector
-from stream.kafka.producer import Producer
+from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.kafka.offset_gaps import GapDetector
+from springtide.stream.kafka.producer import Producer
 from tests.bench.freshness.event_producer import BatchSender, build_batch
 from tests.support.waiting import wait_until
 

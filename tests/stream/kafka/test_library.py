@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stream.kafka.config import KafkaConfig
-from stream.kafka.library import connect, kafka, prepare_library
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.library import connect, kafka, prepare_library
 
 
 class SlowClient:

@@ -1,6 +1,6 @@
-from stream.kafka.offset_gaps import GAP_TIMEOUT_SECONDS, GapDetector
-from stream.positions import Partition
-from stream.records import RawRecords
+from springtide.stream.kafka.offset_gaps import GAP_TIMEOUT_SECONDS, GapDetector
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 
 CLICKS = Partition("clicks", 0)
 

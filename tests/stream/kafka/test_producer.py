@@ -1,8 +1,8 @@
 import pytest
 
-from stream.errors import ProduceError
-from stream.kafka.consumer import PartitionConsumer
-from stream.kafka.producer import Producer
+from springtide.stream.errors import ProduceError
+from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.kafka.producer import Producer
 
 
 def test_messages_keep_their_order_and_record_time(testbed):

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stream.kafka.range_reader import SILENCE_TIMEOUT_SECONDS, read_range
-from stream.positions import Partition, Position
+from springtide.stream.kafka.range_reader import SILENCE_TIMEOUT_SECONDS, read_range
+from springtide.stream.positions import Partition, Position
 
 
 def test_a_range_of_each_partition_is_read_and_the_caller_may_take_long(testbed, monkeypatch: pytest.MonkeyPatch):
@@ -14,7 +14,9 @@ def test_a_range_of_each_partition_is_read_and_the_caller_may_take_long(testbed,
     begin = {Partition(testbed.name, 0): Position(topic.id, 4)}
     end = {Partition(testbed.name, 0): Position(topic.id, 8), Partition(testbed.name, 1): Position(topic.id, 3)}
     monotonic, passed = time.monotonic, [0.0]
-    monkeypatch.setattr("stream.kafka.range_reader.time", SimpleNamespace(monotonic=lambda: monotonic() + passed[0]))
+    monkeypatch.setattr(
+        "springtide.stream.kafka.range_reader.time", SimpleNamespace(monotonic=lambda: monotonic() + passed[0])
+    )
     found = []
     for raw in read_range(testbed.kafka, begin, end):
         found += [(raw.partition.number, offset) for offset in raw.offset_N.tolist()]

@@ -1,10 +1,10 @@
 import pytest
 
-from stream.kafka import consumer as consumer_module
-from stream.kafka.consumer import PartitionConsumer
-from stream.kafka.library import kafka
-from stream.kafka.raw_fetch import FetchObserver, supports_raw_fetch
-from stream.positions import Position
+from springtide.stream.kafka import consumer as consumer_module
+from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.kafka.library import kafka
+from springtide.stream.kafka.raw_fetch import FetchObserver, supports_raw_fetch
+from springtide.stream.positions import Position
 from tests.support.waiting import wait_until
 
 

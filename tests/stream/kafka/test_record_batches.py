@@ -5,11 +5,11 @@ import struct
 import crc32c
 import pytest
 
-from stream.compression import compress
-from stream.errors import BatchTooLargeError, CorruptBatchError, UnknownCodecError
-from stream.kafka.library import kafka
-from stream.kafka.record_batches import RecordBatchParser
-from stream.positions import Partition
+from springtide.stream.compression import compress
+from springtide.stream.errors import BatchTooLargeError, CorruptBatchError, UnknownCodecError
+from springtide.stream.kafka.library import kafka
+from springtide.stream.kafka.record_batches import RecordBatchParser
+from springtide.stream.positions import Partition
 
 HERE = Partition("clicks", 0)
 RECORDS = [

@@ -23,7 +23,7 @@ def device_of(name: str, seed: int = 0) -> Any:
     if name == "gpu":
         if why := gpu_or_why_not():
             pytest.skip(why)
-        from kernels.cuda.cupy_device import CupyDevice
+        from springtide.kernels.cuda.cupy_device import CupyDevice
 
         return CupyDevice()
     if COMPILER is None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cuda.sources import OPTIONS, source_of
+from springtide.kernels.cuda.sources import OPTIONS, source_of
 from tests.support.gpu_emulation.device_array import ArrayModule, DeviceArray
 from tests.support.gpu_emulation.simt import call, library
 

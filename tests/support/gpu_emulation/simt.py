@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cuda.sources import Defines, kernels_of, source_of
+from springtide.kernels.cuda.sources import Defines, kernels_of, source_of
 from tests.support.gpu_emulation.device_array import FENCE, GARBAGE, ArrayModule, DeviceArray, waits
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")

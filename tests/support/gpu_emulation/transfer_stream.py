@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.training.device.device import TrainDevice
-from app.training.step.cuda_graphs import GraphOutput
+from springtide.app.training.device.device import TrainDevice
+from springtide.app.training.step.cuda_graphs import GraphOutput
 
 
 @dataclass

@@ -5,13 +5,12 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.commands.queue import submit_command
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
 from tests.support.ports import free_port
 from tests.support.process_pool import ProcessPool
 from tests.support.processes import IMPORT_PATHS
@@ -119,7 +118,7 @@ class Cluster:
                 folder = (path.parent / "cwd").readlink()
             except OSError:
                 continue
-            if arguments[1:4] == [b"-m", b"app", b"compact"] and folder == self.folder.resolve():
+            if arguments[1:5] == [b"-P", b"-m", b"springtide", b"compact"] and folder == self.folder.resolve():
                 found.append(int(path.parent.name))
         return found
 

@@ -8,15 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from springtide.app.errors import UserError
+from springtide.app.version_log.commands.pin import pin_version, unpin_version
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
 from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
-
-from app.errors import UserError
-from app.version_log.commands.pin import pin_version, unpin_version
-from app.version_log.read.index import LogIndex
-from app.version_log.trainer_status import TrainerStatus, read_status
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
 from tests.torture.cluster.cluster import Cluster, is_running

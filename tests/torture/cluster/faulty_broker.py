@@ -7,7 +7,7 @@ import subprocess
 import threading
 from contextlib import suppress
 
-from stream.broker.embedded import find_broker_binary
+from springtide.stream.broker.embedded import find_broker_binary
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 

@@ -11,6 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.version_log.commands.queue import CommandQueue, submit_command
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.write.state_writer import PendingState
+from springtide.app.version_log.write.writer import LogWriter, NetState
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import (
     CommandEntry,
@@ -26,13 +33,6 @@ from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import merge_layers, record_layer
 from springtide_client.rows.row_layer import RowLayer
-
-from app.version_log.commands.queue import CommandQueue, submit_command
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import apply_retention
-from app.version_log.read.resume import Resume
-from app.version_log.write.state_writer import PendingState
-from app.version_log.write.writer import LogWriter, NetState
 from tests.support.team_log import Team, TeamLog
 from tests.support.waiting import wait_until
 from tests.support.writer_log import rows_of

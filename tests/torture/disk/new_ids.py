@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
 from springtide_client.system.sizes import parse_size
-
-from app.version_log.disk_usage import folder_bytes
-from app.version_log.trainer_status import TrainerStatus, read_status
-from stream.broker.embedded import EmbeddedBroker
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
 
 CONFIG = """
 name = "test"
@@ -95,7 +94,7 @@ class NewIds:
         command = [
             sys.executable,
             "-m",
-            "app",
+            "springtide",
             "train",
             "--until-end",
             "--config",

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from springtide import DynamicEmbedding
+from springtide.embeddings.tiers.disk_space import folder_bytes
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.system.sizes import parse_size
-
-from embeddings import DynamicEmbedding
-from embeddings.tiers.disk_space import folder_bytes
 
 DIM, SCALE, BATCH = 16, 0.1, 4096
 MEASURE_SECONDS = 0.005

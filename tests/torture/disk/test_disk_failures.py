@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from app.config.load import load_config
-from app.training.trainer import Trainer
-from app.version_log import trainer_status as status_file
-from app.version_log.trainer_status import TrainerStatus, read_status
-from embeddings.collection.collection import tables_by_name
-from stream.broker.embedded import EmbeddedBroker
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
+from springtide.app.config.load import load_config
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log import trainer_status as status_file
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
+from springtide.embeddings.collection.collection import tables_by_name
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
 from tests.support.scale import IS_LONG
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import message

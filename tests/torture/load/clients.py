@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow
+
 from springtide_client import HotModel
 from springtide_client.errors import SpringtideError
 from springtide_client.format.tensors import decode_tensors
-
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS, make_click
 from tests.torture.load.response_verifier import ResponseVerifier
 

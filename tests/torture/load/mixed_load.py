@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
 from tests.support.ports import free_port
 from tests.support.process_pool import ProcessPool
 from tests.support.processes import IMPORT_PATHS

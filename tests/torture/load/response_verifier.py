@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from springtide_client.encode import encode_instances
 from springtide_client.follow.follower import Follower
 from springtide_client.follow.listeners import AppliedVersion
 from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
 from tests.support.waiting import DEADLINE_SECONDS
 
 NUM_VIEWS = 300

@@ -74,7 +74,7 @@ class RankCluster(Site):
         """Kill what the ranks have started; they end with their rank 0 anyway."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                is_ours = path.read_bytes().split(b"\0")[1:4] == [b"-m", b"app", b"compact"]
+                is_ours = path.read_bytes().split(b"\0")[1:5] == [b"-P", b"-m", b"springtide", b"compact"]
                 if not is_ours or (path.parent / "cwd").readlink() != self.folder.resolve():
                     continue
                 os.kill(int(path.parent.name), signal.SIGKILL)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from springtide_client.log.directory import LogDirectory
 
-from app.version_log.verify.verify import verify
+from springtide.app.version_log.verify.verify import verify
+from springtide_client.log.directory import LogDirectory
 from tests.support.waiting import wait_until
 from tests.torture.ranks.sent import Expected
 from tests.torture.ranks.site import TOPIC, Site

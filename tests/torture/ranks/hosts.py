@@ -66,7 +66,7 @@ class Hosts:
         # no name server knows the hosts: torchrun is told where the store is
         torchrun += ["--rdzv-conf", f"is_host={int(host == 0)}"]
         torchrun += ["--local-addr", ADDRESSES[host], "--max-restarts", "1000", "--monitor-interval", "0.2"]
-        command = [*inside, *torchrun, "-m", "app", "train", "--no-compact", "--config", str(self._site.config)]
+        command = [*inside, *torchrun, "-m", "springtide", "train", "--no-compact", "--config", str(self._site.config)]
         with (self._site.folder / f"host-{host}.out").open("ab") as out:
             return subprocess.Popen(command, env=our_environment(**ENVIRONMENT), stdout=out, stderr=out)
 
@@ -122,7 +122,7 @@ class HostsTorture:
                 self.comparison.compare()
                 print(f"{time.monotonic() - self.began:.0f} s: {what}", flush=True)
         self.hosts.close()
-        command = [sys.executable, "-m", "app", "train", "--no-compact", "--until-end", "--config"]
+        command = [sys.executable, "-m", "springtide", "train", "--no-compact", "--until-end", "--config"]
         subprocess.run([*command, str(self.site.config)], env=our_environment(), check=True, capture_output=True)
         contents = self.comparison.compare_at_end()
         figures = {

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from stream.broker.embedded import EmbeddedBroker
+from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.app.training.trainer_env import TrainerEnv, expected_counts
 from tests.support.waiting import wait_until
 
@@ -30,7 +30,7 @@ class Launch:
     """A trainer of so many ranks, by its launcher; or one process."""
 
     def __init__(self, env: TrainerEnv, num_ranks: int, *options: str) -> None:
-        command = [sys.executable, "-m", "app", "train", "--no-compact", "--config", str(env.path), *options]
+        command = [sys.executable, "-m", "springtide", "train", "--no-compact", "--config", str(env.path), *options]
         if num_ranks > 1:
             command += ["--ranks", str(num_ranks), "--max-restarts", "1000"]
         self.num_ranks = num_ranks

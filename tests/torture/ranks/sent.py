@@ -5,10 +5,10 @@ from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
+
+from springtide.stream.positions import Partition
 from springtide_client.format.records import StreamPosition
 from springtide_client.keys import encode_id
-
-from stream.positions import Partition
 
 NUM_USERS, NUM_ITEMS, BAD_EVERY = 200, 60, 97
 START_MS = 1_700_000_000_000

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from app.version_log.trainer_status import TrainerStatus, read_status
-from stream.kafka.admin import Admin
-from stream.kafka.config import KafkaConfig
-from stream.kafka.producer import Producer
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
 from tests.torture.cluster.faulty_broker import FaultyBroker
 from tests.torture.ranks.sent import Sent
 from tests.torture.ranks.watcher import Watcher

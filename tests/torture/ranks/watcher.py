@@ -5,7 +5,6 @@ from pathlib import Path
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
 from tests.torture.ranks.sent import Expected, Sent
 
 MAX_DIFFERENCES = 10

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import ModelIdentity, TableSpec
-
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import apply_retention
-from app.version_log.config import LogConfig
-from app.version_log.write.writer import LogWriter
 from tests.support.toy_model import DIM, TOY_SCHEMA, toy_archive
 
 NUM_KEYS = 50

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
-
 from tests.support.waiting import wait_until
 from tests.torture.readers.stamped_log import KEYS, StampedLog
 

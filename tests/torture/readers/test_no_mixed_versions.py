@@ -4,11 +4,11 @@ import threading
 from pathlib import Path
 
 import numpy as np
+
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
-
 from tests.support.scale import IS_LONG
 from tests.support.toy_model import TOY_SCHEMA
 from tests.support.waiting import DEADLINE_SECONDS, wait_until

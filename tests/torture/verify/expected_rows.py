@@ -5,7 +5,6 @@ from collections import Counter
 from typing import Any
 
 from springtide_client.format.records import CommandEntry
-
 from tests.torture.clicks import click
 
 FEWEST, BATCH, TTL_MS, MIN_COUNT = 4, 64, 300_000, 3

@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from springtide.app.version_log.read.exact_state import PARAMETERS, ExactStates, find_state
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.replay_state import ReplayState
 from springtide_client.errors import CorruptRecordError
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays, map_tensors
@@ -13,10 +17,6 @@ from springtide_client.keys import encode_id
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.layers import merge_layers
-
-from app.version_log.read.exact_state import PARAMETERS, ExactStates, find_state
-from app.version_log.read.index import LogIndex
-from app.version_log.read.replay_state import ReplayState
 from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]

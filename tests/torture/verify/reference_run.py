@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from springtide_client.format.records import CommandEntry
 
-from app.config.load import load_config
-from app.training.bootstrap import load_state
-from app.training.commands import CommandExecutor
-from app.version_log.commands.queue import Command
-from app.version_log.write.writer import LogWriter
-from stream.batch_size import BatchSize
-from stream.batcher import Batcher
-from stream.columns import Batch
-from stream.decode.decoder import Decoder
-from stream.positions import Partition
-from stream.records import RawRecords
+from springtide.app.config.load import load_config
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.commands import CommandExecutor
+from springtide.app.version_log.commands.queue import Command
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.batch_size import BatchSize
+from springtide.stream.batcher import Batcher
+from springtide.stream.columns import Batch
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
+from springtide_client.format.records import CommandEntry
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, WINDOW_SAMPLES, write_config
 from tests.torture.verify.log_contents import LogContents, read_log_contents

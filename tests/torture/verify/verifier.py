@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from springtide.app.version_log.retention.pins import read_pins
 from springtide_client.format.records import CommandEntry
-
-from app.version_log.retention.pins import read_pins
 from tests.torture.clicks import NUM_USERS, click
 from tests.torture.cluster.config import WINDOW_SAMPLES
 from tests.torture.verify.expected_rows import ExpectedRows

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from app.errors import UserError
+from springtide.app.errors import UserError
 
 ETA = 3  # a third goes on to a prefix three times as long
 MIN_PREFIX_ROWS = 1000

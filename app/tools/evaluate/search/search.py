@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from app.config.load import DEFAULT_PATH, Config
-from app.errors import UserError
-from app.tools.evaluate.comparison import Difference, compare
-from app.tools.evaluate.report import EvaluationResult
-from app.tools.evaluate.search.plan import MIN_PREFIX_ROWS, Budget, rungs, runs_within, searched_rows
-from app.tools.evaluate.search.space import Change, candidates, describe_change
-from app.tools.evaluate.search.trials import Trial, TrialRequest, TrialRunner
-from app.tools.evaluate.settings import temporary_config
-from app.tools.replay.input_file import InputFile
+from springtide.app.config.load import DEFAULT_PATH, Config
+from springtide.app.errors import UserError
+from springtide.app.tools.evaluate.comparison import Difference, compare
+from springtide.app.tools.evaluate.report import EvaluationResult
+from springtide.app.tools.evaluate.search.plan import MIN_PREFIX_ROWS, Budget, rungs, runs_within, searched_rows
+from springtide.app.tools.evaluate.search.space import Change, candidates, describe_change
+from springtide.app.tools.evaluate.search.trials import Trial, TrialRequest, TrialRunner
+from springtide.app.tools.evaluate.settings import temporary_config
+from springtide.app.tools.replay.input_file import InputFile
 
 
 @dataclass(frozen=True)

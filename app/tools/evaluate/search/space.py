@@ -5,10 +5,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from app.config.assignments import merge_document
-from app.config.load import Config
-from app.training.config import DenseOptimizerConfig
-from embeddings.optimizer import RowOptimizer
+from springtide.app.config.assignments import merge_document
+from springtide.app.config.load import Config
+from springtide.app.training.config import DenseOptimizerConfig
+from springtide.embeddings.optimizer import RowOptimizer
 
 Change = dict[str, Any]  # as `parse_assignment` makes it
 

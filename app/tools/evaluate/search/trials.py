@@ -12,12 +12,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from springtide.app.errors import UserError
+from springtide.app.tools.evaluate.passes import evaluate_files
+from springtide.app.tools.evaluate.report import EvaluationResult, ProgressReport
+from springtide.app.tools.replay.input_file import InputFile
 from springtide_client.system.parent_death import die_with_parent
-
-from app.errors import UserError
-from app.tools.evaluate.passes import evaluate_files
-from app.tools.evaluate.report import EvaluationResult, ProgressReport
-from app.tools.replay.input_file import InputFile
 
 POLL_SECONDS = 0.2
 Change = Mapping[str, Any]

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app.config.assignments import merge_document
-from app.config.load import DEFAULT_PATH, read_document
-from app.config.toml_text import format_toml
-from app.tools.evaluate.comparison import difference_text
-from app.tools.evaluate.report import score_text, table
-from app.tools.evaluate.search.search import SearchResult
-from app.tools.evaluate.search.space import describe_change
+from springtide.app.config.assignments import merge_document
+from springtide.app.config.load import DEFAULT_PATH, read_document
+from springtide.app.config.toml_text import format_toml
+from springtide.app.tools.evaluate.comparison import difference_text
+from springtide.app.tools.evaluate.report import score_text, table
+from springtide.app.tools.evaluate.search.search import SearchResult
+from springtide.app.tools.evaluate.search.space import describe_change
 
 NUM_SHOWN = 5
 

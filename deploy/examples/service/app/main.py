@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Response
+
 from springtide_client import EncodeError, HotModel, StaleModelError
 
 MAX_STALENESS_SECONDS = 60.0

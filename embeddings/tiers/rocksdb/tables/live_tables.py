@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.rows import Int64Array, Rows
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from embeddings.tiers.rocksdb.bloom_filter import KeyFilter, UInt64Array
-from embeddings.tiers.rocksdb.tables.manifest import LiveFile, Manifest, UnknownFormatError
-from embeddings.tiers.rocksdb.tables.recent_keys import RecentKeys, contains_any
-from embeddings.tiers.rocksdb.tables.table_file import TableFile
-from kernels.cpu.store.readahead import Readahead
-from kernels.cpu.table_file import blocks, find
+from springtide.embeddings.rows import Int64Array, Rows
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb.bloom_filter import KeyFilter, UInt64Array
+from springtide.embeddings.tiers.rocksdb.tables.manifest import LiveFile, Manifest, UnknownFormatError
+from springtide.embeddings.tiers.rocksdb.tables.recent_keys import RecentKeys, contains_any
+from springtide.embeddings.tiers.rocksdb.tables.table_file import TableFile
+from springtide.kernels.cpu.store.readahead import Readahead
+from springtide.kernels.cpu.table_file import blocks, find
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embeddings.rows import BoolArray
-from embeddings.tiers.rocksdb.bloom_filter import FIRST_KEYS, KeyFilter, UInt64Array
+from springtide.embeddings.rows import BoolArray
+from springtide.embeddings.tiers.rocksdb.bloom_filter import FIRST_KEYS, KeyFilter, UInt64Array
 
 
 @dataclass(eq=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embeddings.tiers.rocksdb.tables.manifest import LiveFile, Reader, UnknownFormatError
-from kernels.cpu.table_file import blocks, find
-from kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
+from springtide.embeddings.tiers.rocksdb.tables.manifest import LiveFile, Reader, UnknownFormatError
+from springtide.kernels.cpu.table_file import blocks, find
+from springtide.kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
 
 FOOTER_BYTES, TRAILER_BYTES = 53, 5
 MAGIC = (0x88E241B785F4CFF7).to_bytes(8, "little")

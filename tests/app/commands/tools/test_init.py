@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
-from app.config.load import load_config
-from app.tools.replay.replay import Replay, ReplayConfig
-from stream.broker.embedded import EmbeddedBroker
+from springtide.app.cli import main
+from springtide.app.config.load import load_config
+from springtide.app.tools.replay.replay import Replay, ReplayConfig
+from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.support.scale import IS_LONG
 
 SHARED_DATA = Path(__file__).parents[5] / "shared" / "data"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.cli import main
+from springtide.app.config.load import load_config
+from springtide.app.version_log.inspection.crosses import find_cross
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.row_image import RowImage
 from springtide_client.keys import CROSSES
 from springtide_client.log.directory import LogDirectory
-
-from app.cli import main
-from app.config.load import load_config
-from app.version_log.inspection.crosses import find_cross
-from app.version_log.read.index import LogIndex
-from app.version_log.read.row_image import RowImage
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.test_changed_settings import CONFIG, learn
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.keys import hash_string
 
-from app.cli import main
-from app.commands.serve import find_version
-from app.version_log.read.index import LogIndex
+from springtide.app.cli import main
+from springtide.app.commands.serve import find_version
+from springtide.app.version_log.read.index import LogIndex
+from springtide_client.keys import hash_string
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import WriterLog
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.models.calibrated_model import CalibratedModel
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
+from springtide.app.models.calibrated_model import CalibratedModel
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
 from tests.support.model_specs import spec_of_sizes
 
 NUM_SAMPLES = 3

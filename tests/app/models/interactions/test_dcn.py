@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from app.models.config import ModelConfig
-from app.models.registry import build_model
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.registry import build_model
 from tests.app.models.interactions.plain import Sample, check_against
 from tests.support.model_specs import spec_of_sizes
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.models.export.example_inputs import example_inputs
-from app.models.export.torch_export import export_model
-from app.models.interactions import dot_interaction as ops
-from app.models.interactions.dlrm import DLRM
-from kernels.cuda.launchers.dot_interaction import DotInteraction
+from springtide.app.models.export.example_inputs import example_inputs
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.interactions import dot_interaction as ops
+from springtide.app.models.interactions.dlrm import DLRM
+from springtide.kernels.cuda.launchers.dot_interaction import DotInteraction
 from tests.support.gpu_emulation.emulated_ops import device_of
 from tests.support.model_specs import spec_of_sizes
 
@@ -69,7 +69,7 @@ def test_the_op_passes_torchs_opcheck(transposed: bool) -> None:
 @pytest.mark.usefixtures("on_host")
 def test_a_compiled_net_keeps_the_op_whole_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "app.models.interactions.dlrm.dot_interaction", lambda vectors, _: ops.fused_dot_interaction(vectors)
+        "springtide.app.models.interactions.dlrm.dot_interaction", lambda vectors, _: ops.fused_dot_interaction(vectors)
     )
     model, inputs = (
         DLRM(SPEC),

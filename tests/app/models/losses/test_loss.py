@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from springtide_client.features import Features
-from springtide_client.schema import Schema
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from app.models.losses.config import LabelConfig, LabelLoss, label_losses
-from app.models.losses.loss import Loss
-from app.models.losses.task_weights import add_task_weights
+from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses
+from springtide.app.models.losses.loss import Loss
+from springtide.app.models.losses.task_weights import add_task_weights
+from springtide_client.features import Features
+from springtide_client.schema import Schema
 
 NAN = float("nan")
 LABELS = torch.tensor([[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [1.0, 1.0]])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from app.models.losses.pointwise import binary_cross_entropy, focal
+from springtide.app.models.losses.pointwise import binary_cross_entropy, focal
 
 LOGITS = torch.tensor([-40.0, -2.0, -0.1, 0.0, 0.5, 3.0, 40.0], dtype=torch.float64)
 LABELS = torch.tensor([1.0, 0.0, 1.0, 0.3, 0.0, 1.0, 0.0], dtype=torch.float64)

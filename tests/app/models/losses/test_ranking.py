@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from app.models.losses.ranking import listwise, pairwise
+from springtide.app.models.losses.ranking import listwise, pairwise
 
 GROUPS = torch.tensor([0, 2, 0, 2, 1, 0, 2, 3])
 LABELS = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.4, 0.0, 0.0], dtype=torch.float64)

@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 import torch
-from springtide_client.links import output_of, value_of
-from springtide_client.schema import LINKS
 from torch import nn
 
-from app.models.interactions.logistic import Logistic
-from app.models.losses.config import LINKS as LINKS_OF_LOSSES
-from app.models.losses.config import LabelLoss
-from app.models.losses.loss import Loss
-from app.models.losses.pointwise import huber
-from app.models.value_scale import ValueScale
+from springtide.app.models.interactions.logistic import Logistic
+from springtide.app.models.losses.config import LINKS as LINKS_OF_LOSSES
+from springtide.app.models.losses.config import LabelLoss
+from springtide.app.models.losses.loss import Loss
+from springtide.app.models.losses.pointwise import huber
+from springtide.app.models.value_scale import ValueScale
+from springtide_client.links import output_of, value_of
+from springtide_client.schema import LINKS
 from tests.support.model_specs import spec_of_sizes
 
 VALUES = torch.tensor([[0.0], [3.0], [250.0], [7.0]], dtype=torch.float64)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from app.models.multitask.esmm import ESMM, conditional_logit, product_logit
+from springtide.app.models.multitask.esmm import ESMM, conditional_logit, product_logit
 from tests.support.model_specs import spec_of_sizes
 
 SPEC = spec_of_sizes(2, 0, 0, 0, 2)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from app.models.multitask.mmoe import MMoE
-from app.models.multitask.ple import PLE
-from app.models.multitask.shared_bottom import SharedBottom
+from springtide.app.models.multitask.mmoe import MMoE
+from springtide.app.models.multitask.ple import PLE
+from springtide.app.models.multitask.shared_bottom import SharedBottom
 from tests.support.model_specs import spec_of_sizes
 
 SPEC = spec_of_sizes(2, 0, 0, 1, 3)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from app.models.retrieval.in_batch_softmax import in_batch_softmax
+from springtide.app.models.retrieval.in_batch_softmax import in_batch_softmax
 
 
 def plain_loss(users, items, ids, log_probabilities, weights, temperature):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.models.retrieval.item_frequency import ItemFrequency
+from springtide.app.models.retrieval.item_frequency import ItemFrequency
 
 
 def observe(frequency, ids):

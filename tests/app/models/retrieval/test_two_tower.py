@@ -3,13 +3,13 @@ import io
 import numpy as np
 import pytest
 import torch
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.registry import build_model
+from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide_client.model.exported_model import ExportedModel as ServedModel
 from springtide_client.model.inputs import ModelInputs
-
-from app.models.config import ModelConfig
-from app.models.export.torch_export import export_model
-from app.models.registry import build_model
-from app.models.retrieval.two_tower import TwoTower
 from tests.app.models.test_models import inputs_of
 from tests.support.model_specs import spec_of_sizes
 

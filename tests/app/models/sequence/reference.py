@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from app.models.sequence.din import TargetAttention
-from app.models.sequence.encoder_block import EncoderBlock
-from app.models.sequence.hstu import HSTUBlock, HSTUEncoder
-from app.models.sequence.sasrec import CausalEncoder
-from app.models.sequence.transformer import TargetEncoder
+from springtide.app.models.sequence.din import TargetAttention
+from springtide.app.models.sequence.encoder_block import EncoderBlock
+from springtide.app.models.sequence.hstu import HSTUBlock, HSTUEncoder
+from springtide.app.models.sequence.sasrec import CausalEncoder
+from springtide.app.models.sequence.transformer import TargetEncoder
 
 Rows = Sequence[Tensor]  # the rows of one sample's elements, oldest first
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from app.models.sequence.attention import MultiHeadAttention, naive_attention
-from app.models.sequence.din import TargetAttention
-from app.models.sequence.history import History, without_padding
-from app.models.sequence.hstu import HSTUEncoder
-from app.models.sequence.sasrec import CausalEncoder
-from app.models.sequence.transformer import TargetEncoder
+from springtide.app.models.sequence.attention import MultiHeadAttention, naive_attention
+from springtide.app.models.sequence.din import TargetAttention
+from springtide.app.models.sequence.history import History, without_padding
+from springtide.app.models.sequence.hstu import HSTUEncoder
+from springtide.app.models.sequence.sasrec import CausalEncoder
+from springtide.app.models.sequence.transformer import TargetEncoder
 from tests.app.models.sequence import reference
 
 DIM, LONGEST = 6, 4

@@ -6,16 +6,16 @@ import os
 import numpy as np
 import pytest
 import torch
-from springtide_client.model.inputs import ModelInputs
-from springtide_client.schema import Schema
 from torch import Tensor
 
-from app.models.config import ModelConfig
-from app.models.export.onnx_export import export_onnx, is_possible
-from app.models.export.torch_export import export_model
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.export.onnx_export import export_onnx, is_possible
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.sequence.sequence_model import SequenceModel
+from springtide_client.model.inputs import ModelInputs
+from springtide_client.schema import Schema
 
 ALL = "TORTURE_EXAMPLES" in os.environ
 NAMES = ["din", "sasrec", "hstu", "transformer"]

@@ -4,15 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.drift.drift import WindowDrift, next_snapshot, sampling_stride
+from springtide.app.scores.drift.feature_codes import id_codes, number_codes
+from springtide.app.scores.drift.psi import psi, psi_level
+from springtide.app.scores.progressive import ProgressiveScores
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
-
-from app.scores.config import ScoresConfig
-from app.scores.drift.drift import WindowDrift, next_snapshot, sampling_stride
-from app.scores.drift.feature_codes import id_codes, number_codes
-from app.scores.drift.psi import psi, psi_level
-from app.scores.progressive import ProgressiveScores
 
 SCHEMA = Schema(labels=("click",), categorical=("country", "user"), multi_value=("genres",), dense=("age",))
 WINDOW = 2000

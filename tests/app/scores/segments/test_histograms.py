@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from app.scores.auc import exact_auc
-from app.scores.config import ScoresConfig
-from app.scores.progressive import ProgressiveScores
-from app.scores.samples import with_terms
-from app.scores.segments.histograms import BLOCK, BYTES, SegmentHistograms
+from springtide.app.scores.auc import exact_auc
+from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.scores.samples import with_terms
+from springtide.app.scores.segments.histograms import BLOCK, BYTES, SegmentHistograms
 from tests.app.scores.drift.test_drift import SCHEMA, features
 from tests.app.scores.test_progressive import draw
 

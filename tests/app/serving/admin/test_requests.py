@@ -1,9 +1,9 @@
 import pytest
-from springtide_client.schema import Schema
 
-from app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
-from app.serving.http.errors import ApiError
-from app.version_log.trainer_status import TrainerStatus
+from springtide.app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.version_log.trainer_status import TrainerStatus
+from springtide_client.schema import Schema
 
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
 

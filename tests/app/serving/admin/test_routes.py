@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from app.serving.lookup import routes
-from app.version_log.commands.queue import CommandQueue
+from springtide.app.serving.lookup import routes
+from springtide.app.version_log.commands.queue import CommandQueue
 
 USER = 0
 ADMIN = {"Authorization": "Bearer admin-secret"}

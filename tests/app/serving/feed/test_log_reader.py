@@ -2,11 +2,10 @@ import contextlib
 import threading
 from pathlib import Path
 
+from springtide.app.serving.feed.log_reader import LogReader
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.directory import LogDirectory
-
-from app.serving.feed.log_reader import LogReader
 
 
 class SlowCursor:

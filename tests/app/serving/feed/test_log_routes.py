@@ -2,6 +2,7 @@ import socket
 
 import numpy as np
 import pytest
+
 from springtide_client.follow.follower import Follower
 from springtide_client.format.records import VersionMeta, encode_pieces, encode_shard_pieces
 from springtide_client.format.shards import ShardEntry
@@ -10,7 +11,6 @@ from springtide_client.keys import mix_keys
 from springtide_client.log.listing import shard_segment_name
 from springtide_client.model.view import View
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange, owners_of
-
 from tests.app.serving.conftest import USER, World
 from tests.support.logs import HandWrittenLog, Tensors
 from tests.support.records import decode_record

@@ -1,8 +1,7 @@
 """Records kept for those who follow: chained by parents, bounded in bytes."""
 
+from springtide.app.serving.feed.record_cache import RecordCache
 from springtide_client.format.records import Record, Tip
-
-from app.serving.feed.record_cache import RecordCache
 
 
 def make(number: int, parent: int, size: int = 10) -> Record:

@@ -1,12 +1,12 @@
 import shutil
 
 import pytest
+
+from springtide.app.serving.feed.snapshot_cache import SnapshotCache
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.version_log.export.snapshot_file import view_at_version
 from springtide_client.format.tensors import decode_tensors
 from springtide_client.log.directory import LogDirectory
-
-from app.serving.feed.snapshot_cache import SnapshotCache
-from app.serving.http.errors import ApiError
-from app.version_log.export.snapshot_file import view_at_version
 
 USER = 0
 

@@ -1,10 +1,10 @@
 import json
 
 import numpy as np
+
+from springtide.app.version_log.read.id_dictionary import decode_strings
 from springtide_client.format.tensors import decode_tensors
 from springtide_client.keys import hash_string
-
-from app.version_log.read.id_dictionary import decode_strings
 
 USER, ITEM = 0, 1
 

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from app.serving.config import ServeConfig
-from app.serving.http.authorization import Authorizer, is_local_name, scope_of
-from app.serving.http.errors import ApiError
-from app.serving.http.tokens import Tokens, load_tokens
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.http.authorization import Authorizer, is_local_name, scope_of
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.tokens import Tokens, load_tokens
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.http.errors import ApiError
-from app.serving.lookup.codecs import decode_request
-from app.serving.lookup.content_negotiation import MediaType
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.lookup.codecs import decode_request
+from springtide.app.serving.lookup.content_negotiation import MediaType
 from tests.app.serving.attacked_server import ADMIN, BODIES, PLAIN_ARROW, arrow_stream
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, error_code, get, request
 

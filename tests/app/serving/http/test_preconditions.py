@@ -1,6 +1,6 @@
 import pytest
 
-from app.serving.http.preconditions import Preconditions
+from springtide.app.serving.http.preconditions import Preconditions
 
 USER = 0
 

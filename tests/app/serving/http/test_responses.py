@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from app.serving.http.errors import ApiError
-from app.serving.http.responses import FileResponse, etag_matches
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.responses import FileResponse, etag_matches
 
 CONTENT = bytes(range(256)) * 16
 

@@ -1,8 +1,8 @@
 import pytest
 
-from app.serving.config import ServeConfig
-from app.serving.http.errors import ApiError
-from app.serving.http.tokens import load_tokens, parse_tokens
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.tokens import load_tokens, parse_tokens
 
 READ, ADMIN = "read-secret", "admin-secret"
 

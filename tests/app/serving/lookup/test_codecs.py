@@ -4,17 +4,17 @@ import msgspec
 import numpy as np
 import pyarrow
 import pytest
-from springtide_client.keys import hash_string
 
-from app.serving.http.errors import ApiError
-from app.serving.lookup.codecs import decode_request, encode_response, parse_ids
-from app.serving.lookup.content_negotiation import (
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.lookup.codecs import decode_request, encode_response, parse_ids
+from springtide.app.serving.lookup.content_negotiation import (
     ARROW,
     JSON,
     MSGPACK,
     RAW,
     MediaType,
 )
+from springtide_client.keys import hash_string
 
 ROWS = np.array([[0.5, -1.5], [np.nan, np.nan]], dtype=np.float32)
 STATUS = np.array([0, 3], dtype=np.uint8)

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pyarrow
 import pytest
-from springtide_client.keys import encode_id
 
-from app.serving.http.errors import ApiError
-from app.serving.lookup.codecs import decode_request
-from app.serving.lookup.content_negotiation import MediaType, negotiate_media_type, parse_content_type
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.lookup.codecs import decode_request
+from springtide.app.serving.lookup.content_negotiation import MediaType, negotiate_media_type, parse_content_type
+from springtide_client.keys import encode_id
 from tests.app.serving.attacked_server import ROWS, arrow_stream
 from tests.app.serving.raw_connection import ARROW, JSON, MSGPACK, RAW, get, request
 

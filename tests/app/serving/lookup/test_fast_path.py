@@ -6,10 +6,10 @@ import re
 import msgspec
 import numpy as np
 import pytest
-from springtide_client.keys import hash_string
 
-from app.serving.lookup import fast_path
-from app.serving.server import connection
+from springtide.app.serving.lookup import fast_path
+from springtide.app.serving.server import connection
+from springtide_client.keys import hash_string
 from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, request
 
 USER = 0

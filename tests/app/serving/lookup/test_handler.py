@@ -1,5 +1,6 @@
 import msgspec
 import numpy as np
+
 from springtide_client.keys import hash_string
 
 DIM, USER, ITEM = 4, 0, 1

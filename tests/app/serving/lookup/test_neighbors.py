@@ -3,12 +3,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+
+from springtide.app.serving.lookup.neighbors import find_neighbors
+from springtide.app.serving.model.part import WHOLE
 from springtide_client.keys import INT64_MIN
 from springtide_client.rows import nearest
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
-
-from app.serving.lookup.neighbors import find_neighbors
-from app.serving.model.part import WHOLE
 
 FEATURE, DIM = 3, 8
 

@@ -1,6 +1,7 @@
 """Every route answers for a feature of any table, with the width of its rows."""
 
 import numpy as np
+
 from springtide_client.format.tensors import decode_tensors
 from springtide_client.hot_model import HotModel
 

@@ -1,4 +1,4 @@
-from app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.registry import MetricsRegistry
 
 
 def test_counters_gauges_and_histograms_are_written_as_prometheus_text():

@@ -1,8 +1,8 @@
 import msgspec
 
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.score_metrics import declare_score_metrics, update_score_metrics
-from app.version_log.trainer_status import ScoresStatus, ScoreStatus, TaskStatus
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.score_metrics import declare_score_metrics, update_score_metrics
+from springtide.app.version_log.trainer_status import ScoresStatus, ScoreStatus, TaskStatus
 
 SCORES = msgspec.convert(
     {

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.server_metrics import declare_metrics
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.server_metrics import declare_metrics
 
 FAMILIES = declare_metrics(MetricsRegistry()).families
 NAME = re.compile(r"springtide(_[a-z0-9]+)+")

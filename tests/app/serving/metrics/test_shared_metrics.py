@@ -1,7 +1,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.shared_metrics import SharedMetrics
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.shared_metrics import SharedMetrics
 
 
 def worker(*, version, answers, seconds):

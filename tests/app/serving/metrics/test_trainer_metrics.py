@@ -1,13 +1,13 @@
 import msgspec
 
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.trainer_metrics import (
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.trainer_metrics import (
     LABELED_COUNTERS,
     PLAIN_COUNTERS,
     declare_trainer_metrics,
     update_trainer_metrics,
 )
-from app.version_log.trainer_status import (
+from springtide.app.version_log.trainer_status import (
     GateStatus,
     NetStatus,
     PartitionStatus,
@@ -16,9 +16,9 @@ from app.version_log.trainer_status import (
     TableStatus,
     TrainerStatus,
 )
-from embeddings.counters import COUNTERS
-from embeddings.tiers import host_tier
-from embeddings.tiers.rocksdb import spill
+from springtide.embeddings.counters import COUNTERS
+from springtide.embeddings.tiers import host_tier
+from springtide.embeddings.tiers.rocksdb import spill
 
 GATE = GateStatus(state="holding", action="alert", reason="norm", detail="...", trips=2, rollbacks=1)
 STATUS = TrainerStatus(

@@ -1,4 +1,4 @@
-from app.serving.model.freshness import CatchUp, Freshness, FreshnessMeter
+from springtide.app.serving.model.freshness import CatchUp, Freshness, FreshnessMeter
 
 
 def test_percentiles_are_of_the_recent_window():

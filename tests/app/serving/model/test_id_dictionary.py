@@ -1,9 +1,9 @@
 from types import SimpleNamespace
 
 import numpy as np
-from springtide_client.keys import hash_string
 
-from app.serving.model.id_dictionary import LiveIdDictionary
+from springtide.app.serving.model.id_dictionary import LiveIdDictionary
+from springtide_client.keys import hash_string
 
 FEATURE = 3
 

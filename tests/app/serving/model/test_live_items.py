@@ -1,9 +1,9 @@
 import numpy as np
+
+from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.version_log.items import ItemLayout, items_to_arrays
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import ModelIdentity
-
-from app.serving.model.live_items import LiveItems
-from app.version_log.items import ItemLayout, items_to_arrays
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.support.writer_log import WriterLog, put
 

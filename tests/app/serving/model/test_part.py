@@ -1,13 +1,13 @@
 from types import SimpleNamespace
 
 import pytest
+
+from springtide.app.serving.model.part import Part
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import ID_STRINGS
 from springtide_client.log.shard_choice import EVERY_SHARD, FOR_ASKING, ShardChoice
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.rows.hash_range import NO_KEYS, HashRange
-
-from app.serving.model.part import Part
 
 HALF = HashRange(1, 2)
 

@@ -1,6 +1,6 @@
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.model.replica import NO_VERSION_YET, Replica
-from app.serving.service import declare_metrics
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.model.replica import NO_VERSION_YET, Replica
+from springtide.app.serving.service import declare_metrics
 
 
 def test_the_reason_tells_loading_from_a_missing_version(tmp_path):

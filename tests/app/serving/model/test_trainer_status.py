@@ -1,6 +1,6 @@
 import json
 
-from app.serving.model.trainer_status import TrainerStatusReader
+from springtide.app.serving.model.trainer_status import TrainerStatusReader
 
 
 def write(log, number, /, **status):

@@ -1,4 +1,4 @@
-from app.serving.model.version_index import VersionEntry, VersionIndex
+from springtide.app.serving.model.version_index import VersionEntry, VersionIndex
 
 
 def entry(number):

@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 
 import pytest
+
+from springtide.app.version_log.commands.pin import pin_version
+from springtide.app.version_log.read.index import LogIndex
 from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.commands.pin import pin_version
-from app.version_log.read.index import LogIndex
 
 
 def test_a_version_has_the_same_names_as_on_the_command_line(world) -> None:

@@ -13,10 +13,10 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
-from springtide_client.keys import hash_string
 
-from app.serving.openapi.operations import OPERATIONS
-from app.serving.openapi.schemas import STRING
+from springtide.app.serving.openapi.operations import OPERATIONS
+from springtide.app.serving.openapi.schemas import STRING
+from springtide_client.keys import hash_string
 from tests.app.serving.conftest import World, new_log
 
 NUM_EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "6"))

@@ -1,5 +1,11 @@
-from app.serving.ops.status_history import MAX_SAMPLES, StatusHistory, summarize
-from app.version_log.trainer_status import PartitionStatus, ScoresStatus, ScoreStatus, TableStatus, TrainerStatus
+from springtide.app.serving.ops.status_history import MAX_SAMPLES, StatusHistory, summarize
+from springtide.app.version_log.trainer_status import (
+    PartitionStatus,
+    ScoresStatus,
+    ScoreStatus,
+    TableStatus,
+    TrainerStatus,
+)
 
 
 def test_the_lags_of_all_partitions_are_summed():

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import httpx
 import numpy as np
 import pytest
+
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.rows.hash_range import owners_of
-
 from tests.app.serving.conftest import ITEM, USER, World, new_log
 from tests.support.ports import free_port
 

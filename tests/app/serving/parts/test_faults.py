@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+
+from springtide.app.serving.model import part
+from springtide.app.serving.parts import one_version
 from springtide_client.errors import PartError
 from springtide_client.hot_model import HotModel
-
-from app.serving.model import part
-from app.serving.parts import one_version
 from tests.app.serving.conftest import USER, World
 from tests.app.serving.parts.conftest import fill, owners, raw
 from tests.support.ports import free_port

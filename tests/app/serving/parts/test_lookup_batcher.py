@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from app.serving.lookup.fast_path import LATER, FastPath
+from springtide.app.serving.lookup.fast_path import LATER, FastPath
 from tests.app.serving.conftest import ITEM, USER, World, new_log
 from tests.app.serving.parts.conftest import USERS, fill, owners, raw
 from tests.app.serving.parts.held_server import HeldServer

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+
 from springtide_client.errors import PartError
 from springtide_client.format.records import Tip
 from springtide_client.hot_model import HotModel
 from springtide_client.parts.row_request import MAX_KEYS, RowRequest
 from springtide_client.rows.hash_range import HashRange
-
 from tests.app.serving.conftest import ITEM, USER
 from tests.app.serving.parts.conftest import USERS, owners, raw
 

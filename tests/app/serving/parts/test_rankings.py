@@ -5,6 +5,8 @@ from itertools import product
 import msgspec
 import numpy as np
 import pytest
+
+from springtide.app.serving.retrieve import retriever
 from springtide_client.format.records import Tip
 from springtide_client.hot_model import HotModel
 from springtide_client.keys import mix_keys
@@ -12,8 +14,6 @@ from springtide_client.parts.ranked_ids import RankedIds
 from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, Demand, NeighborsRequest
 from springtide_client.rows.hash_range import HashRange, owners_of
 from springtide_client.rows.nearest import METRICS
-
-from app.serving.retrieve import retriever
 from tests.app.serving.conftest import USER, World
 from tests.app.serving.parts.conftest import owners
 from tests.app.serving.retrieve.retrieval_log import RetrievalLog

@@ -4,15 +4,15 @@ import threading
 
 import numpy as np
 import pytest
+
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.encode import encode_instances
 from springtide_client.hot_model import HotModel
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from springtide_client.system.clock import wall_ms
-
-from app.training.bootstrap import load_state
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
 from tests.app.serving.conftest import World
 from tests.app.serving.parts.conftest import raw
 from tests.app.training.random_clicks import make_batch

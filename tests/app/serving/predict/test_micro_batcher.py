@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from springtide_client.schema import Schema
 
-from app.serving.http.errors import ApiError
-from app.serving.predict.micro_batcher import MicroBatcher
-from app.serving.predict.request import Instances
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.predict.micro_batcher import MicroBatcher
+from springtide.app.serving.predict.request import Instances
+from springtide_client.schema import Schema
 from tests.support.waiting import wait_until_async
 
 SCHEMA = Schema(labels=("click",), categorical=("item_id",), multi_value=("genres",), dense=("age",))

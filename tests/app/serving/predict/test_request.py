@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.predict.request import Instances, decode_predict_request, encode_features
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features
 from springtide_client.schema import Schema
-
-from app.serving.http.errors import ApiError
-from app.serving.predict.request import Instances, decode_predict_request, encode_features
 
 SCHEMA = Schema(
     labels=("click",),

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+
 from springtide_client.format.tensors import decode_tensors
 from springtide_client.hot_model import HotModel
-
 from tests.app.serving.conftest import World
 from tests.support.waiting import wait_until
 from tests.support.wide_log import WideLog

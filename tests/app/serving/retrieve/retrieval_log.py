@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from springtide.app.config.load import load_config
+from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.training.bootstrap import load_state
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view import KNOWN, View
-
-from app.config.load import load_config
-from app.models.retrieval.two_tower import TwoTower
-from app.training.bootstrap import load_state
-from app.version_log.write.writer import LogWriter
-from stream.columns import Batch
 from tests.app.training.random_clicks import make_batch
 
 CONFIG = """

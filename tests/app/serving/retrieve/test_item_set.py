@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
-from springtide_client.log.base import ModelIdentity
 
-from app.serving.retrieve.item_set import ItemSet, NumberRange
-from app.serving.retrieve.vector_index import ExactIndex
-from app.version_log.item_columns import ItemColumns
-from app.version_log.items import ItemLayout
+from springtide.app.serving.retrieve.item_set import ItemSet, NumberRange
+from springtide.app.serving.retrieve.vector_index import ExactIndex
+from springtide.app.version_log.item_columns import ItemColumns
+from springtide.app.version_log.items import ItemLayout
+from springtide_client.log.base import ModelIdentity
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 OPTIONS = {"item": [*SCHEMA.features, *SCHEMA.dense]}

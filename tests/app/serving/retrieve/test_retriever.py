@@ -4,17 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
+
+from springtide.app.serving.metrics.registry import MetricsRegistry
+from springtide.app.serving.metrics.server_metrics import declare_metrics
+from springtide.app.serving.model.id_dictionary import LiveIdDictionary
+from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.serving.model.served_view import ServedView
+from springtide.app.serving.retrieve.inverted_file import InvertedFile
+from springtide.app.serving.retrieve.retriever import Retriever, recall
+from springtide.app.serving.retrieve.sampled_users import sample_users
 from springtide_client.encode import encode_instances
 from springtide_client.model.view import KNOWN
-
-from app.serving.metrics.registry import MetricsRegistry
-from app.serving.metrics.server_metrics import declare_metrics
-from app.serving.model.id_dictionary import LiveIdDictionary
-from app.serving.model.live_items import LiveItems
-from app.serving.model.served_view import ServedView
-from app.serving.retrieve.inverted_file import InvertedFile
-from app.serving.retrieve.retriever import Retriever, recall
-from app.serving.retrieve.sampled_users import sample_users
 from tests.app.serving.retrieve.retrieval_log import RetrievalLog
 
 USER = {"user_id": 3, "last_items": [1, 2, 3], "age": 40}
@@ -124,7 +124,7 @@ def test_an_index_finds_what_exact_search_finds(log):
 
 
 def test_a_filter_that_many_items_pass_asks_the_index_for_more(log, monkeypatch):
-    monkeypatch.setattr("app.serving.retrieve.search.EXACT_ITEMS", 10)
+    monkeypatch.setattr("springtide.app.serving.retrieve.search.EXACT_ITEMS", 10)
     followed = Followed(log, indexed_items=100)
     some = tuple(range(0, 1_500, 2))
     found = followed.found(10, wanted={"item_id": some})
@@ -134,7 +134,7 @@ def test_a_filter_that_many_items_pass_asks_the_index_for_more(log, monkeypatch)
 
 def test_many_changed_items_have_the_cells_of_the_index(log, monkeypatch):
     """They are in sets, each far larger than the next newer one; an item in several is described by the newest."""
-    monkeypatch.setattr("app.serving.retrieve.search.INDEXED_CHANGES", 50)
+    monkeypatch.setattr("springtide.app.serving.retrieve.search.INDEXED_CHANGES", 50)
     followed = Followed(log, indexed_items=100)
     followed.retriever._built_seconds = 1e9
     followed.now = -1.0
@@ -160,7 +160,7 @@ def test_many_changed_items_have_the_cells_of_the_index(log, monkeypatch):
 def test_an_index_that_finds_too_little_reads_more(log, monkeypatch):
     followed = Followed(log, indexed_items=100)
     before = followed.retriever.served.base.index.num_to_scan
-    monkeypatch.setattr("app.serving.retrieve.retriever.recall", lambda *_, **__: 0.5)
+    monkeypatch.setattr("springtide.app.serving.retrieve.retriever.recall", lambda *_, **__: 0.5)
     followed.retriever.note(inputs_of(followed.retriever.served, USER))
     followed.now = 100.0
     followed.retriever._check_recall()

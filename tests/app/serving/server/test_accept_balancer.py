@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
+from springtide.app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
 from tests.support.waiting import wait_until_async
 
 
@@ -46,7 +46,7 @@ def close(balancers, connections):
 
 def test_simultaneous_connections_are_spread_evenly(workers, monkeypatch):
     # on a busy machine the other worker may take longer than 2 ms to accept its share
-    monkeypatch.setattr("app.serving.server.accept_balancer.DEFER_SECONDS", 0.2)
+    monkeypatch.setattr("springtide.app.serving.server.accept_balancer.DEFER_SECONDS", 0.2)
     listeners, connections, connect = workers
 
     async def scenario():

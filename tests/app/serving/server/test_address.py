@@ -2,9 +2,9 @@ import socket
 
 import pytest
 
-from app.serving.config import ServeConfig
-from app.serving.server import address
-from app.serving.server.address import ServeError, wait_until_free
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.server import address
+from springtide.app.serving.server.address import ServeError, wait_until_free
 
 
 def test_an_address_is_free_once_the_other_program_has_stopped(monkeypatch):

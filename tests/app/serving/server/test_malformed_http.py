@@ -5,8 +5,8 @@ import hmac
 import msgspec
 import pytest
 
-from app.serving.http import tokens
-from app.serving.server.connection import MAX_FRAMING_BYTES
+from springtide.app.serving.http import tokens
+from springtide.app.serving.server.connection import MAX_FRAMING_BYTES
 from tests.app.serving.attacked_server import ADMIN, BODIES
 from tests.app.serving.raw_connection import JSON, RAW, error_code, get, request
 

@@ -1,4 +1,4 @@
-from app.serving.server.request_timeout import ClientTimeouts
+from springtide.app.serving.server.request_timeout import ClientTimeouts
 
 IDLE = {"reads_paused": False, "num_unsent_bytes": 0}
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.serving.config import ServeConfig
-from app.serving.server.serve import serve
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.server.serve import serve
 from tests.support.waiting import wait_until
 
 USER = 0

@@ -1,9 +1,9 @@
 import pytest
 
-from app.errors import UserError
-from app.serving.config import ServeConfig
-from app.serving.server.address import ServeError
-from app.serving.server.serve import serve
+from springtide.app.errors import UserError
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.server.address import ServeError
+from springtide.app.serving.server.serve import serve
 
 
 def test_a_port_in_use_and_an_unprotected_bind_are_errors(world, tmp_path):

@@ -7,8 +7,8 @@ import threading
 import httpx
 import pytest
 
-from app.serving.config import ServeConfig
-from app.serving.server.serve import serve
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.server.serve import serve
 from tests.support.waiting import wait_until
 
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from app.serving.config import ServeConfig
-from app.serving.server.worker_pool import WorkerPool
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.server.worker_pool import WorkerPool
 from tests.support.descriptors import is_pipe_open
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 

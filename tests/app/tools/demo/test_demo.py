@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.config.load import load_config
-from app.errors import UserError
-from app.tools.demo.demo import Demo, check_fields, choose_port, demo_config_path
-from app.tools.demo.output_files import OutputFiles
-from app.tools.demo.status_line import format_status
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
+from springtide.app.tools.demo.demo import Demo, check_fields, choose_port, demo_config_path
+from springtide.app.tools.demo.output_files import OutputFiles
+from springtide.app.tools.demo.status_line import format_status
+from tests.support.processes import IMPORT_PATH
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -23,9 +24,9 @@ COMMAND_SECONDS = 600.0
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "app", "demo", "--rate", "600", *arguments],
+        [sys.executable, "-m", "springtide", "demo", "--rate", "600", *arguments],
         cwd=folder,
-        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
+        env=dict(os.environ) | {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -133,7 +134,7 @@ def test_the_status_line_has_dashes_for_missing_numbers() -> None:
 
 
 def test_output_of_children_is_kept_in_bounded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.tools.demo.output_files.MAX_BYTES", 100)
+    monkeypatch.setattr("springtide.app.tools.demo.output_files.MAX_BYTES", 100)
     output = OutputFiles(tmp_path / "output")
     for number in range(100):
         output.append("train", f"line {number}")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from app.tools.evaluate.comparison import compare
-from app.tools.evaluate.scores import EvaluatedSamples, score_of
+from springtide.app.tools.evaluate.comparison import compare
+from springtide.app.tools.evaluate.scores import EvaluatedSamples, score_of
 
 
 def samples(seed: int, noise: float, num: int = 400) -> EvaluatedSamples:

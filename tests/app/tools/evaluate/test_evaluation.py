@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from springtide_client.log.directory import LogDirectory
 
-from app.config.load import load_config
-from app.errors import UserError
-from app.tools.evaluate.comparison import comparison_lines
-from app.tools.evaluate.passes import evaluate_files
-from app.tools.evaluate.report import STATUS_SCORES
-from app.tools.replay.input_file import InputFile
-from app.tools.replay.replay import Replay, ReplayConfig
-from app.training.trainer import Trainer
-from stream.broker.embedded import EmbeddedBroker
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
+from springtide.app.tools.evaluate.comparison import comparison_lines
+from springtide.app.tools.evaluate.passes import evaluate_files
+from springtide.app.tools.evaluate.report import STATUS_SCORES
+from springtide.app.tools.replay.input_file import InputFile
+from springtide.app.tools.replay.replay import Replay, ReplayConfig
+from springtide.app.training.trainer import Trainer
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide_client.log.directory import LogDirectory
 
 CONFIG = """
 name = "test"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.tools.evaluate.passes import evaluate_files
-from app.tools.evaluate.report import ProgressReport, next_line, number
+from springtide.app.tools.evaluate.passes import evaluate_files
+from springtide.app.tools.evaluate.report import ProgressReport, next_line, number
 from tests.app.tools.evaluate.test_evaluation import clicks, write_config, write_rows
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import UserError
-from app.tools.init.proposal import Proposal, propose
-from app.tools.init.sampled_rows import SampledRows, sample_file
-from app.tools.replay.input_file import InputFile
+from springtide.app.errors import UserError
+from springtide.app.tools.init.proposal import Proposal, propose
+from springtide.app.tools.init.sampled_rows import SampledRows, sample_file
+from springtide.app.tools.replay.input_file import InputFile
 
 NUM = 300
 TS = 1_700_000_000_000

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from app.errors import UserError
-from app.tools.replay.input_file import InputFile
+from springtide.app.errors import UserError
+from springtide.app.tools.replay.input_file import InputFile
 
 
 def messages(path: Path, key: str | None = None) -> list[Any]:

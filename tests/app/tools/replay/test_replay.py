@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import UserError
-from app.tools.replay.progress_bar import ProgressBar
-from app.tools.replay.replay import Replay, ReplayConfig
-from stream.broker.embedded import EmbeddedBroker
-from stream.config import SourceConfig
-from stream.kafka.admin import Admin
-from stream.kafka.consumer import PartitionConsumer
-from stream.positions import Partition
+from springtide.app.errors import UserError
+from springtide.app.tools.replay.progress_bar import ProgressBar
+from springtide.app.tools.replay.replay import Replay, ReplayConfig
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.positions import Partition
 from tests.support.waiting import DEADLINE_SECONDS
 
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from app.scores.auc import click_auc
-from app.tools.simulator.click_generator import ClickGenerator, Clicks
-from app.tools.simulator.config import SimulatorConfig
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.simulator.click_generator import ClickGenerator, Clicks
+from springtide.app.tools.simulator.config import SimulatorConfig
 
 START_MS = 1_795_000_000_000
 FIELDS = ("user_id", "item_id", "segment", "country", "device", "placement", "category", "publisher")

@@ -2,19 +2,19 @@
 
 import msgspec
 import numpy as np
-from springtide_client.encode import encode_instances
 
-from app.config.load import load_config
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.scores.auc import click_auc
-from app.tools.demo.demo import demo_config_path
-from app.tools.simulator.click_generator import ClickGenerator
-from app.tools.simulator.config import SimulatorConfig
-from app.training.config import with_adagrad_eps
-from app.training.step.learner import Learner
-from embeddings.table import EmbeddingTable
-from stream.columns import Batch
+from springtide.app.config.load import load_config
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.scores.auc import click_auc
+from springtide.app.tools.demo.demo import demo_config_path
+from springtide.app.tools.simulator.click_generator import ClickGenerator
+from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.app.training.config import with_adagrad_eps
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.table import EmbeddingTable
+from springtide.stream.columns import Batch
+from springtide_client.encode import encode_instances
 
 NUM_SAMPLES, WINDOW = 60_000, 20_000
 

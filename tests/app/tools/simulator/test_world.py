@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from app.tools.simulator.config import SimulatorConfig
-from app.tools.simulator.world import World
+from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.app.tools.simulator.world import World
 
 START_MS = 1_795_000_000_000
 

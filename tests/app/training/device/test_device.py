@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from springtide_client.model.inputs import ModelInputs
 
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.scores.progressive import ProgressiveScores
-from app.training.bootstrap import load_state
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.device.device import TrainDevice, resolve_device
-from app.training.state.training_state import TrainingState
-from app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
-from app.training.step.learner import Learner
-from app.training.step.report import StepReport
-from app.version_log.write.writer import LogWriter
-from embeddings.config import FeaturePolicy, TableConfig
-from embeddings.table import EmbeddingTable
-from kernels.cuda.ops import CudaOps
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.device.device import TrainDevice, resolve_device
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
+from springtide.app.training.step.learner import Learner
+from springtide.app.training.step.report import StepReport
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.config import FeaturePolicy, TableConfig
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.cuda.ops import CudaOps
+from springtide_client.model.inputs import ModelInputs
 from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
@@ -143,7 +143,7 @@ def test_a_log_can_continue_on_a_device_and_back_on_the_host(tmp_path, monkeypat
         for turn, there in enumerate(places):
             emulated = CudaOps(device_of_tests("host"), late=True)
             place = emulated_device(captures=True)._replace(table=emulated) if there else TrainDevice()
-            monkeypatch.setattr("app.training.bootstrap.resolve_device", lambda _, place=place: place)
+            monkeypatch.setattr("springtide.app.training.bootstrap.resolve_device", lambda _, place=place: place)
             log = LogWriter.open(config.log, schema=SCHEMA)
             state = load_state(config, log)
             for number in range(3 * turn, 3 * turn + 3):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from app.training.device.pinned_buffers import (
+from springtide.app.training.device.pinned_buffers import (
     ALIGNMENT,
     MIN_BUFFER_BYTES,
     PinnedBuffers,
@@ -82,7 +82,7 @@ def test_a_third_batch_without_a_release_is_an_error() -> None:
 def test_on_a_gpu_columns_are_copied_beside_the_work() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no NVIDIA GPU")
-    from app.training.device.transfer_stream import CudaTransferStream
+    from springtide.app.training.device.transfer_stream import CudaTransferStream
 
     transfer = CudaTransferStream()
     buffers = PinnedBuffers(transfer)

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from springtide_client.schema import Schema
 
-from app.models.wide.wide_part import WidePart
-from app.scores.progressive import ProgressiveScores
-from app.training.config import GateConfig
-from app.training.health.gate import Gate, mean_and_error
-from app.version_log.trainer_status import GateStatus
+from springtide.app.models.wide.wide_part import WidePart
+from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.training.config import GateConfig
+from springtide.app.training.health.gate import Gate, mean_and_error
+from springtide.app.version_log.trainer_status import GateStatus
+from springtide_client.schema import Schema
 
 
 class Model:

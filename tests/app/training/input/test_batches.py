@@ -6,12 +6,12 @@ from pathlib import Path
 
 from msgspec import structs
 
-from app.training.input.batches import BatchStream
-from stream.batch_size import GROWTH, BatchSize
-from stream.columns import Batch, Columns
-from stream.decode.decoder import Decoder
-from stream.positions import Partition, Position
-from stream.records import RawRecords
+from springtide.app.training.input.batches import BatchStream
+from springtide.stream.batch_size import GROWTH, BatchSize
+from springtide.stream.columns import Batch, Columns
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.positions import Partition, Position
+from springtide.stream.records import RawRecords
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import SCHEMA
 from tests.app.training.trainer_env import TrainerEnv

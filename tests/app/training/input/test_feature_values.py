@@ -1,7 +1,6 @@
+from springtide.app.training.input.feature_values import FeatureValues, without_values
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
-
-from app.training.input.feature_values import FeatureValues, without_values
 
 SCHEMA = Schema(
     labels=("click",), categorical=("user", "country"), multi_value=("tags", "words"), dense=("age", "price")

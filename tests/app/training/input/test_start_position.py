@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from app.errors import UserError
-from app.training.input.start_position import StartPosition
-from app.training.trainer import Trainer
-from stream.positions import Partition
+from springtide.app.errors import UserError
+from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.trainer import Trainer
+from springtide.stream.positions import Partition
 from tests.app.training.trainer_env import expected_counts, records
 from tests.support.waiting import wait_until
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from app.training.config import DenseOptimizerConfig
-from app.training.optimization.dense_optimizer import build_optimizer, optimizer_arrays, restore_optimizer
+from springtide.app.training.config import DenseOptimizerConfig
+from springtide.app.training.optimization.dense_optimizer import build_optimizer, optimizer_arrays, restore_optimizer
 
 
 def net() -> nn.Module:
@@ -85,8 +85,8 @@ def test_a_net_without_parameters_can_be_stepped() -> None:
 
 def test_no_compiler_is_imported_for_a_step() -> None:
     code = (
-        "import sys, torch\nfrom app.training.config import DenseOptimizerConfig\n"
-        "from app.training.optimization.dense_optimizer import build_optimizer\n"
+        "import sys, torch\nfrom springtide.app.training.config import DenseOptimizerConfig\n"
+        "from springtide.app.training.optimization.dense_optimizer import build_optimizer\n"
         "net = torch.nn.Linear(2, 1); optimizer = build_optimizer(DenseOptimizerConfig(), net)\n"
         "net(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
         "sys.exit('torch._dynamo' in sys.modules)"

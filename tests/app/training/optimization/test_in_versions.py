@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+
+from springtide.app.config.load import load_config
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.verify.verify import verify
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.tensors import from_bfloat16, to_bfloat16
 from springtide_client.model.view import View
-
-from app.config.load import load_config
-from app.training.bootstrap import load_state
-from app.training.state.training_state import TrainingState
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.compact.merge import compact_log
-from app.version_log.verify.verify import verify
-from app.version_log.write.writer import LogWriter
 from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.state.test_net_publisher import SLOW, PacedRun
 from tests.app.training.state.test_training_state import assert_same, end, learn, snapshot

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from springtide_client.model.inputs import ModelInputs
 from torch import Tensor, nn
 
-from app.models.interface import DenseModel, ModelSpec, ParameterGroup
-from app.training.config import TrainConfig
-from app.training.optimization.averages import PART_OF_SAMPLES
-from app.training.optimization.net_update import NetUpdate
-from app.training.step.dense_step import DeviceStep, HostStep, StepOutcome
+from springtide.app.models.interface import DenseModel, ModelSpec, ParameterGroup
+from springtide.app.training.config import TrainConfig
+from springtide.app.training.optimization.averages import PART_OF_SAMPLES
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.dense_step import DeviceStep, HostStep, StepOutcome
+from springtide_client.model.inputs import ModelInputs
 from tests.app.training.random_clicks import SCHEMA
 
 SIZES = [16, 16, 5, 16, 3, 16, 16, 1, 16]

@@ -2,8 +2,8 @@
 
 from torch.distributed import HashStore
 
-from app.training.ranks.agreement import NEVER, Agreement, Facts
-from app.training.ranks.ranks import Ranks
+from springtide.app.training.ranks.agreement import NEVER, Agreement, Facts
+from springtide.app.training.ranks.ranks import Ranks
 from tests.support.thread_ranks import on_ranks
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.config.load import load_config
-from app.errors import UserError
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
 
 
 def test_a_timeout_below_five_seconds_is_refused(tmp_path):

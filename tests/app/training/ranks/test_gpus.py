@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from app.commands.train import launch_ranks
-from app.errors import UserError
-from app.training.ranks.gpus import require_gpus, take_gpu
-from app.training.ranks.ranks import Ranks
+from springtide.app.commands.train import launch_ranks
+from springtide.app.errors import UserError
+from springtide.app.training.ranks.gpus import require_gpus, take_gpu
+from springtide.app.training.ranks.ranks import Ranks
 from tests.support.config import CLICKS, write_config
 
 ON_GPU = {"source": {"bootstrap_servers": "127.0.0.1:9"}, "train": {"device": "cuda", "cuda_graphs": True}}

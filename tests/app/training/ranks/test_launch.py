@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from app.cli import main
-from app.training.ranks.launch import launch
+from springtide.app.cli import main
+from springtide.app.training.ranks.launch import launch
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def ended(monkeypatch):
                 raise SignalException("got a signal", stopped_by)
 
         agent = SimpleNamespace(run=run_agent, failed=lambda: failed, leave=lambda: None, first_failed=1)
-        monkeypatch.setattr("app.training.ranks.launch._agent", lambda *_, **__: agent)
+        monkeypatch.setattr("springtide.app.training.ranks.launch._agent", lambda *_, **__: agent)
         return launch([], num_ranks=2, max_restarts=3)
 
     return run

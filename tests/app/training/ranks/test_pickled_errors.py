@@ -3,9 +3,9 @@
 import pickle
 
 import pytest
-from springtide_client.errors import EncodeError, LogError
 
-from app.training.ranks.pickled_errors import pickle_error, unpickle_error
+from springtide.app.training.ranks.pickled_errors import pickle_error, unpickle_error
+from springtide_client.errors import EncodeError, LogError
 
 
 def sent(error: Exception) -> Exception:

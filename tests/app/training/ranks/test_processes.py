@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from app.cli import main
-from app.training.ranks.launch import launch as start_ranks
-from app.training.trainer import Trainer
+from springtide.app.cli import main
+from springtide.app.training.ranks.launch import launch as start_ranks
+from springtide.app.training.trainer import Trainer
 from tests.app.training.trainer_env import expected_counts
 from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -26,7 +26,11 @@ timeout_seconds = 20
 """
 ENVIRONMENT: dict[str, str] = {}  # more of it for each rank
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["app.training.trainer", "app.commands.train", "torch.distributed.elastic.agent.server.local_elastic_agent"]
+PRELOAD = [
+    "springtide.app.training.trainer",
+    "springtide.app.commands.train",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+]
 
 
 def run_rank(

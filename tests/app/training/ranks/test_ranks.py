@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from springtide_client.errors import EncodeError, LogError
 from torch.distributed import HashStore
 
-from app.errors import UserError
-from app.training.ranks.final import FINAL_CODE, FinalError, exit_code
-from app.training.ranks.meetings import Meetings, RankLostError
-from app.training.ranks.ranks import Ranks, launch_name, number_of_try, start_ticks
+from springtide.app.errors import UserError
+from springtide.app.training.ranks.final import FINAL_CODE, FinalError, exit_code
+from springtide.app.training.ranks.meetings import Meetings, RankLostError
+from springtide.app.training.ranks.ranks import Ranks, launch_name, number_of_try, start_ticks
+from springtide_client.errors import EncodeError, LogError
 from tests.support.thread_ranks import on_ranks
 
 

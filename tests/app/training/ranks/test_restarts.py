@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.training.trainer import Trainer
+from springtide.app.training.trainer import Trainer
 from tests.app.training.ranks.thread_trainers import on_trainers
 from tests.app.training.state.test_training_state import assert_same, snapshot
 from tests.app.training.trainer_env import records

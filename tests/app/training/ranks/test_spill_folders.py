@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from app.training.ranks.ranks import Ranks
-from app.training.ranks.spill_folders import remove_former_spills, spill_folder
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.app.training.ranks.spill_folders import remove_former_spills, spill_folder
 
 
 def test_spills_of_former_ranks_are_removed_also_where_rank_0_is_not(tmp_path):

@@ -6,13 +6,13 @@ The ranks are threads here; `test_processes.py` has processes.
 import pytest
 import torch
 
-from app.training.recovery.rollback import ModelHeldError
-from app.training.trainer import Trainer
-from app.version_log.commands.queue import submit_command
-from app.version_log.commands.status import command_status
-from app.version_log.trainer_status import PartitionStatus
-from embeddings.errors import SpillError
-from stream.positions import Partition
+from springtide.app.training.recovery.rollback import ModelHeldError
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.trainer_status import PartitionStatus
+from springtide.embeddings.errors import SpillError
+from springtide.stream.positions import Partition
 from tests.app.training.ranks.thread_trainers import on_trainers, running_ranks
 from tests.app.training.trainer_env import expected_counts, published, records
 from tests.support.waiting import wait_until

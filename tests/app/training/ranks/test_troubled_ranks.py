@@ -5,16 +5,16 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from springtide_client.log.directory import LogDirectory
 
-from app.training.input.start_position import StartPosition
-from app.training.ranks.final import FinalError
-from app.training.ranks.ranks import launch_name
-from app.training.trainer import Trainer
-from app.version_log.read.corruption import report_corruption
-from embeddings.errors import SpillError
-from stream.broker.embedded import EmbeddedBroker
-from stream.errors import StreamError
+from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.ranks.final import FinalError
+from springtide.app.training.ranks.ranks import launch_name
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.read.corruption import report_corruption
+from springtide.embeddings.errors import SpillError
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.errors import StreamError
+from springtide_client.log.directory import LogDirectory
 from tests.app.training.ranks.thread_trainers import on_trainers, running_ranks
 from tests.app.training.trainer_env import TrainerEnv, expected_counts, published, records
 from tests.support.waiting import DEADLINE_SECONDS, wait_until

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.distributed import HashStore
 
-from app.training.ranks.ranks import Ranks
-from app.training.trainer import Trainer
+from springtide.app.training.ranks.ranks import Ranks
+from springtide.app.training.trainer import Trainer
 from tests.app.training.trainer_env import TrainerEnv
 from tests.support.thread_ranks import ThreadExchange, on_ranks
 from tests.support.waiting import DEADLINE_SECONDS

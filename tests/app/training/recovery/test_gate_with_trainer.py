@@ -5,17 +5,17 @@ from collections import Counter
 
 import pytest
 import torch
+
+from springtide.app.training.publish_schedule import PublishSchedule
+from springtide.app.training.recovery.rollback import ModelHeldError
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.trainer_status import PartitionStatus
 from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
-
-from app.training.publish_schedule import PublishSchedule
-from app.training.recovery.rollback import ModelHeldError
-from app.training.trainer import Trainer
-from app.version_log.commands.queue import submit_command
-from app.version_log.commands.status import command_status
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import apply_retention
-from app.version_log.trainer_status import PartitionStatus
 from tests.app.training.trainer_env import expected_counts, published, records, run_in_thread
 from tests.support.waiting import wait_until
 

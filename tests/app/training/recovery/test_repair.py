@@ -3,15 +3,20 @@
 from collections import Counter
 
 import pytest
+
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.compact.compactor import Compactor
+from springtide.app.version_log.read.corruption import (
+    REPORT_NAME,
+    find_corruption,
+    report_corruption,
+    take_corruption_report,
+)
+from springtide.app.version_log.read.segments import scan_segment
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
-
-from app.training.trainer import Trainer
-from app.version_log.commands.queue import submit_command
-from app.version_log.commands.status import command_status
-from app.version_log.compact.compactor import Compactor
-from app.version_log.read.corruption import REPORT_NAME, find_corruption, report_corruption, take_corruption_report
-from app.version_log.read.segments import scan_segment
 from tests.app.training.trainer_env import run_in_thread
 from tests.support.waiting import wait_until
 

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from app.training.input.start_position import StartPosition
-from app.training.trainer import Trainer
-from app.version_log.commands.offline import execute_pending
-from app.version_log.commands.queue import submit_command
-from app.version_log.commands.status import command_status
-from app.version_log.write.segments import SegmentWriter
-from embeddings.collection.collection import tables_by_name
+from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.commands.offline import execute_pending
+from springtide.app.version_log.commands.queue import submit_command
+from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.embeddings.collection.collection import tables_by_name
 from tests.app.training.trainer_env import expected_counts, published, records
 from tests.support.waiting import wait_until
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.training.state.base_rows import CHUNK_KEYS, BaseRows
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-
-from app.training.state.base_rows import CHUNK_KEYS, BaseRows
-from app.version_log.compact.base_writer import BaseImage, write_base
 
 NUM, DIM = 40_000, 4
 

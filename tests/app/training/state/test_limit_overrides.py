@@ -1,9 +1,9 @@
 import pytest
-from springtide_client.schema import Schema
 
-from app.training.state.limit_overrides import LimitOverrides
-from app.version_log.commands.limits import iterate_limits, limits_document, parse_limits, to_table_limits
-from embeddings.config import FeaturePolicy, TableConfig
+from springtide.app.training.state.limit_overrides import LimitOverrides
+from springtide.app.version_log.commands.limits import iterate_limits, limits_document, parse_limits, to_table_limits
+from springtide.embeddings.config import FeaturePolicy, TableConfig
+from springtide_client.schema import Schema
 
 SCHEMA = Schema(labels=("click",), categorical=("user", "item"), sequence=("last",), share={"last": "item"})
 

@@ -5,22 +5,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.state.net_publisher import NetPublisher
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.export.snapshot_file import view_at_version
+from springtide.app.version_log.read.exact_state import find_state, state_numbers
+from springtide.app.version_log.verify.verify import verify
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.follow.follower import Follower
 from springtide_client.format.records import NO_STATE, CommandEntry, NamedKey
 from springtide_client.format.tensors import from_bfloat16, to_bfloat16
 from springtide_client.log.base import STATE
 from springtide_client.log.listing import state_name
 from springtide_client.model.view import KNOWN, UNKNOWN
-
-from app.training.bootstrap import load_state
-from app.training.state.net_publisher import NetPublisher
-from app.training.state.training_state import TrainingState
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.compact.merge import compact_log
-from app.version_log.export.snapshot_file import view_at_version
-from app.version_log.read.exact_state import find_state, state_numbers
-from app.version_log.verify.verify import verify
-from app.version_log.write.writer import LogWriter
 from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.state.test_training_state import assert_same, snapshot

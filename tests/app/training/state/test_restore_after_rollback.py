@@ -3,15 +3,15 @@
 import msgspec
 import numpy as np
 import pytest
+
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.positions import Position
 from springtide_client.format.records import CommandEntry, NamedKey
 from springtide_client.model.view import KNOWN, UNKNOWN
-
-from app.training.bootstrap import load_state
-from app.training.state.training_state import TrainingState
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
-from stream.positions import Position
 from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import PARTITION, make_batch
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.log.base import Base
 
-from app.training.state.row_budget import RowBudget
-from app.version_log.disk_budget import base_row_bytes
-from embeddings.rows import Rows, TableDelta
+from springtide.app.training.state.row_budget import RowBudget
+from springtide.app.version_log.disk_budget import base_row_bytes
+from springtide.embeddings.rows import Rows, TableDelta
+from springtide_client.log.base import Base
 from tests.app.version_log.compact.test_row_writer import write
 from tests.support.writer_log import WriterLog
 

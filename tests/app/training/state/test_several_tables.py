@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
+
+from springtide.app.config.load import Config
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.state.spill_gc import SpillGC
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.collection.collection import EmbeddingCollection
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-
-from app.config.load import Config
-from app.training.bootstrap import load_state
-from app.training.state.spill_gc import SpillGC
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
-from embeddings.collection.collection import EmbeddingCollection
 from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.state.test_training_state import assert_same, end, learn, snapshot

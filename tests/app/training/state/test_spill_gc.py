@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.training.state.base_rows import BaseRows
+from springtide.app.training.state.spill_gc import NO_GENERATION, SpillGC
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.embeddings.tiers.interface import RowSource
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
-
-from app.training.state.base_rows import BaseRows
-from app.training.state.spill_gc import NO_GENERATION, SpillGC
-from app.version_log.compact.base_writer import BaseImage, write_base
-from embeddings.tiers.interface import RowSource
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",))
 

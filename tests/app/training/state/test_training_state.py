@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+
+from springtide.app.errors import UserError
+from springtide.app.training.bootstrap import load_state
+from springtide.app.training.state.spill_gc import SpillGC
+from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.state.unpublished import sample_times
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.write.writer import LogWriter
+from springtide.embeddings.errors import SpillError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
-
-from app.errors import UserError
-from app.training.bootstrap import load_state
-from app.training.state.spill_gc import SpillGC
-from app.training.state.training_state import TrainingState
-from app.training.state.unpublished import sample_times
-from app.version_log.compact.merge import compact_log
-from app.version_log.write.writer import LogWriter
-from embeddings.errors import SpillError
 from tests.app.training.configs import NET_ALONE, make_config
 from tests.app.training.random_clicks import SCHEMA, make_batch
 

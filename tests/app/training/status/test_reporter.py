@@ -1,6 +1,6 @@
 import pytest
 
-from app.training.trainer import Trainer
+from springtide.app.training.trainer import Trainer
 from tests.app.training.ranks.thread_trainers import on_trainers
 
 
@@ -18,8 +18,8 @@ def misspelt(env):
 
 
 def test_a_feature_that_no_sample_has_is_named_once_in_the_log(misspelt, monkeypatch, caplog):
-    monkeypatch.setattr("app.training.status.reporter.NUM_FIRST_SAMPLES", 100)
-    monkeypatch.setattr("app.training.status.reporter.INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("springtide.app.training.status.reporter.NUM_FIRST_SAMPLES", 100)
+    monkeypatch.setattr("springtide.app.training.status.reporter.INTERVAL_SECONDS", 0.0)
     misspelt.produce(300)
     Trainer(misspelt.config, until_end=True).run()
     assert warnings(caplog) == [("aeg", 128)]

@@ -1,8 +1,8 @@
 """The status file is written every second, also while the trainer is silent, and then says what it waits for."""
 
-from app.training.status import writer
-from app.training.status.writer import StatusWriter
-from app.version_log.trainer_status import GateStatus, TrainerStatus, read_status, successor
+from springtide.app.training.status import writer
+from springtide.app.training.status.writer import StatusWriter
+from springtide.app.version_log.trainer_status import GateStatus, TrainerStatus, read_status, successor
 from tests.support.waiting import wait_until
 
 

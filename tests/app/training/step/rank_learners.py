@@ -5,23 +5,23 @@ import threading
 from typing import Any
 
 import numpy as np
-from springtide_client.features import Features, Ragged
 
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.device.device import TrainDevice
-from app.training.step.learner import Learner
-from embeddings.collection.collection import AnyTable, open_tables, tables_by_name
-from embeddings.config import TableConfig
-from embeddings.policy.admission import AdmissionControl
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.precision import Precision
-from embeddings.table import EmbeddingTable
-from kernels.backend import backend
-from kernels.ops import Ops
-from stream.columns import Batch
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.device.device import TrainDevice
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.collection.collection import AnyTable, open_tables, tables_by_name
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.policy.admission import AdmissionControl
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
+from springtide.kernels.ops import Ops
+from springtide.stream.columns import Batch
+from springtide_client.features import Features, Ragged
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 BUILDING = threading.Lock()  # torch has one generator for all threads

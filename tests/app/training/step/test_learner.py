@@ -4,19 +4,19 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.training.config import ADAGRAD_EPS, TrainConfig, with_adagrad_eps
+from springtide.app.training.step.assembly import assemble_tensors, lookup_slices, repeat_per_key
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.torch_api.autograd import embed_slices
 from springtide_client.features import Features, Ragged
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
 from springtide_client.schema import Schema
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.training.config import ADAGRAD_EPS, TrainConfig, with_adagrad_eps
-from app.training.step.assembly import assemble_tensors, lookup_slices, repeat_per_key
-from app.training.step.learner import Learner
-from embeddings.config import TableConfig
-from embeddings.table import EmbeddingTable
-from embeddings.torch_api.autograd import embed_slices
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")

@@ -5,23 +5,23 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from springtide_client.model.inputs import ModelInputs
-from springtide_client.wide.layout import wide_width
 from torch import nn
 
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.losses.config import LabelLoss
-from app.models.losses.loss import Loss
-from app.models.losses.task_weights import add_task_weights
-from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.optimization.net_update import NetUpdate
-from app.training.step.learner import Learner
-from app.training.step.wide_step import learn_offset
-from embeddings.config import TableConfig
-from embeddings.table import EmbeddingTable
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.losses.config import LabelLoss
+from springtide.app.models.losses.loss import Loss
+from springtide.app.models.losses.task_weights import add_task_weights
+from springtide.app.models.registry import build_model
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.learner import Learner
+from springtide.app.training.step.wide_step import learn_offset
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.table import EmbeddingTable
+from springtide_client.model.inputs import ModelInputs
+from springtide_client.wide.layout import wide_width
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.support.gpu_emulation.transfer_stream import emulated_device
 

@@ -7,18 +7,18 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.training.config import TrainConfig
-from app.training.device.device import resolve_device
-from app.training.step.learner import Learner
-from embeddings.collection.collection import tables_by_name
-from embeddings.config import FeatureTable
-from embeddings.errors import ShardError, SpillError
-from embeddings.sharding.exchange import Exchange
-from embeddings.sharding.precision import Precision
-from kernels.cuda.ops import CudaOps
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.training.config import TrainConfig
+from springtide.app.training.device.device import resolve_device
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.collection.collection import tables_by_name
+from springtide.embeddings.config import FeatureTable
+from springtide.embeddings.errors import ShardError, SpillError
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.precision import Precision
+from springtide.kernels.cuda.ops import CudaOps
 from tests.app.training.random_clicks import SCHEMA
 from tests.app.training.step.rank_learners import (
     BUILDING,

@@ -1,18 +1,18 @@
 import numpy as np
 import pytest
 import torch
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.device.device import TrainDevice
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.table import EmbeddingTable
+from springtide.stream.columns import Batch
 from springtide_client.features import Features
 from springtide_client.schema import Schema
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.device.device import TrainDevice
-from app.training.step.learner import Learner
-from embeddings.config import TableConfig
-from embeddings.table import EmbeddingTable
-from stream.columns import Batch
 from tests.support.gpu_emulation.transfer_stream import EmulatedTransferStream
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))

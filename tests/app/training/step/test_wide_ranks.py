@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.training.bootstrap import with_wide_rows
+from springtide.app.training.config import TrainConfig
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.collection.collection import tables_by_name
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.stream.columns import Batch
 from springtide_client.features import Features
 from springtide_client.schema import Schema
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.training.bootstrap import with_wide_rows
-from app.training.config import TrainConfig
-from app.training.step.learner import Learner
-from embeddings.collection.collection import tables_by_name
-from embeddings.sharding.exchange import Exchange
-from stream.columns import Batch
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.app.training.step.rank_learners import (
     BUILDING,

@@ -4,25 +4,25 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.training.bootstrap import with_wide_rows
+from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.step.learner import Learner
+from springtide.embeddings.collection.collection import open_tables, tables_by_name
+from springtide.embeddings.config import TableConfig
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
+from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
 from springtide_client.wide.crosses import cross_ids, row_hashes
 from springtide_client.wide.layout import born_column, wide_width
-
-from app.models.config import ModelConfig
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.models.wide.wide_part import add_wide_part
-from app.training.bootstrap import with_wide_rows
-from app.training.config import TrainConfig, with_adagrad_eps
-from app.training.step.learner import Learner
-from embeddings.collection.collection import open_tables, tables_by_name
-from embeddings.config import TableConfig
-from embeddings.errors import SpillError
-from embeddings.table import EmbeddingTable
-from kernels.backend import backend
-from stream.columns import Batch
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 TABLE = TableConfig(dim=4, device_bytes="16MiB")
@@ -158,7 +158,7 @@ def test_a_batch_that_the_spill_refuses_may_be_tried_again(monkeypatch):
 
     batch = make_batch(1, 600)
     monkeypatch.setattr(crosses, "lookup", failing)
-    monkeypatch.setattr("app.training.step.wide_step.MAX_CROSSES", 500)
+    monkeypatch.setattr("springtide.app.training.step.wide_step.MAX_CROSSES", 500)
     tried.model.register_forward_pre_hook(lambda *_: torch.rand(1) and None)  # as a dropout does
     random = torch.get_rng_state()
     with pytest.raises(SpillError):

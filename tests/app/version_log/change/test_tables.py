@@ -6,23 +6,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from msgspec.structs import replace as with_fields
+
+from springtide.app.version_log.change.begin import begin_changed
+from springtide.app.version_log.change.design import Design
+from springtide.app.version_log.change.plan import Plan, plan_change
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.tables import tables_of
+from springtide.app.version_log.verify.verify import verify
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-
-from app.version_log.change.begin import begin_changed
-from app.version_log.change.design import Design
-from app.version_log.change.plan import Plan, plan_change
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.read.index import LogIndex
-from app.version_log.read.resume import Resume
-from app.version_log.read.row_image import RowImage
-from app.version_log.tables import tables_of
-from app.version_log.verify.verify import verify
-from app.version_log.write.writer import LogWriter
 from tests.support.random_versions import RandomVersions
 from tests.support.tables_log import FEATURES, TABLES, TablesLog
 from tests.support.writer_log import SCHEMA, TABLE, config

@@ -3,12 +3,12 @@
 from dataclasses import fields, replace
 
 import numpy as np
+
+from springtide.app.version_log.change.carry import same_numbers
+from springtide.app.version_log.change.wide_arrays import WIDE, carry_wide
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
-
-from app.version_log.change.carry import same_numbers
-from app.version_log.change.wide_arrays import WIDE, carry_wide
 
 OLD = Schema(labels=("click", "buy"), categorical=("user", "item", "shop"), dense=("age", "price"))
 

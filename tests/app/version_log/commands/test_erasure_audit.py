@@ -4,17 +4,17 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.version_log.commands.erasure_audit import files_containing, oldest_file_containing
+from springtide.app.version_log.commands.pin import pin_version, unpin_version
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.inspection.history import row_history
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.listing import base_name, base_number
-
-from app.version_log.commands.erasure_audit import files_containing, oldest_file_containing
-from app.version_log.commands.pin import pin_version, unpin_version
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import apply_retention
-from app.version_log.inspection.history import row_history
-from app.version_log.read.index import LogIndex
-from app.version_log.write.writer import LogWriter
 from tests.support.tables_log import TablesLog
 from tests.support.writer_log import WriterLog, config, put, row_tensors
 

@@ -9,17 +9,17 @@ import threading
 from pathlib import Path
 
 import pytest
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.commands.pin import pin_version, unpin_version
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.retention.pins import read_pins
+from springtide.app.version_log.retention.retention_lock import retention_lock
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.directory import LogDirectory
-
-from app.errors import UserError
-from app.version_log.commands.pin import pin_version, unpin_version
-from app.version_log.compact.retention import apply_retention
-from app.version_log.read.index import LogIndex
-from app.version_log.read.row_image import RowImage
-from app.version_log.retention.pins import read_pins
-from app.version_log.retention.retention_lock import retention_lock
 from tests.support.pinned_log import SEGMENT_BYTES, fill, image_rows
 from tests.support.processes import our_environment
 from tests.support.random_versions import RandomVersions
@@ -110,7 +110,7 @@ def test_a_version_that_is_not_durable_is_made_durable_by_the_pin(log: WriterLog
         version = put(writer, 1)
         wait_until(lambda: writer.published == version)
         synced: list[Path] = []
-        monkeypatch.setattr("app.version_log.commands.pin.sync_file", synced.append)
+        monkeypatch.setattr("springtide.app.version_log.commands.pin.sync_file", synced.append)
         pin_version(log.path, "latest", "one")
         assert [path.name for path in synced] == ["seg-0000000001-000000.log"]
 
@@ -143,7 +143,7 @@ def test_while_files_are_deleted_a_pin_waits(log: WriterLog) -> None:
 PIN = """
 import sys
 from pathlib import Path
-from app.version_log.commands.pin import pin_version
+from springtide.app.version_log.commands.pin import pin_version
 pin_version(Path(sys.argv[1]), sys.argv[2], "killed")
 """
 

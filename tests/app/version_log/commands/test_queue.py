@@ -2,7 +2,7 @@
 
 import json
 
-from app.version_log.commands.queue import CommandQueue, submit_command
+from springtide.app.version_log.commands.queue import CommandQueue, submit_command
 
 
 def names(tmp_path) -> list[str]:

@@ -7,12 +7,12 @@ import sys
 import threading
 from pathlib import Path
 
+from springtide.app.version_log.compact.compactor import Compactor
+from springtide.app.version_log.disk_usage import folder_bytes
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import MODEL, Base
-
-from app.version_log.compact.compactor import Compactor
-from app.version_log.disk_usage import folder_bytes
 from tests.support.config import CLICKS, write_config
+from tests.support.processes import IMPORT_PATH
 from tests.support.waiting import wait_until
 from tests.support.writer_log import DIM, WINDOW, WriterLog, compact, config, put, row_tensors, rows_of, sync_twice
 
@@ -29,7 +29,7 @@ def test_compaction_is_due_after_time_or_many_bytes(log, monkeypatch) -> None:
         put(writer, 1)
         sync_twice(writer)
         created = Base.open(log.directory.bases()[0]).manifest.created_ms / 1000
-        monkeypatch.setattr("app.version_log.compact.compactor.time.time", lambda: now)
+        monkeypatch.setattr("springtide.app.version_log.compact.compactor.time.time", lambda: now)
         now = created + 599
         assert not compactor().is_due()
         now = created + 601
@@ -38,7 +38,7 @@ def test_compaction_is_due_after_time_or_many_bytes(log, monkeypatch) -> None:
         assert patient.compact() is not None
         now = created + 200
         assert not patient.is_due()
-        monkeypatch.setattr("app.version_log.compact.compactor.SEGMENT_BYTES", 10)
+        monkeypatch.setattr("springtide.app.version_log.compact.compactor.SEGMENT_BYTES", 10)
         assert not compactor().is_due()  # not more than one base
         put(writer, 1, trainer={"padding": "x" * 10_000})
         sync_twice(writer)
@@ -81,11 +81,11 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tm
         for step in range(50):
             writer.append(VersionMeta(), row_tensors({(0, i): (float(step + 1), 1) for i in range(2000)}))
         sync_twice(writer)
-        path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
+        path = IMPORT_PATH
         settings = write_config(
             tmp_path / "compact.toml", CLICKS, {"log": {"path": str(log.path), "base_minutes": 1e-4}}
         )
-        command = [sys.executable, "-m", "app", "compact", "--config", str(settings)]
+        command = [sys.executable, "-m", "springtide", "compact", "--config", str(settings)]
         environment = {**os.environ, "PYTHONPATH": path}
         killed = subprocess.Popen(command, env=environment)
         wait_until(lambda: bool(list(log.path.glob(".tmp-base-*"))) or len(log.directory.bases()) > 1)

@@ -1,12 +1,12 @@
 """What `springtide check` says of bases that are kept: whether they fit into log_bytes."""
 
 import pytest
-from springtide_client.format.records import VersionMeta
 
-from app.tools.diagnosis import check_kept_versions
-from app.version_log.commands.pin import pin_version
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import num_bytes, read_base_manifest
+from springtide.app.tools.diagnosis import check_kept_versions
+from springtide.app.version_log.commands.pin import pin_version
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import num_bytes, read_base_manifest
+from springtide_client.format.records import VersionMeta
 from tests.support.writer_log import WriterLog, config, put, row_tensors, sync_twice
 
 

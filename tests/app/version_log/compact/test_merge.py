@@ -4,11 +4,11 @@ import random
 
 import numpy as np
 import pytest
+
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-
-from app.version_log.write.writer import LogWriter
 from tests.support.tables_log import FEATURES, TablesLog
 from tests.support.writer_log import WriterLog, compact, put, row_tensors, rows_of, sync_twice
 
@@ -33,7 +33,7 @@ def test_only_durable_versions_are_compacted(log) -> None:
     indirect=["log"],
 )
 def test_a_base_equals_a_dictionary_after_the_same_versions(log, monkeypatch, pending_bytes: int) -> None:
-    monkeypatch.setattr("app.version_log.read.replay_state.PENDING_BYTES", pending_bytes)
+    monkeypatch.setattr("springtide.app.version_log.read.replay_state.PENDING_BYTES", pending_bytes)
     rng = random.Random(5)
     features = FEATURES if log.tables else (0, 1)
     expected: dict[tuple[int, int], tuple[float, int]] = {}
@@ -79,7 +79,7 @@ def test_compaction_in_steps_writes_the_same_base(tmp_path) -> None:
 
 @pytest.mark.parametrize("log", [WriterLog, TablesLog], indirect=True)
 def test_rows_are_merged_in_several_blocks(log, monkeypatch) -> None:
-    monkeypatch.setattr("app.version_log.compact.merge.CHUNK_ROWS", 7)
+    monkeypatch.setattr("springtide.app.version_log.compact.merge.CHUNK_ROWS", 7)
     expected = {(i % 2, i): (float(i + 1), 5) for i in range(100)}
     with log.writer() as writer:
         writer.append(VersionMeta(), row_tensors(expected))

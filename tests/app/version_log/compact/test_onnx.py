@@ -10,21 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.export.onnx_export import is_possible
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.registry import build_model
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.onnx import (
+    NET_ONLY,
+    OUTPUTS,
+    WHOLE_MODEL,
+    OnnxBuilder,
+    replace_weights,
+    with_property,
+)
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import ONNX, Base, ModelIdentity
 from springtide_client.model.exported_model import ExportedModel
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.model.view import dense_of
-
-from app.models.config import ModelConfig
-from app.models.export.onnx_export import is_possible
-from app.models.export.torch_export import export_model
-from app.models.registry import build_model
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.onnx import NET_ONLY, OUTPUTS, WHOLE_MODEL, OnnxBuilder, replace_weights, with_property
-from app.version_log.write.writer import LogWriter
 from tests.support.model_specs import spec_of_sizes
 from tests.support.waiting import wait_until
 from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config, put, sync_twice
@@ -128,14 +135,14 @@ def test_a_failed_export_is_logged_once_and_bases_are_written_without_it(log: Wr
             put(writer, value)
             sync_twice(writer)
             assert ONNX not in Base.open(compact_log(log.directory, window_samples=10, onnx=maker)).manifest.files
-    (warning,) = [record for record in caplog.records if record.name == "app.version_log.compact.onnx"]
+    (warning,) = [record for record in caplog.records if record.name == "springtide.app.version_log.compact.onnx"]
     assert "the model's archive cannot be read" in warning.reason
 
 
 def test_an_export_dies_with_its_compactor(tmp_path) -> None:
     program = tmp_path / "model.pt2"
     os.mkfifo(program)  # which the export waits to read
-    code = "import sys; from pathlib import Path; from app.version_log.compact.onnx import OnnxBuilder; "
+    code = "import sys; from pathlib import Path; from springtide.app.version_log.compact.onnx import OnnxBuilder; "
     code += "OnnxBuilder()._export(Path(sys.argv[1]))"
     compactor = subprocess.Popen([sys.executable, "-c", code, str(program)], env=os.environ | {"TMPDIR": str(tmp_path)})
     try:

@@ -2,11 +2,10 @@
 
 import os
 
+from springtide.app.version_log.compact.compactor import Compactor
+from springtide.app.version_log.compact.retention import apply_retention
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base
-
-from app.version_log.compact.compactor import Compactor
-from app.version_log.compact.retention import apply_retention
 from tests.support.writer_log import WINDOW, compact, config, put, sync_twice
 
 

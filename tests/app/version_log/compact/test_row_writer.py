@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.version_log.compact import row_writer
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import remove_drafts
+from springtide.app.version_log.compact.row_writer import TableImage
+from springtide.app.version_log.disk_budget import base_row_bytes
+from springtide.app.version_log.tables import LogTable, tables_of
+from springtide.app.version_log.verify.row_places import RowPlaces
+from springtide.app.version_log.verify.verify import verify
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import HEAD_BYTES, encode_tensors, map_tensors
 from springtide_client.log.base import Base, ModelIdentity
 from springtide_client.log.row_files import overlapping
 from springtide_client.rows.hash_range import HashRange, owners_of
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
-
-from app.version_log.compact import row_writer
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import remove_drafts
-from app.version_log.compact.row_writer import TableImage
-from app.version_log.disk_budget import base_row_bytes
-from app.version_log.tables import LogTable, tables_of
-from app.version_log.verify.row_places import RowPlaces
-from app.version_log.verify.verify import verify
 from tests.support.writer_log import SCHEMA, TABLE, WINDOW, WriterLog, put, row_tensors, sync_twice
 
 NUM_ROWS = 30_000

@@ -1,14 +1,14 @@
 """Files of shard records are merged into bases with their versions, and deleted by their own records."""
 
 import pytest
+
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.pending_versions import PendingVersions
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.verify.verify import verify
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import Base
-
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.pending_versions import PendingVersions
-from app.version_log.compact.retention import apply_retention
-from app.version_log.read.index import LogIndex
-from app.version_log.verify.verify import verify
 from tests.support.team_log import Team, TeamLog
 from tests.support.writer_log import SCHEMA, WINDOW, row_tensors
 

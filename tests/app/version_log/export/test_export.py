@@ -10,22 +10,22 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
+
+from springtide.app.errors import UserError
+from springtide.app.models.config import ModelConfig
+from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.interface import ModelSpec
+from springtide.app.models.registry import build_model
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.export import export as export_module
+from springtide.app.version_log.export.export import ExportConfig, export, format_of, write_whole_file
+from springtide.app.version_log.export.snapshot_file import SnapshotFile, view_at_version
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.base import ModelIdentity
-
-from app.errors import UserError
-from app.models.config import ModelConfig
-from app.models.export.torch_export import export_model
-from app.models.interface import ModelSpec
-from app.models.registry import build_model
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.export import export as export_module
-from app.version_log.export.export import ExportConfig, export, format_of, write_whole_file
-from app.version_log.export.snapshot_file import SnapshotFile, view_at_version
-from app.version_log.read.index import LogIndex
-from app.version_log.write.writer import LogWriter
 from tests.support.random_versions import RandomVersions
 from tests.support.tables_log import FEATURES, TablesLog
 from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config

@@ -6,6 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.app.cli import main
+from springtide.app.errors import UserError
+from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.row_writer import TableImage
+from springtide.app.version_log.inspection.crosses import find_cross, live_pairs, wide_parameters
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.features import Features
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import CROSSES, encode_id
@@ -16,15 +25,6 @@ from springtide_client.wide.crosses import cross_slots, row_hashes
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import slots_of
-
-from app.cli import main
-from app.errors import UserError
-from app.version_log.compact.base_writer import BaseImage, write_base
-from app.version_log.compact.row_writer import TableImage
-from app.version_log.inspection.crosses import find_cross, live_pairs, wide_parameters
-from app.version_log.read.index import LogIndex
-from app.version_log.read.row_image import RowImage
-from app.version_log.write.writer import LogWriter
 from tests.support.writer_log import config
 
 CONFIG = """

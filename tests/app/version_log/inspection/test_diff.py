@@ -5,14 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.inspection.diff import RowCounts, diff_versions
+from springtide.app.version_log.read.index import LogIndex
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.listing import base_name
-
-from app.errors import UserError
-from app.version_log.inspection.diff import RowCounts, diff_versions
-from app.version_log.read.index import LogIndex
 from tests.support.random_versions import RandomVersions, World
 from tests.support.tables_log import TablesLog
 from tests.support.writer_log import WriterLog, put, row_tensors

@@ -1,10 +1,9 @@
 """The history of one row."""
 
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.inspection.history import CREATED, ERASED, EXPIRED, IN_BASE, WRITTEN, row_history
+from springtide.app.version_log.read.index import LogIndex
 from springtide_client.format.records import VersionMeta
-
-from app.version_log.compact.merge import compact_log
-from app.version_log.inspection.history import CREATED, ERASED, EXPIRED, IN_BASE, WRITTEN, row_history
-from app.version_log.read.index import LogIndex
 from tests.support.writer_log import WriterLog, put, row_tensors
 
 

@@ -1,15 +1,15 @@
 """Across a gap, two versions are compared by their images, and a rollback restores the older one."""
 
 import pytest
-from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
 
-from app.version_log.commands.pin import pin_version
-from app.version_log.commands.rollback import build_rollback
-from app.version_log.inspection.diff import diff_versions
-from app.version_log.inspection.history import GONE, row_history
-from app.version_log.read.image_range import ImageRange, versions_between
-from app.version_log.read.index import LogIndex
-from app.version_log.read.replay_state import MAX_COMMANDS
+from springtide.app.version_log.commands.pin import pin_version
+from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.inspection.diff import diff_versions
+from springtide.app.version_log.inspection.history import GONE, row_history
+from springtide.app.version_log.read.image_range import ImageRange, versions_between
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.replay_state import MAX_COMMANDS
+from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
 from tests.support.pinned_log import PinnedLog, fill, image_rows
 from tests.support.tables_log import TablesLog
 from tests.support.writer_log import WriterLog, row_tensors

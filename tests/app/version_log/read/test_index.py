@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-from springtide_client.errors import LogError
 
-from app.errors import UserError
-from app.version_log.read.index import LogIndex
+from springtide.app.errors import UserError
+from springtide.app.version_log.read.index import LogIndex
+from springtide_client.errors import LogError
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import WriterLog, put
 

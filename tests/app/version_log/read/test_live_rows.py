@@ -1,10 +1,10 @@
 from types import SimpleNamespace
 
 import numpy as np
+
+from springtide.app.version_log.read.live_rows import count_live_rows, live_rows
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.rows.row_layer import sorted_layer
-
-from app.version_log.read.live_rows import count_live_rows, live_rows
 
 
 def layer(keys, seen_ms=10):

@@ -3,12 +3,12 @@
 import os
 
 import pytest
+
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.read.resume import Resume
 from springtide_client.errors import LogError
 from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.rows.layers import flatten_layers, record_layer
-
-from app.version_log.compact.merge import compact_log
-from app.version_log.read.resume import Resume
 from tests.support.writer_log import put, row_tensors, rows_of
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.version_log.read.index import LogIndex
-from app.version_log.read.row_image import RowImage
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.row_image import RowImage
 from tests.support.pinned_log import image_rows
 from tests.support.random_versions import RandomVersions
 from tests.support.tables_log import FEATURES, TablesLog

@@ -4,17 +4,17 @@ import threading
 from datetime import UTC, datetime
 
 import pytest
+
+from springtide.app.version_log.commands.pin import pin_version
+from springtide.app.version_log.compact.compactor import Compactor
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.config import KeepRule
+from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.verify.verify import verify
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import Base, read_base_manifest
-
-from app.version_log.commands.pin import pin_version
-from app.version_log.compact.compactor import Compactor
-from app.version_log.compact.merge import compact_log
-from app.version_log.compact.retention import apply_retention
-from app.version_log.config import KeepRule
-from app.version_log.disk_usage import folder_bytes
-from app.version_log.read.index import LogIndex
-from app.version_log.verify.verify import verify
 from tests.support.pinned_log import SEGMENT_BYTES, image_rows
 from tests.support.random_versions import RandomVersions
 from tests.support.waiting import wait_until
@@ -102,7 +102,7 @@ def test_a_silent_stream_makes_no_bases_and_loses_no_version(log: WriterLog, mon
         sync_twice(writer)
         assert not compactor.is_due()
         # so many heartbeats that readers would be slow: the newest base is linked
-        monkeypatch.setattr("app.version_log.compact.compactor.IDLE_BYTES", 100)
+        monkeypatch.setattr("springtide.app.version_log.compact.compactor.IDLE_BYTES", 100)
         stopping = threading.Event()
         thread = threading.Thread(target=compactor.run, args=(stopping,))
         thread.start()

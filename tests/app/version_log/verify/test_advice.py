@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+
+from springtide.app.version_log.compact.retention import delete_base
+from springtide.app.version_log.verify.verify import verify
 from springtide_client.log.base import MANIFEST, MODEL
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.row_files import ROWS
-
-from app.version_log.compact.retention import delete_base
-from app.version_log.verify.verify import verify
 from tests.support.writer_log import WriterLog, compact, put, sync_twice
 
 

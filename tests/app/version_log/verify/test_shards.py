@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from springtide_client.log.directory import LogDirectory
 
-from app.version_log.read.index import LogIndex
-from app.version_log.verify.verify import verify
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.verify.verify import verify
+from springtide_client.log.directory import LogDirectory
 from tests.support.team_log import TeamLog
 
 SHARDS = "seg-0000000001-00001-000000.log"

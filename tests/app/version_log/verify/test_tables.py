@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
+
+from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.verify.verify import verify
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import encode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
@@ -15,9 +18,6 @@ from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import MANIFEST, Base, FileChecksum, read_base_manifest
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.compact.merge import compact_log
-from app.version_log.verify.verify import verify
 from tests.support.logs import write_safetensors
 from tests.support.random_versions import RandomVersions
 from tests.support.tables_log import FEATURES, TablesLog

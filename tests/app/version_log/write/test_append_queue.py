@@ -5,9 +5,9 @@ import os
 
 import numpy as np
 import pytest
+
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
-
 from tests.support.waiting import wait_until
 from tests.support.writer_log import put
 
@@ -71,7 +71,7 @@ def test_a_failed_append_is_retried_in_a_new_file(log, monkeypatch, written: int
 
 def test_a_permanent_disk_error_is_raised_by_the_next_append(log, monkeypatch) -> None:
     with log.writer() as writer:
-        monkeypatch.setattr("app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.0)
+        monkeypatch.setattr("springtide.app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.0)
 
         def fail(*_: object) -> int:
             raise OSError(errno.EIO, "the disk is gone")
@@ -86,7 +86,7 @@ def test_a_permanent_disk_error_is_raised_by_the_next_append(log, monkeypatch) -
 
 def test_the_writer_waits_for_a_full_disk(log, monkeypatch) -> None:
     with log.writer() as writer:
-        monkeypatch.setattr("app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.001)
+        monkeypatch.setattr("springtide.app.version_log.write.append_queue.RETRY_DELAY_SECONDS", 0.001)
         write, tries = writer._queue.segments.write, []
 
         def full(frame: bytes) -> None:

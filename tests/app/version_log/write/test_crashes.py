@@ -6,17 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from springtide.app.version_log.read.segments import scan_segment
 from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
-
-from app.version_log.read.segments import scan_segment
+from tests.support.processes import IMPORT_PATH
 from tests.support.writer_log import WriterLog, put
 
 ROOT = Path(__file__).parents[4]
 
 
 def start_appender(log: WriterLog, *arguments: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
+    path = IMPORT_PATH
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "tests.app.version_log.write.appender", str(log.path), *arguments],
         stdout=subprocess.PIPE,

@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+
+from springtide.app.errors import UserError
+from springtide.app.version_log.errors import FencedError, LogBusyError
+from springtide.app.version_log.write.epoch import start_epoch
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import LogError
 from springtide_client.schema import Schema
-
-from app.errors import UserError
-from app.version_log.errors import FencedError, LogBusyError
-from app.version_log.write.epoch import start_epoch
-from app.version_log.write.writer import LogWriter
 from tests.support.writer_log import SCHEMA, config, put
 
 

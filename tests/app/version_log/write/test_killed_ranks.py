@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from springtide_client.log.listing import shard_segment_name
 
-from app.version_log.failpoints import VARIABLE
-from app.version_log.read.segments import scan_segment
+from springtide.app.version_log.failpoints import VARIABLE
+from springtide.app.version_log.read.segments import scan_segment
+from springtide_client.log.listing import shard_segment_name
 from tests.app.version_log.write.team_appender import KEYS
+from tests.support.processes import IMPORT_PATH
 from tests.support.team_log import TeamLog
 
 ROOT = Path(__file__).parents[4]
@@ -21,7 +22,7 @@ def test_a_version_whose_version_record_was_not_written_never_was(tmp_path, visi
     log, points = TeamLog(tmp_path / "log"), tmp_path / "points"
     points.mkdir()
     (points / "after-the-shard-records-before-the-version-record").write_text(f"KILL {visit}")
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "deploy" / "client")))
+    path = IMPORT_PATH
     process = subprocess.run(
         [sys.executable, "-P", "-m", "tests.app.version_log.write.team_appender", str(log.path)],
         stdout=subprocess.PIPE,

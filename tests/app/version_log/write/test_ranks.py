@@ -3,14 +3,14 @@
 import threading
 
 import pytest
-from springtide_client.errors import LogError
-from springtide_client.format.records import VersionMeta
 from torch.distributed import HashStore
 
-from app.version_log.write.ranks import LogRanks, wait_for_start
-from app.version_log.write.roles import OtherRank, RankZero
-from app.version_log.write.shard_writer import open_log
-from app.version_log.write.writer import LogWriter
+from springtide.app.version_log.write.ranks import LogRanks, wait_for_start
+from springtide.app.version_log.write.roles import OtherRank, RankZero
+from springtide.app.version_log.write.shard_writer import open_log
+from springtide.app.version_log.write.writer import LogWriter
+from springtide_client.errors import LogError
+from springtide_client.format.records import VersionMeta
 from tests.support.team_log import TeamLog
 from tests.support.waiting import wait_until
 from tests.support.writer_log import SCHEMA, config, row_tensors

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.version_log.write import segments
-from app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write import segments
+from springtide.app.version_log.write.segments import SegmentWriter
 from tests.support.descriptors import open_files
 
 

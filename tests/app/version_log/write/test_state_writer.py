@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+
+from springtide.app.version_log.read.exact_state import find_state
+from springtide.app.version_log.write.encoder import PendingRecord
+from springtide.app.version_log.write.state_writer import PendingState, StateWriter
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import map_tensors
-
-from app.version_log.read.exact_state import find_state
-from app.version_log.write.encoder import PendingRecord
-from app.version_log.write.state_writer import PendingState, StateWriter
 from tests.support.waiting import wait_until
 
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from app.version_log.errors import LogBusyError
-from app.version_log.trainer_status import TrainerStatus, write_status
-from app.version_log.write.trainer_lock import wait_until_free
+from springtide.app.version_log.errors import LogBusyError
+from springtide.app.version_log.trainer_status import TrainerStatus, write_status
+from springtide.app.version_log.write.trainer_lock import wait_until_free
 
 
 def test_a_second_trainer_cannot_start(log) -> None:
@@ -27,10 +27,10 @@ def test_a_recent_status_from_another_machine_prevents_a_start(log, monkeypatch)
     with log.writer() as writer:
         epoch = writer.epoch
     write_status(log.path, epoch, TrainerStatus(boot_id="elsewhere", host="far"))
-    monkeypatch.setattr("app.version_log.write.trainer_lock.FRESH_SECONDS", 600.0)
+    monkeypatch.setattr("springtide.app.version_log.write.trainer_lock.FRESH_SECONDS", 600.0)
     with pytest.raises(LogBusyError, match=r"far.*--take-over"):
         log.open(wait_seconds=0.1)
-    monkeypatch.setattr("app.version_log.write.trainer_lock.FRESH_SECONDS", 0.1)
+    monkeypatch.setattr("springtide.app.version_log.write.trainer_lock.FRESH_SECONDS", 0.1)
     with log.writer(wait_seconds=300.0) as writer:
         epoch = writer.epoch
     monkeypatch.undo()

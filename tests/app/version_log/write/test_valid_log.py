@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from springtide_client.log.listing import claim_name, shard_segment_name
 
-import app.version_log.write.valid_log
+import springtide.app.version_log.write.valid_log
+from springtide_client.log.listing import claim_name, shard_segment_name
 from tests.support.team_log import TeamLog
 from tests.support.waiting import wait_until
 from tests.support.writer_log import put
@@ -41,9 +41,9 @@ def test_the_claim_is_fsynced_before_anything_is_looked_at(log, monkeypatch) -> 
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    measure = app.version_log.write.epoch.measure_valid_log
+    measure = springtide.app.version_log.write.epoch.measure_valid_log
     monkeypatch.setattr(
-        app.version_log.write.epoch,
+        springtide.app.version_log.write.epoch,
         "measure_valid_log",
         lambda *arguments: [seen.append("measure"), measure(*arguments)][1],
     )
@@ -58,9 +58,9 @@ def test_every_file_of_the_predecessors_ranks_is_fsynced(log, monkeypatch) -> No
     with log.team(3) as team:
         team.put(ROWS)
     synced: list[str] = []
-    sync = app.version_log.write.valid_log.sync_file
+    sync = springtide.app.version_log.write.valid_log.sync_file
     monkeypatch.setattr(
-        app.version_log.write.valid_log, "sync_file", lambda path: [synced.append(path.name), sync(path)]
+        springtide.app.version_log.write.valid_log, "sync_file", lambda path: [synced.append(path.name), sync(path)]
     )
     with log.team(1):
         pass
@@ -78,13 +78,13 @@ def test_what_a_replaced_rank_appends_after_the_lengths_were_noted_is_not_sealed
     wait_until(lambda: old.lead.published.number == second)
     whole = path.read_bytes()
     os.truncate(path, size)
-    sync = app.version_log.write.valid_log.sync_file
+    sync = springtide.app.version_log.write.valid_log.sync_file
 
     def late(file) -> None:
         sync(file)
         path.write_bytes(whole)
 
-    monkeypatch.setattr(app.version_log.write.valid_log, "sync_file", late)
+    monkeypatch.setattr(springtide.app.version_log.write.valid_log, "sync_file", late)
     with log.team(2, take_over=True) as new:
         assert new.lead.start_tip.number == first
         third = new.put({(0, 50): (5.0, 100)})

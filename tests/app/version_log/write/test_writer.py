@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
-
-from app.version_log.write.writer import LogWriter
 from tests.support.waiting import wait_until
 from tests.support.writer_log import SCHEMA, config, put
 

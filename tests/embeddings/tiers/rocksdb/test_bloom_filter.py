@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embeddings.tiers.rocksdb.bloom_filter import KeyFilter
+from springtide.embeddings.tiers.rocksdb.bloom_filter import KeyFilter
 
 
 @pytest.mark.parametrize("num_keys", [1, 1000, 40_000, 600_000])

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.record_kinds import ABSENT
+from springtide.embeddings.tiers.rocksdb.channel import ProcessSettings
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide_client.array_types import UInt64Array
 from springtide_client.keys import mix_keys
-
-from embeddings.errors import SpillError
-from embeddings.rows import Rows
-from embeddings.tiers.record_kinds import ABSENT
-from embeddings.tiers.rocksdb.channel import ProcessSettings
-from embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import assert_found, find, impatient, kill, numbered_rows
+from tests.support.processes import IMPORT_PATH
 
 DIM, WIDTH = 4, 9
 ROOT = Path(__file__).parents[4]
@@ -150,8 +151,8 @@ OWNER = """
 import json, os, sys
 from pathlib import Path
 import numpy as np
-from embeddings.rows import Rows
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 spill = RocksSpill(Path(sys.argv[1]), dim=4, state_width=0)
 spill.write(Rows.empty(1, 4, 0), 1)
 spill.drain()
@@ -166,7 +167,7 @@ def test_it_dies_with_its_owner_and_leaves_no_shared_memory(tmp_path: Path) -> N
         [sys.executable, "-c", OWNER, str(tmp_path / "spill")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"},
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
     )
     assert owner.stdout is not None
     assert owner.stdin is not None
@@ -190,8 +191,8 @@ def test_an_owner_that_dies_while_the_process_starts_leaves_no_traceback(tmp_pat
     settings.sockets.append(theirs.fileno())
     ours.close()
     done = subprocess.run(
-        [sys.executable, "-m", "embeddings.tiers.rocksdb.process_main", settings.dumps()],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"},
+        [sys.executable, "-m", "springtide.embeddings.tiers.rocksdb.process_main", settings.dumps()],
+        env=os.environ | {"PYTHONPATH": IMPORT_PATH},
         pass_fds=[memory, theirs.fileno()],
         capture_output=True,
         text=True,
@@ -204,10 +205,10 @@ def test_an_owner_that_dies_while_the_process_starts_leaves_no_traceback(tmp_pat
 
 def test_it_starts_without_numpy_torch_and_numba() -> None:
     code = (
-        "import sys, json; import embeddings.tiers.rocksdb.process_main; "
+        "import sys, json; import springtide.embeddings.tiers.rocksdb.process_main; "
         "print(json.dumps([name for name in ('numpy', 'torch', 'numba', 'rocksdbpy') if name in sys.modules]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", code], capture_output=True, check=True, env=os.environ | {"PYTHONPATH": IMPORT_PATH}
     )
     assert json.loads(done.stdout) == []

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.errors import SpillError
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import assert_found, await_start, find, impatient, kill, numbered_rows
 
 DIM, WIDTH = 16, 1

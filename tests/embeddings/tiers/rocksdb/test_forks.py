@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.errors import SpillError
-from embeddings.rows import Rows
-from embeddings.tiers.record_kinds import ROW
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.record_kinds import ROW
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 
 
 def test_a_fork_waits_for_the_start_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

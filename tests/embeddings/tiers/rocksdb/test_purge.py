@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embeddings.tiers.no_spill import NoSpill
-from embeddings.tiers.record_kinds import ABSENT, TOMBSTONE
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.tiers.no_spill import NoSpill
+from springtide.embeddings.tiers.record_kinds import ABSENT, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import assert_found, find, kill, numbered_rows
 
 DIM, WIDTH = 32, 1

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embeddings.errors import SpillError
-from embeddings.rows import Rows
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import await_start, impatient
 
 DIM = 4

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from embeddings.rows import Rows
-from embeddings.tiers import disk_space
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers import disk_space
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import DictSpill, numbered_rows
 
 DIM, WIDTH = 3, 7

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.backend import backend
+from springtide.kernels.backend import backend
 from tests.kernels.oracle import Ghosts
 
 OPS = backend()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_client.rows.sketch import estimates
 
-from kernels.backend import backend
+from springtide.kernels.backend import backend
+from springtide_client.rows.sketch import estimates
 from tests.kernels.oracle import Sketch
 
 OPS = backend()

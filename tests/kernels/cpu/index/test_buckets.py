@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.backend import backend
-from kernels.cpu.index.buckets import WIDTH
-from kernels.types import NO_SLOT, PRIORITY_BITS, TICK_BITS, RowLayout, priority_of
+from springtide.kernels.backend import backend
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.types import NO_SLOT, PRIORITY_BITS, TICK_BITS, RowLayout, priority_of
 from tests.kernels.oracle import Index, Key, mixed
 
 OPS = backend()

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.backend import backend
-from kernels.cpu.index.buckets import WIDTH
-from kernels.cpu.store.store import arrays_of
-from kernels.types import NO_SLOT, RowColumns, RowLayout, Store
+from springtide.kernels.backend import backend
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.cpu.store.store import arrays_of
+from springtide.kernels.types import NO_SLOT, RowColumns, RowLayout, Store
 from tests.kernels.oracle import Index, Key
 from tests.support.processes import module_command, our_environment
 
@@ -179,7 +179,7 @@ def test_a_store_that_finds_no_memory_stays_as_it_was(monkeypatch: pytest.Monkey
             raise OSError(12, "no memory")
         return resized(pages, num_bytes)
 
-    monkeypatch.setattr("kernels.cpu.store.store.resized", short_of_memory)
+    monkeypatch.setattr("springtide.kernels.cpu.store.store.resized", short_of_memory)
     with pytest.raises(OSError, match="no memory"):
         OPS.resize(store, 3200)
     assert store.num_slots == 1600

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, store, zeros
+from springtide.kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, store, zeros
 
 DIMS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129]
 

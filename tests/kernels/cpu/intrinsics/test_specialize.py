@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from kernels.cpu.rows.gather import compiled_gather
-from kernels.cpu.rows.pooled_gather import compiled_pool
-from kernels.cpu.rows.update import compiled_update
+from springtide.kernels.cpu.rows.gather import compiled_gather
+from springtide.kernels.cpu.rows.pooled_gather import compiled_pool
+from springtide.kernels.cpu.rows.update import compiled_update
 
 DIMS = (1, 4, 12, 16, 64, 65)
 OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")

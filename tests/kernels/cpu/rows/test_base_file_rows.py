@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.cpu.rows import base_file_rows
+from springtide.kernels.cpu.rows import base_file_rows
 
 EDGES = [0, 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
 WORDS = st.one_of(st.sampled_from(EDGES), st.integers(0, 2**64 - 1), st.integers(2**40, 2**40 + 30))

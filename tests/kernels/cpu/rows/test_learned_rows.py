@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.backend import backend
-from kernels.cpu.index.buckets import WIDTH
-from kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, TICK_BITS, OptimizerStep, RowColumns
+from springtide.kernels.backend import backend
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, TICK_BITS, OptimizerStep, RowColumns
 from tests.kernels.cpu.rows.test_update import scores_of
 from tests.kernels.small_batch import SmallBatch
 

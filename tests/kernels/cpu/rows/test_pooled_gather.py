@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.backend import backend
-from kernels.types import NO_SLOT, RowLayout
+from springtide.kernels.backend import backend
+from springtide.kernels.types import NO_SLOT, RowLayout
 from tests.kernels.cpu.rows.test_rows import filled
 
 OPS = backend()

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.backend import backend
-from kernels.types import NO_SLOT, OPTIMIZERS, RowLayout, state_width_of
+from springtide.kernels.backend import backend
+from springtide.kernels.types import NO_SLOT, OPTIMIZERS, RowLayout, state_width_of
 from tests.kernels.oracle import nearest
 from tests.kernels.small_batch import placed
 

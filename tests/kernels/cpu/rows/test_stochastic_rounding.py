@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.backend import backend
-from kernels.cpu.index.buckets import WIDTH
-from kernels.types import OptimizerStep, RowLayout
+from springtide.kernels.backend import backend
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.types import OptimizerStep, RowLayout
 from tests.kernels.small_batch import placed
 
 OPS = backend()

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.backend import backend
-from kernels.cpu.index.buckets import WIDTH
-from kernels.types import DIRTY, OPTIMIZERS, TICK_BITS, OptimizerStep, RowLayout, state_width_of
+from springtide.kernels.backend import backend
+from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide.kernels.types import DIRTY, OPTIMIZERS, TICK_BITS, OptimizerStep, RowLayout, state_width_of
 from tests.kernels.oracle import Key
 from tests.kernels.small_batch import SmallBatch, placed
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+
+from springtide.kernels.cpu.serving.key_owners import first_foreign, split_keys
 from springtide_client.keys import mix_keys
 from springtide_client.rows.hash_range import owners_of, split_by_owner
-
-from kernels.cpu.serving.key_owners import first_foreign, split_keys
 
 IDS = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 500)
 

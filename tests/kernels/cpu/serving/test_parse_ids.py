@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from springtide_client.keys import encode_id
 
-from kernels.cpu.serving.parse_ids import NOT_PLAIN, read_json_ids, read_msgpack_ids, read_text_ids
+from springtide.kernels.cpu.serving.parse_ids import NOT_PLAIN, read_json_ids, read_msgpack_ids, read_text_ids
+from springtide_client.keys import encode_id
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SOME = [0, 1, -1, 31, -32, -33, 127, 128, -128, -129, 255, 256, 65_535, 65_536, -32_769, 2**31, 2**32, -(2**31) - 1]

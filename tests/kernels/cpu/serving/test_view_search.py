@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 from springtide_client.keys import GOLDEN, MASK, mix_keys
 from springtide_client.rows.admission_counts import AdmissionCounts, SketchLayer
 from springtide_client.rows.layers import record_layer
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, LayerStack, NumpySearch
-
-from kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 
 DIM = 3
 FEATURES = (0, 1, 2, 40_000)

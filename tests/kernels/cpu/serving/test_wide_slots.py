@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+
+from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
@@ -9,8 +11,6 @@ from springtide_client.wide.layout import wide_width
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import bin_keys
 from springtide_client.wide.steps import NUMPY_STEPS
-
-from kernels.cpu.serving.wide_steps import compiled_steps
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 PLAIN = Schema(labels=("click", "order"), categorical=("user_id", "item_id"))

@@ -2,7 +2,7 @@ import gc
 
 import torch
 
-from kernels.cpu.store.output_buffers import ReusedBuffers
+from springtide.kernels.cpu.store.output_buffers import ReusedBuffers
 
 
 def test_memory_is_used_again_once_nothing_refers_to_it() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from springtide_client.format.tensors import Array, advise_random_access, encode_tensors, map_tensors
 
-from kernels.cpu.store import readahead
-from kernels.cpu.store.readahead import Readahead
+from springtide.kernels.cpu.store import readahead
+from springtide.kernels.cpu.store.readahead import Readahead
+from springtide_client.format.tensors import Array, advise_random_access, encode_tensors, map_tensors
 
 ROWS_N = np.array([0, 511, 512, 70_000, 99_999, 99_999])
 

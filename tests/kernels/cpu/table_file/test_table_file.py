@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from kernels.cpu.table_file import blocks, filters, xxh3
+from springtide.kernels.cpu.table_file import blocks, filters, xxh3
 
 # XXH3_64bits of i * 7 % 251 for i below the length
 VECTORS = {

@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
+from springtide.kernels.cpu.wide.in_order import in_order_pass
+from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses, running_numbers
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
@@ -16,10 +20,6 @@ from springtide_client.wide.layout import born_column, born_of, wide_width
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows, score
 from springtide_client.wide.slots import MAX_CROSSED, bin_keys, slots_of
-
-from kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
-from kernels.cpu.wide.in_order import in_order_pass
-from kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses, running_numbers
 from tests.support.wide_oracle import WideOracle
 
 DIM = 4

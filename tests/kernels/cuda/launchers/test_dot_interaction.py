@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.cuda.launchers.dot_interaction import (
+from springtide.kernels.cuda.launchers.dot_interaction import (
     MATRIX_BYTES,
     MOST_ROWS,
     MOST_VECTORS,
@@ -18,7 +18,7 @@ from kernels.cuda.launchers.dot_interaction import (
     num_pairs_of,
     product_group,
 )
-from kernels.cuda.sources import options_of, source_of
+from springtide.kernels.cuda.sources import options_of, source_of
 from tests.kernels.cuda.test_sources import CUPYS_OWN, IN_HASTE
 from tests.kernels.oracle import nearest
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from springtide_client.keys import mix_keys
 
-from kernels.cuda.launchers.index_ops import IndexOps
-from kernels.cuda.store import WIDTH, arrays_of, new_keys, new_overflow, new_rows, store_of
-from kernels.types import NO_SLOT, TICK_BITS, InsertResult, RowLayout
+from springtide.kernels.cuda.launchers.index_ops import IndexOps
+from springtide.kernels.cuda.store import WIDTH, arrays_of, new_keys, new_overflow, new_rows, store_of
+from springtide.kernels.types import NO_SLOT, TICK_BITS, InsertResult, RowLayout
+from springtide_client.keys import mix_keys
 from tests.kernels.oracle import Index, Key, mixed
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 

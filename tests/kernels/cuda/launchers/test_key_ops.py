@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.cpu.ops import CpuOps
-from kernels.cuda.ops import CudaOps
+from springtide.kernels.cpu.ops import CpuOps
+from springtide.kernels.cuda.ops import CudaOps
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
 CPU = CpuOps()

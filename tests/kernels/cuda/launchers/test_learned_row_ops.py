@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernels.types import NO_SLOT, RowColumns
+from springtide.kernels.types import NO_SLOT, RowColumns
 from tests.kernels.cuda.launchers.test_row_ops import NUM_KEYS, STEPS, FilledStore
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.cuda.launchers.update_ops import LONG, OPTIMIZER_NUMBERS, group_of, num_part_floats
-from kernels.cuda.ops import CudaOps
-from kernels.types import NO_SLOT, OptimizerStep, RowColumns, RowLayout, state_width_of
+from springtide.kernels.cuda.launchers.update_ops import LONG, OPTIMIZER_NUMBERS, group_of, num_part_floats
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.types import NO_SLOT, OptimizerStep, RowColumns, RowLayout, state_width_of
 from tests.kernels.oracle import Row, mixed, nearest
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 

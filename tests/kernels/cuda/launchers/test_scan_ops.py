@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.cuda.ops import CudaOps
-from kernels.cuda.store import WIDTH
-from kernels.types import NO_SLOT, RowLayout
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.cuda.store import WIDTH
+from springtide.kernels.types import NO_SLOT, RowLayout
 from tests.kernels.oracle import Index, Key, mixed
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 

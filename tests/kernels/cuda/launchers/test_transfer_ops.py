@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kernels.backend import backend
-from kernels.cuda.ops import CudaOps
-from kernels.ops import Ops
+from springtide.kernels.backend import backend
+from springtide.kernels.cuda.ops import CudaOps
+from springtide.kernels.ops import Ops
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stream.decode.json_parser.jit import OPTIONS
-from stream.decode.json_parser.numbers import FLOAT, INTEGER, REFUSED, parse_number, to_float
+from springtide.stream.decode.json_parser.jit import OPTIONS
+from springtide.stream.decode.json_parser.numbers import FLOAT, INTEGER, REFUSED, parse_number, to_float
 
 
 def _read(buffer, loose):

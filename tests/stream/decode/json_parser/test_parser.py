@@ -2,15 +2,15 @@ import json
 
 import numpy as np
 import pytest
+
+from springtide.stream.decode.decoder import Decoder, compile_parser
+from springtide.stream.decode.json_parser.field_table import build_field_table, build_hash_table
+from springtide.stream.decode.json_parser.seen_set import SeenSet
+from springtide.stream.decode.rows import DecodedRows
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
 from springtide_client.keys import hash_string
 from springtide_client.schema import Schema
-
-from stream.decode.decoder import Decoder, compile_parser
-from stream.decode.json_parser.field_table import build_field_table, build_hash_table
-from stream.decode.json_parser.seen_set import SeenSet
-from stream.decode.rows import DecodedRows
-from stream.positions import Partition
-from stream.records import RawRecords
 
 NOW_MS = 1_700_000_000_000
 SCHEMA = Schema(labels=("l",), categorical=("c",), multi_value=("m",), sequence=("s",), dense=("d",), timestamp="t")
@@ -100,7 +100,7 @@ def test_columns_do_not_share_memory_with_the_workspace():
 
 
 def test_compile_parser_compiles_the_types_of_a_fetch():
-    from stream.decode.json_parser.parse_kernel import parse_kernel
+    from springtide.stream.decode.json_parser.parse_kernel import parse_kernel
 
     compile_parser()
     num_signatures = len(parse_kernel().signatures)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stream.decode.json_parser.seen_set import SeenSet
+from springtide.stream.decode.json_parser.seen_set import SeenSet
 
 
 def test_a_key_is_new_once():

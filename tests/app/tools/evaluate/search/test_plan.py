@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.errors import UserError
-from app.tools.evaluate.search.plan import Budget, Rung, rungs, runs_within, searched_rows
+from springtide.app.errors import UserError
+from springtide.app.tools.evaluate.search.plan import Budget, Rung, rungs, runs_within, searched_rows
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from app.config.assignments import parse_assignment
-from app.config.load import load_config
-from app.errors import UserError
-from app.tools.evaluate.passes import evaluate_files
-from app.tools.evaluate.search.plan import Budget
-from app.tools.evaluate.search.search import Search, SearchResult
-from app.tools.evaluate.search.space import candidates, describe_change
-from app.tools.evaluate.search.winner import search_document, search_lines, winner_toml
-from app.tools.replay.input_file import InputFile
+from springtide.app.config.assignments import parse_assignment
+from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
+from springtide.app.tools.evaluate.passes import evaluate_files
+from springtide.app.tools.evaluate.search.plan import Budget
+from springtide.app.tools.evaluate.search.search import Search, SearchResult
+from springtide.app.tools.evaluate.search.space import candidates, describe_change
+from springtide.app.tools.evaluate.search.winner import search_document, search_lines, winner_toml
+from springtide.app.tools.replay.input_file import InputFile
 from tests.app.tools.evaluate.test_evaluation import clicks, write_config, write_rows
 
 WORST = "table.optimizer.lr=0.00001"

@@ -9,14 +9,14 @@ import crc32c
 import numpy as np
 import pytest
 import rocksdbpy
-from springtide_client.keys import mix_keys
 
-from embeddings.rows import Rows
-from embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from embeddings.tiers.rocksdb import databases as databases_module
-from embeddings.tiers.rocksdb.databases import Databases
-from embeddings.tiers.rocksdb.record_format import RecordFormat
-from embeddings.tiers.rocksdb.tables.live_tables import LiveTables
+from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.rocksdb import databases as databases_module
+from springtide.embeddings.tiers.rocksdb.databases import Databases
+from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
+from springtide.embeddings.tiers.rocksdb.tables.live_tables import LiveTables
+from springtide_client.keys import mix_keys
 from tests.support.waiting import wait_until
 
 DIM, WIDTH, NUM_IDS = 16, 1, 6000  # shorter rows are stored compressed, which is left to RocksDB

@@ -1,8 +1,0 @@
-"""`python -m app` is the `springtide` command."""
-
-import sys
-
-from app.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
