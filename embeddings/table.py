@@ -269,8 +269,15 @@ class EmbeddingTable:
     def needs_checkpoint(self, num_keys: int) -> bool:
         """Return True if a batch of this many keys may only be looked up after a `take_delta`."""
         self.parts.eviction_sink.drain_inflight()
-        num_evictions = num_keys + self.parts.quotas.max_evictions(self.parts.memory.store.num_slots)
-        return self.tracked and not self.parts.evicted_dirty.has_room_for(num_evictions)
+        return self.tracked and not self.parts.evicted_dirty.has_room_for(self._max_evictions(num_keys))
+
+    def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
+        """Return True if the spill can take all rows that a batch of this many keys may evict, and those before them.
+
+        Waits at most so long for that. Then only a disk that fails in the middle of the batch makes a lookup raise
+        SpillError. The buffer of rows that await the next version is the matter of `needs_checkpoint`.
+        """
+        return self.parts.eviction_sink.has_room(self._max_evictions(num_keys), wait_seconds)
 
     @on_current_stream
     def take_delta(self) -> TableDelta:
@@ -432,6 +439,9 @@ class EmbeddingTable:
 
     def close(self) -> None:
         self.parts.close()
+
+    def _max_evictions(self, num_keys: int) -> int:
+        return num_keys + self.parts.quotas.max_evictions(self.parts.memory.store.num_slots)
 
     def _note_learned(self, slots_U: Array, dirty_N: Array) -> None:
         """Note rows that changed, and those that became dirty by that."""

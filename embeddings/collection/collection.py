@@ -251,6 +251,10 @@ class EmbeddingCollection:
         """
         return any(table.needs_checkpoint(num_keys) for table in tables_of_model(self).values())
 
+    def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
+        """Return True if each spill can take what a batch of this many keys may evict: see EmbeddingTable.has_room."""
+        return all(table.has_room(num_keys, wait_seconds) for table in tables_of_model(self).values())
+
     def take_sketch_delta(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks of the admission sketch that changed since the last call, and their bytes, (B, 64)."""
         return self.main.take_sketch_delta()

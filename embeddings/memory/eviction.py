@@ -95,6 +95,16 @@ class EvictionSink:
             with suppress(SpillError):  # raised again by the next lookup, which needs the room
                 self.retry_spill()
 
+    def has_room(self, num_rows: int, wait_seconds: float) -> bool:
+        """Return True once the spill has taken all rows evicted so far, and has room for so many more."""
+        self.drain_inflight()
+        num_unspilled = sum(len(rows) for rows, _ in self._unspilled)
+        if not self.spill.has_room(num_unspilled + num_rows, wait_seconds):
+            return False
+        with suppress(SpillError):
+            self.retry_spill()
+        return not self._unspilled
+
     def retry_spill(self) -> None:
         """Write the rows that the spill has not taken yet. SpillError while it still fails; the rows are kept."""
         self.drain_inflight()

@@ -82,6 +82,11 @@ class ShardedTable:
         total = sum(numbers[0] for numbers in self.exchange.numbers([num_keys]))
         return not self.exchange.all_true(not any(table.needs_checkpoint(total) for table in self.tables))
 
+    def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
+        """Return True if every rank's spill can take what a batch of which this rank has so many keys may evict."""
+        total = sum(numbers[0] for numbers in self.exchange.numbers([num_keys]))
+        return self.exchange.all_true(all(table.has_room(total, wait_seconds) for table in self.tables))
+
     @on_current_stream
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> ShardedPrefetch:
         """Send the next batch's keys to their owners, who start to recall their rows. Pass the result to the next

@@ -77,6 +77,10 @@ class HostTier:
         with suppress(SpillError):  # raised again by the next write, before it inserts its rows
             self._spill_inflight()
 
+    def has_room(self, num_rows: int, wait_seconds: float = 0.0) -> bool:
+        """Return True if the spill has room for the rows in flight, and for as many victims as rows are written."""
+        return self.spill.has_room(num_rows + sum(map(len, self._inflight)), wait_seconds)
+
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         self._spill_inflight()  # else an older row would be spilled after its tombstone
         self.spill.add_tombstones(features_N, ids_N)

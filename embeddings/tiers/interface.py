@@ -35,6 +35,10 @@ class Spill(Protocol):
         """
         ...
 
+    def has_room(self, num_rows: int, wait_seconds: float = 0.0) -> bool:
+        """Return True if so many rows could be written now, or within this time: their write would not wait."""
+        ...
+
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         """Store in the newest generation that these keys were forgotten."""
         ...

@@ -56,9 +56,9 @@ class Catalog:
         self.pending_delete: list[Database] = []
         self._next_number = 0
 
-    def has_room(self, batch: WriteBatch) -> bool:
-        """Return True if the batch fits into the queue; an empty queue takes a batch of any size."""
-        fits = self.queued_bytes + batch.num_bytes <= self.queue_bytes and len(self.queue) < MAX_QUEUED_BATCHES
+    def has_room(self, num_bytes: int) -> bool:
+        """Return True if a batch of so many bytes fits into the queue; an empty queue takes a batch of any size."""
+        fits = self.queued_bytes + num_bytes <= self.queue_bytes and len(self.queue) < MAX_QUEUED_BATCHES
         return fits or not self.queue
 
     def append(self, batch: WriteBatch, num_new: int) -> None:

@@ -29,6 +29,7 @@ from springtide.embeddings.tiers.write_batch import WriteBatch
 from springtide_client.keys import mix_keys
 
 QUEUE_BYTES = 64 << 20
+QUEUED_KEY_BYTES = 18  # mixed key, feature, id
 PATIENCE_SECONDS = 30.0
 RETRY_SECONDS = 0.05
 FIND_COUNTS = "spill_lookups", "spill_queue_hits", "spill_filter_negatives", "spill_hits", "spill_misses"
@@ -89,6 +90,10 @@ class RocksSpill:
     def write(self, rows: Rows, num_new: int) -> None:
         if len(rows):
             self._worker.enqueue(WriteBatch.of(rows.features, rows.ids, rows), num_new)
+
+    def has_room(self, num_rows: int, wait_seconds: float = 0.0) -> bool:
+        """Return True if the queue has room for rows in one write. Why it has none, `stall_reason` says."""
+        return self._worker.has_room(num_rows * (QUEUED_KEY_BYTES + self._format.num_bytes), wait_seconds)
 
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         if len(ids_N):

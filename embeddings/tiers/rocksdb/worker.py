@@ -42,6 +42,7 @@ class SpillWorker:
         self._process_wanted = False  # a find waits for a process
         self._last_failure = ""
         self._callers: dict[int, float] = {}  # thread -> since when it has been waiting
+        self._full_since = math.inf  # since when there was no room for what is to be written
         self._backoff = Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)
         self._error: BaseException | None = None
         self._closing = False
@@ -58,11 +59,24 @@ class SpillWorker:
         """Add a batch to the queue once there is room. SpillError if there is none for too long."""
         with self._changed, self.blocking_call():
             if not self._changed.wait_for(
-                lambda: self.catalog.has_room(batch) or self._is_ended(), self.patience_seconds
+                lambda: self.catalog.has_room(batch.num_bytes) or self._is_ended(), self.patience_seconds
             ):
                 raise self._failure("takes no rows", self._last_failure or "its disk is too slow")
             self._raise_error()
             self.catalog.append(batch, num_new)
+
+    def has_room(self, num_bytes: int, wait_seconds: float) -> bool:
+        """Return True once the queue takes so many bytes; False if it does not within this time, or will not at all."""
+        with self._changed:
+            has_room = self._changed.wait_for(
+                lambda: self.catalog.has_room(num_bytes) or self._is_ended(), wait_seconds
+            )
+            has_room = has_room and not self._is_ended()
+            if has_room:
+                self._full_since = math.inf
+            else:
+                self._full_since = min(self._full_since, time.monotonic() - wait_seconds)
+            return has_room
 
     def set_limit(self, num_bytes: int) -> None:
         """Keep the folder within this many bytes; the queue, which is written to it, has a part of that."""
@@ -83,10 +97,10 @@ class SpillWorker:
 
     def stall_reason(self) -> str:
         """Why a caller has been waiting for more than a second; empty if none has. Returns at once."""
-        since = min(list(self._callers.values()), default=float("inf"))
+        since = min([self._full_since, *self._callers.values()])
         if time.monotonic() - since < STALL_SECONDS:
             return ""
-        return str(self._failure("keeps a caller waiting", self._last_failure))
+        return str(self._failure("keeps a caller waiting", str(self._error or self._last_failure)))
 
     @contextmanager
     def reading(self) -> Iterator[tuple[list[WriteBatch], list[Database]]]:

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from springtide.embeddings.config import TableLimits
+from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN
 from springtide.embeddings.memory import eviction
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.ops import Ops
 from tests.embeddings.backends import is_emulated
 from tests.embeddings.small_tables import DIM, learn, make, status
+from tests.embeddings.tiers.flaky_spill import FlakySpill
 
 
 def test_lru_evicts_the_least_recently_looked_up(ops: Ops) -> None:
@@ -81,6 +83,21 @@ def test_an_eviction_is_premature_if_the_row_is_looked_up_soon_after(
         table.lookup(np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.int64)).release()
     learn(table, [3])
     assert table.counters()["premature_evictions"] == 1
+    table.close()
+
+
+def test_a_table_has_room_once_the_spill_has_taken_what_it_refused(tmp_path: Path, ops: Ops) -> None:
+    spill = FlakySpill(RocksSpill(tmp_path / "spill", dim=DIM, state_width=1, queue_bytes=1 << 16))
+    table, width = make(spill=spill, device=ops), ops.width
+    learn(table, range(width))
+    assert table.has_room(1000)
+    spill.broken = True
+    with pytest.raises(SpillError):
+        learn(table, range(1000, 1000 + width))  # evicts rows, which nobody takes
+    assert not table.has_room(0)
+    spill.broken = False
+    assert table.has_room(1)
+    learn(table, [1])
     table.close()
 
 

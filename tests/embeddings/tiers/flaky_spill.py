@@ -18,6 +18,9 @@ class FlakySpill:
         self._fail()
         self.spill.write(*arguments)
 
+    def has_room(self, *arguments: Any) -> bool:
+        return not self.broken and self.spill.has_room(*arguments)
+
     def add_tombstones(self, *arguments: Any) -> None:
         self._fail()
         self.spill.add_tombstones(*arguments)

@@ -82,6 +82,9 @@ class DictSpill:
         for n, key in enumerate(_keys(rows.features, rows.ids)):
             self._newest()[key] = tuple(column[n].copy() for column in rows.columns()[2:])
 
+    def has_room(self, num_rows: int, wait_seconds: float = 0.0) -> bool:
+        return not self.fails
+
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         self._check()
         for key in _keys(features_N, ids_N):
