@@ -37,6 +37,7 @@ from springtide_client.parts.row_request import ROUTE as PART_ROUTE
 ROUTE = "/v1/embeddings/{feature}"
 REQUEST_PREFIXES = (b"POST /v1/embeddings/", b"POST " + PART_ROUTE.encode())
 MAX_HEADS, MAX_HEAD_BYTES = 1_024, 2_048
+MAX_REQUEST_BYTES = 65_536  # longer ones are not waited for: their bodies are read as they arrive
 # a head with one of these asks for more than a response
 UNSUPPORTED_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 # how requests for rows of a part end their heads: they are known whatever the length of the body
@@ -135,6 +136,19 @@ class FastPath:
             logger.exception("the fast path failed")  # the normal path has a client to report it to
             return None
         return self._responded(view, options, content, status_N, started)
+
+    def num_missing(self, data: bytes) -> int:
+        """How many bytes a request lacks that begins with `data`; 0 where its head is not known, or it is long."""
+        body_start = data.find(b"\r\n\r\n") + 4
+        if (known := self._heads.get(data[:body_start])) is not None:
+            num_bytes = body_start + known.body_bytes
+        else:
+            head_end = data.find(LENGTH)
+            length = LENGTH_LINE.match(data, head_end + len(LENGTH))
+            if length is None or data[:head_end] not in self._part_heads:
+                return 0
+            num_bytes = length.end() + int(length[1])
+        return max(0, num_bytes - len(data)) if num_bytes <= MAX_REQUEST_BYTES else 0
 
     def _found(
         self,

@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from springtide.app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
 from springtide.app.serving.http.middleware import HttpMiddleware
-from springtide.app.serving.lookup.fast_path import LATER, REQUEST_PREFIXES, FastPath, Response
+from springtide.app.serving.lookup.fast_path import LATER, MAX_REQUEST_BYTES, REQUEST_PREFIXES, FastPath, Response
 from springtide.app.serving.server.drain import ConnectionDrain
 from springtide.app.serving.server.request_timeout import ClientTimeouts
 
@@ -34,7 +34,10 @@ class ConnectionConfig(uvicorn.Config):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Between two requests, the bytes of one whole request may take the fast path; all others take uvicorn's way."""
+    """Between two requests, the bytes of one whole request may take the fast path; all others take uvicorn's way.
+
+    Most clients send head and body apart: where the head is known, its body is waited for.
+    """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -44,7 +47,9 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = False
         self._framing_bytes = self._body_bytes = self._head_bytes = 0  # of the message that the parser reads
         self._is_between = True  # the parser has seen the end of every request that began
-        self._data: bytes | None = None  # the bytes that a request begins with
+        self._data = bytearray()  # all that has arrived of a request that the fast path could come to know
+        self._begun: list[bytes] = []  # the first pieces of a request with a known head
+        self._num_missing = 0  # bytes of the same
         self._awaited: bytes | None = None  # a whole request, whose response the fast path has not yet
         self._held: list[bytes] = []  # what has arrived since
         self._responded_at = 0.0
@@ -63,6 +68,12 @@ class HttpConnection(HttpToolsProtocol):
             if sum(map(len, self._held)) > MAX_HELD_BYTES:
                 self.flow.pause_reading()
             return
+        if self._num_missing:
+            self._begun.append(data)
+            self._num_missing -= len(data)
+            if self._num_missing > 0:
+                return
+            data, self._begun, self._num_missing = b"".join(self._begun), [], 0
         if self._is_between and data.startswith(REQUEST_PREFIXES) and not self._drain.started and self._is_idle():
             response = self._fast_path.respond(data, self._respond_later)
             if isinstance(response, tuple):
@@ -73,7 +84,16 @@ class HttpConnection(HttpToolsProtocol):
                 self._timeouts.waiting_since = None
                 self._responded_at = self.loop.time()
                 return
-            self._data = data
+            if num_missing := self._fast_path.num_missing(data):
+                self._begun, self._num_missing = [data], num_missing
+                self._timeouts.waiting_since = self.loop.time()
+                self._unset_keepalive_if_required()
+                return
+            self._data = bytearray(data)
+        elif self._data:
+            self._data += data
+            if len(self._data) > MAX_REQUEST_BYTES:
+                self._data.clear()
         self._take_normal_path(data)
 
     def _respond_later(self, response: Response | None) -> None:
@@ -85,7 +105,7 @@ class HttpConnection(HttpToolsProtocol):
         if response is not None:
             self._send(*response)
         else:
-            self._data = data
+            self._data = bytearray(data)
             self._take_normal_path(data)
         if held:
             self.flow.resume_reading()
@@ -94,7 +114,6 @@ class HttpConnection(HttpToolsProtocol):
     def _take_normal_path(self, data: bytes) -> None:
         self._framing_bytes += len(data)
         super().data_received(data)
-        self._data = None
         if not self._is_between and self._framing_bytes > MAX_FRAMING_BYTES + self._body_bytes:
             self._reject(head_too_large(MAX_FRAMING_BYTES))
 
@@ -103,9 +122,6 @@ class HttpConnection(HttpToolsProtocol):
         self._is_between, self._in_head = False, True
         self._body_bytes = self._head_bytes = 0
         self._timeouts.waiting_since = self.loop.time()
-        if self._data is not None:
-            cast(dict[str, Any], self.scope)["springtide.data"] = self._data
-            self._data = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # a trailer after the body is not a header: the request was authorized by its head
@@ -126,6 +142,9 @@ class HttpConnection(HttpToolsProtocol):
         self._body_bytes += 8 * len(body)
 
     def on_message_complete(self) -> None:
+        if self._data:
+            cast(dict[str, Any], self.scope)["springtide.data"] = bytes(self._data)
+            self._data.clear()
         super().on_message_complete()
         self._is_between = True
         self._framing_bytes = 0
@@ -197,7 +216,7 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
-        if self.pipeline or self._awaited is not None:
+        if self.pipeline or self._awaited is not None or self._num_missing:
             return False
         return not self.flow.write_paused and not self.transport.is_closing()
 

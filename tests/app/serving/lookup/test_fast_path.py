@@ -1,16 +1,20 @@
 """The fast path gives the same responses as the normal path, and leaves everything unusual to it."""
 
 import contextlib
+import http.client
 import re
+import urllib.parse
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
+import urllib3
 
 from springtide.app.serving.lookup import fast_path
 from springtide.app.serving.server import connection
 from springtide_client.keys import hash_string
-from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, request
+from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, error_code, request
 
 USER = 0
 
@@ -127,12 +131,13 @@ def test_requests_in_pieces_or_several_at_once_are_answered(client, answered, co
     connection = connect(client)
     asked = request(raw_ids(1, 2))
     expected = connection.exchange(asked)
-    for cut in (1, 5, len(asked) - 20, len(asked) - 1):
+    for cut in (1, 5, len(asked) - 20, len(asked) - 16, len(asked) - 1):
         connection.send(asked[:cut])
         # once another connection has its response, the piece above has arrived
         client.get("/healthz")
         assert same_but_for_time(expected, connection.exchange(asked[cut:]))
     num_short = len(answered)
+    assert num_short == 2  # those cut in the body: the head is known by then
     connection.send(asked * 3 + asked[:30])
     assert all(same_but_for_time(expected, connection.receive()) for _ in range(3))
     assert same_but_for_time(expected, connection.exchange(asked[30:] + asked))
@@ -140,6 +145,47 @@ def test_requests_in_pieces_or_several_at_once_are_answered(client, answered, co
     assert len(answered) == num_short
     assert same_but_for_time(expected, connection.exchange(asked))
     assert len(answered) == num_short + 1
+
+
+def post_httpx(url: str, kind: str, bodies: list[bytes]) -> list[bytes]:
+    with httpx.Client() as client:
+        return [client.post(url, content=body, headers={"content-type": kind}).content for body in bodies]
+
+
+def post_urllib3(url: str, kind: str, bodies: list[bytes]) -> list[bytes]:
+    with urllib3.PoolManager() as pool:
+        return [pool.request("POST", url, body=body, headers={"content-type": kind}).data for body in bodies]
+
+
+def post_http_client(url: str, kind: str, bodies: list[bytes]) -> list[bytes]:
+    parts, found = urllib.parse.urlsplit(url), []
+    connection = http.client.HTTPConnection(parts.netloc)
+    for body in bodies:
+        connection.request("POST", parts.path, body, {"content-type": kind})
+        found.append(connection.getresponse().read())
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize("post", [post_httpx, post_urllib3, post_http_client])
+@pytest.mark.parametrize(("kind", "body"), [(RAW, raw_ids(2, 1)), (JSON, b'{"ids":[2,1]}')])
+def test_clients_that_send_head_and_body_apart_take_the_fast_path(client, answered, post, kind, body) -> None:
+    found = post(f"{client.base_url}/v1/embeddings/user_id", kind, [body] * 20)
+    assert found == found[:1] * 20
+    assert len(answered) == 19
+
+
+def test_a_known_head_whose_body_does_not_come_is_answered_in_time(world, answered, connect) -> None:
+    world.log.start_epoch()
+    client = world.serve(request_timeout_seconds=0.5)
+    world.served(client, world.log.publish({(USER, 1): [1, 2, 3, 4]}))
+    asked = request(raw_ids(1))
+    known = connect(client)
+    assert [known.exchange(asked)[0] for _ in range(2)] == [200, 200]
+    known.send(asked[:-1])
+    assert error_code(known.receive(), 408) == "request_timeout"
+    assert known.is_closed()
+    assert len(answered) == 1
 
 
 def test_unusual_heads_are_not_remembered(client, answered, connect) -> None:

@@ -75,10 +75,11 @@ def post(path: str, body: bytes, *, kind=JSON) -> bytes:
 
 
 LOOKUP = post("/v1/embeddings/user_id", b'{"ids":[1]}')
+OTHER_LOOKUP = post("/v1/embeddings/user_id", b'{"ids":[1, 2]}')  # its head is not known after the first
 PREDICT = post("/v1/predict", b'{"instances":[{"user_id":1}]}')
 
 
-@pytest.mark.parametrize("request_bytes", [LOOKUP, PREDICT])
+@pytest.mark.parametrize("request_bytes", [OTHER_LOOKUP, PREDICT])
 def test_requests_beyond_max_in_flight_get_429_and_probes_do_not(serving, connect, request_bytes) -> None:
     client = serving(max_in_flight=1)
     known = connect(client).send(LOOKUP)
