@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 # a Kafka response passes through three threads: each gets its turn beside the learning one after this, not after 5 ms
 THREAD_SWITCH_SECONDS = 0.0005
 MAX_RESTARTS = 10
+logger = logging.getLogger(__name__)
 HELP = "learn from the stream and write versions to the log"
 
 
@@ -78,6 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--max-restarts is for --ranks of 2 or more: one process is started again by what started it")
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
     config = load_config(arguments.config)
+    if int(os.environ.get("RANK", "0")) == 0:
+        for note in config.notes:
+            logger.warning(note)
     if config.source.uses_embedded_broker:
         config.source.kafka_config()  # fails now if no broker runs: a trainer does not start one
     if config.train.device == "cuda" and "RANK" in os.environ:

@@ -63,6 +63,7 @@ class Config:
     log: LogConfig
     cluster: ClusterConfig
     serve: ServeConfig
+    notes: tuple[str, ...] = ()  # what an "auto" has decided that makes another model of it
 
 
 def load_config(
@@ -112,6 +113,7 @@ def load_config(
     table.check_schedule(train.schedule)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
+    model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses)
     return Config(
         name=name,
         path=path,
@@ -120,13 +122,14 @@ def load_config(
         features=features,
         losses=losses,
         table=table,
-        model=_model(bind(ModelConfig, "[model]", document.get("model", {})), losses).for_device(train.device),
+        model=model.for_device(train.device),
         train=train,
         gate=bind(GateConfig, "[gate]", document.get("gate", {})),
         scores=scores,
         log=log,
         cluster=bind(ClusterConfig, "[cluster]", document.get("cluster", {})),
         serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
+        notes=_notes(model, train.device),
     )
 
 
@@ -150,6 +153,15 @@ def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:
             "[model] wide = true: the wide part learns labels from 0 to 1, every label here is a value: leave it out"
         )
     return structs.replace(model, wide=False)
+
+
+def _notes(model: ModelConfig, device: str) -> tuple[str, ...]:
+    if model.wide == "auto" and model.for_device("cpu").has_wide_part and not model.for_device(device).has_wide_part:
+        return (
+            f'model: without the wide part, which [model] wide = "auto" leaves out where [train] device = "{device}": '
+            'it scores otherwise than the model that device = "cpu" trains; wide = false says so without this line',
+        )
+    return ()
 
 
 def numbered(schema: Schema, log_path: Path) -> Schema:

@@ -56,7 +56,8 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Literal["auto"] | bool,
         Meta(
             description="Score with a wide part beside the net: weights of ids and of pairs of ids, learned sample by "
-            'sample. "auto": yes, unless `[train] device = "cuda"`, where it cannot be learned yet.'
+            'sample. "auto": yes, unless `[train] device = "cuda"`, where it cannot be learned yet: that model is '
+            "another one, which `check`, the trainer's first lines and `net.wide` of the status say."
         ),
     ] = "auto"
     crosses: Annotated[

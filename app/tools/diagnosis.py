@@ -69,6 +69,8 @@ def check_model(config: Config) -> Iterator[Diagnosis]:
     except ValueError as error:
         raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")
+    for note in config.notes:
+        yield Diagnosis("note", note)
     yield from check_losses(config)
     try:
         base = LogDirectory(config.log.path).open_base()

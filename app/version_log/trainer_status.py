@@ -168,6 +168,7 @@ class NetStatus(msgspec.Struct, frozen=True):
     gradient_norm: float | None = None  # of the newest batch's mean gradient, before clipping
     steps: int = 0  # batches learned since the log began
     clipped_steps: int = 0  # of them, those whose gradients were clipped
+    wide: bool = False  # True if a wide part is learned beside the net
 
 
 class RankStatus(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_generated_pages_are_current() -> None:
     command = [sys.executable, str(ROOT / "deploy" / "docs" / "generate.py"), "--check"]
-    paths = f"{ROOT}:{ROOT / 'deploy' / 'client'}"
+    paths = f"{ROOT / 'deploy' / 'package'}:{ROOT / 'deploy' / 'client'}"
     done = subprocess.run(command, env={"PYTHONPATH": paths}, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}run python deploy/docs/generate.py"
 

@@ -24,7 +24,8 @@ def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     demo = subprocess.Popen(
         [sys.executable, "-m", "springtide", "demo", "--rate", "300"],
         cwd=tmp_path_factory.mktemp("quick_start"),
-        env=dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
+        env=dict(os.environ)
+        | {"PYTHONPATH": f"{ROOT / 'deploy' / 'package'}:{ROOT / 'deploy' / 'client'}", "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
     )

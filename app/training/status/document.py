@@ -61,6 +61,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
             gradient_norm=state.learner.gradient_norm,
             steps=state.learner.steps,
             clipped_steps=state.learner.clipped_steps,
+            wide=facts.config.model.has_wide_part,
         ),
         dead_letters=dict(state.stream.dead_letters),
         topic_resets=max(rank.num_resets for rank in facts.ranks),

@@ -155,7 +155,7 @@ class Union:
             raise ShardError(
                 f"the dense net of rank {', '.join(map(str, different))} differs from that of rank 0: start all ranks "
                 "again, they go on from the newest version; if it happens again, use the same processors and "
-                "[train] num_threads for all ranks"
+                "[train] threads for all ranks"
             )
 
 

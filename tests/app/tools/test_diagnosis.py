@@ -4,7 +4,14 @@ import re
 from pathlib import Path
 
 from springtide.app.config.load import load_config
-from springtide.app.tools.diagnosis import Diagnosis, check_disk, check_disk_caps, check_losses, check_memory
+from springtide.app.tools.diagnosis import (
+    Diagnosis,
+    check_disk,
+    check_disk_caps,
+    check_losses,
+    check_memory,
+    check_model,
+)
 
 SMALL = """
 name = "shop"
@@ -81,3 +88,18 @@ def test_paths_where_no_file_can_be_are_problems_that_name_their_key(tmp_path: P
     assert log == ("problem", "log: /proc/nowhere is not on a disk: set another [log] path")
     assert spill.state == "problem"
     assert spill.text.endswith("file cannot be written: change its owner, or set another [table] disk_path")
+
+
+def test_a_wide_part_that_the_gpu_leaves_out_is_said_aloud(tmp_path: Path) -> None:
+    path = tmp_path / "springtide.toml"
+    paths = f'[log]\npath = "{tmp_path}/log"\n'
+    for keys, is_noted in (
+        ('[train]\ndevice = "cuda"\n', True),
+        ('[train]\ndevice = "cuda"\n[model]\nwide = false\n', False),
+        ("", False),
+    ):
+        path.write_text(SMALL + paths + keys)
+        config = load_config(path)
+        notes = [found.text for found in check_model(config) if found.state == "note"]
+        assert notes == list(config.notes)
+        assert [note.startswith("model: without the wide part") for note in notes] == [True] * is_noted

@@ -28,7 +28,7 @@ def start_owner(log: Path) -> subprocess.Popen[str]:
     root = Path(__file__).parents[3]
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(log)],
-        env=dict(os.environ) | {"PYTHONPATH": f"{root}:{root / 'deploy' / 'client'}"},
+        env=dict(os.environ) | {"PYTHONPATH": f"{root / 'deploy' / 'package'}:{root / 'deploy' / 'client'}"},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -53,6 +53,7 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
                 "curve": [
                     {"predicted": 0.1, "seen": 0.12, "weight": 50},
                     {"predicted": 0.4, "seen": 0.377, "weight": 50},
+                    {"predicted": 0.99, "seen": 1.0, "weight": 50},
                 ],
             },
             "segments": {"country": [{"value": "<i>DE", "window": {"auc": 0.6543, "samples": 1234}}]},
@@ -88,6 +89,7 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
         "999,323",
         "normalized entropy 0.812",
         "predicted 40 %, seen 37.7 %",
+        "predicted 99 %, seen 100 %",
         "0.6543",
         "0.345",
         "rate of bought",
