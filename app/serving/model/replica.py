@@ -223,7 +223,7 @@ class Replica:
         self.versions.add(entry)
         if (view := self._follower.view) is not None:
             self._on_view(view)
-        self.freshness.continue_from(entry.meta["complete_until_ms"])
+        self.freshness.continue_from(created_ms=entry.created_ms, complete_until_ms=entry.meta["complete_until_ms"])
         self.num_swaps += 1
         self._metrics.increment("springtide_view_swaps_total")
         if self._live_since_ms is None:
