@@ -23,11 +23,10 @@ GPU_BENCH_ARGS ?=
 
 setup: $(VENV)/.compiled
 
-# torch is installed by itself and pinned: a looser requirement would fetch the CUDA build
+# whichever build of torch the index offers: constraints.txt fits the CPU build and the CUDA build
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Springtide needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,local]' -c constraints.txt
 	touch $@
 
