@@ -1,6 +1,5 @@
 """The wheel alone suffices for a service whose own package is called `app`: the shipped example, unchanged."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -18,8 +17,8 @@ import numpy as np
 import pytest
 
 from tests.support.waiting import wait_until
+from tests.support.wheels import CLIENT, build_wheel
 
-CLIENT = Path(__file__).parents[2] / "deploy" / "client"
 SERVICE = Path(__file__).parents[2] / "deploy" / "examples" / "service"
 # runs the service as uvicorn's command does, and prints at the end what it imported
 RUN = """
@@ -43,15 +42,7 @@ print(json.dumps({
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built and unpacked."""
     folder = tmp_path_factory.mktemp("wheel")
-    isolation = (
-        ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else ["--retries", "1", "--timeout", "10"]
-    )
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *isolation, "-w", str(folder), str(CLIENT)]
-    built = subprocess.run(command, capture_output=True, text=True)
-    if built.returncode and "hatchling" in built.stderr:
-        pytest.skip(f"the wheel cannot be built: hatchling is neither installed nor to be had: {built.stderr[-300:]}")
-    assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("*.whl")
+    wheel = build_wheel(CLIENT, folder)
     with zipfile.ZipFile(wheel) as files:
         assert "springtide_client/py.typed" in files.namelist()
         files.extractall(folder / "installed")
