@@ -34,7 +34,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 $(VENV)/.compiled: $(VENV)/.ready $(shell find kernels stream -name '*.py')
 	$(BIN)/python -m springtide.kernels.compile
 	$(BIN)/python -m springtide.stream.compile
-	$(BIN)/python -m springtide.app.training.warmup
+	$(BIN)/python -m springtide.app.training.compile_kernels
 	$(BIN)/python -m springtide.app.serving.server.warmup
 	$(BIN)/python -m springtide.app.serving.retrieve.warmup
 	touch $@

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     if config.source.uses_embedded_broker:
         config.source.kafka_config()  # fails now if no broker runs: a trainer does not start one
     if config.train.device == "cuda" and "RANK" in os.environ:
-        from springtide.app.training.ranks.gpus import take_gpu
+        from springtide.app.training.ranks.launch import take_gpu
 
         take_gpu()
     from springtide.app.processes.compactor_supervisor import CompactorSupervisor
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 def end_rank(error: Exception, ranks: "Ranks", *, debug: bool) -> int:
     """Report a rank's error, unless another rank has reported the same one; return the exit code for the launcher."""
     from springtide.app.processes.report_error import report_error
-    from springtide.app.training.ranks.final import exit_code
+    from springtide.app.training.ranks.errors import exit_code
 
     if debug:
         traceback.print_exception(error)
@@ -146,7 +146,7 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
     if config.train.device == "cuda":
         import torch
 
-        from springtide.app.training.ranks.gpus import require_gpus
+        from springtide.app.training.ranks.launch import require_gpus
 
         require_gpus(arguments.ranks, torch.cuda.device_count())
         if config.train.cuda_graphs:

@@ -91,8 +91,8 @@ def load_state(
     if resume is None:
         write_first_base(config, log, state, program)
     if ranks.is_first:
-        ranks.meet()
-        ranks.of_first(log.last_encoded)
+        ranks.barrier()
+        ranks.broadcast(log.last_encoded)
     if resume is not None:
         restore_state(state, resume)
     try:
@@ -106,8 +106,8 @@ def load_state(
 
 def _begun_by_first(log: LogWriter, ranks: Ranks) -> Resume:
     """Wait until rank 0 has begun the log's epoch, perhaps with a base; return what this rank loads."""
-    ranks.meet()
-    tip = ranks.of_first(log.last_encoded)
+    ranks.barrier()
+    tip = ranks.broadcast(log.last_encoded)
     assert tip is not None
     if tip == log.first_base_tip and log.start_tip != tip:
         log.start_after(tip)

@@ -67,7 +67,7 @@ class CommandExecutor:
 
     def claim(self) -> None:
         """Take every pending command, on all ranks alike."""
-        self._claimed += self._ranks.of_first([] if self._queue is None else self._queue.claim())
+        self._claimed += self._ranks.broadcast([] if self._queue is None else self._queue.claim())
 
     def execute(self) -> None:
         """Execute every pending command. Call it right after a checkpoint: the rows that it evicts need room.

@@ -1,7 +1,7 @@
 """What this rank has to say in a pass of the loop."""
 
 from springtide.app.training.publisher import Publisher
-from springtide.app.training.ranks.agreement import NEVER, Facts
+from springtide.app.training.ranks.loop_decision import NEVER, RankVote
 from springtide.app.training.session import TrainingSession
 
 
@@ -14,14 +14,14 @@ def facts_here(
     is_held: bool,
     is_report_due: bool,
     is_corrupt: bool,
-) -> Facts:
+) -> RankVote:
     """Return the facts; a rank that is alone asks only for those that it needs.
 
     `has_room`: for more to learn. `is_held`: the gate holds the model back, and only a command helps.
     """
     batches, stream = session.batches, session.state.stream
     ready = batches.ready
-    facts = Facts(
+    facts = RankVote(
         num_rows=0 if ready is None else len(ready),
         is_due=ready is not None,
         has_room=has_room,

@@ -98,11 +98,11 @@ class Publisher:
         state, ranks = session.state, session.ranks
         self._schedule.start()
         together = session.exchange()
-        held = ranks.of_first(self._gate.judge(state.learner, state.scores, state.samples_trained))
+        held = ranks.broadcast(self._gate.judge(state.learner, state.scores, state.samples_trained))
         if held is not None:
             self._gate.held = held
             return False
-        if ranks.any(not self._deliver_dead_letters()):
+        if ranks.any_rank(not self._deliver_dead_letters()):
             return False
         if together is not None:
             state.learner.merge_gathered()
@@ -161,5 +161,5 @@ def _together(ranks: Ranks, *, can: bool, wants: bool) -> bool:
     """Return True if all ranks can, and one of them wants to."""
     if ranks.is_alone:
         return can and wants
-    each = ranks.numbers([int(can), int(can and wants)])
+    each = ranks.all_gather_numbers([int(can), int(can and wants)])
     return all(can for can, _ in each) and any(wants for _, wants in each)

@@ -13,8 +13,8 @@ from springtide.app.training.input.batches import BatchStream
 from springtide.app.training.input.start_position import StartPosition
 from springtide.app.training.ranks.ranks import Ranks, launch_name
 from springtide.app.training.ranks.spill_folders import remove_former_spills
-from springtide.app.training.state.contribution import Contribution, Together
 from springtide.app.training.state.net_publisher import NetPublisher
+from springtide.app.training.state.rank_progress import MergedProgress, RankProgress
 from springtide.app.training.state.spill_gc import SpillGC
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.commands.queue import Command
@@ -59,10 +59,10 @@ class TrainingSession:
         state = load_state(config, log, num_threads=config.train.num_threads, ranks=ranks)
         try:
             commands = CommandExecutor(config.log.path, log.epoch, state, roll_back=roll_back)
-            ranks.meet()
+            ranks.barrier()
             remove_former_spills(disk_folder(config), ranks, log.epoch)
             lost = list(lost_commands(log.directory, state.executed_commands)) if ranks.is_first else []
-            commands.reexecute_lost(ranks.of_first(lost))
+            commands.reexecute_lost(ranks.broadcast(lost))
             return TrainingSession(config, log, state, commands, until_end=until_end)
         except BaseException:
             state.learner.table.close()
@@ -99,12 +99,12 @@ class TrainingSession:
 
         Not if a start of the same launch has done so before: ranks that are started again go on.
         """
-        launch = self.ranks.of_first(launch_name())
+        launch = self.ranks.broadcast(launch_name())
         if launch and launch == self.state.stream.sought_by:
             logger.info("the start position is that of an earlier try of this launch: learning goes on")
             return
         positions = self.state.stream.positions
-        self.state.seek(self.ranks.first_does(lambda: start.resolve(self._config.source, positions)), launch=launch)
+        self.state.seek(self.ranks.on_rank0(lambda: start.resolve(self._config.source, positions)), launch=launch)
         self.batches = self._open_batches()
 
     def restart_source(self) -> None:
@@ -127,18 +127,18 @@ class TrainingSession:
             return True
         return self.state.max_unpublished_bytes > self.log.budget.max_version_bytes // self.ranks.num_ranks
 
-    def exchange(self) -> Together | None:
+    def exchange(self) -> MergedProgress | None:
         """Let every rank know what all know, for a version or the status; None if there is one rank. All ranks."""
         if self.ranks.is_alone:
             return None
         batches, stream = self.batches, self.state.stream
-        own = Contribution.of(
+        own = RankProgress.of(
             self.state,
             complete_until_ms=self.complete_until_ms() if self.source.has_partitions else None,
             limit_ms=self.max_event_ms(),
             idle=batches.idle_partitions(stream.positions, stream.clock),
         )
-        together = Together(self.ranks.gather(own))
+        together = MergedProgress(self.ranks.all_gather(own))
         together.merge_into(self.state)
         return together
 

@@ -43,5 +43,5 @@ class SpillWait:
             action()
         except SpillError as raised:
             error = raised
-        if self._ranks.any(error is not None):
+        if self._ranks.any_rank(error is not None):
             raise error or OtherSpillError("the spill of another rank accepts no rows: see its error")

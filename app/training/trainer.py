@@ -14,8 +14,8 @@ from springtide.app.training.health.known_good import last_good_before
 from springtide.app.training.input.batches import POLL_SECONDS
 from springtide.app.training.input.start_position import StartPosition, require_same_topic
 from springtide.app.training.publisher import Publisher
-from springtide.app.training.ranks.agreement import Agreement, Facts
-from springtide.app.training.ranks.final import FinalError
+from springtide.app.training.ranks.errors import FinalError
+from springtide.app.training.ranks.loop_decision import LoopDecision, RankVote
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.recovery.repair import is_corrupt
 from springtide.app.training.recovery.rollback import RollbackController
@@ -63,7 +63,7 @@ class Trainer:
         if owns_process:
             gc.freeze()  # what is imported: the collection after the log is read looks only at what that left behind
         self.signals = StopSignals()
-        self.agreed = Agreement((Facts(),))
+        self.decision = LoopDecision((RankVote(),))
         self.corruption = ""  # as a reader of the log has reported it
         self.spill_wait = SpillWait(self.ranks, self._wait_for_spill)
         self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
@@ -136,7 +136,7 @@ class Trainer:
                     else:
                         self.run_once()
                     self.report_status()
-                    if self.agreed.is_corrupt:
+                    if self.decision.is_corrupt:
                         self.repair()
                 return self.close()
         except BaseException as error:
@@ -154,7 +154,7 @@ class Trainer:
         """True if a stop was requested, or if everything up to the requested end is learned."""
         if self.ranks.is_alone:
             return self.signals.stopping or (self.gate.held is None and self.session.batches.finished)
-        return self.agreed.is_stopping or (self.gate.held is None and self.agreed.is_finished)
+        return self.decision.is_stopping or (self.gate.held is None and self.decision.is_finished)
 
     def run_once(self) -> None:
         """1. Take what the stream has, if there is room for it. 2. Agree. 3. Learn. 4. Execute commands. 5. Publish."""
@@ -168,7 +168,7 @@ class Trainer:
         is_due = publisher.seconds_until_due(self.session) <= 0
         if has_room:
             batches.prepare(allow_partial=is_due)
-        agreed = self.agree(has_room=has_room)
+        agreed = self.vote(has_room=has_room)
         if agreed.must_learn:
             batch = batches.take_prepared(with_others=agreed.num_rows > 0)
             # one without samples moves positions too
@@ -180,7 +180,7 @@ class Trainer:
         if publisher.is_due(self.session):
             self.publish()
 
-    def agree(self, *, has_room: bool = False) -> Agreement:
+    def vote(self, *, has_room: bool = False) -> LoopDecision:
         """Tell the other ranks how things stand here, and hear from them. All ranks."""
         facts = facts_here(
             self.session,
@@ -191,14 +191,14 @@ class Trainer:
             is_report_due=self.reporter.is_due,
             is_corrupt=bool(self.corruption),
         )
-        self.agreed = Agreement.on(facts, self.ranks)
-        if not self.ranks.is_alone and self.agreed.clock_ms is not None:
-            self.state.stream.clock.advance_to(self.agreed.clock_ms)
-        return self.agreed
+        self.decision = LoopDecision.on(facts, self.ranks)
+        if not self.ranks.is_alone and self.decision.clock_ms is not None:
+            self.state.stream.clock.advance_to(self.decision.clock_ms)
+        return self.decision
 
     def learn(self, batch: Batch) -> None:
         """1. Make room for the rows that it may evict. 2. Send its dead letters. 3. Learn it; prefetch for the next."""
-        has_samples = len(batch) > 0 if self.ranks.is_alone else self.agreed.num_rows > 0
+        has_samples = len(batch) > 0 if self.ranks.is_alone else self.decision.num_rows > 0
         if has_samples and self.state.learner.needs_checkpoint(batch):
             while not self.publish():
                 if self.gate.held is not None or self._wait_and_report():
@@ -230,11 +230,11 @@ class Trainer:
         is_published = not self.state.changed
         if self.ranks.is_first:  # the others do not write the net
             is_published &= self.log.ends_exact and self.session.net.is_shown
-        is_published = not self.ranks.any(not is_published)
+        is_published = not self.ranks.any_rank(not is_published)
         if is_published or self.publisher.publish(self.session, exact=True):
             return True
         if self.gate.held is not None:
-            return self.signals.stopping if self.ranks.is_alone else self.agreed.is_stopping
+            return self.signals.stopping if self.ranks.is_alone else self.decision.is_stopping
         if self.until_end:
             self._require_delivered_letters()
         return True
@@ -263,7 +263,7 @@ class Trainer:
         """Continue from the end of the log; if that is not exact, under a new epoch from the newest exact version."""
         if self._owns_process:
             gc.unfreeze()
-        if not self.ranks.of_first(self.log.ends_exact):
+        if not self.ranks.broadcast(self.log.ends_exact):
             self._open_next_epoch()
         self._adopt(self.session.reload(self.log, self.rollback.execute))
         self._freeze_heap()
@@ -272,10 +272,10 @@ class Trainer:
         """Verify the reported corruption; if it is real, continue under a new epoch from before it."""
         reason, self.corruption = self.corruption, ""
         is_durable = self.wait_until_durable()
-        self.ranks.meet()  # however long the disk of one takes
-        if self.ranks.any(not is_durable):
+        self.ranks.barrier()  # however long the disk of one takes
+        if self.ranks.any_rank(not is_durable):
             return
-        if self.ranks.first_does(lambda: is_corrupt(self.log, reason)):
+        if self.ranks.on_rank0(lambda: is_corrupt(self.log, reason)):
             self._open_next_epoch()
             self.reload()
 
@@ -284,10 +284,10 @@ class Trainer:
 
         Of several ranks all do it together, in the passes of the loop that rank 0 chooses.
         """
-        is_turn = self.reporter.take_turn(is_due=None if self.ranks.is_alone else self.agreed.is_report_due)
+        is_turn = self.reporter.take_turn(is_due=None if self.ranks.is_alone else self.decision.is_report_due)
         if not is_turn:
             return
-        self.agreed = self.agreed.without_report()
+        self.decision = self.decision.without_report()
         session = self.session
         self.publisher.report_durable(session)
         if self.ranks.is_first:
@@ -311,14 +311,14 @@ class Trainer:
         """How long to wait for samples: of several ranks none keeps the others waiting that have some."""
         if self.ranks.is_alone:
             return seconds
-        return 0.0 if self.agreed.must_learn else min(seconds, POLL_SECONDS_OF_MANY)
+        return 0.0 if self.decision.must_learn else min(seconds, POLL_SECONDS_OF_MANY)
 
     def close(self) -> TrainerStatus:
         """Make everything durable and close it; returns the final status."""
         if self._owns_process:
             gc.unfreeze()
         self.log.sync()
-        self.ranks.meet()  # the writers of all ranks are needed until everything is durable
+        self.ranks.barrier()  # the writers of all ranks are needed until everything is durable
         self.publisher.report_durable(self.session)
         status = self.reporter.last_status(self.session, stall_reason=self._stall_reason)
         self._release()
@@ -343,15 +343,15 @@ class Trainer:
     def _wait_and_report(self) -> bool:
         """Wait in the middle of a pass; return True if a rank was asked to stop. All ranks."""
         if not self.ranks.is_alone:
-            self.agree()
+            self.vote()
         self.report_status()
         return self._wait(POLL_SECONDS)
 
     def _wait(self, seconds: float) -> bool:
         """Wait; return True if a rank was asked to stop: then no rank learns more."""
-        if not self.ranks.any(self.signals.wait(seconds)):
+        if not self.ranks.any_rank(self.signals.wait(seconds)):
             return False
-        self.agreed = self.agreed.with_stop()  # a batch was perhaps given up: the next one must not pass it
+        self.decision = self.decision.with_stop()  # a batch was perhaps given up: the next one must not pass it
         return True
 
     def _fail(self, error: BaseException) -> None:

@@ -39,7 +39,7 @@ class Exchange:
         counts_RT = send_RT = send_RT.to(self.numbers_device)
         if not self.is_alone:
             counts_RT = torch.empty_like(send_RT)
-            self.all_to_all(counts_RT, send_RT, None, None)
+            self._all_to_all(counts_RT, send_RT, None, None)
             self.bytes_sent["counts"] += 8 * send_RT.shape[1] * (self.num_ranks - 1)
         counts: list[list[int]] = counts_RT.tolist()
         return counts
@@ -52,31 +52,31 @@ class Exchange:
         if self.is_alone:
             return bytes_NB
         received_MB = bytes_NB.new_empty(sum(receive_R), bytes_NB.shape[1])
-        self.all_to_all(received_MB, bytes_NB.contiguous(), receive_R, send_R)
+        self._all_to_all(received_MB, bytes_NB.contiguous(), receive_R, send_R)
         self.bytes_sent[kind] += (len(bytes_NB) - send_R[self.rank]) * bytes_NB.shape[1]
         return received_MB
 
-    def numbers(self, own_N: Sequence[int]) -> list[list[int]]:
+    def all_gather_numbers(self, own_N: Sequence[int]) -> list[list[int]]:
         """Return every rank's numbers, int64, rank 0's first. All ranks give equally many."""
         if self.is_alone:
             return [list(map(int, own_N))]
         own = torch.tensor(list(own_N), dtype=torch.int64, device=self.numbers_device)
         self.bytes_sent["numbers"] += 8 * len(own_N) * (self.num_ranks - 1)
-        return [part.tolist() for part in self.all_gather(own)]
+        return [part.tolist() for part in self._all_gather(own)]
 
-    def concatenated(self, kind: str, rows_NX: Tensor, num_rows_R: Sequence[int]) -> Tensor:
+    def all_gather(self, kind: str, rows_NX: Tensor, num_rows_R: Sequence[int]) -> Tensor:
         """Return the rows of all ranks, rank 0's first; `num_rows_R`: how many each has."""
         if self.is_alone:
             return rows_NX
         own = rows_NX.new_zeros(max(num_rows_R), *rows_NX.shape[1:])
         own[: len(rows_NX)] = rows_NX
         self.bytes_sent[kind] += own.nbytes * (self.num_ranks - 1)
-        return torch.cat([part[:number] for part, number in zip(self.all_gather(own), num_rows_R, strict=True)])
+        return torch.cat([part[:number] for part, number in zip(self._all_gather(own), num_rows_R, strict=True)])
 
-    def add_up(self, kind: str, numbers_N: Tensor) -> None:
+    def all_reduce(self, kind: str, numbers_N: Tensor) -> None:
         """Replace numbers by their sums over all ranks, which are the same bit by bit on every rank."""
         if not self.is_alone and numbers_N.numel():
-            self.all_reduce(numbers_N, dist.ReduceOp.SUM)
+            self._all_reduce(numbers_N, dist.ReduceOp.SUM)
             # in a ring: all but one of R parts, twice
             self.bytes_sent[kind] += 2 * numbers_N.nbytes * (self.num_ranks - 1) // self.num_ranks
 
@@ -104,25 +104,25 @@ class Exchange:
     def _smallest(self, number: int) -> int:
         numbers_1 = torch.tensor([number], dtype=torch.int64, device=self.numbers_device)
         if not self.is_alone:
-            self.all_reduce(numbers_1, dist.ReduceOp.MIN)
+            self._all_reduce(numbers_1, dist.ReduceOp.MIN)
         return int(numbers_1[0])
 
     # what a back-end does
 
-    def all_to_all(
+    def _all_to_all(
         self, received: Tensor, sent: Tensor, receive_R: Sequence[int] | None, send_R: Sequence[int] | None
     ) -> None:
         """Fill `received` with every rank's part for this one; no numbers: equal parts."""
         receive_sizes, send_sizes = (None if sizes is None else list(sizes) for sizes in (receive_R, send_R))
         dist.all_to_all_single(received, sent, receive_sizes, send_sizes, group=self.group)
 
-    def all_gather(self, own: Tensor) -> list[Tensor]:
+    def _all_gather(self, own: Tensor) -> list[Tensor]:
         """Return every rank's tensor; all have the same shape."""
         parts = [torch.empty_like(own) for _ in range(self.num_ranks)]
         dist.all_gather(parts, own.contiguous(), group=self.group)
         return parts
 
-    def all_reduce(self, numbers: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+    def _all_reduce(self, numbers: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
         """Replace numbers by those of all ranks together."""
         dist.all_reduce(numbers, operation, group=self.group)
 

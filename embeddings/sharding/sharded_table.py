@@ -79,7 +79,7 @@ class ShardedTable:
 
     def needs_checkpoint(self, num_keys: int) -> bool:
         """Return True if a batch of which this rank has so many keys may only be looked up after a `take_delta`."""
-        total = sum(numbers[0] for numbers in self.exchange.numbers([num_keys]))
+        total = sum(numbers[0] for numbers in self.exchange.all_gather_numbers([num_keys]))
         return not self.exchange.all_true(not any(table.needs_checkpoint(total) for table in self.tables))
 
     def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:

@@ -25,7 +25,7 @@ class ThreadExchange(Exchange):
         self.bytes_sent = Counter()
         self._barrier, self._places = barrier, places
 
-    def all_to_all(
+    def _all_to_all(
         self, received: Tensor, sent: Tensor, receive_R: Sequence[int] | None, send_R: Sequence[int] | None
     ) -> None:
         sizes = list(send_R) if send_R is not None else len(sent) // self.num_ranks
@@ -34,13 +34,13 @@ class ThreadExchange(Exchange):
             assert [len(part) for part in parts] == list(receive_R)
         received.copy_(torch.cat(parts))
 
-    def all_gather(self, own: Tensor) -> list[Tensor]:
+    def _all_gather(self, own: Tensor) -> list[Tensor]:
         tensors = self._tell(own, lambda tensor: tensor.clone())
         assert len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1
         return tensors
 
-    def all_reduce(self, numbers: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
-        tensors = torch.stack(self.all_gather(numbers))
+    def _all_reduce(self, numbers: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+        tensors = torch.stack(self._all_gather(numbers))
         numbers.copy_(tensors.amin(0) if operation == dist.ReduceOp.MIN else tensors.sum(0))
 
     def _tell(self, what: Any, copy: Callable[[Any], Tensor]) -> list[Tensor]:

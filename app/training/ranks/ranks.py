@@ -19,10 +19,9 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
 from springtide.app.errors import UserError
-from springtide.app.training.ranks.gpus import LOCAL_RANK_VARIABLE
-from springtide.app.training.ranks.meetings import START_SECONDS, Meetings, RankLostError, wait_for_all
-from springtide.app.training.ranks.pickled_errors import pickle_error, unpickle_error
-from springtide.app.training.ranks.watchdog import Watchdog
+from springtide.app.training.ranks.barrier import START_SECONDS, StoreBarrier, Watchdog, wait_for_all
+from springtide.app.training.ranks.errors import RankLostError, pickle_error, unpickle_error
+from springtide.app.training.ranks.launch import LOCAL_RANK_VARIABLE
 from springtide.app.version_log.write.ranks import LogRanks
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.stream.positions import PartitionShare
@@ -80,11 +79,11 @@ class Ranks:
         self.exchange, self._store, self.timeout_seconds = exchange, store, timeout_seconds
         self.rank, self.num_ranks = (0, 1) if exchange is None else (exchange.rank, exchange.num_ranks)
         self._watchdog: Watchdog | None = None  # of a process that is one rank
-        self._meetings: Meetings | None = None
+        self._barrier: StoreBarrier | None = None
         self._others_failed_alike = False  # another rank ended with the same error before
-        self._left: Meetings | None = None  # after an error
+        self._left: StoreBarrier | None = None  # after an error
         if self.num_ranks > 1:
-            self._meetings = Meetings(store, self.rank, self.num_ranks, PATIENCE * timeout_seconds)
+            self._barrier = StoreBarrier(store, self.rank, self.num_ranks, PATIENCE * timeout_seconds)
 
     @staticmethod
     def of_environment(timeout_seconds: float, device: str = "cpu") -> "Ranks":
@@ -116,8 +115,8 @@ class Ranks:
             )
             assert dist.group.WORLD is not None
             ranks = Ranks(Exchange(dist.group.WORLD, device), store, timeout_seconds=timeout_seconds)
-        assert ranks._meetings is not None
-        ranks._watchdog = Watchdog(ranks._meetings.answered_at, PATIENCE * timeout_seconds)
+        assert ranks._barrier is not None
+        ranks._watchdog = Watchdog(ranks._barrier.answered_at, PATIENCE * timeout_seconds)
         ranks._watchdog.start()
         return ranks
 
@@ -143,38 +142,38 @@ class Ranks:
         store = PrefixStore("log", self._store.clone())
         return LogRanks(store, self.rank, self.num_ranks, self.timeout_seconds, silence=self._silence)
 
-    def numbers(self, own_N: Sequence[int]) -> list[list[int]]:
+    def all_gather_numbers(self, own_N: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank, rank 0's first. All give equally many."""
         if self.exchange is None:
             return [list(own_N)]
         with self.as_rank_lost():
-            return self.exchange.numbers(own_N)
+            return self.exchange.all_gather_numbers(own_N)
 
-    def any(self, here: bool) -> bool:
+    def any_rank(self, here: bool) -> bool:
         """Return True if it is true on a rank."""
-        return here if self.is_alone else any(numbers[0] for numbers in self.numbers([int(here)]))
+        return here if self.is_alone else any(numbers[0] for numbers in self.all_gather_numbers([int(here)]))
 
-    def gather(self, own: T) -> list[T]:
+    def all_gather(self, own: T) -> list[T]:
         """Return what each rank gives, rank 0's first: any object that can be pickled."""
         if self.exchange is None:
             return [own]
         own_N1 = torch.frombuffer(bytearray(pickle.dumps(own, protocol=5)), dtype=torch.uint8)[:, None]
         with self.as_rank_lost():
-            lengths = [numbers[0] for numbers in self.exchange.numbers([len(own_N1)])]
-            parts = self.exchange.concatenated("objects", own_N1, lengths).split(lengths)  # type: ignore[no-untyped-call]
+            lengths = [numbers[0] for numbers in self.exchange.all_gather_numbers([len(own_N1)])]
+            parts = self.exchange.all_gather("objects", own_N1, lengths).split(lengths)  # type: ignore[no-untyped-call]
         return [pickle.loads(part.numpy().tobytes()) for part in parts]
 
-    def of_first(self, own: T) -> T:
+    def broadcast(self, own: T) -> T:
         """Return what rank 0 gives."""
-        return own if self.is_alone else self.gather(own if self.is_first else None)[0]  # type: ignore[return-value]
+        return own if self.is_alone else self.all_gather(own if self.is_first else None)[0]  # type: ignore[return-value]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks, however long they need, as long as they live."""
-        if self._meetings is not None:
+        if self._barrier is not None:
             with self.as_rank_lost():
-                self._meetings.meet()
+                self._barrier.wait()
 
-    def first_does(self, action: Callable[[], T]) -> T:
+    def on_rank0(self, action: Callable[[], T]) -> T:
         """Let rank 0 do something, however long it takes; all ranks return its result, or raise its error."""
         if self.is_alone:
             return action()
@@ -185,8 +184,8 @@ class Ranks:
                 result = action()
             except Exception as error:
                 failure = error
-        self.meet()
-        result, pickled = self.of_first((result, None if failure is None else pickle_error(failure)))
+        self.barrier()
+        result, pickled = self.broadcast((result, None if failure is None else pickle_error(failure)))
         if failure is not None:
             raise failure
         if pickled is not None:
@@ -195,7 +194,7 @@ class Ranks:
 
     def first_text(self, own: str) -> tuple[int, str] | None:
         """Return the lowest rank that gives a text that is not empty, and the text; None if no rank does."""
-        texts = [own] if self.is_alone else self.gather(own)
+        texts = [own] if self.is_alone else self.all_gather(own)
         return next(((rank, text) for rank, text in enumerate(texts) if text), None)
 
     @contextmanager
@@ -204,13 +203,13 @@ class Ranks:
         if self.is_alone:
             yield
             return
-        with as_rank_lost(self.timeout_seconds, lambda: None if self._meetings is None else self._meetings.lost()):
+        with as_rank_lost(self.timeout_seconds, lambda: None if self._barrier is None else self._barrier.lost()):
             yield
 
     def leave_together(self) -> None:
-        """Leave together: the store may be in the process of rank 0, and is needed until all have met."""
-        self.meet()
-        self.any(False)
+        """Leave together: the store may be in the process of rank 0, and is needed until all have come."""
+        self.barrier()
+        self.any_rank(False)
         self.leave()
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -221,9 +220,9 @@ class Ranks:
                 self._watchdog.stop()
             elif is_lost:
                 self._watchdog.end_within(TIDY_END * self.timeout_seconds, " ".join(str(error).split()))
-        if self._meetings is not None:
-            self._others_failed_alike = self._meetings.leave(None if is_lost else error)
-            self._left, self._meetings = self._meetings, None
+        if self._barrier is not None:
+            self._others_failed_alike = self._barrier.leave(None if is_lost else error)
+            self._left, self._barrier = self._barrier, None
             if dist.is_initialized() and type(self.exchange) is Exchange:
                 if error is not None and "nccl" in dist.get_backend_config():
                     _abort_process_group()  # to destroy it would wait for what a lost rank never sends
@@ -246,8 +245,8 @@ class Ranks:
                 self._left.mark_reported()
 
     def _silence(self) -> str:
-        meetings = self._meetings
-        return "" if meetings is None else meetings.silence()
+        barrier = self._barrier
+        return "" if barrier is None else barrier.silence()
 
 
 @contextmanager

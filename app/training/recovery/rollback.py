@@ -15,7 +15,7 @@ from springtide.app.training.health.gate import Gate, Verdict
 from springtide.app.training.health.known_good import oldest_restorable
 from springtide.app.training.input.batches import POLL_SECONDS
 from springtide.app.training.publisher import Publisher
-from springtide.app.training.ranks.final import FinalError
+from springtide.app.training.ranks.errors import FinalError
 from springtide.app.training.recovery.rollback_owner import RollbackOwner
 from springtide.app.training.recovery.skip import REASON, Progress, send_to_dead_letters
 from springtide.app.training.status.writer import StatusWriter
@@ -68,7 +68,7 @@ class RollbackController:
         held = self._gate.held
         assert held is not None
         owner = self._owner
-        agreed = owner.agree()
+        agreed = owner.vote()
         if self._config.gate.action == "rollback" and not self._gate.needs_operator:
             self._roll_back_automatically(held)
         elif agreed.has_command:
@@ -114,13 +114,13 @@ class RollbackController:
             entry = command_entry(command, result, samples_trained=state.samples_trained, positions={})
             return msgspec.structs.replace(rollback.meta, executed_commands=[entry])
 
-        self._append(self._owner.session.ranks.first_does(build), progress)
+        self._append(self._owner.session.ranks.on_rank0(build), progress)
 
     def _roll_back_automatically(self, verdict: Verdict) -> None:
         """Skip everything learned since the last good version. If it fails, it is tried again or left to a command."""
         ranks, progress = self._owner.session.ranks, Progress.of(self._owner.session.state)
-        meta = ranks.first_does(lambda: self._build_automatically(verdict, progress))
-        self._gate.needs_operator = ranks.of_first(self._gate.needs_operator)
+        meta = ranks.on_rank0(lambda: self._build_automatically(verdict, progress))
+        self._gate.needs_operator = ranks.broadcast(self._gate.needs_operator)
         if meta is not None:
             self._append(meta, progress)
 

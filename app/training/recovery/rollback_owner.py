@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from springtide.app.training.ranks.agreement import Agreement
+from springtide.app.training.ranks.loop_decision import LoopDecision
 from springtide.app.training.session import TrainingSession
 
 
@@ -14,7 +14,7 @@ class RollbackOwner(Protocol):
         """What was loaded from the log; `reload` replaces it."""
         ...
 
-    def agree(self) -> Agreement:
+    def vote(self) -> LoopDecision:
         """Tell the other ranks how things stand here, and hear from them. All ranks."""
         ...
 

@@ -13,11 +13,11 @@ from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.scores.segments.names import SegmentNames
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.limit_overrides import LimitOverrides
+from springtide.app.training.state.pending_scores import PendingScores
 from springtide.app.training.state.replay import replay_log
 from springtide.app.training.state.row_budget import RowBudget, RowsOfDelta
 from springtide.app.training.state.stream_state import StreamState
 from springtide.app.training.state.unpublished import Unpublished, sample_times
-from springtide.app.training.state.unshared import Unshared
 from springtide.app.training.state.version_tensors import (
     Arrays,
     deltas_to_arrays,
@@ -80,7 +80,7 @@ class TrainingState:
             ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
         )
         self._unpublished = Unpublished(self._item_layout)
-        self.unshared = Unshared(scores, self._segment_names)
+        self.pending_scores = PendingScores(scores, self._segment_names)
         self._record_ms: list[int] | None = None  # of the samples of all ranks
         self._sampled_until = 0
         self._published_step = 0
@@ -118,7 +118,7 @@ class TrainingState:
         if self.ranks.is_alone:
             self._segment_names.add(batch.id_strings)
         else:
-            self.unshared.add_strings(batch.id_strings)
+            self.pending_scores.add_strings(batch.id_strings)
         if not self.learner.reports_late:
             self.finish_step()
         num_samples = len(batch) if self.ranks.is_alone else self.learner.num_samples - num_before
@@ -136,7 +136,7 @@ class TrainingState:
             if self.ranks.is_alone:
                 self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
             elif features is not None:
-                self.unshared.add_step(report, features, report.num_before)
+                self.pending_scores.add_step(report, features, report.num_before)
             if np.isfinite(report.loss):
                 self._loss = report.loss
 
@@ -249,7 +249,7 @@ class TrainingState:
                 budget.add(delta)
             return
         parts = [RowsOfDelta.of(delta, self._sampled_until) for delta in deltas]
-        for of_rank in self.ranks.gather(parts):
+        for of_rank in self.ranks.all_gather(parts):
             for part in of_rank if self.ranks.is_first else ():
                 budget.add_part(part)
 
@@ -258,7 +258,7 @@ class TrainingState:
         raised: dict[int, int] = {}
         if self.ranks.is_first:
             raised = budget.raised_cutoffs(self.learner.table.expiry_cutoffs)
-        if raised := self.ranks.of_first(raised):
+        if raised := self.ranks.broadcast(raised):
             self.learner.table.raise_expiry_cutoffs(raised)
 
     def base_arrays(self) -> Arrays:

@@ -67,7 +67,7 @@ class TrainerStatusReporter:
         rate = self._own_throughput.per_second()
         own = RankReport.of(session, self.values, samples_per_second=rate, stall_reason=stall_reason)
         complete_until_ms = session.complete_until_ms() if together is None else together.complete_until_ms
-        reports = session.ranks.gather(own)
+        reports = session.ranks.all_gather(own)
         if not session.ranks.is_first:
             return self._writer.status
         if not self._has_warned:

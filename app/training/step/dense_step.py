@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.loss import Loss
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.app.training.step.union import Samples, Union
+from springtide.app.training.step.global_batch import GlobalBatch, Samples
 from springtide_client.model.inputs import ModelInputs
 
 NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
@@ -56,10 +56,10 @@ class HostStep:
     """On the host, where reading a tensor's value costs nothing."""
 
     def __init__(
-        self, model: nn.Module, update: NetUpdate, loss: Loss | None = None, union: Union | None = None
+        self, model: nn.Module, update: NetUpdate, loss: Loss | None = None, global_batch: GlobalBatch | None = None
     ) -> None:
-        """`union`: of many ranks' batches."""
-        self.model, self.update, self.loss, self.union = model, update, loss or Loss((), model), union
+        """`global_batch`: of many ranks' batches."""
+        self.model, self.update, self.loss, self.global_batch = model, update, loss or Loss((), model), global_batch
 
     def __call__(
         self,
@@ -73,7 +73,7 @@ class HostStep:
         self.update.zero_grad()
         logits_NL = score(self.model, inputs, bfloat16=bfloat16) if len(labels_NL) else labels_NL
         samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
-        samples, loss, weight, norm = backward(samples, self.loss, self.update, self.union, groups_NG)
+        samples, loss, weight, norm = backward(samples, self.loss, self.update, self.global_batch, groups_NG)
         skipped = ~torch.isfinite(norm)
         # one overflow would stay in the net for ever; the table rejects such gradients row by row
         if not skipped:
@@ -94,11 +94,11 @@ class DeviceStep:
         update: NetUpdate,
         net: nn.Module | None = None,
         loss: Loss | None = None,
-        union: Union | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> None:
-        """`union`: of many ranks' batches; such a step cannot be captured."""
+        """`global_batch`: of many ranks' batches; such a step cannot be captured."""
         self.model, self.update, self.net = model, update, model if net is None else net
-        self.loss, self.union = loss or Loss((), model), union
+        self.loss, self.global_batch = loss or Loss((), model), global_batch
 
     def __call__(
         self,
@@ -128,7 +128,7 @@ class DeviceStep:
         self.update.zero_grad()
         logits_NL = score(self.net, inputs, bfloat16=bfloat16) if len(labels_NL) else labels_NL
         samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
-        samples, loss, weight, norm = backward(samples, self.loss, self.update, self.union, groups_NG)
+        samples, loss, weight, norm = backward(samples, self.loss, self.update, self.global_batch, groups_NG)
         norm = norm.to(loss.device)
         skipped = ~torch.isfinite(norm)
         if isinstance(self.model, DenseModel):
@@ -142,7 +142,7 @@ class DeviceStep:
 
 
 def backward(
-    samples: Samples, loss_of: Loss, update: NetUpdate, union: Union | None, groups_NG: Tensor | None
+    samples: Samples, loss_of: Loss, update: NetUpdate, global_batch: GlobalBatch | None, groups_NG: Tensor | None
 ) -> Gradients:
     """Compute the gradients of samples with logits. A rank may have no samples."""
     _, labels_NL, weights_N, logits_NL = samples
@@ -151,16 +151,18 @@ def backward(
         loss.backward()  # type: ignore[no-untyped-call]
     else:  # of many ranks
         loss, weight = labels_NL.sum(), weights_N.sum()
-    return over_ranks(samples, loss, weight, update, union)
+    return over_ranks(samples, loss, weight, update, global_batch)
 
 
-def over_ranks(samples: Samples, loss: Tensor, weight: Tensor, update: NetUpdate, union: Union | None) -> Gradients:
+def over_ranks(
+    samples: Samples, loss: Tensor, weight: Tensor, update: NetUpdate, global_batch: GlobalBatch | None
+) -> Gradients:
     """After the backward pass: of many ranks, add up their sums and gradients, and join their samples."""
-    if union is None:
+    if global_batch is None:
         samples = samples._replace(logits_NL=samples.logits_NL.detach())
         return Gradients(samples, loss.detach(), weight, update.gradient_norm())
-    loss, weight, norm = union.add_up(loss, weight)
-    return Gradients(union.exchange_samples(*samples), loss.detach(), weight, norm)
+    loss, weight, norm = global_batch.all_reduce(loss, weight)
+    return Gradients(global_batch.exchange_samples(*samples), loss.detach(), weight, norm)
 
 
 def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:

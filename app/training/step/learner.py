@@ -22,9 +22,9 @@ from springtide.app.training.step.assembly import assemble_tensors
 from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
 from springtide.app.training.step.cuda_graphs import CudaGraphStep
 from springtide.app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
+from springtide.app.training.step.global_batch import GlobalBatch, without_samples
 from springtide.app.training.step.report import StepReport, fetch_outcome, fetch_samples, report_of
 from springtide.app.training.step.retrieval_step import RetrievalStep
-from springtide.app.training.step.union import Union, without_samples
 from springtide.app.training.step.wide_ranks import ChunkedWideStep
 from springtide.app.training.step.wide_step import WideStep, learn_offset
 from springtide.embeddings.collection.collection import AnyTable
@@ -80,15 +80,17 @@ class Learner:
             item_column=model.item_column if isinstance(model, TwoTower) else None,
         )
         self.sharded_table: ShardedTable | None = None
-        self.union: Union | None = None
+        self.global_batch: GlobalBatch | None = None
         if exchange is not None and not exchange.is_alone:
             self._require_learnable_by_many()
             precision = precision or Precision()
             num_states = 0 if self.wide is None else WideStep.num_states_of(table)
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
-            self.union = Union(exchange, self.model, precision, self.update)
+            self.global_batch = GlobalBatch(exchange, self.model, precision, self.update)
         self.wide_step = self._wide_step(schema)
-        self.retrieval_step = RetrievalStep(model, self.update, self.union) if isinstance(model, TwoTower) else None
+        self.retrieval_step = (
+            RetrievalStep(model, self.update, self.global_batch) if isinstance(model, TwoTower) else None
+        )
         self.loss = Loss(losses, self.model)
         self.dense_step: DenseStep = self._dense_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
@@ -145,23 +147,28 @@ class Learner:
             return lambda: empty
         torch.set_num_threads(self.config.threads_for(num_samples))
         keys = self._take_prepared(batch)
-        if self.union is not None and self.union.agreed.prefetch:
+        if self.global_batch is not None and self.global_batch.decision.prefetch:
             next_batch = without_samples(batch) if next_batch is None else next_batch
-        if next_batch is not None and (len(next_batch) if self.union is None else self.union.agreed.prefetch):
+        if next_batch is not None and (
+            len(next_batch) if self.global_batch is None else self.global_batch.decision.prefetch
+        ):
             self._next = self.keys.prepare(next_batch, None if keys.numbers is None else keys.numbers.after_3D)
         num_trained = self.num_samples + num_samples
         self.update.begin_batch(num_samples, num_trained)
         if self.update.schedule.rows:
             self.table.lr_factor = self.update.schedule.factor(num_trained)
-        if self.union is not None:
-            self.union.seed(self.config.seed, self.steps)
+        if self.global_batch is not None:
+            self.global_batch.seed(self.config.seed, self.steps)
         outcome = self._train(keys)
         self.update.end_batch()
         self.steps, self.num_samples = self.steps + 1, num_trained
         fetch = fetch_outcome(outcome, self.device.transfer)
         num_before, samples = 0, None
-        if self.union is not None:
-            num_before, samples = self.union.agreed.num_before(self.union.exchange.rank), self.union.samples
+        if self.global_batch is not None:
+            num_before, samples = (
+                self.global_batch.decision.num_before(self.global_batch.exchange.rank),
+                self.global_batch.samples,
+            )
         fetch_labels = fetch_samples(batch, samples, self.device.transfer)
 
         def wait() -> StepReport:
@@ -179,14 +186,14 @@ class Learner:
 
     def require_same_net(self) -> None:
         """ShardError unless every rank has the same net, and the same state of its optimizer, bit by bit. All ranks."""
-        if self.union is not None:
-            self.union.require_same(self.dense_tensors() | self.state_tensors())
+        if self.global_batch is not None:
+            self.global_batch.require_same(self.dense_tensors() | self.state_tensors())
 
     def _agree(self, batch: Batch, next_batch: Batch | None) -> int:
         """Return how many samples all ranks learn now."""
-        if self.union is None:
+        if self.global_batch is None:
             return len(batch)
-        agreed = self.union.agree(
+        agreed = self.global_batch.vote(
             batch,
             is_prepared=self._is_prepared(batch),
             knows_next=next_batch is not None and len(next_batch) > 0,
@@ -196,7 +203,7 @@ class Learner:
 
     def _is_same(self, first: Batch, second: Batch) -> bool:
         """Return True if these are one batch: without samples, which only one of many ranks learns, any are."""
-        return first is second or (self.union is not None and not len(first) and not len(second))
+        return first is second or (self.global_batch is not None and not len(first) and not len(second))
 
     def _is_prepared(self, batch: Batch) -> bool:
         """Return True if the previous step prepared the keys of this batch."""
@@ -205,7 +212,7 @@ class Learner:
 
     def _take_prepared(self, batch: Batch) -> BatchKeys:
         """Return the keys that the previous step prepared, or prepare them if it expected another batch."""
-        is_prepared = self._is_prepared(batch) if self.union is None else self.union.agreed.are_prepared
+        is_prepared = self._is_prepared(batch) if self.global_batch is None else self.global_batch.decision.are_prepared
         keys, self._next = self._next, None
         if keys is not None and is_prepared:
             return keys
@@ -251,7 +258,7 @@ class Learner:
         """
         failed, self._failed = self._failed, None
         if failed is not None:
-            if failed[0] is keys.batch if self.union is None else self.union.agreed.are_tried:
+            if failed[0] is keys.batch if self.global_batch is None else self.global_batch.decision.are_tried:
                 return failed[1]
             failed[1].release()
         return self.rows.lookup(
@@ -301,7 +308,7 @@ class Learner:
                 bfloat16=use_bfloat16,
                 loss=self.loss,
                 groups_NG=groups_NG,
-                union=self.union,
+                global_batch=self.global_batch,
             )
             if self.sharded_table is not None:
                 self.sharded_table.update(lookup)
@@ -331,8 +338,8 @@ class Learner:
 
     def _dense_step(self) -> DenseStep:
         if self.device.transfer is None:
-            return HostStep(self.model, self.update, self.loss, self.union)
-        step = DeviceStep(self.model, self.update, loss=self.loss, union=self.union)
+            return HostStep(self.model, self.update, self.loss, self.global_batch)
+        step = DeviceStep(self.model, self.update, loss=self.loss, global_batch=self.global_batch)
         capture = self.device.graph_capture
         return step if capture is None else CudaGraphStep(step, capture, self.config.batch_size)
 

@@ -11,7 +11,7 @@ import torch
 
 from springtide.app.training.device.transfer_stream import TransferStream
 from springtide.app.training.step.dense_step import StepOutcome
-from springtide.app.training.step.union import Samples
+from springtide.app.training.step.global_batch import Samples
 from springtide.stream.columns import Batch
 
 

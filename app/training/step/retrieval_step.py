@@ -8,23 +8,23 @@ from springtide.app.models.retrieval.item_frequency import Frequencies
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks
-from springtide.app.training.step.union import Samples, Union
+from springtide.app.training.step.global_batch import GlobalBatch, Samples
 from springtide_client.model.inputs import ModelInputs
 
 
 class RetrievalStep:
     """A step whose gradients are not finite updates nothing of the net. On a device nothing is read back."""
 
-    def __init__(self, model: TwoTower, update: NetUpdate, union: Union | None = None) -> None:
-        """`union`: of many ranks' batches. A sample is ranked against the items of its own rank's batch."""
-        self.model, self.update, self.union = model, update, union
+    def __init__(self, model: TwoTower, update: NetUpdate, global_batch: GlobalBatch | None = None) -> None:
+        """`global_batch`: of many ranks' batches. A sample is ranked against the items of its own rank's batch."""
+        self.model, self.update, self.global_batch = model, update, global_batch
 
     def __call__(
         self, inputs: ModelInputs, labels_NL: Tensor, weights_N: Tensor, ids_N: Tensor, *, bfloat16: bool
     ) -> StepOutcome:
         """1. Score. 2. Count the items. 3. Update rows and net. `ids_N` are the samples' items, int64."""
-        model, union = self.model, self.union
-        frequencies = model.frequency.after(ids_N if union is None else union.concatenated(ids_N))
+        model, global_batch = self.model, self.global_batch
+        frequencies = model.frequency.after(ids_N if global_batch is None else global_batch.all_gather(ids_N))
         self.update.zero_grad()
         if len(ids_N):
             with torch.autocast(inputs.dense.device.type, torch.bfloat16, enabled=bfloat16):
@@ -36,7 +36,7 @@ class RetrievalStep:
         else:  # of many ranks
             logits_NL, loss, weight = labels_NL, labels_NL.sum(), weights_N.sum()
         samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
-        samples, loss, weight, norm = over_ranks(samples, loss, weight, self.update, union)
+        samples, loss, weight, norm = over_ranks(samples, loss, weight, self.update, global_batch)
         skipped = ~torch.isfinite(norm)
         if self.update.on_device:
             before = [buffer.clone() for buffer in model.buffers()]

@@ -127,7 +127,7 @@ class ChunkedWideStep(WideStep):
         num_samples = len(slots.offsets_N1) - 1
         counts_3 = np.array([num_samples, len(slots.rows_S), potential_crosses(slots.num_crossed_NF).sum()], np.float64)
         sums = ArraySums.of(before, self.part.arrays.named(), self._strengths, counts_3)
-        sums.add_up(self.exchange)
+        sums.all_reduce(self.exchange)
         sums.write(before, self.part.arrays.named(), self._strengths)
         self.part.choose_pairs()
 

@@ -14,7 +14,7 @@ from springtide.app.models.wide.wide_part import NAME, WidePart
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.batch_keys import BatchKeys
 from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks, score
-from springtide.app.training.step.union import Samples, Union
+from springtide.app.training.step.global_batch import GlobalBatch, Samples
 from springtide.app.version_log.change.design import CROSSES_TABLE
 from springtide.embeddings.collection.collection import AnyTable, tables_by_name, tables_of_model
 from springtide.embeddings.lookup.handle import Lookup
@@ -276,13 +276,13 @@ def learn_offset(
     bfloat16: bool,
     loss: Loss | None = None,
     groups_NG: Tensor | None = None,
-    union: Union | None = None,
+    global_batch: GlobalBatch | None = None,
 ) -> StepOutcome:
     """Score with the net, learn the wide part with its logits as offset, then update rows and net.
 
     The wide part learns the logistic loss of every label from 0 to 1, whatever the `loss` is: the net learns that of
     the final score, to which the wide part is a constant. SpillError: everything is as before, the random numbers of a
-    dropout too, and the batch's ids are not counted. `union`: of many ranks' batches, which may be empty.
+    dropout too, and the batch's ids are not counted. `global_batch`: of many ranks' batches, which may be empty.
     """
     loss = loss or Loss((), model)
     random = torch.get_rng_state()
@@ -302,7 +302,7 @@ def learn_offset(
         gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
         net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
     samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
-    samples, loss_sum, weight, norm = over_ranks(samples, gradient.loss, gradient.weight, update, union)
+    samples, loss_sum, weight, norm = over_ranks(samples, gradient.loss, gradient.weight, update, global_batch)
     skipped = ~torch.isfinite(norm)
     if not skipped:
         observe(model, samples)

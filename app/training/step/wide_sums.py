@@ -89,10 +89,10 @@ class ArraySums:
             sums[name] = np.concatenate([moments, begun])
         return ArraySums(sums | {name: after[name] - before[name] for name in ADDED})
 
-    def add_up(self, exchange: Exchange) -> None:
+    def all_reduce(self, exchange: Exchange) -> None:
         """Replace them by their sums over all ranks."""
         flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in self.sums.values()]))
-        exchange.add_up("wide arrays", flat)
+        exchange.all_reduce("wide arrays", flat)
         sizes = [array.size for array in self.sums.values()]
         for array, part in zip(self.sums.values(), torch.split(flat, sizes), strict=True):
             array[...] = part.numpy().reshape(array.shape)

@@ -77,11 +77,11 @@ class RankReports:
     def __init__(self, ranks: LogRanks, epoch: int) -> None:
         self._ranks, self._prefix = ranks, f"log/{epoch}/"
 
-    def tell(self, key: str, value: str = "") -> None:
+    def put(self, key: str, value: str = "") -> None:
         """Set a key."""
         _guarded(lambda: self._ranks.store.set(self._prefix + key, value))
 
-    def hear(self, key: str) -> str | None:
+    def get(self, key: str) -> str | None:
         """Return the value of a key; None if nobody has set it."""
         store, name = self._ranks.store, self._prefix + key
         return _guarded(lambda: store.get(name).decode() if store.check([name]) else None)
@@ -94,25 +94,25 @@ class RankReports:
         """Delete a key."""
         _guarded(lambda: self._ranks.store.delete_key(self._prefix + key))
 
-    def tell_tip(self, key: str, tip: Tip) -> None:
+    def put_tip(self, key: str, tip: Tip) -> None:
         """Set a key to a version."""
-        self.tell(key, f"{tip.number} {tip.checksum}")
+        self.put(key, f"{tip.number} {tip.checksum}")
 
-    def hear_tip(self, key: str) -> Tip | None:
+    def get_tip(self, key: str) -> Tip | None:
         """Return the version that a key was set to."""
-        text = self.hear(key)
+        text = self.get(key)
         return None if text is None else Tip(*map(int, text.split()))
 
-    def tell_written(self, rank: int, tip: Tip) -> None:
+    def put_written(self, rank: int, tip: Tip) -> None:
         """A shard record of this number and checksum can be read."""
-        self.tell(f"written/{tip.number}/{rank}", str(tip.checksum))
+        self.put(f"written/{tip.number}/{rank}", str(tip.checksum))
 
     def take_written(self, number: int) -> list[ShardEntry] | None:
         """Return the shard records of a version once all ranks have written theirs, and forget them; None before."""
         keys = {rank: f"written/{number}/{rank}" for rank in range(1, self._ranks.num_ranks)}
         if not self.have_all(list(keys.values())):
             return None
-        entries = [ShardEntry(rank, int(self.hear(key) or 0)) for rank, key in keys.items()]
+        entries = [ShardEntry(rank, int(self.get(key) or 0)) for rank, key in keys.items()]
         for key in keys.values():
             self.forget(key)
         return entries
@@ -121,26 +121,26 @@ class RankReports:
         """Return the ranks that have not written their shard record of a version."""
         return [rank for rank in range(1, self._ranks.num_ranks) if not self.have_all([f"written/{number}/{rank}"])]
 
-    def tell_stall(self, rank: int, reason: str) -> None:
+    def put_stall(self, rank: int, reason: str) -> None:
         """Say why this rank's disk does not take its shard records at present; empty: it does again."""
-        self.tell(f"stalled/{rank}", reason)
+        self.put(f"stalled/{rank}", reason)
 
     def stalls(self) -> str:
         """Return why other ranks cannot write at present; empty if they can."""
-        reasons = {rank: self.hear(f"stalled/{rank}") for rank in range(1, self._ranks.num_ranks)}
+        reasons = {rank: self.get(f"stalled/{rank}") for rank in range(1, self._ranks.num_ranks)}
         return "; ".join(f"rank {rank}: {reason}" for rank, reason in reasons.items() if reason)
 
     def fsynced_by_all(self) -> int:
         """Return the newest version whose shard records all other ranks have fsynced; 0 before the first."""
-        return min(int(self.hear(f"fsynced/{rank}") or 0) for rank in range(1, self._ranks.num_ranks))
+        return min(int(self.get(f"fsynced/{rank}") or 0) for rank in range(1, self._ranks.num_ranks))
 
-    def tell_failure(self, rank: int, error: Exception) -> None:
+    def put_failure(self, rank: int, error: Exception) -> None:
         """Say why this rank writes no more."""
-        self.tell("failed", json.dumps([rank, isinstance(error, FencedError), str(error)]))
+        self.put("failed", json.dumps([rank, isinstance(error, FencedError), str(error)]))
 
     def failure_elsewhere(self) -> LogError | None:
         """Return why another rank writes no more: FencedError if it was replaced; None while all write."""
-        text = self.hear("failed")
+        text = self.get("failed")
         if text is None:
             return None
         rank, is_fenced, reason = json.loads(text)
@@ -150,7 +150,7 @@ class RankReports:
 
 
 @contextlib.contextmanager
-def tell_start(ranks: LogRanks) -> Iterator[StartReport]:
+def put_start(ranks: LogRanks) -> Iterator[StartReport]:
     """Tell the other ranks what is put into the report, or why that failed."""
     ranks.num_opened += 1
     report = StartReport()

@@ -83,7 +83,7 @@ class _Ranked(Alone):
 
     def failed(self, error: Exception) -> None:
         with contextlib.suppress(LogError):
-            self._reports.tell_failure(self._ranks.rank, error)
+            self._reports.put_failure(self._ranks.rank, error)
 
     def failure_elsewhere(self) -> LogError | None:
         return self._reports.failure_elsewhere()
@@ -134,17 +134,17 @@ class RankZero(_Ranked):
         return entries
 
     def written(self, tip: Tip) -> None:
-        self._reports.tell_tip("published", tip)
+        self._reports.put_tip("published", tip)
 
     def durable(self, tip: Tip) -> None:
-        self._reports.tell_tip("durable", tip)
+        self._reports.put_tip("durable", tip)
 
     def durable_limit(self) -> int:
         return self._reports.fsynced_by_all()
 
     def settle(self, number: int) -> None:
         if number != self._settled:
-            self._reports.tell("settled", str(number))
+            self._reports.put("settled", str(number))
             self._settled = number
 
     def is_settled(self, number: int) -> bool:
@@ -161,25 +161,25 @@ class OtherRank(_Ranked):
         self._next_look = 0.0
 
     def written(self, tip: Tip) -> None:
-        self._reports.tell_written(self._ranks.rank, tip)
+        self._reports.put_written(self._ranks.rank, tip)
 
     def stalled(self, reason: str) -> None:
         if reason != self._stall:
-            self._reports.tell_stall(self._ranks.rank, reason)
+            self._reports.put_stall(self._ranks.rank, reason)
             self._stall = reason
 
     def synced(self, number: int) -> None:
-        self._reports.tell(f"fsynced/{self._ranks.rank}", str(number))
+        self._reports.put(f"fsynced/{self._ranks.rank}", str(number))
 
     def durable_limit(self) -> int:
-        tip = self._reports.hear_tip("durable")
+        tip = self._reports.get_tip("durable")
         return 0 if tip is None else tip.number
 
     def is_settled(self, number: int) -> bool:
-        return int(self._reports.hear("settled") or 0) >= number
+        return int(self._reports.get("settled") or 0) >= number
 
     def published(self) -> Tip | None:
         if time.monotonic() >= self._next_look:
-            self._published = self._reports.hear_tip("published") or self._published
+            self._published = self._reports.get_tip("published") or self._published
             self._next_look = time.monotonic() + MAX_POLL_SECONDS
         return self._published

@@ -15,7 +15,7 @@ from springtide.app.version_log.read.exact_state import remove_states
 from springtide.app.version_log.write.append_queue import AppendQueue
 from springtide.app.version_log.write.encoder import PendingRecord, RecordEncoder
 from springtide.app.version_log.write.epoch import Epoch, start_epoch
-from springtide.app.version_log.write.ranks import LogRanks, tell_start
+from springtide.app.version_log.write.ranks import LogRanks, put_start
 from springtide.app.version_log.write.roles import Alone, RankZero
 from springtide.app.version_log.write.segments import SegmentWriter
 from springtide.app.version_log.write.state_writer import PendingState, StateWriter
@@ -108,7 +108,7 @@ class LogWriter:
         path = Path(config.path)
         if ranks is None:
             return LogWriter(config, start_epoch(path, schema, take_over=take_over, wait_seconds=wait_seconds))
-        with tell_start(ranks) as report:
+        with put_start(ranks) as report:
             epoch = start_epoch(path, schema, take_over=take_over, wait_seconds=wait_seconds)
             report.manifest, report.exact_state = epoch.manifest, epoch.exact_state
         return LogWriter(config, epoch, ranks)

@@ -20,7 +20,7 @@ FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
 STEPS, WARM_UP, REPEATS = 40, 10, 3
 AGAINST_ONE_PROCESS = 0.8
 ACCUMULATED = 1, 4, 16  # batches whose gradients of the net travel at once
-COLLECTIVES = "all_to_all", "all_gather", "all_reduce"
+COLLECTIVES = "_all_to_all", "_all_gather", "_all_reduce"
 
 
 def learner_of(num_ranks: int, exchange: Any, precision: str, *, wide: bool = False, accumulate: int = 1) -> Any:

@@ -79,10 +79,10 @@ def versions(rank: int, num_ranks: int, num_versions: int) -> dict[str, float]:
         dist.barrier()
         start = time.perf_counter()
         facts_N1 = torch.frombuffer(bytearray(facts), dtype=torch.uint8)[:, None]
-        lengths = [numbers[0] for numbers in exchange.numbers([len(facts_N1)])]
-        exchange.concatenated("objects", facts_N1, lengths)
+        lengths = [numbers[0] for numbers in exchange.all_gather_numbers([len(facts_N1)])]
+        exchange.all_gather("objects", facts_N1, lengths)
         for _ in range(3):  # the gate's verdict, letters that are delivered
-            exchange.numbers([1])
+            exchange.all_gather_numbers([1])
         learner.merge_gathered()
         learner.require_same_net()
         times.append(time.perf_counter() - start)

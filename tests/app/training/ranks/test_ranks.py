@@ -8,8 +8,8 @@ import pytest
 from torch.distributed import HashStore
 
 from springtide.app.errors import UserError
-from springtide.app.training.ranks.final import FINAL_CODE, FinalError, exit_code
-from springtide.app.training.ranks.meetings import Meetings, RankLostError
+from springtide.app.training.ranks.barrier import StoreBarrier
+from springtide.app.training.ranks.errors import FINAL_CODE, FinalError, RankLostError, exit_code
 from springtide.app.training.ranks.ranks import Ranks, launch_name, number_of_try, start_ticks
 from springtide_client.errors import EncodeError, LogError
 from tests.support.thread_ranks import on_ranks
@@ -23,10 +23,10 @@ def with_store(work):
 def test_one_rank_has_nobody_to_talk_to():
     alone = Ranks()
     assert (alone.is_first, alone.is_alone, alone.share) == (True, True, (0, 1))
-    assert alone.numbers([3]) == [[3]]
-    assert alone.gather("a") == ["a"]
-    assert alone.any(True)
-    assert alone.first_does(lambda: 5) == 5
+    assert alone.all_gather_numbers([3]) == [[3]]
+    assert alone.all_gather("a") == ["a"]
+    assert alone.any_rank(True)
+    assert alone.on_rank0(lambda: 5) == 5
     assert alone.of_log() is None
     with pytest.raises(RuntimeError, match="it timed out"), alone.as_rank_lost():
         raise RuntimeError("it timed out")
@@ -44,7 +44,7 @@ def test_tries_are_told_apart_where_the_store_outlives_them_and_only_there(monke
 def test_each_rank_hears_what_the_others_give():
     def work(ranks: Ranks):
         rank = ranks.rank
-        found = ranks.gather({rank: "x" * rank}), ranks.of_first(f"rank {rank}"), ranks.any(rank == 1)
+        found = ranks.all_gather({rank: "x" * rank}), ranks.broadcast(f"rank {rank}"), ranks.any_rank(rank == 1)
         ranks.leave_together()
         return found
 
@@ -60,11 +60,11 @@ def test_what_rank_0_does_has_its_result_or_its_error_on_all_ranks():
         def fail_to_encode() -> None:
             raise EncodeError("bad_id", "not a number")
 
-        done = ranks.first_does(lambda: ranks.rank + 7)
+        done = ranks.on_rank0(lambda: ranks.rank + 7)
         with pytest.raises(EncodeError, match="not a number"):
-            ranks.first_does(fail_to_encode)
+            ranks.on_rank0(fail_to_encode)
         with pytest.raises(LogError, match="no such version"):
-            ranks.first_does(fail)
+            ranks.on_rank0(fail)
         ranks.leave_together()
         return done
 
@@ -73,10 +73,10 @@ def test_what_rank_0_does_has_its_result_or_its_error_on_all_ranks():
 
 def test_a_rank_that_has_failed_is_not_waited_for():
     store = HashStore()
-    first, second = Meetings(store, 0, 2, 30.0), Meetings(store, 1, 2, 30.0)
+    first, second = StoreBarrier(store, 0, 2, 30.0), StoreBarrier(store, 1, 2, 30.0)
     second.leave(ValueError("the disk is gone"))
     with pytest.raises(RankLostError, match="rank 1 has ended: the disk is gone"):
-        first.meet()
+        first.barrier()
     first.leave(None)
 
 
@@ -92,7 +92,7 @@ def test_all_ranks_get_the_first_text():
 def test_an_error_that_all_ranks_have_is_reported_by_one():
     def work(ranks: Ranks):
         error = UserError("no such device")
-        ranks.any(False)
+        ranks.any_rank(False)
         ranks.leave(error)
         if ranks.is_reported(error):
             return exit_code(error), False
@@ -104,7 +104,7 @@ def test_an_error_that_all_ranks_have_is_reported_by_one():
 
 def test_who_hears_of_a_final_error_ends_as_final():
     store = HashStore()
-    first, second = Meetings(store, 0, 2, 30.0), Meetings(store, 1, 2, 30.0)
+    first, second = StoreBarrier(store, 0, 2, 30.0), StoreBarrier(store, 1, 2, 30.0)
     second.leave(FinalError("the model is held back"))
     lost = first.lost()
     assert str(lost) == "rank 1 has ended: the model is held back"
@@ -115,10 +115,10 @@ def test_who_hears_of_a_final_error_ends_as_final():
 
 def test_a_silent_rank_is_not_waited_for_longer_than_the_timeout():
     store = HashStore()
-    first, second = Meetings(store, 0, 2, 0.2), Meetings(store, 1, 2, 0.2)
+    first, second = StoreBarrier(store, 0, 2, 0.2), StoreBarrier(store, 1, 2, 0.2)
     second.leave(None)  # its heartbeat ends, and it says nothing
     with pytest.raises(RankLostError, match=r"rank 1 is silent for 0.2 s"):
-        first.meet()
+        first.barrier()
     first.leave(None)
 
 

@@ -7,7 +7,7 @@ from springtide.app.training.ranks.ranks import Ranks
 NEVER = 2**62  # an event time: this rank holds back nobody
 
 
-class Facts(NamedTuple):
+class RankVote(NamedTuple):
     """What one rank says of itself. What goes by the clock or by files, rank 0 says for all."""
 
     num_rows: int = 0  # of the batch that it has ready
@@ -24,27 +24,27 @@ class Facts(NamedTuple):
     is_corrupt: bool = False  # a reader has found the log corrupt. Rank 0's counts
 
 
-class Agreement(NamedTuple):
+class LoopDecision(NamedTuple):
     """The facts of all ranks, rank 0's first; every rank has the same."""
 
-    facts: tuple[Facts, ...]
+    facts: tuple[RankVote, ...]
 
     @staticmethod
-    def on(own: Facts, ranks: Ranks) -> "Agreement":
+    def on(own: RankVote, ranks: Ranks) -> "LoopDecision":
         """Exchange the facts of all ranks: one all-gather."""
         if ranks.is_alone:
-            return Agreement((own,))
+            return LoopDecision((own,))
         first = ranks.is_first
         shared = own if first else own._replace(is_report_due=False, has_command=False, is_corrupt=False)
-        return Agreement(tuple(map(Facts._make, ranks.numbers([int(number) for number in shared]))))
+        return LoopDecision(tuple(map(RankVote._make, ranks.all_gather_numbers([int(number) for number in shared]))))
 
-    def without_report(self) -> "Agreement":
+    def without_report(self) -> "LoopDecision":
         """Return the same after rank 0 has reported the status."""
-        return Agreement(tuple(facts._replace(is_report_due=False) for facts in self.facts))
+        return LoopDecision(tuple(facts._replace(is_report_due=False) for facts in self.facts))
 
-    def with_stop(self) -> "Agreement":
+    def with_stop(self) -> "LoopDecision":
         """Return the same after all have heard, in the middle of a pass, that one was asked to stop."""
-        return Agreement(tuple(facts._replace(is_stopping=True) for facts in self.facts))
+        return LoopDecision(tuple(facts._replace(is_stopping=True) for facts in self.facts))
 
     @property
     def num_rows(self) -> int:

@@ -12,26 +12,26 @@ from springtide_client.features import Features, IdStrings
 from springtide_client.format.tensors import Arrays
 
 
-class UnsharedStep(NamedTuple):
+class PendingStep(NamedTuple):
     """A step of all ranks whose samples are not counted in the scores yet: their features are spread over the ranks."""
 
     report: StepReport  # of all samples
     features: Arrays  # what scores keep of this rank's
 
 
-class Unshared:
+class PendingScores:
     """Keeps steps and texts of ids until all ranks have exchanged theirs; then counts them."""
 
     def __init__(self, scores: ProgressiveScores, segment_names: SegmentNames) -> None:
         self._scores, self._segment_names = scores, segment_names
-        self._steps: list[UnsharedStep] = []
+        self._steps: list[PendingStep] = []
         self._num_samples = 0  # of those steps, on all ranks
         self._strings: list[IdStrings] = []
 
     def add_step(self, report: StepReport, features: Features, num_before: int) -> None:
         """Keep a step's report. `num_before`: samples of the same step on the ranks below this one."""
         first = self._scores.num_samples + self._num_samples + num_before
-        self._steps.append(UnsharedStep(report, self._scores.columns_of(features, first)))
+        self._steps.append(PendingStep(report, self._scores.columns_of(features, first)))
         self._num_samples += len(report.weights_N)
 
     def add_strings(self, strings: list[IdStrings]) -> None:

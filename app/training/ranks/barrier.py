@@ -1,14 +1,16 @@
 """Ranks wait for each other through the store: for as long as it takes, while the others live."""
 
+import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
-from springtide.app.training.ranks.final import is_final
-from springtide_client.errors import SpringtideError
+from springtide.app.training.ranks.errors import RankLostError, is_final
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.002, 0.05
 BEATS = 5  # within the seconds of silence that mean death
@@ -26,20 +28,14 @@ def wait_for_all(store: Any, num_ranks: int, *, seconds: float = START_SECONDS) 
         num_here = store.add("here", 0)
 
 
-class RankLostError(SpringtideError):
-    """Another rank has ended, failed or frozen: this one cannot go on."""
-
-    ends_launch = False  # True: a new start would end in the same way
-
-
-class Meetings:
-    """Meets the other ranks, each of which shows by a thread of its own that it lives."""
+class StoreBarrier:
+    """A barrier of all ranks, each of which shows by a thread of its own that it lives."""
 
     def __init__(self, store: Any, rank: int, num_ranks: int, seconds: float) -> None:
         """`store`: a torch.distributed.Store of this launch alone. A rank that is silent for `seconds` is dead."""
         self.rank, self.num_ranks = rank, num_ranks
         self._store = store.clone()
-        self._num_meetings = 0
+        self._num_barriers = 0
         self._left = threading.Event()
         self._pulses = Pulses(store.clone(), num_ranks, seconds)
         self._heartbeat = Heartbeat(store.clone(), rank, seconds / BEATS, self._left)
@@ -53,10 +49,10 @@ class Meetings:
         """Return which ranks are silent for too long; "" if all live. Any thread, often while it waits."""
         return self._pulses.silence()
 
-    def meet(self) -> None:
+    def wait(self) -> None:
         """Return once all ranks have called it equally often; RankLostError if one of them has failed or is silent."""
-        self._num_meetings += 1
-        key, seconds = f"meeting/{self._num_meetings}", POLL_SECONDS
+        self._num_barriers += 1
+        key, seconds = f"barrier/{self._num_barriers}", POLL_SECONDS
         num_here = self._store.add(key, 1)
         while num_here < self.num_ranks:
             if lost := self.lost():
@@ -149,3 +145,40 @@ class Heartbeat(threading.Thread):
                 self.answered_at = time.monotonic()
             except (RuntimeError, OSError):
                 return
+
+
+LOOKS = 16  # within the seconds of silence that mean death
+
+
+class Watchdog(threading.Thread):
+    """Ends this process once the store has not answered for too long; the log takes that as a kill.
+
+    Time is counted in looks at the clock: while this process stands still, for which the store can do nothing, it looks
+    no more.
+    """
+
+    def __init__(self, answered_at: Callable[[], float], seconds: float) -> None:
+        """answered_at: when the store last answered this process, in seconds of the monotonic clock."""
+        super().__init__(name="watchdog", daemon=True)
+        self._answered_at, self._seconds = answered_at, seconds
+        self._deadline, self._reason = float("inf"), f"the other ranks cannot be reached for {seconds:g} s"
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look until `stop`."""
+        num_looks, answered_at = 0, self._answered_at()
+        while not self._over.wait(self._seconds / LOOKS):
+            num_looks, before, answered_at = num_looks + 1, answered_at, self._answered_at()
+            if answered_at != before:
+                num_looks = 0
+            if num_looks >= LOOKS or time.monotonic() > self._deadline:
+                print(f"springtide: {self._reason}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def end_within(self, seconds: float, reason: str) -> None:
+        """Let the process end by itself, but not for longer than this."""
+        self._reason, self._deadline = reason, time.monotonic() + seconds
+
+    def stop(self) -> None:
+        """The ranks have parted: the store is not needed any more."""
+        self._over.set()

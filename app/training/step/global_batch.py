@@ -20,7 +20,7 @@ from springtide.stream.columns import Batch
 WORD_BITS = 62  # of facts that travel as one number
 
 
-class Agreed(NamedTuple):
+class StepDecision(NamedTuple):
     """What all ranks know of each other's parts before a step."""
 
     num_samples_R: list[int]
@@ -47,7 +47,7 @@ class Samples(NamedTuple):
     logits_NL: Tensor
 
 
-class Union:
+class GlobalBatch:
     """The batches of all ranks as one, in the order of ranks. Every rank makes the same calls in the same order."""
 
     def __init__(self, exchange: Exchange, model: nn.Module, precision: Precision, update: NetUpdate) -> None:
@@ -55,33 +55,33 @@ class Union:
         self.exchange, self.model, self.update = exchange, model, update
         update.gathered.share(self._merge, is_first=exchange.rank == 0)
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision.dense]
-        self.agreed = Agreed([])
+        self.decision = StepDecision([])
         self.samples: Samples | None = None  # of the newest step
 
-    def agree(self, batch: Batch, *, is_prepared: bool, knows_next: bool, is_tried: bool) -> Agreed:
+    def vote(self, batch: Batch, *, is_prepared: bool, knows_next: bool, is_tried: bool) -> StepDecision:
         """Tell the others what this rank has."""
-        numbers = self.exchange.numbers([len(batch), is_prepared, knows_next, is_tried])
+        numbers = self.exchange.all_gather_numbers([len(batch), is_prepared, knows_next, is_tried])
         lengths, prepared, known, tried = zip(*numbers, strict=True)
-        self.agreed = Agreed(list(lengths), all(prepared), any(known), all(tried))
-        return self.agreed
+        self.decision = StepDecision(list(lengths), all(prepared), any(known), all(tried))
+        return self.decision
 
     def seed(self, seed: int, step: int) -> None:
         """Give torch random numbers of this rank's and this step's own, for dropout: so a step can be repeated."""
         torch.manual_seed(((seed * 0x9E3779B1 + step) * self.exchange.num_ranks + self.exchange.rank) % 2**63)
 
-    def concatenated(self, rows_NX: Tensor) -> Tensor:
+    def all_gather(self, rows_NX: Tensor) -> Tensor:
         """Return the rows of all ranks' samples, from this rank's."""
-        return self.exchange.concatenated("samples", rows_NX.contiguous(), self.agreed.num_samples_R)
+        return self.exchange.all_gather("samples", rows_NX.contiguous(), self.decision.num_samples_R)
 
     def exchange_samples(self, dense_NF: Tensor, labels_NL: Tensor, weights_N: Tensor, logits_NL: Tensor) -> Samples:
         """Return the columns of all ranks' samples, and keep them in `samples`."""
         columns = [dense_NF, labels_NL, weights_N[:, None], logits_NL.detach()]
-        together = self.concatenated(torch.cat(columns, dim=1).float())
+        together = self.all_gather(torch.cat(columns, dim=1).float())
         parts = [part.contiguous() for part in torch.split(together, [column.shape[1] for column in columns], dim=1)]
         self.samples = Samples(parts[0], parts[1], parts[2][:, 0], parts[3])
         return self.samples
 
-    def add_up(self, loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def all_reduce(self, loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Make the parameters' gradients those of all ranks; return the sums of loss and weight, and the norm.
 
         Gradients that are gathered stay this rank's own; the norm is then the root of the sum of the ranks' squares.
@@ -89,7 +89,7 @@ class Union:
         if self.update.is_gathering:
             loss, weight = loss.detach().float(), weight.float()
             sums = torch.stack([loss, weight, self.update.gradient_norm().to(loss).square()])
-            self.exchange.add_up("dense", sums)
+            self.exchange.all_reduce("dense", sums)
             return sums[0], sums[1], sums[2].sqrt()
         parameters = list(self.model.parameters())
         numbers = torch.stack([loss.detach().float(), weight.float()])
@@ -124,11 +124,11 @@ class Union:
         flat = torch.cat([gradient.reshape(-1).to(dtype) for gradient in gradients]) if gradients else sums[:0]
         if dtype is torch.float32:
             flat = torch.cat([flat, sums])
-            self.exchange.add_up("dense", flat)
+            self.exchange.all_reduce("dense", flat)
             flat, sums = torch.split(flat, [len(flat) - len(sums), len(sums)])
         else:
-            self.exchange.add_up("dense", flat)
-            self.exchange.add_up("dense", sums)
+            self.exchange.all_reduce("dense", flat)
+            self.exchange.all_reduce("dense", sums)
         pieces = torch.split(flat, [one.numel() for one in parameters]) if parameters else ()
         there = zip(parameters, pieces, has if self.update.on_device else sums[num_numbers:].tolist(), strict=True)
         totals = [piece.reshape(one.shape).to(one.dtype) if num_ranks else None for one, piece, num_ranks in there]
@@ -143,13 +143,14 @@ class Union:
             for start in range(0, len(facts), WORD_BITS)
         ]
         together = [
-            functools.reduce(operator.or_, of_ranks) for of_ranks in zip(*self.exchange.numbers(words), strict=True)
+            functools.reduce(operator.or_, of_ranks)
+            for of_ranks in zip(*self.exchange.all_gather_numbers(words), strict=True)
         ]
         return [bool(together[place // WORD_BITS] >> place % WORD_BITS & 1) for place in range(len(facts))]
 
     def require_same(self, tensors: Mapping[str, Tensor]) -> None:
         """ShardError unless every rank has the same bits in these."""
-        checksums = [numbers[0] for numbers in self.exchange.numbers([checksum_of(tensors)])]
+        checksums = [numbers[0] for numbers in self.exchange.all_gather_numbers([checksum_of(tensors)])]
         different = [rank for rank, one in enumerate(checksums) if one != checksums[0]]
         if different:
             raise ShardError(

@@ -3,7 +3,7 @@
 import time
 from itertools import count
 
-from springtide.app.training.ranks.watchdog import LOOKS, Watchdog
+from springtide.app.training.ranks.barrier import LOOKS, Watchdog
 
 SECONDS = 0.05
 
@@ -16,7 +16,7 @@ def end_codes(watchdog: Watchdog, monkeypatch) -> list[int]:
         codes.append(code)
         watchdog.stop()
 
-    monkeypatch.setattr("springtide.app.training.ranks.watchdog.os._exit", end)
+    monkeypatch.setattr("springtide.app.training.ranks.barrier.os._exit", end)
     watchdog.run()
     return codes
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from springtide.app.training.ranks.pickled_errors import pickle_error, unpickle_error
+from springtide.app.training.ranks.errors import pickle_error, unpickle_error
 from springtide_client.errors import EncodeError, LogError
 
 

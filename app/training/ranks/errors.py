@@ -1,7 +1,37 @@
-"""An error of one rank, sent to the others, which raise one of the same class, so that all handle it alike."""
+"""The errors of ranks: those after which the launcher starts none again, a lost rank, and errors sent to the others."""
 
 import pickle
 from typing import Any
+
+from springtide.app.errors import UserError
+from springtide_client.errors import SpringtideError
+
+USER_ERROR_CODE = 2
+FINAL_CODE = 3  # of a rank; the launcher's is 1
+FINAL_CODES = (USER_ERROR_CODE, FINAL_CODE)
+
+
+class FinalError(SpringtideError):
+    """What was asked for cannot be done, and another try would not change that."""
+
+
+class RankLostError(SpringtideError):
+    """Another rank has ended, failed or frozen: this one cannot go on."""
+
+    ends_launch = False  # True: a new start would end in the same way
+
+
+def is_final(error: BaseException) -> bool:
+    """Return True if a new start would only end with the same error."""
+    return isinstance(error, (UserError, FinalError)) or bool(getattr(error, "ends_launch", False))
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a rank that ends with this error."""
+    if not is_final(error):
+        return 1
+    return USER_ERROR_CODE if isinstance(error, UserError) else FINAL_CODE
+
 
 PickledError = tuple[bytes, type[Exception], str]
 

@@ -1,4 +1,4 @@
-"""Warm-up: learn a few invented samples, so that the first real ones do not wait for the compiler.
+"""Learns a few invented samples when Springtide is set up, so that the first real ones do not wait for the compiler.
 
 Numba compiles for the types that a kernel is called with, and the surest way to call it as training does is to train.
 """
@@ -28,7 +28,7 @@ SCHEMA = Schema(labels=("label",), categorical=("user", "item"), multi_value=("t
 NUM_SAMPLES = 4
 
 
-def warm_up(dims: Iterable[int] = DIMS) -> None:
+def compile_kernels(dims: Iterable[int] = DIMS) -> None:
     """Learn with the default settings, in rows of each of these widths."""
     for dim in dims:
         learn(dim)
@@ -66,4 +66,4 @@ def invented(num_tags: int) -> Batch:
 
 
 if __name__ == "__main__":
-    warm_up()
+    compile_kernels()

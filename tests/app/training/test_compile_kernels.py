@@ -5,9 +5,9 @@ from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_rows
+from springtide.app.training.compile_kernels import compile_kernels
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner
-from springtide.app.training.warmup import warm_up
 from springtide.embeddings.collection.collection import open_tables
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
@@ -16,7 +16,7 @@ from tests.app.training.random_clicks import SCHEMA, make_batch
 
 
 def test_after_it_the_first_batches_wait_for_no_compiler() -> None:
-    warm_up([16])
+    compile_kernels([16])
     table = open_tables(
         with_wide_rows(TableConfig(device_bytes="4MiB"), SCHEMA, crosses=True),
         backend("cpu"),

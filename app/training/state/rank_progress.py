@@ -24,7 +24,7 @@ class DivergedError(SpringtideError):
 
 
 @dataclass(frozen=True)
-class Contribution:
+class RankProgress:
     """One rank's."""
 
     stream: StreamProgress
@@ -41,15 +41,15 @@ class Contribution:
     @staticmethod
     def of(
         state: TrainingState, *, complete_until_ms: int | None, limit_ms: int = 0, idle: Collection[Partition] = ()
-    ) -> "Contribution":
+    ) -> "RankProgress":
         """Return this rank's; the newest step's report has been counted."""
         state.finish_step()
         budget, learner, stream = state.row_budget, state.learner, state.stream
-        return Contribution(
+        return RankProgress(
             stream=stream.progress(),
-            features=state.unshared.features(),
+            features=state.pending_scores.features(),
             record_ms_N=state.own_record_times(),
-            strings=state.unshared.take_strings(),
+            strings=state.pending_scores.take_strings(),
             expiry_cutoffs=learner.table.expiry_cutoffs,
             clocks=(learner.steps, stream.samples_trained, stream.clock.now_ms),
             sampled_until=0 if budget is None else budget.sample.last_mixed,
@@ -60,37 +60,37 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Together:
-    """What follows from the contributions of all ranks, rank 0's first."""
+class MergedProgress:
+    """What follows from the progress of all ranks, rank 0's first."""
 
-    contributions: list[Contribution]
+    of_ranks: list[RankProgress]
 
     @property
     def complete_until_ms(self) -> int:
         """The wall time at which every record then readable is learned by now, on all ranks; 0 if there is none."""
-        times = [one.complete_until_ms for one in self.contributions if one.complete_until_ms is not None]
+        times = [one.complete_until_ms for one in self.of_ranks if one.complete_until_ms is not None]
         return min(times, default=0)
 
     @property
     def idle(self) -> set[Partition]:
         """Partitions that are read to their end, and silent."""
-        return set().union(*(one.idle for one in self.contributions))
+        return set().union(*(one.idle for one in self.of_ranks))
 
     @property
     def limit_ms(self) -> int:
         """How far the event clock may go."""
-        return self.contributions[0].limit_ms
+        return self.of_ranks[0].limit_ms
 
     def merge_into(self, state: TrainingState) -> None:
         """Let this rank know what all know. DivergedError if they do not agree on what is the same everywhere."""
-        clocks = [one.clocks for one in self.contributions]
+        clocks = [one.clocks for one in self.of_ranks]
         if len(set(clocks)) > 1:
             raise DivergedError(f"the ranks have come apart (steps, samples, event clock): {clocks}; start them again")
-        state.stream.merge([one.stream for one in self.contributions])
-        state.unshared.merge([one.features for one in self.contributions], [one.strings for one in self.contributions])
+        state.stream.merge([one.stream for one in self.of_ranks])
+        state.pending_scores.merge([one.features for one in self.of_ranks], [one.strings for one in self.of_ranks])
         cutoffs: dict[int, int] = {}
-        for one in self.contributions:
+        for one in self.of_ranks:
             for feature, before_ms in one.expiry_cutoffs.items():
                 cutoffs[feature] = max(before_ms, cutoffs.get(feature, before_ms))
         state.learner.table.raise_expiry_cutoffs(cutoffs)
-        state.prepare_checkpoint([one.record_ms_N for one in self.contributions], self.contributions[0].sampled_until)
+        state.prepare_checkpoint([one.record_ms_N for one in self.of_ranks], self.of_ranks[0].sampled_until)
