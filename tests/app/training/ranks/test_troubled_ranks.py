@@ -51,7 +51,7 @@ def test_the_status_says_whose_spill_is_full_and_the_ranks_go_on_agreeing(topic)
     passes = [0, 0]
 
     def run(trainer: Trainer):
-        rank, table, agree = trainer.ranks.rank, trainer.state.learner.sharded_table.tables[0], trainer.agree
+        rank, table, agree = trainer.ranks.rank, trainer.state.learner.sharded_table.tables[0], trainer.vote
         lookup = table.lookup
 
         def refuse(*arguments, **options):
@@ -63,7 +63,7 @@ def test_the_status_says_whose_spill_is_full_and_the_ranks_go_on_agreeing(topic)
             passes[rank] += 1
             return agree(**facts)
 
-        table.lookup, trainer.agree = refuse, count
+        table.lookup, trainer.vote = refuse, count
         return trainer.run()
 
     thread, ended = run_beside(env, run)
