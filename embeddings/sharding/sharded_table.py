@@ -84,7 +84,7 @@ class ShardedTable:
 
     def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
         """Return True if every rank's spill can take what a batch of which this rank has so many keys may evict."""
-        total = sum(numbers[0] for numbers in self.exchange.numbers([num_keys]))
+        total = sum(numbers[0] for numbers in self.exchange.all_gather_numbers([num_keys]))
         return self.exchange.all_true(all(table.has_room(total, wait_seconds) for table in self.tables))
 
     @on_current_stream
