@@ -15,10 +15,9 @@ from springtide.app.serving.http.tokens import Tokens, read_token
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
 from springtide.app.serving.metrics.shared_metrics import WorkerSlot
-from springtide.app.serving.model.fixed_follower import FixedFollower
-from springtide.app.serving.model.log_follower import LogFollower
 from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.ops.scrape import MetricsScraper
 from springtide.app.serving.ops.status import ServerStatusReporter
@@ -87,24 +86,17 @@ class Service:
         self._folder = CacheFolder(config.cache_path)
         self.fixed_version = version
         self.replica = Replica(
-            lambda on_version, on_swap: (
-                LogFollower(
-                    log_path,
-                    cache_bytes=config.cache_bytes,
-                    disk_bytes=config.cache_disk_bytes,
-                    cache_path=self._folder.path,
-                    on_version=on_version,
-                    on_swap=on_swap,
-                    on_record=self.record_cache.add,
-                    part=self.part,
-                )
-                if version is None
-                else FixedFollower(log_path, version, on_swap=on_swap, part=self.part)
-            ),
-            poll_interval_seconds=config.poll_interval_seconds,
+            log_path,
             metrics=self.metrics,
+            poll_interval_seconds=config.poll_interval_seconds,
+            cache_bytes=config.cache_bytes,
+            disk_bytes=config.cache_disk_bytes,
+            cache_path=self._folder.path,
+            part=self.part,
+            version=version,
             wait=DirectoryWatcher(log_path).wait,
-            on_view=self.recent_views.add,
+            on_record=self.record_cache.add,
+            on_view=self._note_view,
         )
         self.retriever = Retriever(lambda: self.replica.view, self.metrics, part=self.part)
         self.trainer = TrainerStatusReader(log_path)
@@ -134,8 +126,6 @@ class Service:
     def start(self) -> None:
         """Start to follow the log and to sample the status; call inside the event loop."""
         self.replica.start()
-        if not self.part.hash_range.is_empty:
-            self.retriever.start()
         self._sampler = asyncio.create_task(self._sample())
 
     def stop(self) -> None:
@@ -157,6 +147,10 @@ class Service:
         self.part.close()
         self.pools.close()
         self._folder.close()
+
+    def _note_view(self, view: ServedView) -> None:
+        self.recent_views.add(view)
+        self.retriever.start_with_towers(view)
 
     def _note_part_response(self, hash_range: str, outcome: str, seconds: float) -> None:
         self.metrics.observe("springtide_part_request_duration_seconds", seconds, range=hash_range, outcome=outcome)

@@ -12,7 +12,7 @@ from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_requ
 from springtide.app.serving.http.responses import JsonResponse
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
-from springtide.app.serving.model.version_names import resolve_version
+from springtide.app.serving.model.versions import resolve_version
 from springtide.app.version_log.commands.queue import submit_command
 from springtide.app.version_log.commands.status import command_status, erased_keys_report
 from springtide.app.version_log.config import LogConfig

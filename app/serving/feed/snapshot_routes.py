@@ -11,7 +11,7 @@ from springtide.app.serving.feed.snapshot_cache import SnapshotCache
 from springtide.app.serving.http.errors import gone, invalid
 from springtide.app.serving.http.responses import FileResponse
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.version_names import resolve_version
+from springtide.app.serving.model.versions import resolve_version
 
 router = APIRouter(tags=["The model"])
 

@@ -12,7 +12,7 @@ from springtide.app.serving.http.errors import gone
 from springtide.app.serving.http.request_limits import RequestLimits
 from springtide.app.serving.http.responses import json_with_etag
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.version_names import pin_documents, pins_of, pins_tag, resolve_version, version_of_log
+from springtide.app.serving.model.versions import pin_documents, pins_of, pins_tag, resolve_version, version_of_log
 
 router = APIRouter(tags=["The model"])
 

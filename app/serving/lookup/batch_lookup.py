@@ -19,7 +19,7 @@ from springtide.app.serving.lookup.content_negotiation import (
 )
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide_client.model.view import STATUS_NAMES
 
 # within these limits a lookup costs less than passing it to a thread: ids, and numbers written as JSON text
@@ -43,7 +43,7 @@ class LookupOptions:
         return LookupOptions(feature, request_type, response_type, parse_preconditions(headers))
 
 
-def feature_number(view: ModelView, options: LookupOptions) -> int:
+def feature_number(view: ServedView, options: LookupOptions) -> int:
     """The number of the feature in keys; ApiError 404 for an unknown feature, 415 if its ids cannot be sent raw."""
     number = view.feature_numbers.get(options.feature)
     if number is None:
@@ -55,12 +55,12 @@ def feature_number(view: ModelView, options: LookupOptions) -> int:
     return number
 
 
-def runs_inline(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
+def runs_inline(view: ServedView, options: LookupOptions, num_ids: int) -> bool:
     """Return True if the lookup is small enough for the event loop's thread, and asks no other server."""
     return not view.part.is_router and is_small(view, options, num_ids)
 
 
-def is_small(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
+def is_small(view: ServedView, options: LookupOptions, num_ids: int) -> bool:
     """Return True if the lookup's response is written in less time than another thread would take."""
     if num_ids > INLINE_IDS or options.response_type.name != JSON:
         return num_ids <= INLINE_IDS
@@ -68,7 +68,7 @@ def is_small(view: ModelView, options: LookupOptions, num_ids: int) -> bool:
 
 
 def look_up(
-    view: ModelView, number: int, options: LookupOptions, request: LookupRequest
+    view: ServedView, number: int, options: LookupOptions, request: LookupRequest
 ) -> tuple[bytes | memoryview, npt.NDArray[np.uint8]]:
     """The body of the response, and the status [N] of each id; ApiError 421 where another server answers for one."""
     view.part.check_owned(number, request.ids_N)
@@ -82,7 +82,7 @@ def look_up(
 
 
 def encode_packed(
-    view: ModelView, options: LookupOptions, request: LookupRequest, packed: npt.NDArray[np.uint8]
+    view: ServedView, options: LookupOptions, request: LookupRequest, packed: npt.NDArray[np.uint8]
 ) -> tuple[bytes | memoryview, npt.NDArray[np.uint8]]:
     """The same of rows and status that lie one after the other in bytes, as `lookup_packed` returns them."""
     media_type, num_ids = options.response_type, len(request.ids_N)
@@ -95,7 +95,7 @@ def encode_packed(
     return body, status_N
 
 
-def response_headers(replica: Replica, view: ModelView, options: LookupOptions, num_bytes: int) -> dict[str, str]:
+def response_headers(replica: Replica, view: ServedView, options: LookupOptions, num_bytes: int) -> dict[str, str]:
     """The headers of a response whose body has `num_bytes`."""
     media_type = options.response_type
     headers = {

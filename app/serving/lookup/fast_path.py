@@ -28,7 +28,7 @@ from springtide.app.serving.lookup.batch_lookup import (
 from springtide.app.serving.lookup.codecs import LookupRequest, decode_request
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.lookup_batcher import LookupBatcher
 from springtide_client.array_types import UInt8Array
 from springtide_client.model.view import STATUS_NAMES
@@ -152,7 +152,7 @@ class FastPath:
 
     def _found(
         self,
-        view: ModelView,
+        view: ServedView,
         options: LookupOptions,
         request: LookupRequest,
         started: float,
@@ -171,7 +171,7 @@ class FastPath:
 
     def _responded(
         self,
-        view: ModelView,
+        view: ServedView,
         options: LookupOptions,
         content: bytes | memoryview,
         status_N: UInt8Array,

@@ -21,7 +21,7 @@ from springtide.app.serving.lookup.content_negotiation import RAW
 from springtide.app.serving.lookup.fast_path import ROUTE, FastPath
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.one_version import at_one_version
 
 PATH_PREFIX = ROUTE.removesuffix("{feature}")
@@ -64,7 +64,7 @@ class BatchLookupHandler:
         inline = len(body) <= INLINE_BYTES or options.request_type.name == RAW
         request = decode() if inline else await self._pool.run(decode)
 
-        async def answer(view: ModelView) -> tuple[ModelView, bytes | memoryview]:
+        async def answer(view: ServedView) -> tuple[ServedView, bytes | memoryview]:
             number = feature_number(view, options)
 
             def look_up_and_count() -> bytes | memoryview:

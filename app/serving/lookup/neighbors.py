@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.serving.http.errors import bad_request
-from springtide.app.serving.model.view import ModelView, RowArray
+from springtide.app.serving.model.served_view import ServedView
 from springtide.kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
+from springtide_client.array_types import Float32Array
 from springtide_client.parts.ask_rankings import ask_rankings
 from springtide_client.parts.ranked_ids import RankedIds
 from springtide_client.parts.ranking_request import NeighborsRequest
@@ -25,7 +26,7 @@ class Neighbors(NamedTuple):
     status_1: npt.NDArray[np.uint8]
 
 
-def find_neighbors(view: ModelView, number: int, row_id: int, *, k: int, metric: str) -> Neighbors:
+def find_neighbors(view: ServedView, number: int, row_id: int, *, k: int, metric: str) -> Neighbors:
     """Find the k nearest other rows, nearest first.
 
     A larger score is nearer for `cosine` and `dot`; for `euclidean` it is the distance. Ties go to the lower id.
@@ -45,7 +46,7 @@ def find_neighbors(view: ModelView, number: int, row_id: int, *, k: int, metric:
     return Neighbors(ranked.documents(sign=-1 if metric == "euclidean" else 1), status_1)
 
 
-def rank_neighbors(view: ModelView, request: NeighborsRequest) -> RankedIds:
+def rank_neighbors(view: ServedView, request: NeighborsRequest) -> RankedIds:
     """Find the nearest of this server's rows; ApiError 400 for what cannot be compared with them."""
     number, dims = request.number, {number: view.dim_of(number) for number in view.feature_numbers.values()}
     if request.metric not in SIMILARITIES or len(request.query) != 4 * dims.get(number, -1):
@@ -63,7 +64,9 @@ def rank_neighbors(view: ModelView, request: NeighborsRequest) -> RankedIds:
     return RankedIds(ids_K, scores_K, view.id_texts(number, ids_K))
 
 
-def measure_similarity(rows: RowLayer, number: int, excluded_id: int, query_D: RowArray, metric: str) -> RowArray:
+def measure_similarity(
+    rows: RowLayer, number: int, excluded_id: int, query_D: Float32Array, metric: str
+) -> Float32Array:
     """The similarity [R] of each row to the query, larger is nearer; -inf for other features and `excluded_id`."""
     scores_R = np.empty(len(rows), np.float32)
     columns = (_read_only(column) for column in (rows.value, rows.feature, rows.id))

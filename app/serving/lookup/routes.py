@@ -15,7 +15,7 @@ from springtide.app.serving.lookup.codecs import parse_ids
 from springtide.app.serving.lookup.neighbors import SIMILARITIES, Neighbors, find_neighbors
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.forward import forward_get
 from springtide.app.serving.parts.one_version import at_one_version
 from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
@@ -66,7 +66,7 @@ async def neighbors(
         raise invalid(f"k is beyond {parts.max_neighbors}", "ask for fewer")
     row_id, shown_id = parse_id(id)
 
-    async def find(view: ModelView) -> tuple[ModelView, Neighbors]:
+    async def find(view: ServedView) -> tuple[ServedView, Neighbors]:
         view.part.check_knows_all("neighbors")
         number = _feature_number(view, feature)
         pool = parts.neighbor_pool if view.part.servers is None else parts.remote_pool
@@ -128,7 +128,7 @@ async def _row(request: Request, feature: str, text: str) -> Response:
     return JsonResponse(document, headers=headers)
 
 
-def _feature_number(view: ModelView, feature: str) -> int:
+def _feature_number(view: ServedView, feature: str) -> int:
     try:
         number: int = view.schema.number(feature)
     except KeyError:
@@ -136,7 +136,7 @@ def _feature_number(view: ModelView, feature: str) -> int:
     return number
 
 
-def _no_row(view: ModelView, feature: str, shown_id: int | str, status: str, headers: dict[str, str]) -> ApiError:
+def _no_row(view: ServedView, feature: str, shown_id: int | str, status: str, headers: dict[str, str]) -> ApiError:
     return ApiError(
         404,
         status,

@@ -5,7 +5,7 @@ import time
 from springtide.app.serving.http.errors import misdirected, version_gone, version_not_reached
 from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.recent_views import RecentViews
 from springtide_client.format.records import Tip
 from springtide_client.parts.ranking_request import Demand
@@ -17,7 +17,7 @@ class DemandedViews:
     def __init__(self, replica: Replica, recent: RecentViews, part: Part) -> None:
         self._replica, self._recent, self._part = replica, recent, part
 
-    async def at(self, demand: Demand) -> ModelView:
+    async def at(self, demand: Demand) -> ServedView:
         """Return the demanded version, once it is served.
 
         ApiError 421 for another part, 410 when the version is kept no longer, 503 when it does not come in time.
@@ -36,11 +36,11 @@ class DemandedViews:
                 raise version_not_reached(tip.number, view.version)
             await self._replica.wait_for_change(left)
 
-    def find(self, tip: Tip) -> ModelView | None:
+    def find(self, tip: Tip) -> ServedView | None:
         """Return the view of a version, None if there is none now."""
         view = self._replica.view
         return view if view is not None and view.own_view.tip == tip else self._recent.find(tip)
 
-    def headers_of(self, view: ModelView) -> dict[str, str]:
+    def headers_of(self, view: ServedView) -> dict[str, str]:
         """Return the headers of a response from a view."""
         return self._replica.version_headers(view)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.lookup_batch import LookupBatch, WaitingLookup
 from springtide.app.serving.parts.part_channel import PartChannel
 from springtide.app.serving.parts.part_channels import PartChannels
@@ -27,7 +27,7 @@ VERSION_WAIT_MS, PATIENCE_SECONDS = 100, 0.25
 
 
 class _Waiting(NamedTuple):
-    view: ModelView
+    view: ServedView
     table: str
     lookup: WaitingLookup
 
@@ -46,7 +46,7 @@ class LookupBatcher:
         self._is_closed = any(url.startswith("https") for url in servers.urls)
 
     def submit(
-        self, view: ModelView, number: int, ids_N: Int64Array, on_found: Callable[[UInt8Array | None], None]
+        self, view: ServedView, number: int, ids_N: Int64Array, on_found: Callable[[UInt8Array | None], None]
     ) -> bool:
         """Ask for rows; False where this way cannot be taken now.
 
@@ -83,7 +83,7 @@ class LookupBatcher:
             self._num_in_flight += 1
             _BatchInFlight(self, *self._take_alike()).send()
 
-    def _take_alike(self) -> tuple[ModelView, str, list[WaitingLookup]]:
+    def _take_alike(self) -> tuple[ServedView, str, list[WaitingLookup]]:
         """Take look-ups of one table at one version, at least one."""
         first, num_ids = self._waiting[0], 0
         lookups: list[WaitingLookup] = []
@@ -99,7 +99,7 @@ class LookupBatcher:
 
 
 class _BatchInFlight:
-    def __init__(self, batcher: LookupBatcher, view: ModelView, table: str, lookups: list[WaitingLookup]) -> None:
+    def __init__(self, batcher: LookupBatcher, view: ServedView, table: str, lookups: list[WaitingLookup]) -> None:
         self._batcher = batcher
         self._table = view.own_view.tables[table]
         self._batch = LookupBatch(lookups, view.own_view.tip, table, self._table.dim, len(batcher.servers))

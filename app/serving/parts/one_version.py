@@ -7,7 +7,7 @@ from typing import TypeVar
 from springtide.app.serving.http.errors import part_unavailable, versions_differ
 from springtide.app.serving.http.preconditions import Preconditions
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide_client.errors import PartError, VersionsDifferError
 from springtide_client.parts.parted_view import AGREE_SECONDS
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 async def at_one_version(
-    replica: Replica, preconditions: Preconditions, call: Callable[[ModelView], Awaitable[Result]]
+    replica: Replica, preconditions: Preconditions, call: Callable[[ServedView], Awaitable[Result]]
 ) -> Result:
     """Call with the newest view, again with a newer one while the server of a part does not serve its version.
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import bad_request, part_unavailable, versions_differ
 from springtide.app.serving.http.request_body import read_body
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.demanded_views import DemandedViews
 from springtide_client.errors import PartError, VersionsDifferError
 from springtide_client.parts.ranked_ids import RankedIds
@@ -22,7 +22,7 @@ class Ranker(NamedTuple):
     """How one route is answered, by the threads of a pool."""
 
     request_type: type[NeighborsRequest] | type[ItemsRequest]
-    rank: Callable[[ModelView, Any], RankedIds]
+    rank: Callable[[ServedView, Any], RankedIds]
     pool: BoundedPool
 
 

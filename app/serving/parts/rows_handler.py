@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import bad_request
 from springtide.app.serving.http.request_body import read_body
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.demanded_views import DemandedViews
 from springtide.kernels.cpu.serving.layer_search import LayerSearch
 from springtide_client.format.records import version_name
@@ -68,7 +68,7 @@ class PartRowsHandler:
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": content})
 
-    def _headers(self, view: ModelView, content: bytes | memoryview) -> dict[str, str]:
+    def _headers(self, view: ServedView, content: bytes | memoryview) -> dict[str, str]:
         return {"content-type": RAW, "content-length": str(len(content)), **self._views.headers_of(view)}
 
     def _answer(self, query: str, body: bytes) -> tuple[dict[str, str], bytes | memoryview] | None:
@@ -81,7 +81,7 @@ class PartRowsHandler:
         return self._headers(view, content), content
 
 
-def find_rows(view: ModelView, request: RowRequest) -> bytes | memoryview:
+def find_rows(view: ServedView, request: RowRequest) -> bytes | memoryview:
     """The body of the response."""
     search = view.own_view.tables[request.table].search
     if not request.with_states:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.serving.http.errors import ApiError, busy
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.predict.request import Instances, encode_features
 from springtide_client.errors import PartError
 from springtide_client.features import Features
@@ -36,7 +36,7 @@ class Predictions(NamedTuple):
 class PendingRequest(NamedTuple):
     """A request that waits to be scored."""
 
-    view: ModelView
+    view: ServedView
     instances: Instances
     arrived: float
     respond: Callable[[Predictions | Exception], None]
@@ -70,7 +70,7 @@ class MicroBatcher:
         for thread in self._threads:
             thread.start()
 
-    async def predict(self, view: ModelView, instances: Instances) -> Predictions:
+    async def predict(self, view: ServedView, instances: Instances) -> Predictions:
         """Score one request's instances in this view; ApiError 422 for an invalid one, 503 if the queue is full."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Predictions] = loop.create_future()

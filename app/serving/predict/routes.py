@@ -11,7 +11,7 @@ from springtide.app.serving.http.preconditions import parse_preconditions
 from springtide.app.serving.http.responses import JsonResponse
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.one_version import at_one_version
 from springtide.app.serving.predict.micro_batcher import MicroBatcher, Predictions
 from springtide.app.serving.predict.request import Instances, decode_predict_request
@@ -52,7 +52,7 @@ async def predict(request: Request) -> JsonResponse:
 
     instances, max_staleness_ms = decode() if len(body) < INLINE_BYTES else await parts.decode_pool.run(decode)
 
-    async def score(view: ModelView) -> tuple[ModelView, Predictions | None]:
+    async def score(view: ServedView) -> tuple[ServedView, Predictions | None]:
         view.part.check_knows_all("predictions")
         return view, await parts.batcher.predict(view, instances) if len(instances) else None
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.retrieve.inverted_file import InvertedFile
 from springtide.app.serving.retrieve.towers import Towers
 from springtide.app.serving.retrieve.vector_index import ExactIndex, FloatArray, Places
@@ -65,7 +65,7 @@ class ItemSet:
         columns: ItemColumns,
         towers: Towers,
         between: Callable[[], bool] = lambda: True,
-        newest_view: Callable[[], ModelView | None] = lambda: None,
+        newest_view: Callable[[], ServedView | None] = lambda: None,
     ) -> "ItemSet | None":
         """Return those of the items that have a row, with their vectors at the towers' view.
 

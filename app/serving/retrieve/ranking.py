@@ -3,7 +3,7 @@
 import numpy as np
 
 from springtide.app.serving.http.errors import bad_request
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.retrieve.item_set import ItemFilter, NumberRange
 from springtide.app.serving.retrieve.request import Query, RetrieveBody, encode_query
 from springtide.app.serving.retrieve.retriever import Retriever
@@ -28,7 +28,7 @@ def find_items(retriever: Retriever, served: ServedItems, body: RetrieveBody) ->
 
 
 def find_items_everywhere(
-    retriever: Retriever, template: TowerTemplate, view: ModelView, body: RetrieveBody
+    retriever: Retriever, template: TowerTemplate, view: ServedView, body: RetrieveBody
 ) -> RankedIds:
     """Return the best items of all parts at a view; ApiError 422 for what cannot be encoded, PartError.
 
@@ -63,7 +63,7 @@ def encode_request(query: Query, rows_KD: np.ndarray) -> ItemsRequest:
     )
 
 
-def rank_items(retriever: Retriever, view: ModelView, request: ItemsRequest) -> RankedIds:
+def rank_items(retriever: Retriever, view: ServedView, request: ItemsRequest) -> RankedIds:
     """Return the best of this server's items for a user, at exactly this view; ApiError, PartError."""
     served = retriever.at(view)
     template = served.towers.template
@@ -78,7 +78,7 @@ def rank_items(retriever: Retriever, view: ModelView, request: ItemsRequest) -> 
     return RankedIds(ids_K, scores_K, view.id_texts(template.layout.number, ids_K))
 
 
-def check_inputs(template: TowerTemplate, view: ModelView, inputs: UserInputs) -> None:
+def check_inputs(template: TowerTemplate, view: ServedView, inputs: UserInputs) -> None:
     """Raise ApiError 400 for inputs that are not those of a user of this model: compiled code reads them unchecked."""
     part, offsets_L2 = template.user_part, inputs.offsets_LN1
     num_keys = len(part.categorical) + int(offsets_L2[:, 1].sum())

@@ -19,7 +19,6 @@ from springtide.app.serving.http.errors import ApiError, not_ready, version_gone
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.part import WHOLE, Part
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.model.view import ModelView
 from springtide.app.serving.retrieve.inverted_file import InvertedFile
 from springtide.app.serving.retrieve.item_set import ItemSet
 from springtide.app.serving.retrieve.sampled_users import sample_users
@@ -48,7 +47,7 @@ class Retriever:
 
     def __init__(
         self,
-        newest_view: Callable[[], ModelView | None],
+        newest_view: Callable[[], ServedView | None],
         metrics: MetricsRegistry,
         *,
         indexed_items: int = INDEXED_ITEMS,
@@ -83,7 +82,7 @@ class Retriever:
             self._check_towers(view)
         raise not_ready(self._reason)
 
-    def template_of(self, view: ModelView) -> TowerTemplate:
+    def template_of(self, view: ServedView) -> TowerTemplate:
         """Return what the towers of a view have in common with others, for who holds no items; ApiError 422 without."""
         self._check_towers(view)
         base = view.client_view.base
@@ -93,14 +92,14 @@ class Retriever:
                 self._asked = key, TowerTemplate(view)
             return self._asked[1]
 
-    def _check_towers(self, view: ModelView) -> None:
+    def _check_towers(self, view: ServedView) -> None:
         if self._is_without_towers(view):
             name = view.client_view.base.manifest.model.name
             raise ApiError(
                 422, "no_towers", f'the served model "{name}" has no towers', 'train [model] name = "two_tower"'
             )
 
-    def at(self, view: ModelView) -> ServedItems:
+    def at(self, view: ServedView) -> ServedItems:
         """Return what requests for exactly this view are answered from. May be called by several threads.
 
         ApiError 503 while there is nothing, 410 where the version is too old, 422 without towers.
@@ -108,7 +107,6 @@ class Retriever:
         newest = self.require()
         if newest.towers.rows_are_elsewhere:
             self._part.check_knows_all("items with several id features")
-        assert isinstance(view, ServedView)
         with self._lock:
             older = [kept for kept in self._kept if kept.towers.view.version <= view.version]
             if not older or older[-1].towers.template is not newest.towers.template:
@@ -140,6 +138,11 @@ class Retriever:
         """Begin to follow the views."""
         self._thread.start()
 
+    def start_with_towers(self, view: ServedView) -> None:
+        """Begin with the first view that has towers; call for each view that is served."""
+        if self._thread.ident is None and not self._part.hash_range.is_empty and not self._is_without_towers(view):
+            self.start()
+
     def stop(self) -> None:
         """End the thread; does not block."""
         self._stopping.set()
@@ -152,7 +155,7 @@ class Retriever:
     def step(self) -> None:
         """1. Follow the newest view. 2. If it is time, encode all items again, and rebuild the index."""
         view = self._newest_view()
-        if view is None or not isinstance(view, ServedView):
+        if view is None:
             return
         if self._is_without_towers(view):
             self.served = None
@@ -186,7 +189,7 @@ class Retriever:
                 self._stopping.wait(1.0)
             self._stopping.wait(POLL_SECONDS)
 
-    def _is_stale(self, view: ModelView) -> bool:
+    def _is_stale(self, view: ServedView) -> bool:
         served = self.served
         if served is None or self._is_without_towers(view):
             return False
@@ -198,7 +201,7 @@ class Retriever:
         return self._clock() - self._built_at >= self._built_seconds / share
 
     @staticmethod
-    def _is_without_towers(view: ModelView) -> bool:
+    def _is_without_towers(view: ServedView) -> bool:
         return ItemLayout.of(view.schema, view.client_view.base.manifest.model) is None
 
     def _towers(self, view: ServedView) -> Towers:
@@ -244,7 +247,6 @@ class Retriever:
             return
         assert self.served is not None
         now = towers if self.served.towers.view is view else self.served.towers
-        assert isinstance(now.view, ServedView)
         since = ItemSet.encode(now.view.items.between(base.version, now.view.version), now)
         assert since is not None
         self._serve(replace(first, base=base).followed_by(now, since))
@@ -275,7 +277,7 @@ class Retriever:
     def _follow_meanwhile(self) -> bool:
         """Follow a newer view, if there is one; False if the build must end."""
         view, served = self._newest_view(), self.served
-        if isinstance(view, ServedView) and (served is None or served.towers.view is not view):
+        if view is not None and (served is None or served.towers.view is not view):
             self._advance(view)
         return self.served is not None and not self._stopping.is_set()
 

@@ -10,7 +10,7 @@ from springtide.app.serving.http.preconditions import parse_preconditions
 from springtide.app.serving.http.responses import JsonResponse
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.one_version import at_one_version
 from springtide.app.serving.retrieve.ranking import find_items, find_items_everywhere
 from springtide.app.serving.retrieve.request import RetrieveBody, decode_retrieve_request
@@ -58,7 +58,7 @@ async def retrieve(request: Request) -> JsonResponse:
     return JsonResponse(document, headers=parts.replica.version_headers(view))
 
 
-async def _ask_all(parts: RetrieveParts, body: RetrieveBody, view: ModelView) -> tuple[ModelView, RankedIds]:
+async def _ask_all(parts: RetrieveParts, body: RetrieveBody, view: ServedView) -> tuple[ServedView, RankedIds]:
     def find() -> RankedIds:
         return find_items_everywhere(parts.retriever, parts.retriever.template_of(view), view, body)
 

@@ -3,7 +3,7 @@
 # N users, C categorical features, R rows looked at
 import numpy as np
 
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
@@ -12,7 +12,7 @@ NUM_ROWS = 16_384  # looked at of each layer
 LIST_LENGTH = 4
 
 
-def sample_users(view: ModelView, part: Schema, num: int) -> Features:
+def sample_users(view: ServedView, part: Schema, num: int) -> Features:
     """Return users with random ids of each of their fields, the same for the same view; numbers are missing."""
     draw = np.random.default_rng(0)
 
@@ -29,7 +29,7 @@ def sample_users(view: ModelView, part: Schema, num: int) -> Features:
     )
 
 
-def _known_ids(view: ModelView, number: int, draw: np.random.Generator) -> np.ndarray:
+def _known_ids(view: ServedView, number: int, draw: np.random.Generator) -> np.ndarray:
     found = []
     for layer in view.layers_of(number):
         rows_R = draw.integers(0, len(layer), NUM_ROWS) if len(layer) > NUM_ROWS else np.arange(len(layer))

@@ -12,7 +12,7 @@ from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide.app.models.retrieval.two_tower import TwoTower
-from springtide.app.serving.model.view import ModelView
+from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower, FloatArray, Int64Array
 from springtide.app.version_log.change.design import Design
 from springtide.app.version_log.item_columns import ItemColumns
@@ -45,7 +45,7 @@ class UserInputs(NamedTuple):
 class TowerTemplate:
     """What the towers of a base's versions have in common."""
 
-    def __init__(self, view: ModelView) -> None:
+    def __init__(self, view: ServedView) -> None:
         """ValueError if the view's model has no towers."""
         base = view.client_view.base
         layout = ItemLayout.of(view.schema, base.manifest.model)
@@ -61,7 +61,7 @@ class TowerTemplate:
         self.item_numbers = np.array([part.number(name) for name in part.features], np.uint16)
         self.item_column = part.categorical.index(layout.id_field)
 
-    def of(self, view: ModelView) -> "Towers":
+    def of(self, view: ServedView) -> "Towers":
         """Return the towers with the parameters of a view of the same model."""
         client_view = view.client_view
         named = client_view.model.named_arrays(client_view.parameters)
@@ -77,11 +77,11 @@ class TowerTemplate:
 class Towers:
     """Immutable: threads may call it at the same time."""
 
-    def __init__(self, template: TowerTemplate, user: CompiledTower, item: CompiledTower, view: ModelView) -> None:
+    def __init__(self, template: TowerTemplate, user: CompiledTower, item: CompiledTower, view: ServedView) -> None:
         self.template, self.view = template, view
         self._user, self._item = user, item
 
-    def at(self, view: ModelView) -> "Towers":
+    def at(self, view: ServedView) -> "Towers":
         """Return the same nets over the rows of another view."""
         return Towers(self.template, self._user, self._item, view)
 
@@ -112,7 +112,7 @@ class Towers:
         self,
         columns: ItemColumns,
         between: Callable[[], bool] = lambda: True,
-        newest_view: Callable[[], ModelView | None] = lambda: None,
+        newest_view: Callable[[], ServedView | None] = lambda: None,
     ) -> ItemVectors | None:
         """Return the vectors of all items. `between` is called now and then, and ends it by returning False: None.
 

@@ -22,7 +22,7 @@ from springtide.app.config.load import load_config
 from springtide.app.processes.priority import take_short_slices
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
-from springtide.app.serving.model.log_follower import LogFollower
+from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.retrieve.retriever import INDEXED_ITEMS, Retriever, recall
 from springtide.app.serving.server.worker import SWITCH_INTERVAL_SECONDS
 from springtide.app.training.bootstrap import load_state
@@ -51,9 +51,9 @@ def main() -> None:
             path = config_path(Path(name), movielens.CONFIG)
             learn(path, movielens.learn_ratings)
             for title, indexed_items in (("movielens", INDEXED_ITEMS), ("movielens_indexed", 1)):
-                follower, retriever = open_log(path, indexed_items)
+                replica, retriever = open_log(path, indexed_items)
                 result[title] = compare(retriever, movielens.users())
-                follower.close()
+                replica.join()
                 print(json.dumps({title: result[title]}), flush=True)
     else:
         print(f"skipped: MovieLens-100k, {movielens.PATH} is not there", flush=True)
@@ -61,11 +61,11 @@ def main() -> None:
         path = config_path(Path(name), synthetic.CONFIG)
         num_batches = learn(path, lambda state, log: synthetic.learn_items(state, log, num_items))
         began = time.process_time()
-        follower, retriever = open_log(path, 1)
+        replica, retriever = open_log(path, 1)
         result["synthetic"] = {"start_and_build_processor_seconds": round(time.process_time() - began, 1)}
         result["synthetic"] |= compare(retriever, synthetic.users())
         print(json.dumps({"synthetic": result["synthetic"]}), flush=True)
-        result["while_training"] = while_training(path, num_items, num_batches, follower, retriever, seconds)
+        result["while_training"] = while_training(path, num_items, num_batches, replica, retriever, seconds)
     print(json.dumps(result, indent=1))
     if options.out:
         options.out.write_text(json.dumps(run | result, indent=1) + "\n")
@@ -89,28 +89,26 @@ def learn(path: Path, learn_all: Any) -> Any:
     return result
 
 
-def open_log(path: Path, indexed_items: int) -> tuple[LogFollower, Retriever]:
+def open_log(path: Path, indexed_items: int) -> tuple[Replica, Retriever]:
     """Follow a log to its end, with its items encoded and indexed."""
-    follower = LogFollower(
+    replica = Replica(
         Path(load_config(path).log.path),
+        poll_interval_seconds=0.005,
+        metrics=declare_metrics(MetricsRegistry()),
         cache_bytes=2 << 30,
         disk_bytes=4 << 30,
-        cache_path=None,
-        on_version=lambda *_: None,
-        on_swap=lambda _: None,
-        on_record=lambda _: None,
     )
-    while follower.view is None or follower.poll():
-        follower.poll()
-    retriever = Retriever(lambda: follower.view, declare_metrics(MetricsRegistry()), indexed_items=indexed_items)
+    while replica.view is None or replica.poll():
+        replica.poll()
+    retriever = Retriever(lambda: replica.view, declare_metrics(MetricsRegistry()), indexed_items=indexed_items)
     retriever.step()
     gc.collect()
     gc.freeze()  # as a server does
-    return follower, retriever
+    return replica, retriever
 
 
 def while_training(
-    path: Path, num_items: int, first_batch: int, follower: LogFollower, retriever: Retriever, seconds: float
+    path: Path, num_items: int, first_batch: int, replica: Replica, retriever: Retriever, seconds: float
 ) -> dict[str, Any]:
     """Ask while a trainer publishes; every item of a version must be found by the time that version answers."""
     context = multiprocessing.get_context("spawn")
@@ -120,7 +118,7 @@ def while_training(
     users = synthetic.users()
     before = retriever.require().towers.view.version
     trainer.start()
-    follow = _Following(follower, retriever)
+    follow = _Following(replica, retriever)
     try:
         follow.start()
         while retriever.require().towers.view.version == before:
@@ -164,8 +162,8 @@ def newest_items(retriever: Retriever) -> Sequence[int]:
 class _Following:
     """Follows the log and the views in a thread each, as a server does."""
 
-    def __init__(self, follower: LogFollower, retriever: Retriever) -> None:
-        self._follower, self._retriever = follower, retriever
+    def __init__(self, replica: Replica, retriever: Retriever) -> None:
+        self._replica, self._retriever = replica, retriever
         self._ends = threading.Event()
         self._versions: list[int] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -190,15 +188,15 @@ class _Following:
 
     def _run(self) -> None:
         take_short_slices()
-        seen = self._follower.view
+        seen = self._replica.view
         while not self._ends.is_set():
-            self._follower.poll()
-            view = self._follower.view
+            self._replica.poll()
+            view = self._replica.view
             if view is not None and view is not seen:
                 seen = view
                 self._versions.append(view.version)
             self._ends.wait(0.02)
-        self._follower.close()
+        self._replica.join()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from springtide.app.serving.lookup.neighbors import find_neighbors
-from springtide.app.serving.model.id_dictionary import LiveIdDictionary
-from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
 from springtide.app.serving.model.served_view import ServedView
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View

@@ -1,24 +1,50 @@
 from springtide.app.serving.metrics.registry import MetricsRegistry
-from springtide.app.serving.model.replica import NO_VERSION_YET, Replica
+from springtide.app.serving.model.replica import LOADING_FIRST_VERSION, NO_VERSION_YET, Replica
 from springtide.app.serving.service import declare_metrics
+from tests.app.serving.conftest import new_log
 
 
 def test_the_reason_tells_loading_from_a_missing_version(tmp_path):
-    reasons = []
-
-    class Loading:
-        view = error = None
-        has_base = False
-
-        def poll(self):
-            self.has_base = True
-            reasons.append(replica.reason)
-            replica.stop()
-
-        def close(self):
-            pass
-
-    replica = Replica(lambda *_: Loading(), poll_interval_seconds=0.01, metrics=declare_metrics(MetricsRegistry()))
+    log, reasons = new_log(tmp_path / "log"), []
+    replica = Replica(
+        log.path,
+        poll_interval_seconds=0.01,
+        metrics=declare_metrics(MetricsRegistry()),
+        on_record=lambda record: reasons.append(replica.reason),
+    )
+    replica.poll()
     assert replica.reason == NO_VERSION_YET
-    replica._run()
-    assert reasons == ["the first version is being loaded"]
+    log.start_epoch()
+    log.publish()
+    while replica.view is None:  # errors of the log are retried after a pause
+        replica.poll()
+    assert reasons == [LOADING_FIRST_VERSION]
+    assert replica.reason == ""
+    replica.join()
+
+
+def test_one_version_is_served_once_the_log_leads_to_it_and_never_another(tmp_path):
+    log = new_log(tmp_path / "log")
+    log.start_epoch()
+    numbers = [log.publish() for _ in range(3)]
+    served = []
+    replica = Replica(
+        log.path,
+        poll_interval_seconds=0.01,
+        metrics=declare_metrics(MetricsRegistry()),
+        version=numbers[1],
+        on_view=served.append,
+    )
+    replica.poll()
+    log.write_base()
+    log.publish()
+    assert replica.view.version == numbers[1]
+    assert not replica.poll()
+    assert [view.version for view in served] == [replica.view.version] == [numbers[1]]
+    assert replica.versions.find(numbers[2]) is None
+    replica.join()
+    gone = Replica(log.path, poll_interval_seconds=0.01, metrics=declare_metrics(MetricsRegistry()), version=77)
+    gone.poll()
+    assert gone.view is None
+    assert "77 is not in the log" in gone.reason or "can no longer be rebuilt" in gone.reason
+    gone.join()

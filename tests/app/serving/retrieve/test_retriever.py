@@ -7,8 +7,7 @@ import pytest
 
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
-from springtide.app.serving.model.id_dictionary import LiveIdDictionary
-from springtide.app.serving.model.live_items import LiveItems
+from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.retrieve.inverted_file import InvertedFile
 from springtide.app.serving.retrieve.retriever import Retriever, recall

@@ -2,8 +2,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from springtide.app.serving.model.id_dictionary import LiveIdDictionary
+from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
+from springtide.app.version_log.items import ItemLayout, items_to_arrays
+from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
+from springtide_client.log.base import ModelIdentity
+from tests.app.training.random_clicks import SCHEMA, make_batch
+from tests.support.writer_log import WriterLog, put
 
 FEATURE = 3
 
@@ -53,3 +58,30 @@ def test_strings_that_a_base_has_are_dropped():
     dictionary.drop_through(6)
     assert dictionary.find(base(), FEATURE, ids("shoe", "boot")) == [None, "boot"]
     assert dictionary.find(base("shoe"), FEATURE, ids("shoe", "boot")) == ["shoe", "boot"]
+
+
+LAYOUT = ItemLayout.of(SCHEMA, ModelIdentity(name="two_tower", options={"item": ["item_id", "price"]}))
+
+
+def item_ids(items) -> list[int]:
+    return items.ids_I.tolist()
+
+
+def test_items_are_those_of_a_range_of_versions(tmp_path):
+    log, live = WriterLog(tmp_path / "log"), LiveItems()
+    batches = [make_batch(number, 6).features for number in range(3)]
+    with log.writer() as writer:
+        base = log.directory.open_base()
+        tips = [writer.append(VersionMeta(), items_to_arrays(LAYOUT.encode(batch))) for batch in batches]
+        put(writer, 1)
+        writer.sync()
+        for record in log.directory.records(base.tip):
+            live.add(record)
+    numbers = [tip.number for tip in tips]
+    of_batch = [np.unique(batch.categorical_NC[:, 1]).tolist() for batch in batches]
+    assert item_ids(live.between(numbers[0], numbers[1])) == of_batch[1]
+    assert item_ids(live.between(0, numbers[2])) == sorted({*of_batch[0], *of_batch[1], *of_batch[2]})
+    assert item_ids(live.at(base, numbers[0])) == of_batch[0]
+    assert item_ids(live.between(numbers[2], 1 << 62)) == []
+    live.drop_through(numbers[1])
+    assert item_ids(live.between(0, numbers[2])) == of_batch[2]

@@ -1,0 +1,108 @@
+"""The log as the replica follows it: the shard records of its part of the rows, to its end or up to one version."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from springtide.app.errors import UserError
+from springtide.app.serving.model.part import Part
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import VersionRange
+from springtide_client.errors import LogError
+from springtide_client.follow.log_source import LogSource, RecordCursor
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import read_base_manifest
+from springtide_client.log.cursor import LogCursor
+from springtide_client.log.directory import LogDirectory
+
+
+class LogOfPart(LogDirectory):
+    """A log's folder, whose cursors read the shard records that a part of the rows needs."""
+
+    def __init__(self, path: Path, part: Part) -> None:
+        super().__init__(path)
+        self._part = part
+
+    def follow(self, after: Tip | None) -> LogCursor:
+        base = self.newest_base()
+        if base is not None and not self._part.holds_all:
+            with suppress(FileNotFoundError, LogError):  # deleted or damaged meanwhile: all records are read
+                return LogDirectory(self.path, self._part.shard_choice(read_base_manifest(base))).follow(after)
+        return super().follow(after)
+
+
+class LogUpTo:
+    """A LogSource that ends at one version. Once that is served, retention may delete its files."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        self._directory, self._version = LogDirectory(path), version
+
+    def newest_base(self) -> Path | None:
+        """Return the newest base from which the version can be rebuilt; LogError where there is none any more."""
+        if self._directory.newest_base() is None:
+            return None
+        try:
+            return LogIndex(self._directory).base_before(self._version).path
+        except UserError as error:
+            raise LogError(str(error)) from None
+
+    def bases_before(self, than: Path) -> list[Path]:
+        return []
+
+    def local_base(self) -> Path | None:
+        return None
+
+    def follow(self, after: Tip | None) -> "RecordsUpTo":
+        """Return a cursor that raises LogError where the log does not lead to the version."""
+        assert after is not None
+        return RecordsUpTo(VersionRange(LogIndex(self._directory), after.number, self._version).records())
+
+
+class RecordsUpTo:
+    """A RecordCursor over some records."""
+
+    def __init__(self, records: Iterator[Record]) -> None:
+        self._records = records
+
+    def read(self) -> Sequence[Record]:
+        return [record] if (record := next(self._records, None)) is not None else []
+
+    def close(self) -> None:
+        self._records = iter(())
+
+
+class ObservedLog:
+    """A LogSource that shows each record to observers on its way to the follower."""
+
+    def __init__(self, source: LogSource, observers: Sequence[Callable[[Record], None]]) -> None:
+        self._source, self._observers = source, observers
+        self.has_base = False  # at the last look
+
+    def newest_base(self) -> Path | None:
+        found = self._source.newest_base()
+        self.has_base = found is not None
+        return found
+
+    def bases_before(self, than: Path) -> list[Path]:
+        return self._source.bases_before(than)
+
+    def local_base(self) -> Path | None:
+        return self._source.local_base()
+
+    def follow(self, after: Tip | None) -> RecordCursor:
+        return _ObservedCursor(self._source.follow(after), self._observers)
+
+
+class _ObservedCursor:
+    def __init__(self, inner: RecordCursor, observers: Sequence[Callable[[Record], None]]) -> None:
+        self._inner, self._observers = inner, observers
+
+    def read(self) -> Sequence[Record]:
+        records = self._inner.read()
+        for record in records:
+            for observe in self._observers:
+                observe(record)
+        return records
+
+    def close(self) -> None:
+        self._inner.close()
