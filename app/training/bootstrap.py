@@ -75,7 +75,10 @@ def load_state(
         device = resolve_device(config.train)
     except ValueError as error:
         raise UserError(str(error)) from error
-    resume = Resume.of(log.directory, log.last_encoded) if ranks.is_first else _begun_by_first(log, ranks)
+    if ranks.is_first:
+        resume = Resume.of(log.directory, log.last_encoded, log.sealed_records)
+    else:
+        resume = _begun_by_first(log, ranks)
     try:
         model = build_model(config.model, spec, seed=config.train.seed)
         add_parts(model, config)
@@ -327,7 +330,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
         if is_sound:
             return resume
         write_exported_model(resume.base, log.directory, export_model(model, model_spec(config)))
-        return Resume.of(log.directory, resume.tip) or resume
+        return Resume.of(log.directory, resume.tip, log.sealed_records) or resume
     logger.warning("the log goes on with changed settings", extra=plan.document())
     is_same_net = (old.model.name, old.model.options) == (new.model.name, new.model.options) and old.dense == new.dense
     is_same_net &= ModelSpec.of(old.schema, old.widest_dim, old.dims) == model_spec(config)

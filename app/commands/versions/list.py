@@ -71,7 +71,7 @@ def describe(index: "LogIndex", number: int) -> dict[str, Any]:
         "rows": head.num_rows if head else None,
         "forgotten": head.num_forgotten if head else None,
         "bytes": entry.num_bytes if entry else None,
-        "file": entry.path.name if entry else None,
+        "file": entry.frame.path.name if entry else None,
         "is_base": number in index.bases,
         "is_change": bool(meta.change),
         "pins": [pin.name for pin in index.pins if pin.version == number],

@@ -1,7 +1,6 @@
 """Replays a log into a learner: its newest base, then every version after it."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from springtide.app.training.ranks.own_rows import own_part
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
 from springtide.app.training.step.learner import Learner
-from springtide.app.version_log.read.exact_state import is_exact_state
+from springtide.app.version_log.read.exact_state import PARAMETERS, RANDOM, fold_net, is_net
 from springtide.embeddings.collection.collection import AnyTable, tables_by_name
 from springtide.embeddings.rows import TableDelta
 from springtide_client.format.records import Record, VersionMeta
@@ -38,7 +37,7 @@ def replay_log(
     arrays: Arrays = {**base.dense, **base.trainer_state}
     scores.restore(without_prefix("state.scores.", arrays))
     meta, table = base.manifest.meta, learner.table
-    newest, names = _dense_arrays(arrays), base.manifest.table_names
+    net, names = fold_net({}, arrays, is_whole=True), base.manifest.table_names
     if base.sketch is not None:
         _restore_sketch(table, meta, np.arange(len(base.sketch)), base.sketch)
     for record in records:
@@ -53,18 +52,16 @@ def replay_log(
             _restore_sketch(table, meta, tensors["sketch.block"], tensors["sketch.bytes"])
         if meta.restores:
             scores.restore(without_prefix("state.scores.", tensors))
-            newest = {}
         else:
             scores.apply(without_prefix("state.scores.", tensors))
-        if "state.random" in tensors:
-            newest = {}  # all of the net follows
-        newest |= _dense_arrays(tensors)
+        carried = {name: np.array(array) for name, array in tensors.items() if is_net(name)}  # outlives the record
+        net = fold_net(net, carried, is_whole=bool(meta.restores))
     if meta.exact_state > base.tip.number:
-        newest = read_state(meta.exact_state)
-    parameters = without_prefix("state.parameters.", newest) or without_prefix("dense.", newest)
-    learner.restore(parameters, without_prefix("state.", newest))
-    if "state.random" in newest:
-        torch.set_rng_state(torch.from_numpy(np.array(newest["state.random"])))
+        net = read_state(meta.exact_state)
+    parameters = without_prefix(PARAMETERS, net) or without_prefix("dense.", net)
+    learner.restore(parameters, without_prefix("state.", net))
+    if RANDOM in net:
+        torch.set_rng_state(torch.from_numpy(np.array(net[RANDOM])))
     return meta
 
 
@@ -74,10 +71,3 @@ def _restore_sketch(
     """Take the counts of a version, unless `sketch_bytes` has changed since: then counting starts again."""
     if meta.sketch_blocks == table.sketch().num_blocks:
         table.restore_sketch(blocks_B, np.ascontiguousarray(bytes_B64))
-
-
-def _dense_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Return those arrays of which only the newest version's count, copied out of the record."""
-    return {
-        name: np.array(array) for name, array in arrays.items() if name.startswith("dense.") or is_exact_state(name)
-    }

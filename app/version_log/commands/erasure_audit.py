@@ -17,7 +17,6 @@ import numpy as np
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.read.id_dictionary import find_id_strings
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.segments import HEADERS_ONLY, scan_segment
 from springtide.app.version_log.retention.keep_rule import kept_by_rule
 from springtide.app.version_log.retention.pins import read_pins
 from springtide.app.version_log.tables import is_row_id
@@ -26,6 +25,7 @@ from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import ID_STRINGS, ITEMS, read_base_manifest
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import Listing, base_name
 
 CHUNK_ROWS = 1 << 20
@@ -172,9 +172,9 @@ def _records(path: Path) -> Iterator[tuple[int, Arrays]]:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (FileNotFoundError, ValueError):  # deleted meanwhile, or empty
         return
-    for header, end in scan_segment(path, verify_after=HEADERS_ONLY):
+    for frame in sound_frames(path):
         try:
-            yield header.number, decode_tensors(content[end - header.length : end])[0]
+            yield frame.header.number, decode_tensors(content[frame.end - frame.header.length : frame.end])[0]
         except LogError:
             continue
 

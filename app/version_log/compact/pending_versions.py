@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from springtide.app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
+from springtide.app.version_log.read.segments import size_of
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import Frame, sound_frames
 
 LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 
@@ -52,24 +53,22 @@ class PendingVersions:
         if path.name in self._covered:
             return self._covered[path.name]
         covered = 0
-        for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY):
-            if header.number > self._base:
+        for frame in sound_frames(path, limit):
+            if frame.header.number > self._base:
                 self._covered[path.name] = covered
                 break
-            covered = end
+            covered = frame.end
         return covered
 
     def _is_idle(self, path: Path, limit: int | None, start: int) -> bool:
         """Return True if all records of a file from an offset on are heartbeats."""
-        for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY, start=start):
-            if not is_heartbeat(path, end - header.length, header.length):
+        for frame in sound_frames(path, limit, start):
+            if not is_heartbeat(frame):
                 return False
-            self._idle_until[path.name] = end
+            self._idle_until[path.name] = frame.end
         return True
 
 
-def is_heartbeat(path: Path, offset: int, length: int) -> bool:
-    """Return True if the payload at an offset holds no tensors: nothing but a version's meta."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return int.from_bytes(file.read(LENGTH_BYTES), "little") + LENGTH_BYTES == length
+def is_heartbeat(frame: Frame) -> bool:
+    """Return True if a record holds no tensors: nothing but a version's meta."""
+    return int.from_bytes(frame.read_bytes(LENGTH_BYTES), "little") + LENGTH_BYTES == frame.header.length

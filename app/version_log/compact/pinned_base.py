@@ -31,11 +31,11 @@ def pinned_base_due(directory: LogDirectory, *, keep_bases: int) -> int | None:
             continue
         others = [(start, end) for end, start in starts.items() if start is not None and end != version]
         needed = {
-            entry.path
+            entry.frame.path
             for start, end in [*others, (oldest_recent, index.numbers[-1])]
             for entry in index.entries_between(start, end)
         }
-        alone = {entry.path for entry in index.entries_between(base, version)} - needed
+        alone = {entry.frame.path for entry in index.entries_between(base, version)} - needed
         if sum(map(size_of, alone)) > sizes[base]:
             return version
     return None

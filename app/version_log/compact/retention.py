@@ -14,7 +14,7 @@ from springtide.app.version_log.config import KeepRule
 from springtide.app.version_log.disk_usage import folder_bytes
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.segments import HEADERS_ONLY, scan_segment, size_of
+from springtide.app.version_log.read.segments import size_of
 from springtide.app.version_log.retention.keep_rule import (
     KeptVersions,
     described,
@@ -28,6 +28,7 @@ from springtide.app.version_log.retention.retention_lock import retention_lock
 from springtide_client.format.records import EPOCH_SHIFT
 from springtide_client.log.base import BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import Listing, LogManifest, base_name
 
 LOCK_WAIT_SECONDS = 10.0
@@ -195,8 +196,7 @@ def ranges_of(directory: LogDirectory, files: Sequence[tuple[str, int | None]]) 
     ranges: list[SegmentRange] = []
     following = 1 << 63
     for name, limit in reversed(files):
-        scan = scan_segment(directory.path / name, limit, verify_after=HEADERS_ONLY)
-        first = next((header.number for header, _ in scan), None)
+        first = next((frame.header.number for frame in sound_frames(directory.path / name, limit)), None)
         epoch = int(name[4:14])
         last = min(following, (epoch + 1) << EPOCH_SHIFT) - 1
         ranges.append(SegmentRange(name, limit, last + 1 if first is None else first, last))
@@ -206,7 +206,7 @@ def ranges_of(directory: LogDirectory, files: Sequence[tuple[str, int | None]]) 
 
 def newest_number(path: Path, limit: int | None) -> int:
     """Return the number of a segment's last complete record; 0 if it has none."""
-    return max((header.number for header, _ in scan_segment(path, limit, verify_after=HEADERS_ONLY)), default=0)
+    return max((frame.header.number for frame in sound_frames(path, limit)), default=0)
 
 
 def delete_base(base_path: Path) -> None:

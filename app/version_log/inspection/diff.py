@@ -238,8 +238,8 @@ def _not_in(layer: RowLayer, rows: RowLayer) -> BoolArray:
 
 def _dense_changes(base: Base, before: VersionRange, between: VersionRange | ImageRange) -> list[DenseChange]:
     """Return every parameter of either version, the one that changed most relative to its norm first."""
-    older = base.dense | before.newest_arrays("dense.")
-    newer = older | between.newest_arrays("dense.")
+    older = before.newest_net(base.dense, "dense.")
+    newer = between.newest_net(older, "dense.")
     changes = [_dense_change(name, older.get(name), array) for name, array in newer.items()]
     return sorted(changes, key=lambda change: (-(np.inf if change.relative is None else change.relative), change.name))
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.app.version_log.read.segments import HEADERS_ONLY, IndexEntry, scan_segment, size_of
+from springtide.app.version_log.read.segments import IndexEntry, size_of
 from springtide_client.errors import LogError
-from springtide_client.format.records import HEADER, CommandEntry, Tip
+from springtide_client.format.records import CommandEntry, Tip
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import sound_frames
 from springtide_client.log.shard_files import ShardFiles
 from springtide_client.system.files import write_atomically
 
@@ -74,12 +75,11 @@ def lost_commands(directory: LogDirectory, known: Container[str]) -> Iterator[Co
     for epoch, names in listing.segments.items():
         for name in names if epoch < manifest.epoch else ():
             path, limit = directory.path / name, valid_bytes.get(name) or 0
-            for header, end in scan_segment(path, verify_after=HEADERS_ONLY) if size_of(path) > limit else ():
-                if end <= limit:
+            for frame in sound_frames(path) if size_of(path) > limit else ():
+                if frame.end <= limit:
                     continue
                 try:
-                    record = IndexEntry(header, path, end - header.length - HEADER.size, shards).read_alone()
-                    entries = record.meta.executed_commands
+                    entries = IndexEntry(frame, shards).read_alone().meta.executed_commands
                 except LogError:
                     continue
                 for entry in entries:

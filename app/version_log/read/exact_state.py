@@ -5,8 +5,9 @@ complete. The folder names the version by its checksum, so the state of a versio
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,7 +22,10 @@ from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum
 from springtide_client.log.listing import state_name
 
+T = TypeVar("T")
+
 PARAMETERS, AVERAGE = "state.parameters.", "state.average."
+RANDOM = "state.random"  # a version that has it carries all of the net's exact state
 
 
 class StateManifest(msgspec.Struct, kw_only=True):
@@ -79,10 +83,14 @@ class ExactStates:
             self._files[number] = None if entry is None else find_state(self._log_path, entry.tip, verify=True)
         return self._files[number]
 
-    def newest(self, entries: Sequence[IndexEntry]) -> int:
-        """Return how many of these versions, which follow the base, are left if the last of them must be exact."""
-        for count in range(len(entries), 0, -1):
-            if self.has(entries[count - 1].read_head().meta.exact_state):
+    def newest(self, versions: Sequence[IndexEntry] | Sequence[int]) -> int:
+        """Return how many of these versions, which follow the base, are left if the last of them must be exact.
+
+        They are given by their records, or by what their metas say of their exact states.
+        """
+        for count in range(len(versions), 0, -1):
+            version = versions[count - 1]
+            if self.has(version if isinstance(version, int) else version.read_head().meta.exact_state):
                 return count
         return 0
 
@@ -109,9 +117,27 @@ def serve_averages(arrays: Arrays) -> Arrays:
     return arrays | {f"{PARAMETERS}{name}": array for name, array in trained.items()} | served
 
 
+def is_net(name: str) -> bool:
+    """Return True for tensors of the dense net and its exact state."""
+    return name.startswith("dense.") or is_exact_state(name)
+
+
 def is_exact_state(name: str) -> bool:
     """Return True for tensors that only a trainer that continues from the version needs, of net and optimizer."""
     return name.startswith("state.") and not name.startswith("state.scores.")
+
+
+def fold_net(older: Mapping[str, T], newer: Mapping[str, T], *, is_whole: bool) -> dict[str, T]:
+    """Return the net as of a version, by the names of its tensors: what the version has over what came before it.
+
+    `is_whole`: it is a rollback, which carries all of the net. A version with the random state carries all of the exact
+    state: gathered gradients come and go. Scores and rows are left out.
+    """
+    if is_whole:
+        older = {}
+    elif RANDOM in newer:
+        older = {name: array for name, array in older.items() if not is_exact_state(name)}
+    return {**older, **{name: array for name, array in newer.items() if is_net(name)}}
 
 
 def state_numbers(log_path: Path) -> list[int]:

@@ -90,11 +90,10 @@ class ImageRange:
         """Return no keys: which rows were deleted and created again is not known."""
         return empty_layer(0)
 
-    def newest_arrays(self, prefix: str) -> Arrays:
-        """Return every array of the newer version whose name starts with `prefix`."""
+    def newest_net(self, older: Arrays, prefix: str = "") -> Arrays:
+        """Return the net of the newer version, of what begins with `prefix`, whatever the `older` is."""
         base = self._newer.base
-        arrays = {name: array for name, array in (base.dense | base.trainer_state).items() if name.startswith(prefix)}
-        return arrays | self._newer.versions.newest_arrays(prefix)
+        return self._newer.versions.newest_net(base.dense | base.trainer_state, prefix)
 
 
 def versions_between(index: LogIndex, after: int, last: int) -> VersionRange | ImageRange:

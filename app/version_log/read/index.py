@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.read.segments import HEADERS_ONLY, IndexEntry, ShardCounts, scan_segment
+from springtide.app.version_log.read.segments import IndexEntry, ShardCounts
 from springtide.app.version_log.read.version_names import Instant, parse_instant, parse_version
 from springtide.app.version_log.retention.pins import Pin, read_pin, read_pins
 from springtide.app.version_log.retention.unbroken_runs import UnbrokenRuns
 from springtide_client.errors import LogError
-from springtide_client.format.records import EPOCH_SHIFT, HEADER, Tip, VersionMeta, version_name
+from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import Listing, base_name, begins_epoch
 from springtide_client.log.shard_files import ShardFiles
 
@@ -45,15 +46,14 @@ class LogIndex:
         shards, found = ShardFiles(self.directory.path), ShardCounts.of(self.directory.path, listing)
         newest_base, last = max(self.bases, default=0), -1
         for name, limit in self.directory.readable_segments(listing, self.manifest):
-            path = self.directory.path / name
-            for header, end in scan_segment(path, limit, verify_after=HEADERS_ONLY):
-                if header.number <= last:
+            for frame in sound_frames(self.directory.path / name, limit):
+                number = frame.header.number
+                if number <= last:
                     continue
-                offset, last = end - header.length - HEADER.size, header.number
-                entry = IndexEntry(header, path, offset, shards, found.num_bytes[header.number])
-                if found.num_ranks[header.number] >= found.num_needed(entry):
+                entry, last = IndexEntry(frame, shards, found.num_bytes[number]), number
+                if found.num_ranks[number] >= found.num_needed(entry):
                     yield entry
-                elif header.number > newest_base:
+                elif number > newest_base:
                     return
 
     def find(self, number: int) -> IndexEntry | None:

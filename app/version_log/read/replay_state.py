@@ -8,7 +8,7 @@ import numpy as np
 
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.version_log.items import items_of
-from springtide.app.version_log.read.exact_state import is_exact_state
+from springtide.app.version_log.read.exact_state import fold_net, is_exact_state, is_net
 from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings, take_strings
 from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta
@@ -34,7 +34,7 @@ class ModelReplayState:
         self._sketch = base.sketch
         self._state_tip: Tip | None = None  # the newest version replayed whose exact state is beside the log
         arrays = {**base.dense, **base.trainer_state}
-        self._arrays = {name: array for name, array in arrays.items() if not name.startswith(SCORES)}
+        self._arrays = fold_net({}, arrays, is_whole=True)
         schema = base.manifest.decode_schema()
         self._scores = ProgressiveScores(schema.labels, window_samples, links=schema.label_links)
         self._scores.restore(_scores_of(arrays))
@@ -42,16 +42,12 @@ class ModelReplayState:
     def apply(self, record: Record) -> None:
         """Replay the next version. Arrays that are kept are copied, so the record may be freed."""
         tensors = record.tensors()
+        net = {name: np.array(array) for name, array in tensors.items() if is_net(name)}
+        self._arrays = fold_net(self._arrays, net, is_whole=bool(record.meta.restores))
         if record.meta.restores:
-            self._arrays = {}
             self._scores.restore(_scores_of(tensors))
         else:
             self._scores.apply(_scores_of(tensors))
-        if "state.random" in tensors:  # all of the net's exact state follows
-            self._arrays = {name: array for name, array in self._arrays.items() if not is_exact_state(name)}
-        for name, array in tensors.items():
-            if name.startswith(("dense.", "state.")) and not name.startswith(SCORES):
-                self._arrays[name] = np.array(array)
         self.apply_sketch_and_meta(record)
 
     def apply_sketch_and_meta(self, record: Record) -> None:

@@ -1,5 +1,6 @@
 """What a starting trainer resumes from: the newest base and every version between it and the end of the log."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ class Resume:
     base: Base
     tip: Tip  # the end of the log
     directory: LogDirectory
+    read_already: deque[Record] = field(default_factory=deque)  # the first of the records; they are taken out
     meta: VersionMeta = field(init=False)
     executed_commands: dict[str, int] = field(init=False)  # command id -> the version that carries it
     erasure_entries: list[CommandEntry] = field(init=False)  # the `forget` commands among them
@@ -30,19 +32,22 @@ class Resume:
         self._add_commands(self.base.tip.number, self.meta)
 
     @staticmethod
-    def of(directory: LogDirectory, tip: Tip | None) -> "Resume | None":
-        """Open the newest base for a log that ends at `tip`; None in a new log. LogError if no base opens."""
+    def of(directory: LogDirectory, tip: Tip | None, read_already: deque[Record] | None = None) -> "Resume | None":
+        """Open the newest base for a log that ends at `tip`; None in a new log. LogError if no base opens.
+
+        `read_already`: versions up to `tip` in order, which need not be read and verified again.
+        """
         if tip is None:
             return None
         base = directory.open_base()
         if base is None or base.tip.number > tip.number:
             raise LogError(f"the log {directory.path} has no base at or before its end {tip}")
-        return Resume(base, tip, directory)
+        return Resume(base, tip, directory, deque() if read_already is None else read_already)
 
     def records(self) -> Iterator[Record]:
         """Yield each version after the base, up to the end of the log; LogError if one of them cannot be read."""
         tip = self.base.tip
-        for record in self.directory.records(tip):
+        for record in self._versions(tip):
             failpoint("while the log is replayed")
             self._add_commands(record.number, record.meta)
             self.meta, tip = record.meta, record.tip
@@ -53,6 +58,14 @@ class Resume:
                 break
         if tip != self.tip:
             raise LogError(f"the log {self.directory.path} cannot be read up to {self.tip}: it ends at {tip}")
+
+    def _versions(self, tip: Tip) -> Iterator[Record]:
+        while self.read_already:
+            record = self.read_already.popleft()
+            if record.parent == tip.checksum:  # not one that the newest base covers
+                yield record
+                tip = record.tip
+        yield from self.directory.records(tip)
 
     def read_state(self, number: int) -> Arrays:
         """Return the exact state of the net at a version whose record was yielded; LogError if it is gone."""

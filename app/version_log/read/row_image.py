@@ -79,5 +79,5 @@ class RowImage:
     def dense(self, prefix: str = "") -> Arrays:
         """Return the dense net's parameters and buffers by their names in the net, those that begin with a prefix."""
         full = f"dense.{prefix}"
-        arrays = {name: array for name, array in self.base.dense.items() if name.startswith(full)}
-        return {name.removeprefix("dense."): a for name, a in (arrays | self.versions.newest_arrays(full)).items()}
+        net = self.versions.newest_net(self.base.dense, full)
+        return {name.removeprefix("dense."): array for name, array in net.items()}

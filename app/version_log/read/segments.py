@@ -1,31 +1,19 @@
-"""Read a segment file record by record: headers only, or with their payloads checked; and one record at its place."""
+"""One version in the files of the log: its place, its head without the tensors, and the whole record."""
 
-import os
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from springtide.app.version_log.tables import is_row_id
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.records import (
-    HEADER,
-    Record,
-    RecordHeader,
-    Tip,
-    VersionMeta,
-    decode_shard_entries,
-    parse_header,
-)
+from springtide_client.format.records import Record, RecordHeader, Tip, VersionMeta, decode_shard_entries
 from springtide_client.format.shards import ShardEntry, is_row_column
+from springtide_client.log.frames import Frame, sound_frames
 from springtide_client.log.listing import Listing
 from springtide_client.log.shard_files import ShardFiles
 
-READ_CHUNK_BYTES = 1 << 20
-HEADERS_ONLY = 2**63  # as `verify_after`: above every version number
 LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 
 
@@ -60,43 +48,45 @@ class RecordHead(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """A record's header, its file, and its offset in that file. It reads the version's shard records too."""
+    """A version's record where it lies. It reads the version's shard records too."""
 
-    header: RecordHeader
-    path: Path
-    offset: int
+    frame: Frame
     shards: ShardFiles
     num_shard_bytes: int = 0
 
     @property
+    def header(self) -> RecordHeader:
+        return self.frame.header
+
+    @property
     def number(self) -> int:
-        return self.header.number
+        return self.frame.header.number
 
     @property
     def tip(self) -> Tip:
-        return self.header.tip
+        return self.frame.header.tip
 
     @property
     def num_bytes(self) -> int:
-        return HEADER.size + self.header.length + self.num_shard_bytes
+        return self.frame.num_bytes + self.num_shard_bytes
 
     def read_head(self) -> RecordHead:
         """Read meta and shapes; LogError if they cannot be read."""
-        head = self._read_head(self.path, self.header, self.offset)
+        head = self._read_head(self.frame)
         for shard in head.shards:
             place = self.shards.find(self.header.epoch, self.number, shard)
             if place is None:
                 raise LogError(self._missing(shard.rank))
-            head = head.merged(self._read_head(place.path, place.header, place.offset).shapes)
+            head = head.merged(self._read_head(place).shapes)
         return head
 
     def read_shard_entries(self) -> tuple[ShardEntry, ...]:
         """Read which shard records belong to the version; LogError if that cannot be read."""
-        return self._read_head(self.path, self.header, self.offset).shards
+        return self._read_head(self.frame).shards
 
     def files(self) -> set[Path]:
         """Return the files that hold the version; LogError if a shard record of it is missing."""
-        files = {self.path}
+        files = {self.frame.path}
         for entry in self.read_shard_entries():
             if (place := self.shards.find(self.header.epoch, self.number, entry)) is None:
                 raise LogError(self._missing(entry.rank))
@@ -113,17 +103,21 @@ class IndexEntry(NamedTuple):
 
     def read_alone(self) -> Record:
         """Read and verify the version record, without its shard records."""
-        return Record.verify_payload(self.header, _read(self.path, self.header.length, self.offset + HEADER.size))
-
-    def _read_head(self, path: Path, header: RecordHeader, offset: int) -> RecordHead:
-        payload = offset + HEADER.size
-        length = int.from_bytes(_read(path, LENGTH_BYTES, payload), "little")
         try:
-            if length > header.length - LENGTH_BYTES:
+            return self.frame.read()
+        except FileNotFoundError:
+            raise _deleted(self.frame) from None
+
+    def _read_head(self, frame: Frame) -> RecordHead:
+        try:
+            length = int.from_bytes(frame.read_bytes(LENGTH_BYTES), "little")
+            if length > frame.header.length - LENGTH_BYTES:
                 raise KeyError("the length")
-            return parse_record_head(_read(path, length, payload + LENGTH_BYTES))
+            return parse_record_head(frame.read_bytes(length, LENGTH_BYTES))
+        except FileNotFoundError:
+            raise _deleted(frame) from None
         except (KeyError, UnicodeDecodeError, msgspec.MsgspecError):
-            place = f"{path.name} at byte {offset:,}"
+            place = f"{frame.path.name} at byte {frame.offset:,}"
             reason = f"{place}: version {self.tip} is corrupt: `springtide versions verify` says more"
             raise CorruptRecordError(reason) from None
 
@@ -155,9 +149,9 @@ class ShardCounts(NamedTuple):
         for names in listing.shards.values():
             numbers = set()
             for name in names:
-                for header, _ in scan_segment(log_path / name, verify_after=HEADERS_ONLY):
-                    counts.num_bytes[header.number] += HEADER.size + header.length
-                    numbers.add(header.number)
+                for frame in sound_frames(log_path / name):
+                    counts.num_bytes[frame.header.number] += frame.num_bytes
+                    numbers.add(frame.header.number)
             counts.num_ranks.update(numbers)
         return counts
 
@@ -172,40 +166,8 @@ class ShardCounts(NamedTuple):
         return self.by_epoch[epoch]
 
 
-def _read(path: Path, length: int, offset: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return os.pread(file.fileno(), length, offset)
-    except FileNotFoundError:
-        raise LogError(f"{path.name} was deleted by the compactor while it was read: run the command again") from None
-
-
-def scan_segment(
-    path: Path, limit: int | None = None, *, verify_after: int = -1, start: int = 0
-) -> Iterator[tuple[RecordHeader, int]]:
-    """Yield the header of each complete record from the offset `start` on, and the offset at which the record ends.
-
-    Stops at the first record that is incomplete or damaged, or at `limit` bytes (None: at the end of the file).
-    Payloads of records numbered above `verify_after` are read and checked against their CRC; others are skipped.
-    Yields nothing if the file has been deleted.
-    """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        size = os.fstat(file.fileno()).st_size
-        end, offset = size if limit is None else min(size, limit), start
-        while offset + HEADER.size <= end:
-            file.seek(offset)
-            try:
-                header = parse_header(file.read(HEADER.size))
-            except CorruptRecordError:
-                return
-            offset += HEADER.size + header.length
-            if offset > end or (header.number > verify_after and _crc32(file, header.length) != header.payload_crc):
-                return
-            yield header, offset
+def _deleted(frame: Frame) -> LogError:
+    return LogError(f"{frame.path.name} was deleted by the compactor while it was read: run the command again")
 
 
 def size_of(path: Path) -> int:
@@ -214,13 +176,3 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _crc32(file: BinaryIO, length: int) -> int:
-    crc = 0
-    while length:
-        chunk = file.read(min(length, READ_CHUNK_BYTES))
-        if not chunk:
-            return -1
-        crc, length = zlib.crc32(chunk, crc), length - len(chunk)
-    return crc

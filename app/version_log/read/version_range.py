@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from springtide.app.version_log.read.exact_state import is_exact_state
+from springtide.app.version_log.read.exact_state import fold_net
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.segments import IndexEntry
 from springtide.app.version_log.tables import LogTable
@@ -20,7 +20,6 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
 from springtide_client.rows.row_layer import RowLayer
 
-RANDOM = "state.random"  # a version that has it carries all of the net's exact state
 RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much
 
 
@@ -107,34 +106,18 @@ class VersionRange:
             layers = push_layer(layers, _copied(key_range.select(record_layer(deleted, 0))))
         return flatten_layers(layers, 0)
 
-    def newest_arrays(self, prefix: str) -> Arrays:
-        """Return every array whose name starts with `prefix`, each from the last version that has it.
-
-        Of the net's exact state only what the last version that carries it has: gathered gradients come and go.
-        """
-        sources: dict[str, IndexEntry] = {}
+    def newest_net(self, older: Arrays, prefix: str = "") -> Arrays:
+        """Return the net over `older`, of what begins with `prefix`, each array from the last version that has it."""
+        sources: dict[str, IndexEntry | None] = dict.fromkeys(older)
         for entry in self.entries:
             head = entry.read_head()
-            if head.meta.restores:
-                sources = {}  # a rollback carries every such array there is
-            if RANDOM in head.shapes:
-                sources = {name: source for name, source in sources.items() if not is_exact_state(name)}
-            sources |= {name: entry for name in head.shapes if name.startswith(prefix)}
-        arrays: Arrays = {}
-        for entry in {source.number: source for source in sources.values()}.values():
+            sources = fold_net(sources, dict.fromkeys(head.shapes, entry), is_whole=bool(head.meta.restores))
+        sources = {name: source for name, source in sources.items() if name.startswith(prefix)}
+        net = {name: older[name] for name, source in sources.items() if source is None}
+        for entry in {source.number: source for source in sources.values() if source is not None}.values():
             tensors = entry.read().tensors()
-            arrays |= {name: np.array(tensors[name]) for name, source in sources.items() if source is entry}
-        return arrays
-
-    @property
-    def restores(self) -> bool:
-        """True if one of the versions is a rollback, which carries all of `dense.*` and `state.*`."""
-        return any(entry.read_head().meta.restores for entry in self.entries)
-
-    @property
-    def carries_exact_state(self) -> bool:
-        """True if one of the versions has the net's exact state: nothing of it is left from before."""
-        return any(RANDOM in entry.read_head().shapes for entry in self.entries)
+            net |= {name: np.array(tensors[name]) for name, source in sources.items() if source is entry}
+        return net
 
     def tensors_with(self, name: str) -> Iterator[Arrays]:
         """Yield the tensors of each version that has one of this name."""

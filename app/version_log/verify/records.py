@@ -1,20 +1,16 @@
 """Check every record of the log and those before its bases: checksums, parents, numbers, seals, and contents."""
 
-import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO
 
 from springtide.app.version_log.verify.inventory import LogInventory
 from springtide.app.version_log.verify.report import VerifyReport, plural
 from springtide.app.version_log.verify.semantics import SemanticCheck
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header, version_name
+from springtide_client.format.records import Record, RecordHeader, Tip, version_name
 from springtide_client.log.base import BaseManifest
+from springtide_client.log.frames import Frame, frames_of
 from springtide_client.log.listing import LogManifest, begins_epoch, segment_name
 from springtide_client.log.shard_files import ShardFiles
-
-READ_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -88,64 +84,51 @@ class RecordCheck:
         )
 
     def _check_file(self, name: str, limit: int | None) -> None:
-        path, size = self.inventory.path / name, self.inventory.sizes[name]
-        end, offset = size if limit is None else min(size, limit), 0
+        size, offset = self.inventory.sizes[name], 0
+        end = size if limit is None else min(size, limit)
         counted = self.coverage.setdefault(int(name[4:14]), EpochCoverage())
         counted.num_files += 1
+        path, damage = self.inventory.path / name, ""
         with path.open("rb") as file:
-            while offset < end:
-                header = self._header(
-                    file, name, offset, end, is_cut=limit is not None and size < limit, is_sealed=limit is not None
-                )
-                if header is None:
-                    break
-                self._check_record(file, path, offset, header)
-                offset += HEADER.size + header.length
-                counted.num_versions, counted.last = counted.num_versions + 1, header.number
-                counted.first = counted.first or header.number
-                counted.num_bytes += HEADER.size + header.length
-                self._at = (name, offset)
+            try:
+                for frame in frames_of(file.fileno(), path, end):
+                    self._check_record(frame, file.fileno())
+                    offset, number = frame.end, frame.header.number
+                    counted.num_versions, counted.last = counted.num_versions + 1, number
+                    counted.first = counted.first or number
+                    counted.num_bytes += frame.num_bytes
+                    self._at = (name, offset)
+            except CorruptRecordError as error:
+                damage = str(error)
+        self._check_rest(name, offset, size, limit, damage)
+
+    def _check_rest(self, name: str, offset: int, size: int, limit: int | None, damage: str) -> None:
+        """Report what a file holds behind its last whole record, from `offset` on; `damage`: why that is no record."""
+        consequence = self.consequence(self.tip.number + 1 if self.tip else 0)
+        rest, is_cut = (size if limit is None else min(size, limit)) - offset, limit is not None and size < limit
+        if damage:
+            self.report.error(name, offset, f"{damage}, so {rest:,} bytes from there on cannot be read", consequence)
+        elif rest and not is_cut and limit is not None:
+            self.report.error(name, offset, "the seal is in the middle of a record", consequence)
+        elif rest and not is_cut:
+            what = f"{rest:,} bytes of an incomplete record: being written, or left by a killed trainer"
+            self.report.note(what, name, offset)
         if limit is not None and size < limit:
             what = f"it was sealed at {limit:,} bytes, but has only {size:,}"
-            self.report.error(name, size, what, self.consequence(self.tip.number + 1 if self.tip else 0))
+            self.report.error(name, size, what, consequence)
         elif limit is not None and size > limit:
             self.report.note(f"{size - limit:,} bytes after the seal, which readers ignore", name, limit)
 
-    def _header(
-        self, file: BinaryIO, name: str, offset: int, end: int, *, is_cut: bool, is_sealed: bool
-    ) -> RecordHeader | None:
-        """Return the next record's header; None if the record is not complete."""
-        head = file.read(HEADER.size)
-        next_number = self.tip.number + 1 if self.tip else 0
+    def _check_record(self, frame: Frame, descriptor: int) -> None:
+        name, tip, header, offset = frame.path.name, self.tip, frame.header, frame.offset
         try:
-            header = parse_header(head) if len(head) == HEADER.size and offset + HEADER.size <= end else None
+            record, damage = frame.read(descriptor), ""
         except CorruptRecordError as error:
-            what = f"{error}, so {end - offset:,} bytes from there on cannot be read"
-            self.report.error(name, offset, what, self.consequence(next_number))
-            return None
-        if header is not None and offset + HEADER.size + header.length <= end:
-            return header
-        if is_sealed and not is_cut:
-            self.report.error(name, offset, "the seal is in the middle of a record", self.consequence(next_number))
-        elif not is_cut:
-            what = f"{end - offset:,} bytes of an incomplete record: being written, or left by a killed trainer"
-            self.report.note(what, name, offset)
-        return None
-
-    def _check_record(self, file: BinaryIO, path: Path, offset: int, header: RecordHeader) -> None:
-        name, tip, version = path.name, self.tip, version_name(header.number)
-        crc, pieces, left = 0, [], header.length
-        while left:
-            pieces.append(file.read(min(left, READ_CHUNK_BYTES)))
-            crc, left = zlib.crc32(pieces[-1], crc), left - len(pieces[-1])
-            if not pieces[-1]:
-                break
+            damage = str(error)
         linked = self._link(name, offset, header)
-        if crc != header.payload_crc:
-            what = f"version {version} does not match its checksum"
-            self.report.error(name, offset, what, self.consequence(header.number))
+        if damage:
+            self.report.error(name, offset, damage, self.consequence(header.number))
         elif linked:
-            record = Record(header.epoch, header.number, header.parent, header.checksum, b"".join(pieces))
             try:
                 if (whole := self._whole(record, name, offset)) is not None:
                     self._semantics.check(whole, name, offset, self.consequence(header.number))

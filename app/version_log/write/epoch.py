@@ -7,7 +7,8 @@ import errno
 import logging
 import os
 import shutil
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 from springtide.app.version_log.write.valid_log import measure_valid_log, sync_past
 from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.records import Record
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest, base_name, claim_name, manifest_name
 from springtide_client.schema import Schema
@@ -37,6 +39,8 @@ class Epoch:
     manifest: LogManifest
     lock: TrainerLock
     exact_state: int  # of the version that it continues from, as in that version's meta
+    # the first of the versions after the newest base, as they were read to be sealed
+    records: deque[Record] = field(default_factory=deque)
 
 
 def make_log_folder(log_path: Path) -> None:
@@ -87,7 +91,7 @@ def start_epoch(
     remove_unlisted_bases(directory, manifest)
     for draft in log_path.glob(".tmp-state-*"):  # of trainers before this one
         shutil.rmtree(draft, ignore_errors=True)
-    return Epoch(number, manifest, lock, valid.exact_state)
+    return Epoch(number, manifest, lock, valid.exact_state, valid.records)
 
 
 def check_schema(directory: LogDirectory, schema: Schema) -> None:

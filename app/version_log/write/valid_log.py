@@ -2,22 +2,26 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide.app.version_log.read.exact_state import ExactStates, state_numbers
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.segments import IndexEntry, scan_segment, size_of
+from springtide.app.version_log.read.segments import IndexEntry, size_of
 from springtide.app.version_log.retention.pins import read_pins
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.records import HEADER, Tip
+from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import MANIFEST, STATE
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import Frame, frames_of
 from springtide_client.log.listing import SealedSegment, base_name, begins_epoch, state_name
 from springtide_client.log.shard_files import ShardFiles
 from springtide_client.system.files import fsync_folder
+
+KEPT_BYTES = 256 << 20  # of the records after the base that are kept for who replays them; he reads the others again
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ class ValidLog:
     tip: Tip | None
     begins: list[int]  # the bases that equal no record
     exact_state: int = 0  # of the last version, as in its meta
+    records: deque[Record] = field(default_factory=deque)  # the first after the base, verified
 
 
 def sync_past(directory: LogDirectory) -> dict[str, int]:
@@ -74,17 +79,26 @@ def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> Vali
         )
     tip, sealed, shards = base.tip, [], ShardFiles(directory.path, sizes)
     entries: list[IndexEntry] = []  # the versions after the base
+    exact_states: list[int] = []  # of each, as in its meta
+    kept: deque[Record] = deque()
+    num_bytes = 0
     for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
         valid_bytes, size = 0, sizes.get(file, 0)
         limit = size if limit is None else min(limit, size)
-        for header, end in scan_segment(directory.path / file, limit, verify_after=base.tip.number):
-            if header.number > base.tip.number and header.tip != tip:
-                entry = IndexEntry(header, directory.path / file, end - header.length - HEADER.size, shards)
-                if header.parent != tip.checksum or header.number < tip.number or not has_shards(entry):
+        for frame, record in _read_after(base.tip, directory.path / file, limit):
+            header = frame.header
+            if record is not None and header.tip != tip:
+                if header.parent != tip.checksum or header.number < tip.number:
+                    break
+                if (record := _with_shards(record, shards)) is None:
                     break
                 tip = header.tip
-                entries.append(entry)
-            valid_bytes = end
+                entries.append(IndexEntry(frame, shards))
+                exact_states.append(record.meta.exact_state)
+                num_bytes += record.num_bytes
+                if num_bytes <= KEPT_BYTES:
+                    kept.append(record)
+            valid_bytes = frame.end
         if valid_bytes:
             sealed.append(SealedSegment(file, valid_bytes))
         _log_ignored_bytes(directory.path / file, limit, valid_bytes)
@@ -92,7 +106,7 @@ def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> Vali
     older = () if manifest is None else filter(lambda number: number < base.tip.number, manifest.begins)
     by_number = {entry.number: entry for entry in entries}
     states = ExactStates(directory.path, base, by_number.get)
-    num_exact = states.newest(entries)
+    num_exact = states.newest(exact_states)
     if num_exact < len(entries):
         first = entries[num_exact]
         sealed = end_before(first, sealed)
@@ -101,27 +115,33 @@ def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> Vali
             "continuing from the newest version with an exact state of the net: what came after it is learned again",
             extra={"version": str(tip), "dropped": len(entries) - num_exact},
         )
-    exact_state = entries[num_exact - 1].read_head().meta.exact_state if num_exact else base.manifest.meta.exact_state
-    return ValidLog(sealed, base.tip, tip, sorted({*begins, *older}), exact_state)
+    exact_state = exact_states[num_exact - 1] if num_exact else base.manifest.meta.exact_state
+    kept = deque(record for record in kept if record.number <= tip.number)
+    return ValidLog(sealed, base.tip, tip, sorted({*begins, *older}), exact_state, kept)
 
 
-def has_shards(entry: IndexEntry) -> bool:
-    """Return True if every shard record of a version can be read whole."""
-    header = entry.header
+def _read_after(base: Tip, path: Path, limit: int) -> Iterator[tuple[Frame, Record | None]]:
+    """Yield each record of a segment up to a damaged one; those after the base are read and verified."""
+    with suppress(FileNotFoundError, CorruptRecordError), path.open("rb") as file:
+        for frame in frames_of(file.fileno(), path, limit):
+            yield frame, frame.read(file.fileno()) if frame.header.number > base.number else None
+
+
+def _with_shards(record: Record, shards: ShardFiles) -> Record | None:
+    """Return a version with its shard records; None where one of them is missing or damaged."""
     try:
-        shards = (entry.shards.read(header.epoch, header.number, shard) for shard in entry.read_shard_entries())
-        return all(shard is not None for shard in shards)
+        return shards.complete(record)
     except CorruptRecordError as error:
-        logger.warning("a shard record is damaged", extra={"version": str(entry.tip), "reason": str(error)})
-        return False
+        logger.warning("a shard record is damaged", extra={"version": str(record.tip), "reason": str(error)})
+        return None
 
 
 def end_before(entry: IndexEntry, sealed: list[SealedSegment]) -> list[SealedSegment]:
     """Return the segments up to a version, without it."""
     kept: list[SealedSegment] = []
     for segment in sealed:
-        if segment.file == entry.path.name:
-            return [*kept, SealedSegment(segment.file, entry.offset)] if entry.offset else kept
+        if segment.file == entry.frame.path.name:
+            return [*kept, SealedSegment(segment.file, entry.frame.offset)] if entry.frame.offset else kept
         kept.append(segment)
     return kept
 

@@ -60,6 +60,7 @@ class LogWriter:
         self.epoch = epoch.number
         self.start_tip: Tip | None = epoch.manifest.tip  # the version this epoch continues from; None in a new log
         self.last_number = self.start_tip.number if self.start_tip else 0  # of the newest version appended
+        self.sealed_records = epoch.records  # for who replays the log: he takes them out
         self._lock = epoch.lock
         self._count, self._is_abandoned = 0, False
         self._exact_state = epoch.exact_state  # of the newest version that has one

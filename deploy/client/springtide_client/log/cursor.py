@@ -4,11 +4,11 @@ import os
 from typing import NamedTuple
 
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.frames import Frame, frame_at
 from springtide_client.log.listing import CurrentManifest, SegmentDirectory
 from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
 from springtide_client.log.shard_files import ShardFiles
-from springtide_client.system.files import read_fully
 
 READ_BYTES = 64 << 20  # about the most that one read returns
 
@@ -124,22 +124,14 @@ class LogCursor:
 
     def _next(self, file: str, offset: int, limit: int | None, tip: Tip | None) -> tuple[Record | None, int] | None:
         """Return the record at an offset (None if it is not after `tip`) and its end; None at the end of the file."""
-        header = self._header(file, offset, limit)
-        if header is None:
+        frame = self._frame(file, offset, limit)
+        if frame is None:
             return None
-        start = offset + HEADER.size
-        end = start + header.length
-        if tip is not None and header.number <= tip.number:
-            if header.number == tip.number and header.tip != tip:
+        if tip is not None and frame.header.number <= tip.number:
+            if frame.header.number == tip.number and frame.header.tip != tip:
                 raise GapError(f"the log holds another version {tip}")
-            size = os.fstat(self._descriptor(file)).st_size
-            return (None, end) if end <= (size if limit is None else limit) else None
-        if limit is not None and end > limit:
-            return None
-        descriptor = self._descriptor(file)
-        if os.fstat(descriptor).st_size < end:
-            return None
-        record = Record.verify_payload(header, read_fully(descriptor, header.length, start))
+            return None, frame.end
+        record = frame.read(self._descriptor(file))
         if tip is not None and record.parent != tip.checksum:
             raise GapError(f"version {record.tip} does not follow {tip}")
         try:
@@ -148,26 +140,25 @@ class LogCursor:
             raise _ShardDamagedError(str(error)) from None
         if whole is None:
             raise _ShardMissingError
-        return whole, end
+        return whole, frame.end
 
-    def _header(self, file: str, offset: int, limit: int | None) -> RecordHeader | None:
-        if limit is not None and offset + HEADER.size > limit:
-            return None
+    def _frame(self, file: str, offset: int, limit: int | None) -> Frame | None:
         try:
-            header = read_fully(self._descriptor(file), HEADER.size, offset)
+            descriptor = self._descriptor(file)
         except FileNotFoundError:  # retention deleted it since the listing
             return None
-        return parse_header(header) if len(header) == HEADER.size else None
+        size = os.fstat(descriptor).st_size
+        return frame_at(descriptor, self._directory.path / file, offset, size if limit is None else min(size, limit))
 
     def _find_file(self, files: list[tuple[str, int | None]]) -> str | None:
         """Return the last file whose first record is not after the cursor's version, else the first file."""
         if self._position.tip is not None:
             for file, limit in reversed(files):
                 try:
-                    header = self._header(file, 0, limit)
+                    first = self._frame(file, 0, limit)
                 except CorruptRecordError:
                     continue
-                if header is not None and header.number <= self._position.tip.number:
+                if first is not None and first.header.number <= self._position.tip.number:
                     return file
         return files[0][0] if files else None
 

@@ -6,28 +6,13 @@ A shard record is the one with the checksum that the version record names; anyth
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from springtide_client.errors import CorruptRecordError
-from springtide_client.format.records import HEADER, Record, RecordHeader, Tip, parse_header
+from springtide_client.format.records import Record, Tip
 from springtide_client.format.shards import ShardEntry
+from springtide_client.log.frames import Frame, frames
 from springtide_client.log.listing import Listing
 from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
-from springtide_client.system.files import read_fully
-
-
-class ShardPlace(NamedTuple):
-    """Where a shard record is: its header, its file, and its offset in that file."""
-
-    header: RecordHeader
-    path: Path
-    offset: int
-
-    def read(self) -> Record:
-        """Read and verify it. CorruptRecordError if it does not match its checksum, OSError if its file is gone."""
-        with self.path.open("rb") as file:
-            payload = read_fully(file.fileno(), self.header.length, self.offset + HEADER.size)
-        return Record.verify_payload(self.header, payload)
 
 
 class ShardFiles:
@@ -60,7 +45,7 @@ class ShardFiles:
             shards.append(shard)
         return record.with_shards(shards, needed)
 
-    def find(self, epoch: int, number: int, entry: ShardEntry) -> ShardPlace | None:
+    def find(self, epoch: int, number: int, entry: ShardEntry) -> Frame | None:
         """Return where a shard record is, without reading it; None if it is missing."""
         return next(self._places(epoch, number, entry), None)
 
@@ -78,7 +63,7 @@ class ShardFiles:
             raise CorruptRecordError(f"the shard record of rank {entry.rank} is damaged: {damage}")
         return None
 
-    def _places(self, epoch: int, number: int, entry: ShardEntry) -> Iterator[ShardPlace]:
+    def _places(self, epoch: int, number: int, entry: ShardEntry) -> Iterator[Frame]:
         """Yield the places whose header is that of the shard record: more than one after a failed append.
 
         First in the files known, then in those that a new listing shows.
@@ -92,7 +77,7 @@ class ShardFiles:
                 self._last[key] = tip, place.path.name, place.offset
                 yield place
 
-    def _search(self, key: tuple[int, int], tip: Tip) -> Iterator[ShardPlace]:
+    def _search(self, key: tuple[int, int], tip: Tip) -> Iterator[Frame]:
         names = self._names.get(key, [])
         start, offset = 0, 0
         if (last := self._last.get(key)) is not None and last[0].number <= tip.number and last[1] in names:
@@ -100,36 +85,28 @@ class ShardFiles:
         else:
             start = self._first_file(names, tip.number)
         for name in names[start:]:
-            for header, at in self._headers(name, offset):
-                if header.number > tip.number:
+            for frame in self._frames(name, offset):
+                if frame.header.number > tip.number:
                     return
-                if header.tip == tip:
-                    yield ShardPlace(header, self._path / name, at)
+                if frame.header.tip == tip:
+                    yield frame
             offset = 0
 
     def _first_file(self, names: list[str], number: int) -> int:
         """Return the index of the last file that begins before a version: it holds the version, or a later one does."""
         for index in reversed(range(len(names))):
-            header, _ = next(self._headers(names[index], 0), (None, 0))
-            if header is not None and header.number < number:
+            first = next(self._frames(names[index]), None)
+            if first is not None and first.header.number < number:
                 return index
         return 0
 
-    def _headers(self, name: str, offset: int) -> Iterator[tuple[RecordHeader, int]]:
-        """Yield the header of each complete record of a file from an offset on, and where it begins."""
+    def _frames(self, name: str, offset: int = 0) -> Iterator[Frame]:
+        """Yield each whole record of a file from an offset on; remember a header that cannot be read."""
+        limit = None if self._limits is None else self._limits.get(name, 0)
         try:
-            with (self._path / name).open("rb") as file:
-                end = os.fstat(file.fileno()).st_size
-                if self._limits is not None:
-                    end = min(end, self._limits.get(name, 0))
-                while offset + HEADER.size <= end:
-                    header = parse_header(os.pread(file.fileno(), HEADER.size, offset))
-                    if offset + HEADER.size + header.length > end:
-                        return
-                    yield header, offset
-                    offset += HEADER.size + header.length
-        except FileNotFoundError:  # retention deleted it
-            return
+            for frame in frames(self._path / name, limit, offset):
+                yield frame
+                offset = frame.end
         except CorruptRecordError as error:
             self._damage = f"{name} at byte {offset:,}: {error}"
 

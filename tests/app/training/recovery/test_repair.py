@@ -14,9 +14,9 @@ from springtide.app.version_log.read.corruption import (
     report_corruption,
     take_corruption_report,
 )
-from springtide.app.version_log.read.segments import scan_segment
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import sound_frames
 from tests.app.training.trainer_env import run_in_thread
 from tests.support.waiting import wait_until
 
@@ -28,12 +28,13 @@ def learned(env, trainer: Trainer, samples: int) -> None:
 def flip_in_second_record(env) -> None:
     """A bit in the middle of the payload of the second version that has rows."""
     (path,) = env.config.log.path.glob("seg-*")
-    header, end = [place for place in scan_segment(path) if place[0].length > 2000][1]
-    content = bytearray(path.read_bytes())
-    content[end - header.length // 2] ^= 1
+    frame = [frame for frame in sound_frames(path) if frame.header.length > 2000][1]
+    place = frame.end - frame.header.length // 2
     with path.open("r+b") as file:
-        file.seek(end - header.length // 2)
-        file.write(content[end - header.length // 2 : end - header.length // 2 + 1])
+        file.seek(place)
+        bits = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([bits ^ 1]))
 
 
 def test_corruption_ahead_of_the_newest_base_is_repaired_while_the_trainer_runs(env):

@@ -138,9 +138,9 @@ def test_a_corrupt_record_in_between_is_a_clear_error(log: WriterLog) -> None:
     index = LogIndex(log.directory)
     place = index.find(tips[2].number)
     assert place is not None
-    content = bytearray(place.path.read_bytes())
-    content[place.offset + place.num_bytes - 3] ^= 1
-    place.path.write_bytes(content)
+    content = bytearray(place.frame.path.read_bytes())
+    content[place.frame.offset + place.num_bytes - 3] ^= 1
+    place.frame.path.write_bytes(content)
     with pytest.raises(LogError, match=r"1\.3"):
         diff_versions(index, tips[0].number, tips[3].number)
     assert diff_versions(index, tips[0].number, tips[1].number).num_versions == 1

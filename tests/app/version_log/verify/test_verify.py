@@ -130,9 +130,9 @@ def test_a_flipped_bit_is_found_wherever_it_is(path: Path) -> None:
 def test_records_after_a_corrupt_one_are_checked_too(path: Path) -> None:
     first, second = (entry for entry in entries(path) if entry.number in ((1 << 32) + 3, (1 << 32) + 6))
     for entry in (first, second):
-        flip(entry.path, entry.offset + entry.num_bytes - 2)
+        flip(entry.frame.path, entry.frame.offset + entry.num_bytes - 2)
     places = [finding.offset for finding in report_of(path).errors]
-    assert places == [first.offset, second.offset]
+    assert places == [first.frame.offset, second.frame.offset]
 
 
 @pytest.mark.parametrize("cut", [1, 30, 60, 500])
@@ -193,12 +193,12 @@ def test_a_missing_file_is_found(path: Path, name: str) -> None:
 
 def test_a_swapped_record_is_found(path: Path) -> None:
     first, second = entries(path)[2:4]
-    content = first.path.read_bytes()
-    frames = [content[entry.offset : entry.offset + entry.num_bytes] for entry in (first, second)]
-    end = second.offset + second.num_bytes
-    first.path.write_bytes(content[: first.offset] + frames[1] + frames[0] + content[end:])
+    content = first.frame.path.read_bytes()
+    frames = [content[entry.frame.offset : entry.frame.offset + entry.num_bytes] for entry in (first, second)]
+    end = second.frame.offset + second.num_bytes
+    first.frame.path.write_bytes(content[: first.frame.offset] + frames[1] + frames[0] + content[end:])
     wrong = report_of(path).errors
-    assert wrong[0].offset == first.offset
+    assert wrong[0].offset == first.frame.offset
     assert "does not follow" in wrong[0].what
     assert any("numbers must grow" in finding.what for finding in wrong)
 
@@ -207,8 +207,8 @@ def test_a_record_of_another_log_is_found(path: Path) -> None:
     entry = entries(path)[4]
     meta = VersionMeta(fingerprint=PRINT)
     frame, _ = encode_record(1, entry.number, entry.header.parent, meta, {"dense.w": np.zeros(3, np.float32)})
-    content = entry.path.read_bytes()
-    entry.path.write_bytes(content[: entry.offset] + frame + content[entry.offset + entry.num_bytes :])
+    content = entry.frame.path.read_bytes()
+    entry.frame.path.write_bytes(content[: entry.frame.offset] + frame + content[entry.frame.end :])
     assert any("does not follow" in finding.what for finding in report_of(path).errors)
 
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from springtide.app.version_log.read.segments import scan_segment
 from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import sound_frames
 from tests.support.processes import IMPORT_PATH
 from tests.support.writer_log import WriterLog, put
 
@@ -63,7 +63,8 @@ def test_a_power_loss_loses_only_what_was_not_durable(log) -> None:
     sizes = {path: path.stat().st_size for path in log.path.glob("seg-*")}
     ends: dict[Path, int] = {}
     for path in sorted(sizes):
-        ends[path] = max([end for header, end in scan_segment(path) if header.number <= durable.number], default=0)
+        frames = [frame for frame in sound_frames(path) if frame.header.number <= durable.number]
+        ends[path] = max((frame.end for frame in frames), default=0)
     # the disk may keep any prefix of what was not fsynced: here the durable part and a bit of the next record
     for path, size in sizes.items():
         os.truncate(path, min(size, ends[path] + 13))

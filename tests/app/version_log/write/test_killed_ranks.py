@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from springtide.app.version_log.failpoints import VARIABLE
-from springtide.app.version_log.read.segments import scan_segment
+from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import shard_segment_name
 from tests.app.version_log.write.team_appender import KEYS
 from tests.support.processes import IMPORT_PATH
@@ -35,7 +35,7 @@ def test_a_version_whose_version_record_was_not_written_never_was(tmp_path, visi
     tip, rows = log.read()
     assert tip.number == (1 << 32) + visit - 1
     assert rows == {key: (float(visit - 1), 100) for key in KEYS if visit > 1}
-    shards = [header.number for header, _ in scan_segment(log.path / shard_segment_name(1, 1, 0))]
+    shards = [frame.header.number for frame in sound_frames(log.path / shard_segment_name(1, 1, 0))]
     assert shards[-1] > tip.number
     assert all(int(line) <= tip.number for line in process.stdout.split())
     with log.team(3) as team:
