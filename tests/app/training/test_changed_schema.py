@@ -106,7 +106,7 @@ def kill_at(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KilledError(name)
 
     for module in ("change.begin", "compact.base_writer"):
-        monkeypatch.setattr(f"app.version_log.{module}.failpoint", die)
+        monkeypatch.setattr(f"springtide.app.version_log.{module}.failpoint", die)
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def test_a_start_that_is_killed_while_tables_are_carried_is_made_good_by_the_nex
     new = design(base, tables={"crosses": TABLES["crosses"]})
     with monkeypatch.context() as patch:
         for module in ("change.begin", "compact.base_writer"):
-            patch.setattr(f"app.version_log.{module}.failpoint", die)
+            patch.setattr(f"springtide.app.version_log.{module}.failpoint", die)
         with pytest.raises(KilledError):
             change(log, new)
     assert log.directory.open_base() is not None
