@@ -9,11 +9,12 @@ from msgspec import Meta
 
 from springtide.stream.broker.discovery import require_broker
 from springtide.stream.compression import MAX_BATCH_BYTES
+from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.kafka.config import KafkaConfig
-from springtide_client.system.settings import INTERNAL, SIZE, Settings
+from springtide_client.system.settings import INTERNAL, SIZE
 
 
-class SourceConfig(Settings, frozen=True, kw_only=True):
+class SourceConfig(DecodeConfig, frozen=True, kw_only=True):
     """Which topic is read, from which broker."""
 
     topic: Annotated[str, Meta(min_length=1, description="Topic to read, from all its partitions.")] = "clicks"
@@ -22,7 +23,6 @@ class SourceConfig(Settings, frozen=True, kw_only=True):
         Meta(description='`"host:port"`, several separated by commas. Default: the embedded broker of the log.'),
     ] = None
     log_path: Annotated[Path | None, Meta(extra=INTERNAL)] = None  # the log whose embedded broker is read
-    format: Annotated[Literal["json"], Meta(description="Format of the messages.")] = "json"
     fetch_wait_ms: Annotated[
         int,
         Meta(
@@ -38,12 +38,6 @@ class SourceConfig(Settings, frozen=True, kw_only=True):
             "from its start."
         ),
     ] = "fail"
-    max_message_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Larger messages become dead letters.")] = (
-        1 << 20
-    )
-    max_future_seconds: Annotated[
-        float, Meta(description="Records whose timestamp is further in the future become dead letters.")
-    ] = 60.0
     queue_bytes: Annotated[
         int, Meta(ge=1, extra=SIZE, description="Decoded samples waiting to be learned; a full queue slows the stream.")
     ] = 64 << 20

@@ -5,7 +5,9 @@ Waits for an unavailable broker or topic, detects a re-created topic, holds a bo
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
@@ -29,10 +31,102 @@ MAX_CORRUPT_FETCHES = 3
 IDLE_SECONDS = 2.0
 
 
-class Source:
-    """Reads, decodes and queues in a thread; poll() returns what is queued. A context manager.
+class Source(ABC):
+    """Decoded samples from a stream that begins at given positions. A context manager.
 
-    `state` is "waiting" (`reason` says for what), "reading", "finished" (see stop_at), "failed" or "closed".
+    What is not abstract is that of a stream without a broker: it keeps nobody waiting and ends by itself.
+    """
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start reading; poll() does it by itself."""
+
+    @abstractmethod
+    def poll(self, timeout_seconds: float) -> list[Columns]:
+        """Columns in the order to learn them; [] if none arrives in time or at the end."""
+
+    def close(self) -> None:
+        """Stop reading, and drop what is queued."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """True once everything before the end has been returned by poll()."""
+
+    @property
+    @abstractmethod
+    def num_waiting(self) -> int:
+        """Records that poll() has not returned, as far as is known."""
+
+    @property
+    def state(self) -> str:
+        """One of "waiting" (`reason` says for what), "reading", "finished" (see stop_at), "failed" and "closed"."""
+        return "finished" if self.finished else "reading"
+
+    @property
+    def reason(self) -> str:
+        """Why the source waits or has failed; empty while it reads."""
+        return ""
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long there has been no broker or no topic; 0 while reading."""
+        return 0.0
+
+    @property
+    def num_resets(self) -> int:
+        """How often the topic had been re-created, or no longer held the positions."""
+        return 0
+
+    def count_resets_of(self, earlier: "Source") -> None:
+        """Count the resets of the source that this one continues."""
+
+    @property
+    def idle_partitions(self) -> set[Partition]:
+        """Partitions that are read to their end and have had no record for IDLE_SECONDS (see WatermarkClock)."""
+        return set()
+
+    @property
+    def has_partitions(self) -> bool:
+        """False once the topic is found, and has no partition for this share."""
+        return True
+
+    def end_offsets(self) -> dict[Partition, int]:
+        """Where the partitions ended when they were last fetched; {} before the first fetch."""
+        return {}
+
+    def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
+        """The wall time at which every record then readable lies before these positions; None before the first."""
+        return None
+
+    def stop_at(self, end_offsets: Mapping[Partition, int]) -> None:
+        """Return nothing at or after these offsets, and be finished there."""
+
+    def stop_at_end(self) -> None:
+        """Stop where the partitions end when the broker is next asked; before start(), where they end at the start."""
+
+    @property
+    def stop_offsets(self) -> dict[Partition, int] | None:
+        """Where reading stops (see stop_at); None if it does not, or while the ends are not known yet."""
+        return None
+
+    def reset_emitted_strings(self) -> None:
+        """Emit the string of every id again, in the records decoded from now on: some strings have been deleted."""
+
+    def report_offsets(self, offsets: Mapping[Partition, int]) -> None:
+        """Commit these offsets to the consumer group for monitoring tools: soon, and only if that is possible."""
+
+
+class KafkaSource(Source):
+    """One topic: reads, decodes and queues in a thread; poll() returns what is queued, about MAX_POLL_BYTES.
+
+    poll() raises the StreamError that ended the reading, after everything read before it has been returned.
     """
 
     def __init__(
@@ -48,12 +142,8 @@ class Source:
 
         `share`: the partitions to read; there may be none, then nothing is ever returned.
         """
-        self.config = config
         self.status = SourceStatus(config.topic)
-        decoder = Decoder(
-            schema, max_message_bytes=config.max_message_bytes, max_future_seconds=config.max_future_seconds
-        )
-        self._pipeline = DecodePipeline(decoder, ErasureFilter(schema, erasures) if erasures else None)
+        self._pipeline = DecodePipeline(Decoder(schema, config), ErasureFilter(schema, erasures) if erasures else None)
         self._queue = ColumnQueue(config.queue_bytes)
         self._freshness = FreshnessTracker()
         self._closing = threading.Event()
@@ -69,24 +159,12 @@ class Source:
         )
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> "Source":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self) -> None:
-        """Start reading; poll() does it by itself."""
         if self._thread is None and not self._closing.is_set():
             self._thread = threading.Thread(target=self._run, name="source", daemon=True)
             self._thread.start()
 
     def poll(self, timeout_seconds: float) -> list[Columns]:
-        """Columns in the order to learn them, about MAX_POLL_BYTES; [] if none arrives in time or at the stop offsets.
-
-        Raises the StreamError that ended the reading, after everything read before it has been returned.
-        """
         self.start()
         return self._queue.take(MAX_POLL_BYTES, timeout_seconds)
 
@@ -96,27 +174,25 @@ class Source:
 
     @property
     def reason(self) -> str:
-        """Why the source waits or has failed; empty while it reads."""
         return self.status.reason
 
     @property
-    def num_resets(self) -> int:
-        """How often the topic had been re-created, or no longer held the positions."""
-        return self.status.num_resets
-
-    @property
     def waiting_seconds(self) -> float:
-        """How long there has been no broker or no topic; 0 while reading."""
         return self.status.waiting_seconds
 
     @property
+    def num_resets(self) -> int:
+        return self.status.num_resets
+
+    def count_resets_of(self, earlier: Source) -> None:
+        self.status.num_resets = earlier.num_resets
+
+    @property
     def finished(self) -> bool:
-        """True once everything before the stop offsets has been returned by poll()."""
         return self.state == "finished" and not self._queue
 
     @property
     def idle_partitions(self) -> set[Partition]:
-        """Partitions that are read to their end and have had no record for IDLE_SECONDS (see WatermarkClock)."""
         return self._loop.idle_partitions(IDLE_SECONDS)
 
     @property
@@ -126,41 +202,32 @@ class Source:
 
     @property
     def has_partitions(self) -> bool:
-        """False once the topic is found, and has no partition for this share."""
         return self._loop.num_partitions != 0
 
     def end_offsets(self) -> dict[Partition, int]:
-        """Where the partitions ended when they were last fetched; {} before the first fetch."""
         return dict(self._loop.ends)
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
-        """The wall time at which every record then readable lies before these positions; None before the first."""
         return self._freshness.complete_until_ms(self._loop.current_positions(learned))
 
     def stop_at(self, end_offsets: Mapping[Partition, int]) -> None:
-        """Return nothing at or after these offsets, and be finished there."""
         self._loop.stop_at(end_offsets)
 
     def stop_at_end(self) -> None:
-        """Stop where the partitions end when the broker is next asked; before start(), where they end at the start."""
         self._loop.stop_at_end()
 
     @property
     def stop_offsets(self) -> dict[Partition, int] | None:
-        """Where reading stops (see stop_at); None if it does not, or while the ends are not known yet."""
         offsets = self._loop.stop_offsets
         return None if offsets is None else dict(offsets)
 
     def reset_emitted_strings(self) -> None:
-        """Emit the string of every id again, in the records decoded from now on: some strings have been deleted."""
         self._pipeline.reset_emitted_strings()
 
     def report_offsets(self, offsets: Mapping[Partition, int]) -> None:
-        """Commit these offsets to the consumer group for monitoring tools: soon, and only if that is possible."""
         self._loop.report_offsets(offsets)
 
     def close(self) -> None:
-        """Stop reading, and drop what is queued."""
         self._closing.set()
         self._queue.end()
         if self._thread is not None:

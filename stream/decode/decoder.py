@@ -1,8 +1,8 @@
 """Decodes raw records to columns; what cannot be learned becomes a dead letter.
 
-Two paths, one meaning. `json_parser` reads the fetched bytes once and writes straight into the columns. A record that
-it does not parse is decoded by `reference.py`: msgspec, then the encoder of springtide_client that servers use too.
-Tests hold them equal for any bytes: columns, dead letters, id strings.
+Two paths, one meaning. A format's fast path reads the fetched bytes once and writes straight into the columns. A record
+that it does not parse is decoded by the reference: the format's `load`, then the encoder of springtide_client that
+servers use too. Tests hold them equal for any bytes: columns, dead letters, id strings.
 
     field        accepted                                                      otherwise
     label        number, boolean, decimal string in 0..1; of several some null missing_label, label_range, wrong_type
@@ -12,12 +12,12 @@ Tests hold them equal for any bytes: columns, dead letters, id strings.
     categorical  integer, integral float, string, boolean; missing = MISSING_ID wrong_type
     lists        of these, nulls skipped, cut to the limit; missing = empty    wrong_type
     dense        number, boolean, decimal string; missing = NaN                wrong_type
-    the record   a JSON object; of duplicate names the last counts; unknown    empty (null), too_large, bad_json,
-                 names are skipped                                             wrong_type
+    the record   an object; of duplicate names the last counts; unknown names  empty (null), too_large, wrong_type,
+                 are skipped                                                   bad_json (as the format has it)
     any number   finite, where it is used also in float32                      not_finite
 
-The parser leaves to the reference, among others, records with a known name twice or a name with escapes, numbers of
-more than 19 digits, subnormal or near the end of float64's range, unknown values nested deeper than 63 levels, and
+JSON's fast path leaves to the reference, among others, records with a known name twice or a name with escapes, numbers
+of more than 19 digits, subnormal or near the end of float64's range, unknown values nested deeper than 63 levels, and
 whatever makes a record a dead letter.
 
 The string behind a hashed id is delivered beside the columns at the first sight of the id; `SeenSet` remembers up to
@@ -28,15 +28,16 @@ half a million ids and is then cleared.
 import numpy as np
 
 from springtide.stream.columns import Columns, DeadLetter
-from springtide.stream.decode.json_parser.parser import JsonParser
+from springtide.stream.decode.formats import FORMATS, DecodeConfig
 from springtide.stream.decode.json_parser.seen_set import SeenSet
-from springtide.stream.decode.reference import ReferenceDecoder
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.positions import Partition
 from springtide.stream.records import RawRecords
+from springtide_client.encode import EncodedInstance, InstanceEncoder
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
+from springtide_client.targets import SampleTargets, parse_targets
 
 MAX_DETAIL_CHARS = 300
 
@@ -45,26 +46,23 @@ class Decoder:
     """Decodes the records of one schema, and remembers whose strings it has emitted. One thread at a time."""
 
     def __init__(
-        self,
-        schema: Schema,
-        *,
-        max_message_bytes: int = 1 << 20,
-        max_future_seconds: float = 60,
-        seen_strings: SeenSet | None = None,
+        self, schema: Schema, config: DecodeConfig | None = None, *, seen_strings: SeenSet | None = None
     ) -> None:
+        """`config`: by default what a configuration without these keys means."""
+        config = config or DecodeConfig()
         self.schema = schema
         self.seen_strings = seen_strings or SeenSet()
-        self.parser = JsonParser(
-            schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds, seen=self.seen_strings
-        )
-        self.reference = ReferenceDecoder(
-            schema, max_message_bytes=max_message_bytes, max_future_seconds=max_future_seconds
-        )
+        self.reference = ReferenceDecoder(schema, config)
+        make = config.message_format.fast_path
+        self.fast_path = None if make is None else make()(schema, config, self.seen_strings)
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
         """The records as columns, with their dead letters; never raises for what a record holds."""
         rows = DecodedRows(self.schema, len(raw))
-        unparsed_N, id_strings = self.parser.parse(raw, rows, now_ms)
+        if self.fast_path is not None:
+            unparsed_N, id_strings = self.fast_path.parse(raw, rows, now_ms)
+        else:
+            unparsed_N, id_strings = np.ones(len(raw), np.bool_), self._unseen([])
         is_sample_N = np.ones(len(raw), np.bool_)
         dead_letters: list[DeadLetter] = []
         reference_strings: list[tuple[int, int, str]] = []  # feature number, id, string
@@ -89,11 +87,37 @@ class Decoder:
         return IdStrings(features[is_new], ids[is_new], [strings[t][2] for t in np.flatnonzero(is_new)])
 
 
-def compile_parser() -> None:
-    """Compile the JSON parser into Numba's cache, so that the first start is quick."""
+class ReferenceDecoder:
+    """The slow path of decoding, which defines the result: one record at a time, in every case."""
+
+    def __init__(self, schema: Schema, config: DecodeConfig) -> None:
+        self.schema, self.config, self.format = schema, config, config.message_format
+        self.encoder = InstanceEncoder(schema)
+
+    def decode(self, value: bytes | None, record_ms: int, now_ms: int) -> tuple[SampleTargets, EncodedInstance]:
+        """The record's labels, weight and time, and its features. Raises EncodeError with the dead letter's reason."""
+        if value is None:
+            raise EncodeError("empty", "the record has no value")
+        if len(value) > self.config.max_message_bytes:
+            raise EncodeError("too_large", f"{len(value)} bytes are more than max_message_bytes")
+        record = self.format.load_object(value)
+        sample = parse_targets(
+            self.schema,
+            record,
+            record_ms=record_ms,
+            now_ms=now_ms,
+            max_future_seconds=self.config.max_future_seconds,
+        )
+        return sample, self.encoder.encode(record)
+
+
+def compile_parsers() -> None:
+    """Compile the fast path of every format into Numba's cache, so that the first start is quick."""
     schema = Schema(labels=("label",), categorical=("id",), sequence=("ids",))
-    raw = RawRecords.from_messages(Partition("", 0), [b'{"label": 1, "id": "text", "ids": [1]}', b"{"])
-    Decoder(schema).decode(raw, 0)
+    for name, declared in FORMATS.items():
+        message = declared.from_json(b'{"label": 1, "id": "text", "ids": [1]}')
+        raw = RawRecords.from_messages(Partition("", 0), [message, message[:-1]])
+        Decoder(schema, DecodeConfig(format=name)).decode(raw, 0)
 
 
 def make_dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:

@@ -2,13 +2,15 @@
 
 # N records, then samples; C categorical, P list, F dense features; L labels; E elements of all lists; M of one feature
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from springtide.stream.columns import Columns, DeadLetter
+from springtide.stream.decode.formats import DecodeConfig
+from springtide.stream.decode.json_parser.seen_set import SeenSet
 from springtide.stream.records import RawRecords
 from springtide_client.encode import EncodedInstance
 from springtide_client.features import Features, IdStrings, Ragged
@@ -76,6 +78,20 @@ class DecodedRows:
             end_offsets={raw.partition: raw.end},
             id_strings=id_strings,
         )
+
+
+class RecordParser(Protocol):
+    """Parses common records of one format into rows, and leaves the others to the reference. One thread at a time."""
+
+    def __init__(self, schema: Schema, config: DecodeConfig, seen: SeenSet) -> None:
+        """`seen`: the ids whose string has been emitted."""
+
+    def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
+        """Write the records to rows. Returns which records were not parsed, their rows undefined, and the new strings.
+
+        The first result is bool (N).
+        """
+        ...
 
 
 @njit(nogil=True, cache=True)

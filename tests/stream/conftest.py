@@ -15,7 +15,7 @@ from springtide.stream.kafka.admin import Admin, Topic
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
-from springtide.stream.source import Source
+from springtide.stream.source import KafkaSource
 from springtide_client.schema import Schema
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -34,7 +34,7 @@ class Testbed:
 
     broker: EmbeddedBroker
     name: str
-    sources: list[Source] = field(default_factory=list)
+    sources: list[KafkaSource] = field(default_factory=list)
 
     @property
     def kafka(self) -> KafkaConfig:
@@ -63,9 +63,9 @@ class Testbed:
         positions: dict[Partition, Any] | None = None,
         share: PartitionShare = ALL_PARTITIONS,
         **options: Any,
-    ) -> Source:
+    ) -> KafkaSource:
         config = SourceConfig(**({"topic": self.name, "log_path": self.broker.log_path} | options))
-        source = Source(config, SCHEMA, positions, share=share)
+        source = KafkaSource(config, SCHEMA, positions, share=share)
         self.sources.append(source)
         return source
 
@@ -92,7 +92,7 @@ class Testbed:
         ]
 
     @staticmethod
-    def read(source: Source, num_rows: int) -> list[Columns]:
+    def read(source: KafkaSource, num_rows: int) -> list[Columns]:
         """Poll until at least `num_rows` rows have arrived."""
         found: list[Columns] = []
         deadline = time.monotonic() + DEADLINE_SECONDS

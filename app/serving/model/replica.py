@@ -262,9 +262,7 @@ class Replica:
         self.versions.add(VersionEntry.of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
         if (served := self.view) is not None:
             self._on_view(served)
-        self.freshness.continue_from(
-            created_ms=view.meta.created_ms, complete_until_ms=view.meta.complete_until_ms
-        )
+        self.freshness.continue_from(created_ms=view.meta.created_ms, complete_until_ms=view.meta.complete_until_ms)
         self.num_swaps += 1
         self._metrics.increment("springtide_view_swaps_total")
         if self._live_since_ms is None:

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from springtide.app.tools.evaluate.segments import SegmentField
 from springtide.app.tools.replay.input_file import FileRow, InputFile
 from springtide.app.training.input.feature_values import FeatureValues
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import JSON
 from springtide.stream.positions import Partition
 from springtide.stream.records import RawRecords
 from springtide.stream.source import Source
@@ -35,19 +38,16 @@ class FileSource(Source):
         by: str | None = None,
     ) -> None:
         """`limit`: rows to read at most. `by`: the field whose values divide the samples into segments."""
-        super().__init__(config, schema)
         self.partition = Partition(config.topic, 0)
         self.num_rows = 0  # read
         self.fraction = 0.0  # of the files that is read
         self.segments = None if by is None else SegmentField(by)
+        self._decoder = Decoder(schema, replace(config, format=JSON.name))
         self._limit = limit
         self._rows = itertools.islice(self._read(files), limit)
         self._at_end = False
         self._offsets: list[npt.NDArray[np.int64]] = []
         self._values = FeatureValues(schema)
-
-    def start(self) -> None:
-        """Do nothing: there is nothing to connect to, and poll() reads."""
 
     def poll(self, timeout_seconds: float) -> list[Columns]:
         """Decode the next rows; [] at the end. UserError names a line that cannot be read."""
@@ -63,10 +63,10 @@ class FileSource(Source):
         raw = RawRecords.from_messages(
             self.partition,
             [row.value for row in rows],
-            record_ms=[wall_ms()] * len(rows),
+            record_ms=[now_ms := wall_ms()] * len(rows),
             offsets=range(first, self.num_rows),
         )
-        columns = self._pipeline.decode(raw, "")
+        columns = self._decoder.decode(raw, now_ms)
         self._offsets.append(columns.offset_N)
         self._values.add(columns.features)
         if self.segments is not None:
@@ -81,11 +81,6 @@ class FileSource(Source):
     def finished(self) -> bool:
         """True once every row was returned by poll()."""
         return self._at_end
-
-    @property
-    def waiting_seconds(self) -> float:
-        """0: a file does not keep anybody waiting."""
-        return 0.0
 
     @property
     def num_waiting(self) -> int:

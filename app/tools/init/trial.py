@@ -23,11 +23,7 @@ def try_proposal(text: str, sample: SampledRows) -> list[str]:
 
 def dead_letter_lines(config: Config, sample: SampledRows) -> list[str]:
     """Decode the rows as a trainer does, and return a line for each reason of dead letters."""
-    decoder = Decoder(
-        config.schema,
-        max_message_bytes=config.source.max_message_bytes,
-        max_future_seconds=config.source.max_future_seconds,
-    )
+    decoder = Decoder(config.schema, config.source)
     now_ms = wall_ms()
     raw = RawRecords.from_messages(Partition("", 0), sample.messages, record_ms=[now_ms] * len(sample.messages))
     letters = decoder.decode(raw, now_ms).dead_letters

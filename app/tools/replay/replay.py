@@ -51,6 +51,7 @@ class Replay:
         with Producer(connection, linger_ms=LINGER_MS, compression=self.config.compression, patient=True) as producer:
             quota = TopicQuota(self._source, self._log_path) if self.config.loop else None
             limiter = RateLimiter(self.config.rate)
+            encode = self._source.message_format.encode
             for row in self._rows():
                 if self.config.rate is not None:
                     limiter.wait(self.num_sent, stopping)
@@ -61,7 +62,7 @@ class Replay:
                 # the key chooses the partition; without keys they take turns, so that each holds the file's order
                 by_key = row.key is not None
                 partition = None if by_key else self.num_sent % num_partitions
-                producer.send(self._source.topic, row.value, key=row.key, partition=partition)
+                producer.send(self._source.topic, encode(row.value), key=row.key, partition=partition)
                 self.num_sent += 1
                 progress.show(self.num_sent, self._fraction_done(row))
             producer.flush()

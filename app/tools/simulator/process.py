@@ -41,7 +41,7 @@ def simulate(
             limiter.wait(num_sent, stopping)
             clicks = generator.take_chunk()
             for message in clicks.to_json()[: None if limit is None else limit - num_sent]:
-                producer.send(source.topic, message)
+                producer.send(source.topic, source.message_format.encode(message))
                 num_sent += 1
             best_auc.observe(clicks.impressions.probability_N, clicks.click_N)
             skipped = quota.wait_for_room(producer, stopping)

@@ -11,7 +11,7 @@ from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.errors import RetriableError
 from springtide.stream.flow.watermark import WatermarkClock
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from springtide.stream.source import Source
+from springtide.stream.source import KafkaSource, Source
 
 MAX_UNAVAILABLE_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
 POLL_SECONDS = 0.05
@@ -38,7 +38,7 @@ class BatchStream:
         self.until_end, self.batch_size, self.share = until_end, config.train.batch_size, share
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
-        self.source = source or Source(
+        self.source = source or KafkaSource(
             replace(config.source, group=group), config.schema, positions, erasures=erasures, share=share
         )
         self.batcher = Batcher(
@@ -59,7 +59,8 @@ class BatchStream:
         """Begin to read. A stream that continues an earlier one stops at the same end."""
         stop_offsets = None if after is None else after.source.stop_offsets
         if after is not None:
-            self.source.status.num_resets, self._earlier_ends = after.source.num_resets, after.end_offsets()
+            self.source.count_resets_of(after.source)
+            self._earlier_ends = after.end_offsets()
         if stop_offsets is not None:
             self.source.stop_at(stop_offsets)
         elif self.until_end:

@@ -48,7 +48,7 @@ def send_to_dead_letters(
     Records that cannot be decoded are left out: they are dead letters already. Raises StreamError.
     """
     num_sent = 0
-    decoder = Decoder(schema, max_message_bytes=source.max_message_bytes, max_future_seconds=source.max_future_seconds)
+    decoder = Decoder(schema, source)
     for raw in read_range(source.kafka_config(), begin, progress.positions):
         undecodable = {letter.offset for letter in decoder.decode(raw, wall_ms()).dead_letters}
         samples = [n for n, offset in enumerate(raw.offset_N.tolist()) if offset not in undecodable]

@@ -5,11 +5,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.decode.json_parser.field_table import build_field_table
 from springtide.stream.decode.json_parser.parse_kernel import MessageBytes, ParseTarget, parse_kernel
 from springtide.stream.decode.json_parser.seen_set import SeenSet
 from springtide.stream.decode.json_parser.values import NUM_ELEMENTS, NUM_STRINGS, Workspace
-from springtide.stream.decode.rows import DecodedRows
+from springtide.stream.decode.rows import DecodedRows, RecordParser
 from springtide.stream.records import RawRecords
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
@@ -19,14 +20,13 @@ MAX_ORDERED_FIELDS = 512
 MIN_CAPACITY = 1 << 12
 
 
-class JsonParser:
-    """Parses common JSON records into rows and leaves the others to the reference decoder. One thread at a time."""
+class JsonParser(RecordParser):
+    """The fast path of JSON."""
 
-    def __init__(self, schema: Schema, *, max_message_bytes: int, max_future_seconds: float, seen: SeenSet) -> None:
-        """`seen`: the ids whose string has been emitted."""
+    def __init__(self, schema: Schema, config: DecodeConfig, seen: SeenSet) -> None:
         self.fields = build_field_table(schema)
-        self.max_message_bytes = max_message_bytes
-        self.future_ms = int(max_future_seconds * 1000)
+        self.max_message_bytes = config.max_message_bytes
+        self.future_ms = int(config.max_future_seconds * 1000)
         self.work = Workspace(
             counts=np.zeros(3, np.int64),
             elements_E=np.empty(MIN_CAPACITY, np.int64),
@@ -43,10 +43,6 @@ class JsonParser:
         )
 
     def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
-        """Write the records to rows. Returns which records were not parsed, their rows undefined, and the new strings.
-
-        The first result is bool (N).
-        """
         unparsed_N = np.empty(len(raw), np.bool_)
         messages = MessageBytes(
             np.frombuffer(raw.buffer, np.uint8), raw.value_start_N, raw.value_length_N, raw.record_ms_N

@@ -11,7 +11,7 @@ from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.columns import Batch
 from springtide.stream.consumer_loop import SourceConfig
 from springtide.stream.positions import Partition
-from springtide.stream.source import Source
+from springtide.stream.source import KafkaSource
 from tests.bench.train.e2e import fill
 from tests.bench.workloads.clicks import SCHEMA, TOPIC, make_clicks
 
@@ -33,7 +33,7 @@ def from_topic(learner: Learner, log: Path, num_samples: int) -> None:
     """Learn samples from the topic's start; a full batch is taken at once, reports are read one step later."""
     batch_size = learner.config.batch_size
     batcher, waiting, late, num_learned = Batcher(batch_size, float("inf")), None, None, 0
-    with Source(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:
+    with KafkaSource(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:
         source.stop_at({Partition(TOPIC, 0): num_samples})
         while num_learned < num_samples:
             if batcher.num_rows < batch_size:

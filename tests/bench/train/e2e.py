@@ -38,7 +38,7 @@ from springtide.stream.consumer_loop import SourceConfig
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.positions import Partition
-from springtide.stream.source import Source
+from springtide.stream.source import KafkaSource
 from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
 from tests.bench.quality.one_pass import RunConfig
@@ -86,7 +86,7 @@ class Ours:
         config = SourceConfig(topic=TOPIC, log_path=self.log)
         batcher = Batcher(self.batch_size, float("inf"))
         losses: list[float] = []
-        with Source(config, SCHEMA) as source:
+        with KafkaSource(config, SCHEMA) as source:
             source.stop_at({Partition(TOPIC, 0): num_samples})
             while len(losses) * self.batch_size < num_samples:
                 for columns in source.poll(1.0):
@@ -154,7 +154,7 @@ def fill(log: Path, values: list[bytes]) -> None:
 
 def check_columns(log: Path, values: list[bytes]) -> None:
     """Check the columns against json.loads."""
-    with Source(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:
+    with KafkaSource(SourceConfig(topic=TOPIC, log_path=log), SCHEMA) as source:
         columns = source.poll(30.0)[0]
     records = [json.loads(value) for value in values[: len(columns)]]
     ids_NC = np.array([[record[name] for name in CATEGORICAL] for record in records])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.positions import Partition
 from springtide.stream.records import RawRecords
 from springtide_client.encode import encode_instances
@@ -37,7 +38,7 @@ GOOD = {
 
 def decode(values, schema=SCHEMA, **options):
     raw = RawRecords.from_messages(CLICKS, values, **options)
-    return Decoder(schema, max_message_bytes=2000).decode(raw, NOW_MS)
+    return Decoder(schema, DecodeConfig(max_message_bytes=2000)).decode(raw, NOW_MS)
 
 
 def dumps(record):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from springtide.stream.columns import Columns
 from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.positions import Partition
 from springtide.stream.records import RawRecords
 from springtide_client.features import IdStrings
@@ -36,17 +37,10 @@ NAMES = [
 ]
 
 
-class NothingParsed:
-    """Parses nothing, so that the reference decodes every record."""
-
-    def parse(self, raw, rows, now_ms):
-        return np.ones(len(raw), np.bool_), IdStrings(np.empty(0, np.uint16), np.empty(0, np.int64), [])
-
-
 def both(schema: Schema, values, record_ms=None, max_message_bytes=400) -> tuple[Columns, Columns]:
     raw = RawRecords.from_messages(CLICKS, values, record_ms=record_ms)
-    fast, slow = (Decoder(schema, max_message_bytes=max_message_bytes) for _ in range(2))
-    slow.parser = NothingParsed()
+    fast, slow = (Decoder(schema, DecodeConfig(max_message_bytes=max_message_bytes)) for _ in range(2))
+    slow.fast_path = None
     return fast.decode(raw, NOW_MS), slow.decode(raw, NOW_MS)
 
 

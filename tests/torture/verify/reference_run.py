@@ -62,7 +62,7 @@ class ReferenceRun:
             growth=train.batch_growth,
             num_learned=self.state.samples_trained,
         )
-        self.decoder = Decoder(config.schema)
+        self.decoder = Decoder(config.schema, config.source)
         self.offset = sum(position.offset for position in self.state.stream.positions.values())
 
     def _change(self, change: "Change") -> None:

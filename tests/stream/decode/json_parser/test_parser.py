@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from springtide.stream.decode.decoder import Decoder, compile_parser
+from springtide.stream.decode.decoder import Decoder, compile_parsers
 from springtide.stream.decode.json_parser.field_table import build_field_table, build_hash_table
 from springtide.stream.decode.json_parser.seen_set import SeenSet
 from springtide.stream.decode.rows import DecodedRows
@@ -19,7 +19,7 @@ GOOD = {"l": 1, "c": "text", "m": [3, "x"], "s": ["four"], "d": 5.5, "t": NOW_MS
 
 def needs_reference(message: bytes) -> bool:
     raw = RawRecords.from_messages(Partition("clicks", 0), [message])
-    (is_unparsed,) = Decoder(SCHEMA).parser.parse(raw, DecodedRows(SCHEMA, 1), NOW_MS)[0].tolist()
+    (is_unparsed,) = Decoder(SCHEMA).fast_path.parse(raw, DecodedRows(SCHEMA, 1), NOW_MS)[0].tolist()
     return is_unparsed
 
 
@@ -99,10 +99,10 @@ def test_columns_do_not_share_memory_with_the_workspace():
         np.testing.assert_array_equal(ragged.ids_M, ids_M)
 
 
-def test_compile_parser_compiles_the_types_of_a_fetch():
+def test_compile_parsers_compiles_the_types_of_a_fetch():
     from springtide.stream.decode.json_parser.parse_kernel import parse_kernel
 
-    compile_parser()
+    compile_parsers()
     num_signatures = len(parse_kernel().signatures)
     compiled_for = RawRecords.from_messages(Partition("clicks", 0), [json.dumps(GOOD).encode()])
     fetched = np.empty((6, 5), np.int64)
@@ -120,6 +120,6 @@ def test_a_label_that_is_a_value_may_be_any_number_and_a_negative_one_is_left_to
     messages = [json.dumps({"l": 0, "v": value, "t": 0}).encode() for value in (345.5, None, -2, 1)]
     rows = DecodedRows(schema, len(messages))
     raw = RawRecords.from_messages(Partition("clicks", 0), messages)
-    unparsed_N, *_ = Decoder(schema).parser.parse(raw, rows, NOW_MS)
+    unparsed_N, *_ = Decoder(schema).fast_path.parse(raw, rows, NOW_MS)
     assert unparsed_N.tolist() == [False, False, True, False]
     np.testing.assert_array_equal(rows.labels_NL[[0, 1, 3], 1], np.float32([345.5, np.nan, 1]))

@@ -1,0 +1,83 @@
+"""A format is declared once: the decoder, the configuration and the tools that send messages follow from it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from springtide.stream.config import SourceConfig
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import FORMATS, DecodeConfig, MessageFormat
+from springtide.stream.positions import Partition
+from springtide.stream.records import RawRecords
+from springtide_client.schema import Schema
+
+SCHEMA = Schema(labels=("click",), categorical=("user",), sequence=("last",), dense=("age",))
+CLICKS = Partition("clicks", 0)
+JSONS = [b'{"click": 1, "user": "ann", "last": [1, "b"]}', b'{"click": 0, "age": 2.5, "other": {"a": null}}']
+
+
+def load_backward(value: bytes) -> object:
+    return json.loads(value[::-1])
+
+
+# a format with no fast path: JSON that is written backwards
+BACKWARD = MessageFormat(
+    name="backward", bad_reason="bad_backward", load=load_backward, from_json=lambda message: message[::-1]
+)
+
+
+def decode(values: list[bytes]):
+    raw = RawRecords.from_messages(CLICKS, values)
+    return Decoder(SCHEMA, DecodeConfig()).decode(raw, 0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_json_message_means_the_same_in_every_format(name: str) -> None:
+    expected = decode(JSONS)
+    raw = RawRecords.from_messages(CLICKS, [FORMATS[name].encode(message) for message in JSONS])
+    columns = Decoder(SCHEMA, DecodeConfig(format=name)).decode(raw, 0)
+    assert_equal(columns, expected)
+
+
+def test_a_format_without_a_fast_path_is_decoded_by_the_reference(monkeypatch) -> None:
+    expected = decode(JSONS)
+    monkeypatch.setitem(FORMATS, "json", BACKWARD)
+    assert Decoder(SCHEMA).fast_path is None
+    assert_equal(decode([message[::-1] for message in JSONS]), expected)
+
+
+def assert_equal(columns, expected) -> None:
+    assert columns.dead_letters == ()
+    assert columns.labels_NL.tolist() == expected.labels_NL.tolist()
+    assert columns.features.categorical_NC.tolist() == expected.features.categorical_NC.tolist()
+    assert columns.features.lists[0].ids_M.tolist() == expected.features.lists[0].ids_M.tolist()
+    np.testing.assert_array_equal(columns.features.dense_NF, expected.features.dense_NF)
+    assert sorted(columns.id_strings.strings) == sorted(expected.id_strings.strings) == ["ann", "b"]
+
+
+def test_a_message_of_another_format_is_a_dead_letter_with_the_formats_reason(monkeypatch) -> None:
+    monkeypatch.setitem(FORMATS, "json", BACKWARD)
+    reasons = [letter.reason for letter in decode([JSONS[0], b"]1["]).dead_letters]
+    assert reasons == ["bad_backward", "wrong_type"]
+
+
+def test_what_is_no_json_is_sent_as_it_is() -> None:
+    def refuse(message: bytes) -> bytes:
+        raise ValueError(message)
+
+    strict = MessageFormat(name="strict", bad_reason="bad_strict", load=load_backward, from_json=refuse)
+    assert strict.encode(b"{") == b"{"
+    assert BACKWARD.encode(b"{}") == b"}{"
+
+
+def test_an_unknown_format_is_refused_by_the_configuration() -> None:
+    with pytest.raises(ValueError, match=r'format must be .*"json", not "jsno"'):
+        SourceConfig(bootstrap_servers="localhost:9092", format="jsno")
+
+
+def test_an_incomplete_format_is_refused_when_it_is_declared() -> None:
+    with pytest.raises(TypeError, match="from_json"):
+        MessageFormat(name="half", bad_reason="bad_half", load=load_backward)
+    with pytest.raises(ValueError, match="needs a name and a reason"):
+        MessageFormat(name="half", bad_reason="", load=load_backward, from_json=bytes)
