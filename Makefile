@@ -72,7 +72,7 @@ torture: setup
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --stands-still
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.disk.spill_bytes --seconds 60
-	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/openapi/test_operations.py -q
+	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_openapi.py -q
 
 gpu-wheels:
 	for package in $(GPU_PACKAGES); do \

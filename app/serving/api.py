@@ -1,60 +1,54 @@
 """Wires one server process: routes, the handler of batch lookups, and the middleware around them."""
 
 from functools import partial
-from inspect import cleandoc
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from springtide.app.serving.admin.routes import AdminParts
-from springtide.app.serving.admin.routes import router as admin_router
-from springtide.app.serving.feed.base_file_routes import BaseParts
-from springtide.app.serving.feed.base_file_routes import router as base_router
-from springtide.app.serving.feed.log_routes import LogParts
-from springtide.app.serving.feed.log_routes import router as log_router
-from springtide.app.serving.feed.snapshot_routes import SnapshotParts
-from springtide.app.serving.feed.snapshot_routes import router as snapshot_router
-from springtide.app.serving.feed.version_routes import VersionParts
-from springtide.app.serving.feed.version_routes import router as version_router
+from springtide.app.serving.admin import routes as admin
+from springtide.app.serving.feed import base_file_routes as base_files
+from springtide.app.serving.feed import log_routes as log
+from springtide.app.serving.feed import snapshot_routes as snapshots
+from springtide.app.serving.feed import version_routes as versions
 from springtide.app.serving.http.access_log import AccessLog
+from springtide.app.serving.http.authorization import Authorizer
 from springtide.app.serving.http.errors import CODES_BY_STATUS, ApiError, internal_error
 from springtide.app.serving.http.middleware import HttpMiddleware
+from springtide.app.serving.http.route import RouteTable
+from springtide.app.serving.lookup import routes as lookup
 from springtide.app.serving.lookup.fast_path import FastPath
 from springtide.app.serving.lookup.handler import BatchLookupHandler
 from springtide.app.serving.lookup.neighbors import rank_neighbors
-from springtide.app.serving.lookup.routes import LookupParts
-from springtide.app.serving.lookup.routes import router as lookup_router
-from springtide.app.serving.openapi.operations import complete_document
-from springtide.app.serving.ops.routes import OpsParts
-from springtide.app.serving.ops.routes import router as ops_router
-from springtide.app.serving.pages.routes import router as page_router
+from springtide.app.serving.openapi import complete_document
+from springtide.app.serving.ops import routes as ops
+from springtide.app.serving.pages import routes as pages
 from springtide.app.serving.parts.demanded_views import DemandedViews
 from springtide.app.serving.parts.ranking_handler import PartRankingHandler, Ranker
 from springtide.app.serving.parts.rows_handler import PartRowsHandler
-from springtide.app.serving.predict.routes import PredictParts
-from springtide.app.serving.predict.routes import router as predict_router
+from springtide.app.serving.predict import routes as predict
+from springtide.app.serving.retrieve import routes as retrieve
 from springtide.app.serving.retrieve.ranking import rank_items
-from springtide.app.serving.retrieve.routes import RetrieveParts
-from springtide.app.serving.retrieve.routes import router as retrieve_router
 from springtide.app.serving.service import Service
 from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, ItemsRequest, NeighborsRequest
 
-ROUTERS = (
-    lookup_router,
-    predict_router,
-    retrieve_router,
-    version_router,
-    log_router,
-    base_router,
-    snapshot_router,
-    ops_router,
-    admin_router,
-    page_router,
+ROUTES = RouteTable(
+    module.routes
+    for module in (
+        lookup,
+        predict,
+        retrieve,
+        versions,
+        log,
+        base_files,
+        snapshots,
+        ops,
+        admin,
+        pages,
+    )
 )
 ABOUT = "Embeddings, predictions and the model itself, moments after the click that changed them."
 
@@ -94,10 +88,12 @@ def build_application(service: Service) -> Application:
         },
         max_body_bytes=config.max_body_bytes,
     )
+    authorizer = Authorizer(config, service.tokens, ROUTES.scope_of)
     middleware = HttpMiddleware(
-        build_api(service),
+        build_api(service, authorizer),
         direct=(handler, part_rows, part_rankings),
-        authorizer=service.authorizer,
+        authorizer=authorizer,
+        unthrottled=ROUTES.unthrottled,
         limits=service.limits,
         metrics=metrics,
         access_log=access_log,
@@ -106,24 +102,31 @@ def build_application(service: Service) -> Application:
     return Application(middleware, fast_path)
 
 
-def build_api(service: Service) -> FastAPI:
+def build_api(service: Service, authorizer: Authorizer) -> FastAPI:
     """The FastAPI part: every route but batch lookups. The docs page is our own: FastAPI's loads scripts from a CDN."""
     # a path with a superfluous slash is an error: a redirect would contain the client's own Host header
     api = FastAPI(
-        title="Springtide", description=ABOUT, version="1", docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Springtide",
+        description=ABOUT,
+        version="1",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     _set_parts(api, service)
-    for router in ROUTERS:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                set_title(route)
+    for router in ROUTES.routers:
         api.include_router(router)
     fastapi_document = api.openapi
 
     def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:
-            authorizer = service.authorizer
-            complete_document(fastapi_document(), open_scopes=authorizer.open_scopes, is_local=authorizer.checks_host)
+            complete_document(
+                fastapi_document(),
+                ROUTES.routes,
+                open_scopes=authorizer.open_scopes,
+                is_local=authorizer.checks_host,
+            )
         assert api.openapi_schema is not None
         return api.openapi_schema
 
@@ -136,21 +139,15 @@ def build_api(service: Service) -> FastAPI:
     return api
 
 
-def set_title(route: APIRoute) -> None:
-    """Use a docstring's first line as the route's title in /docs, and the rest as its description."""
-    if route.endpoint.__doc__:
-        route.summary, _, route.description = cleandoc(route.endpoint.__doc__).partition("\n\n")
-
-
 def _set_parts(api: FastAPI, service: Service) -> None:
     """Give the routes of each folder the parts they use, and no others."""
     config, replica, limits, pools = service.config, service.replica, service.limits, service.pools
     log_path = service.log.path
-    api.state.lookup = LookupParts(replica, service.metrics, pools.neighbors, pools.remote, config.max_neighbors)
-    api.state.predict = PredictParts(
+    api.state.lookup = lookup.LookupParts(replica, service.metrics, pools.neighbors, pools.remote, config.max_neighbors)
+    api.state.predict = predict.PredictParts(
         replica, service.metrics, service.micro_batcher, pools.lookups, config.max_instances
     )
-    api.state.retrieve = RetrieveParts(
+    api.state.retrieve = retrieve.RetrieveParts(
         replica,
         service.retriever,
         service.metrics,
@@ -159,12 +156,12 @@ def _set_parts(api: FastAPI, service: Service) -> None:
         config.max_neighbors,
         config.max_ids,
     )
-    api.state.versions = VersionParts(log_path, replica, limits, pools.files)
-    api.state.log = LogParts(log_path, replica, limits, service.record_cache, service.fixed_version)
-    api.state.bases = BaseParts(log_path, replica, pools.files, service.fixed_version)
-    api.state.snapshots = SnapshotParts(log_path, replica, service.snapshots, pools.snapshots)
-    api.state.admin = AdminParts(service.log, replica, service.trainer, pools.commands, pools.audits)
-    api.state.ops = OpsParts(
+    api.state.versions = versions.VersionParts(log_path, replica, limits, pools.files)
+    api.state.log = log.LogParts(log_path, replica, limits, service.record_cache, service.fixed_version)
+    api.state.bases = base_files.BaseParts(log_path, replica, pools.files, service.fixed_version)
+    api.state.snapshots = snapshots.SnapshotParts(log_path, replica, service.snapshots, pools.snapshots)
+    api.state.admin = admin.AdminParts(service.log, replica, service.trainer, pools.commands, pools.audits)
+    api.state.ops = ops.OpsParts(
         replica, service.trainer, service.status, service.history, service.scraper, limits, service.part
     )
 

@@ -9,7 +9,6 @@ from springtide.app.serving.cache_folder import CacheFolder
 from springtide.app.serving.config import ServeConfig
 from springtide.app.serving.feed.record_cache import RecordCache
 from springtide.app.serving.feed.snapshot_cache import SnapshotCache
-from springtide.app.serving.http.authorization import Authorizer
 from springtide.app.serving.http.request_limits import RequestLimits
 from springtide.app.serving.http.tokens import Tokens, read_token
 from springtide.app.serving.metrics.registry import MetricsRegistry
@@ -72,7 +71,7 @@ class Service:
         log_path = Path(log.path)
         self.log = log
         self.config = config
-        self.authorizer = Authorizer(config, tokens)
+        self.tokens = tokens
         self.limits = RequestLimits(max_in_flight=config.max_in_flight, max_streams=config.max_streams)
         self.metrics = declare_metrics(MetricsRegistry())
         self.pools = Pools()

@@ -1,6 +1,9 @@
 """The bodies of admin requests: checked here, and turned into the body of a command for the trainer."""
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from springtide.app.serving.http.errors import ApiError, bad_request, invalid
 from springtide.app.version_log.commands.limits import EXAMPLE, limits_document, parse_limits
@@ -21,49 +24,60 @@ def check_supported(kind: str, status: TrainerStatus) -> None:
         )
 
 
+class Key(msgspec.Struct, forbid_unknown_fields=True):
+    """An id of a feature."""
+
+    feature: str
+    id: Annotated[Any, Meta(extra_json_schema={"type": ["integer", "string", "boolean", "number"]})]
+
+
+class ForgetBody(msgspec.Struct, forbid_unknown_fields=True):
+    """One id of a feature, several, or ids of several features."""
+
+    feature: str = ""
+    id: Any = msgspec.UNSET
+    ids: list[Any] | None = None
+    keys: list[Key] | None = None
+
+
+class RollbackBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The version to restore, by its number or another name; `skip` skips the samples learned since."""
+
+    version: Annotated[int, Meta(ge=0, le=INT64_MAX)] | Annotated[str, Meta(min_length=1)]
+    skip: bool = False
+
+
 def parse_forget(body: Any, features: tuple[str, ...]) -> dict[str, Any]:
-    """The keys of {"feature", "id"}, {"feature", "ids"} or {"keys": [{"feature", "id"}, ...]}; ApiError 422."""
-    if not isinstance(body, dict):
-        raise invalid("the body must be a JSON object", 'for example {"feature": "user_id", "id": 123}')
-    if "keys" in body:
-        keys = body["keys"]
-    elif "ids" in body:
-        ids = body["ids"]
-        keys = [{"feature": body.get("feature"), "id": value} for value in ids] if isinstance(ids, list) else None
-    else:
-        keys = [body]
-    if not isinstance(keys, list) or not keys:
-        raise invalid("there is nothing to forget", 'send {"feature": "user_id", "id": 123}')
+    """Return the keys that a body names as ForgetBody says; ApiError 422."""
+    example = 'for example {"feature": "user_id", "id": 123}'
+    try:
+        request = msgspec.convert(body, ForgetBody)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the body does not name keys: {error}", example) from None
+    ids = [request.id] if request.ids is None else request.ids
+    keys = [Key(request.feature, value) for value in ids] if request.keys is None else request.keys
+    if not keys or msgspec.UNSET in [key.id for key in keys]:
+        raise invalid("there is nothing to forget", example)
     for key in keys:
-        if not isinstance(key, dict) or set(key) != {"feature", "id"}:
-            raise invalid("a key needs exactly feature and id", 'for example {"feature": "user_id", "id": 123}')
-        if key["feature"] not in features:
-            raise invalid(f"there is no feature {key['feature']!r}", f"the id features are {', '.join(features)}")
-        if key["id"] is None:
+        if key.feature not in features:
+            raise invalid(f"there is no feature {key.feature!r}", f"the id features are {', '.join(features)}")
+        if key.id is None:
             raise invalid("null is not a valid id", "an id is an integer or a string")
         try:
-            encode_id(key["id"])
+            encode_id(key.id)
         except EncodeError as error:
             raise invalid(str(error), "an id is an integer or a string") from None
-    return {"keys": keys}
+    return {"keys": [msgspec.structs.asdict(key) for key in keys]}
 
 
 def parse_rollback(body: Any) -> dict[str, Any]:
-    """Check {"version": V} or {"version": V, "skip": true}; ApiError 422. `skip` skips the samples learned since V.
-
-    V is a number, or another name of a version as a string.
-    """
-    version = body.get("version") if isinstance(body, dict) else None
-    is_number = type(version) is int and 0 <= version <= INT64_MAX
-    if not is_number and not (isinstance(version, str) and version):
-        raise invalid("the body must name a version", 'for example {"version": 4294967300}')
-    if unknown := set(body) - {"version", "skip"}:
-        raise invalid(
-            f"{sorted(unknown)[0]!r} is not a field of a rollback", 'for example {"version": 4294967300, "skip": true}'
-        )
-    if not isinstance(body.get("skip", False), bool):
-        raise invalid("skip must be true or false", 'for example {"version": 4294967300, "skip": true}')
-    return {"version": body["version"]} | ({"skip": True} if body.get("skip") else {})
+    """Return the fields of a RollbackBody, without those that are not set; ApiError 422."""
+    try:
+        found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(body, RollbackBody))
+    except msgspec.ValidationError as error:
+        example = 'for example {"version": 4294967300, "skip": true}'
+        raise invalid(f"the body does not name a version: {error}", example) from None
+    return found
 
 
 def parse_table_limits(body: Any, schema: Schema) -> dict[str, Any]:

@@ -1,25 +1,55 @@
 """Commands to the trainer over HTTP; the authorizer has checked the admin token before these routes run."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from springtide.app.serving.admin.requests import check_supported, parse_forget, parse_rollback, parse_table_limits
+from springtide.app.serving.admin.requests import (
+    ForgetBody,
+    RollbackBody,
+    check_supported,
+    parse_forget,
+    parse_rollback,
+    parse_table_limits,
+)
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request
 from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.http.route import JSON, Routes
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.model.versions import resolve_version
 from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import command_status, erased_keys_report
+from springtide.app.version_log.commands.status import ErasedKey, command_status, erased_keys_report
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.trainer_status import TrainerStatus
 from springtide_client.system.clock import wall_ms
 
-router = APIRouter(tags=["Commands (admin token)"])
+routes = Routes("Commands (admin token)")
+
+
+class AcceptedResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """A command that was submitted to the trainer."""
+
+    command: str
+    kind: str
+    note: str
+    state: Literal["accepted"] = "accepted"
+
+
+class CommandResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """What became of a command."""
+
+    command: str
+    state: Literal["waiting", "claimed", "published", "durable"]
+    kind: str | None
+    version: int | None
+    name: str | None
+    result: Any
+    keys: list[ErasedKey]
+    note: str
 
 
 class AdminParts(NamedTuple):
@@ -32,7 +62,15 @@ class AdminParts(NamedTuple):
     audits: BoundedPool  # a command's status may need every key of the log: submissions must not wait for that
 
 
-@router.post("/v1/forget", status_code=202)
+COMMAND: dict[str, Any] = {
+    "scope": "admin",
+    "response": AcceptedResponse,
+    "status": 202,
+    "errors": (400, 410, 413, 422, 501, 503),
+}
+
+
+@routes.add("POST", "/v1/forget", request=ForgetBody, **COMMAND)
 async def forget(request: Request) -> JsonResponse:
     """Forget an id
 
@@ -44,7 +82,7 @@ async def forget(request: Request) -> JsonResponse:
     return await _submit(parts, "forget", parse_forget(body, features))
 
 
-@router.patch("/v1/table", status_code=202)
+@routes.add("PATCH", "/v1/table", request={JSON: {"type": "object", "minProperties": 1}}, **COMMAND)
 async def limits(request: Request) -> JsonResponse:
     """Change limits of the running table
 
@@ -57,7 +95,7 @@ async def limits(request: Request) -> JsonResponse:
     return await _submit(parts, "limits", parse_table_limits(body, parts.replica.require_view().schema))
 
 
-@router.post("/v1/rollback", status_code=202)
+@routes.add("POST", "/v1/rollback", request=RollbackBody, **COMMAND)
 async def rollback(request: Request) -> JsonResponse:
     """Roll back to a version
 
@@ -72,7 +110,7 @@ async def rollback(request: Request) -> JsonResponse:
     return await _submit(parts, "rollback", body)
 
 
-@router.get("/v1/commands/{command_id}")
+@routes.add("GET", "/v1/commands/{command_id}", scope="admin", response=CommandResponse, errors=(404, 503))
 async def status(request: Request, command_id: str) -> JsonResponse:
     """Status of a command
 
@@ -83,15 +121,16 @@ async def status(request: Request, command_id: str) -> JsonResponse:
     parts: AdminParts = request.app.state.admin
     schema = parts.replica.require_view().schema
 
-    def find() -> dict[str, Any]:
+    def find() -> CommandResponse:
         found = command_status(parts.log.path, command_id)
         if found is None:
             hint = "use the `command` of a response to POST /v1/forget, PATCH /v1/table or POST /v1/rollback"
             raise ApiError(404, "no_such_command", f"there is no command {command_id} in the log", hint)
-        return found.document() | {
-            "keys": erased_keys_report(parts.log, schema, found),
-            "note": _note(found.state, parts.trainer.read(now_ms=wall_ms())),
-        }
+        return CommandResponse(
+            **found.document(),
+            keys=erased_keys_report(parts.log, schema, found),
+            note=_note(found.state, parts.trainer.read(now_ms=wall_ms())),
+        )
 
     return JsonResponse(await parts.audits.run(find))
 
@@ -113,11 +152,11 @@ async def _json_body(request: Request) -> Any:
 
 
 async def _submit(parts: AdminParts, kind: str, body: dict[str, Any]) -> JsonResponse:
-    def submit() -> dict[str, Any]:
+    def submit() -> AcceptedResponse:
         trainer = parts.trainer.read(now_ms=wall_ms())
         check_supported(kind, trainer)
         command = submit_command(parts.log.path, kind, body)
-        return {"command": command, "kind": kind, "state": "accepted", "note": _note("waiting", trainer)}
+        return AcceptedResponse(command, kind, _note("waiting", trainer))
 
     accepted = await parts.submissions.run(submit)
-    return JsonResponse(accepted, status_code=202, headers={"Location": f"/v1/commands/{accepted['command']}"})
+    return JsonResponse(accepted, status_code=202, headers={"Location": f"/v1/commands/{accepted.command}"})

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import ApiError, gone, not_ready, refuse_if_fixed
 from springtide.app.serving.http.responses import FileResponse, etag_matches
+from springtide.app.serving.http.route import BINARY, ETAGS, FILE_STATUSES, JSON, NOT_MODIFIED, RANGES, RAW, Routes
 from springtide.app.serving.model.replica import Replica
 from springtide_client.keys import INT64_MAX
+from springtide_client.log.base import BaseManifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 
-router = APIRouter(tags=["The model"])
+routes = Routes("The model")
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -30,7 +32,15 @@ class BaseParts(NamedTuple):
     fixed_version: int | None = None
 
 
-@router.get("/v1/bases/latest")
+@routes.add(
+    "GET",
+    "/v1/bases/latest",
+    scope="read",
+    response=BaseManifest,
+    errors=(409, 503),
+    headers=ETAGS,
+    other_statuses=NOT_MODIFIED,
+)
 async def latest(request: Request) -> Response:
     """The newest base's manifest: its number, and the files that /v1/bases/{v}/files/{name} sends"""
     parts: BaseParts = request.app.state.bases
@@ -50,8 +60,17 @@ async def latest(request: Request) -> Response:
     return await parts.pool.run(read)
 
 
-@router.head("/v1/bases/{v}/files/{name}", include_in_schema=False)
-@router.get("/v1/bases/{v}/files/{name}")
+@routes.add(
+    "GET",
+    "/v1/bases/{v}/files/{name}",
+    scope="read",
+    response={RAW: BINARY, JSON: BaseManifest},
+    errors=(404, 410, 422, 503),
+    headers=RANGES,
+    other_statuses=FILE_STATUSES,
+    response_headers=("ETag",),
+    head=True,
+)
 async def file(request: Request, v: int, name: str) -> Response:
     """One file of a base; immutable, with ranges and ETag"""
     parts: BaseParts = request.app.state.bases

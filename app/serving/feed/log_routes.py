@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from springtide.app.serving.feed.log_reader import LogReader
@@ -13,6 +13,7 @@ from springtide.app.serving.feed.record_cache import RecordCache
 from springtide.app.serving.http.errors import gone, invalid, refuse_if_fixed
 from springtide.app.serving.http.request_limits import RequestLimits
 from springtide.app.serving.http.responses import StreamResponse
+from springtide.app.serving.http.route import BINARY, RAW, Routes
 from springtide.app.serving.model.replica import Replica
 from springtide_client.errors import LogError
 from springtide_client.format.records import Record, Tip
@@ -21,7 +22,7 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 from springtide_client.log.shard_choice import ShardChoice
 
-router = APIRouter(tags=["The model"])
+routes = Routes("The model")
 
 BATCH_BYTES = 4 << 20
 RETRY_SECONDS = 0.02
@@ -39,7 +40,7 @@ class LogParts(NamedTuple):
     fixed_version: int | None = None
 
 
-@router.get("/v1/log")
+@routes.add("GET", "/v1/log", scope="read", response={RAW: BINARY}, errors=(409, 410, 422, 503), throttled=False)
 async def log(request: Request, after: Annotated[int, Query(ge=0)], range: Annotated[str, Query()] = "1/1") -> Response:
     """Version records after V, byte for byte as in the log, for as long as the client reads; 410 if V is not in it
 

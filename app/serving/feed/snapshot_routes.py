@@ -3,17 +3,18 @@
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.feed.snapshot_cache import SnapshotCache
 from springtide.app.serving.http.errors import gone, invalid
 from springtide.app.serving.http.responses import FileResponse
+from springtide.app.serving.http.route import BINARY, FILE_STATUSES, RANGES, RAW, Routes
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.versions import resolve_version
 
-router = APIRouter(tags=["The model"])
+routes = Routes("The model")
 
 
 class SnapshotParts(NamedTuple):
@@ -25,8 +26,17 @@ class SnapshotParts(NamedTuple):
     pool: BoundedPool
 
 
-@router.head("/v1/snapshot", include_in_schema=False)
-@router.get("/v1/snapshot")
+@routes.add(
+    "GET",
+    "/v1/snapshot",
+    scope="read",
+    response={RAW: BINARY},
+    errors=(410, 422, 503, 507),
+    headers=RANGES,
+    other_statuses=FILE_STATUSES,
+    response_headers=("ETag", "X-Springtide-Version"),
+    head=True,
+)
 async def snapshot(
     request: Request, version: Annotated[str | None, Query()] = None, rows: Annotated[str, Query()] = "all"
 ) -> Response:

@@ -4,21 +4,57 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+import msgspec
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import gone
 from springtide.app.serving.http.request_limits import RequestLimits
 from springtide.app.serving.http.responses import json_with_etag
+from springtide.app.serving.http.route import ETAGS, NOT_MODIFIED, Routes
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.versions import pin_documents, pins_of, pins_tag, resolve_version, version_of_log
 
-router = APIRouter(tags=["The model"])
+routes = Routes("The model")
 
 MAX_WAIT_SECONDS = 60.0
 # how often a waiting request looks whether its client is still there
 DISCONNECT_CHECK_SECONDS = 2.0
+
+
+class VersionResponse(msgspec.Struct):
+    """A version's manifest; checksums are hexadecimal."""
+
+    version: int
+    name: str
+    epoch: int
+    count: int
+    parent: str
+    checksum: str
+    created_ms: int
+    complete_until_ms: int
+    positions: dict[str, Any]
+    scores: dict[str, Any]
+
+
+class NamedPin(msgspec.Struct, forbid_unknown_fields=True):
+    """A version that is kept, by its name."""
+
+    name: str
+    version: int
+    created_ms: int
+
+
+class VersionsResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """Versions, newest first; `next_before` is the `before` of the next request, None at the end."""
+
+    versions: list[VersionResponse]
+    next_before: int | None
+    pins: list[NamedPin]
+
+
+VERSION: dict[str, Any] = {"scope": "read", "response": VersionResponse, "headers": ETAGS}
 
 
 class VersionParts(NamedTuple):
@@ -30,7 +66,15 @@ class VersionParts(NamedTuple):
     pool: BoundedPool
 
 
-@router.get("/v1/versions")
+@routes.add(
+    "GET",
+    "/v1/versions",
+    scope="read",
+    response=VersionsResponse,
+    errors=(410, 422, 503),
+    headers=ETAGS,
+    other_statuses=NOT_MODIFIED,
+)
 async def versions(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
@@ -57,7 +101,15 @@ async def versions(
     return await parts.pool.run(read)
 
 
-@router.get("/v1/versions/latest")
+@routes.add(
+    "GET",
+    "/v1/versions/latest",
+    **VERSION,
+    errors=(422, 503),
+    other_statuses={**NOT_MODIFIED, 204: "No later version came in time."},
+    response_headers=("ETag",),
+    throttled=False,
+)
 async def latest(
     request: Request,
     after: Annotated[int | None, Query(ge=0)] = None,
@@ -88,7 +140,14 @@ async def latest(
         parts.limits.close_stream()
 
 
-@router.get("/v1/versions/{v}")
+@routes.add(
+    "GET",
+    "/v1/versions/{v}",
+    **VERSION,
+    errors=(410, 422, 503),
+    other_statuses=NOT_MODIFIED,
+    response_headers=("ETag",),
+)
 async def version(request: Request, v: str) -> Response:
     """One version's manifest, with its pins; 410 once it is retired
 

@@ -1,25 +1,20 @@
-"""Authorization: the scope that a path needs, and the Host names that a server without tokens answers to."""
+"""Authorization: tokens of the scope that a path needs, and the Host names a server without tokens answers to."""
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from springtide.app.serving.config import ServeConfig
 from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.route import Scope
 from springtide.app.serving.http.tokens import Tokens
-
-# probes and the pages themselves show no data of the model, so they need no token
-PUBLIC_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json", "/favicon.ico"})
-# not counted as in flight: probes, which are needed most under load, and streams, which have a limit of their own
-UNTHROTTLED_PATHS = PUBLIC_PATHS | {"/metrics", "/v1/log", "/v1/events", "/v1/versions/latest"}
-ADMIN_PATHS = frozenset({"/v1/forget", "/v1/table", "/v1/rollback"})
 
 
 class Authorizer:
     """Checks a request before its body is read."""
 
-    def __init__(self, config: ServeConfig, tokens: Tokens) -> None:
-        self._tokens = tokens
+    def __init__(self, config: ServeConfig, tokens: Tokens, scope_of: Callable[[str], Scope]) -> None:
+        self._tokens, self._scope_of = tokens, scope_of
         # a page of another site can make a browser send requests here under the site's name (DNS rebinding)
         self.checks_host = config.is_loopback and bool(tokens.open_scopes) and not config.insecure
 
@@ -38,18 +33,9 @@ class Authorizer:
                 f"without tokens only local Host headers are accepted, got {headers.get('host')}",
                 hint,
             )
-        scope = scope_of(path)
-        if scope is not None:
+        scope = self._scope_of(path)
+        if scope != "public":
             self._tokens.check(headers.get("authorization"), scope)
-
-
-def scope_of(path: str) -> str | None:
-    """The scope that a path needs; None if it needs no token."""
-    if path in PUBLIC_PATHS:
-        return None
-    if path.rstrip("/") in ADMIN_PATHS or path.startswith("/v1/commands/"):
-        return "admin"
-    return "predict" if path.rstrip("/") in ("/v1/predict", "/v1/retrieve") else "read"
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """Errors: every error response of the server is {"error": {"code", "message", "hint"}}."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -37,6 +37,46 @@ REJECTION_REASONS = {
     "part_unavailable": "part",
     "versions_differ": "part",
 }
+
+
+ERROR_DESCRIPTIONS = {
+    400: "A header or the body is malformed.",
+    401: "The token is missing or not known to this server.",
+    403: "The token lacks the scope.",
+    404: "Not found; for a row, its status says why.",
+    406: "No media type of the Accept header is supported.",
+    408: "The request did not arrive whole in time.",
+    409: "This server serves one version only, and has nothing for followers.",
+    410: "The version or file is no longer, or not yet, in the log.",
+    413: "The body, or the number of ids or instances, exceeds the limit.",
+    415: "The media type or encoding of the body is not supported.",
+    421: "Another server holds these rows; or, without tokens, a Host header that is not local.",
+    422: "Understood, but not possible; `index` is that of the invalid element.",
+    429: "Too many requests at once: retry after the seconds in Retry-After.",
+    431: "The head of the request exceeds the limit.",
+    500: "A defect of the server.",
+    501: "The trainer of this log does not support this command, or this server holds only a part of the rows.",
+    503: "Not ready, too busy, or a precondition failed: retry after the seconds in Retry-After.",
+    507: "The snapshot is larger than [serve] snapshot_bytes, or the disk is full.",
+}
+
+
+class ErrorInfo(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What was wrong; `index` and `field` say where in the request, `range` and `address` who holds the rows."""
+
+    code: Annotated[str, msgspec.Meta(description="Stable, for programs.")]
+    message: str
+    hint: Annotated[str, msgspec.Meta(description="What to do about it.")]
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    field: str | msgspec.UnsetType | None = msgspec.UNSET
+    range: str | msgspec.UnsetType = msgspec.UNSET
+    address: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ErrorResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of every error."""
+
+    error: ErrorInfo
 
 
 class ApiError(Exception):

@@ -3,13 +3,13 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from springtide.app.serving.http.access_log import AccessLog
-from springtide.app.serving.http.authorization import PUBLIC_PATHS, UNTHROTTLED_PATHS, Authorizer
+from springtide.app.serving.http.authorization import Authorizer
 from springtide.app.serving.http.errors import (
     REJECTION_REASONS,
     ApiError,
@@ -22,8 +22,6 @@ from springtide.app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
 from springtide.app.serving.http.request_limits import RequestLimits
 from springtide.app.serving.metrics.registry import MetricsRegistry
 
-# what monitoring tools and people request with HEAD
-HEAD_PATHS = PUBLIC_PATHS | {"/metrics", "/v1/status"}
 SINGLETON_HEADERS = (
     b"host",
     b"authorization",
@@ -54,6 +52,7 @@ class HttpMiddleware:
         *,
         direct: Sequence[DirectHandler],
         authorizer: Authorizer,
+        unthrottled: Set[str],
         limits: RequestLimits,
         metrics: MetricsRegistry,
         access_log: AccessLog,
@@ -61,7 +60,7 @@ class HttpMiddleware:
     ) -> None:
         self._inner = inner
         self._direct = direct
-        self._authorizer = authorizer
+        self._authorizer, self._unthrottled = authorizer, unthrottled
         self._limits = limits
         self._metrics = metrics
         self._access_log = access_log
@@ -128,16 +127,16 @@ class HttpMiddleware:
         if len(headers) < len(scope["headers"]):
             _check_singletons(scope["headers"])
         self._authorizer.check(path, headers)
-        if path in UNTHROTTLED_PATHS:
-            await self._answer(path, headers, scope, receive, send)
+        if path in self._unthrottled:
+            await self._answer(headers, scope, receive, send)
             return
         self._limits.begin_request()
         try:
-            await self._answer(path, headers, scope, receive, send)
+            await self._answer(headers, scope, receive, send)
         finally:
             self._limits.end_request()
 
-    async def _answer(self, path: str, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
@@ -148,11 +147,6 @@ class HttpMiddleware:
             if handler.matches(scope):
                 await handler.handle(headers, scope, receive, send)
                 return
-        if scope["method"] == "HEAD" and path in HEAD_PATHS:
-            get_scope = {**scope, "method": "GET"}  # the connection knows that it sends no body
-            await self._inner(get_scope, self._limited(receive), send)
-            scope.update({name: get_scope[name] for name in ("route", "springtide.error_code") if name in get_scope})
-            return
         await self._inner(scope, self._limited(receive), send)
 
     def _limited(self, receive: Receive) -> Receive:

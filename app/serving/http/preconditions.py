@@ -3,6 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from springtide.app.serving.http.errors import VERSION_NOT_REACHED as VERSION_NOT_REACHED
 from springtide.app.serving.http.errors import ApiError, bad_request, version_not_reached
@@ -52,6 +55,10 @@ class Preconditions:
 
 
 NO_PRECONDITIONS = Preconditions()
+MaxStalenessMs = Annotated[
+    float | None,
+    Meta(description="Respond with 503 if the served version is staler than this.", extra_json_schema={"minimum": 0}),
+]
 
 
 def check_max_staleness(max_staleness_ms: float | None) -> float | None:

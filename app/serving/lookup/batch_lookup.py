@@ -9,14 +9,9 @@ import numpy.typing as npt
 
 from springtide.app.serving.http.errors import ApiError, no_such_feature
 from springtide.app.serving.http.preconditions import Preconditions, parse_preconditions
+from springtide.app.serving.http.route import JSON, RAW
 from springtide.app.serving.lookup.codecs import LookupRequest, encode_response
-from springtide.app.serving.lookup.content_negotiation import (
-    JSON,
-    RAW,
-    MediaType,
-    negotiate_media_type,
-    parse_content_type,
-)
+from springtide.app.serving.lookup.content_negotiation import MediaType, negotiate_media_type, parse_content_type
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView

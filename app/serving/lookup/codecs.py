@@ -2,21 +2,24 @@
 
 # N ids of a request, D dimension
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, too_many_ids
-from springtide.app.serving.http.preconditions import check_max_staleness
+from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
+from springtide.app.serving.http.route import ARROW, JSON, MSGPACK, RAW, RequestId
 from springtide.app.serving.lookup.arrow_codec import encode_stream, read_id_column
-from springtide.app.serving.lookup.content_negotiation import ARROW, JSON, MSGPACK, RAW, MediaType
+from springtide.app.serving.lookup.content_negotiation import MediaType
 from springtide.kernels.cpu.serving.float_to_json import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
 from springtide.kernels.cpu.serving.parse_ids import read_json_ids, read_msgpack_ids, read_text_ids
 from springtide_client.errors import EncodeError
 from springtide_client.keys import encode_id
 from springtide_client.model.view import STATUS_NAMES
+
+Status = Literal["known", "unknown", "not_admitted", "forgotten"]  # STATUS_NAMES
 
 
 class LookupRequest(NamedTuple):
@@ -31,8 +34,30 @@ class LookupRequest(NamedTuple):
 class LookupBody(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON and MessagePack body. A misspelt field is an error, so that a precondition is never ignored."""
 
+    ids: list[RequestId]
+    max_staleness_ms: MaxStalenessMs = None
+
+
+class LookupResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """The rows in JSON; the ids as they were sent."""
+
+    feature: str
+    version: int
+    dim: int
     ids: list[Any]
-    max_staleness_ms: float | None = None
+    status: list[Status]
+    vectors: list[list[float | None] | None]
+
+
+class PackedLookupResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """The same in MessagePack, with all vectors in one binary."""
+
+    feature: str
+    version: int
+    dim: int
+    ids: list[Any]
+    status: list[Status]
+    vectors: Annotated[bytes, msgspec.Meta(description="N x dim little-endian float32.")]
 
 
 class UnparsedLookupBody(msgspec.Struct, forbid_unknown_fields=True):

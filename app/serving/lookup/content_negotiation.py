@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.route import ARROW, JSON, MSGPACK, RAW
 
-JSON = "application/json"
-MSGPACK = "application/msgpack"
-ARROW = "application/vnd.apache.arrow.stream"
-RAW = "application/octet-stream"
 MEDIA_TYPES = (JSON, MSGPACK, ARROW, RAW)
 QUALITY = re.compile(r";\s*[qQ]=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)")
 

@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.request_body import read_body
+from springtide.app.serving.http.route import ARROW, BINARY, JSON, MSGPACK, PRECONDITIONS, RAW, VERSION_HEADER, Route
 from springtide.app.serving.lookup.batch_lookup import (
     LookupOptions,
     count_rows,
@@ -16,8 +17,7 @@ from springtide.app.serving.lookup.batch_lookup import (
     response_headers,
     runs_inline,
 )
-from springtide.app.serving.lookup.codecs import decode_request
-from springtide.app.serving.lookup.content_negotiation import RAW
+from springtide.app.serving.lookup.codecs import LookupBody, LookupResponse, PackedLookupResponse, decode_request
 from springtide.app.serving.lookup.fast_path import ROUTE, FastPath
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
@@ -25,6 +25,25 @@ from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.one_version import at_one_version
 
 PATH_PREFIX = ROUTE.removesuffix("{feature}")
+BATCH_LOOKUP = Route(
+    method="POST",
+    path=ROUTE,
+    tag="Embeddings",
+    summary="Many rows",
+    description="""{"ids": [...], "max_staleness_ms": 500}
+
+By Content-Type and Accept: application/json, application/msgpack (vectors: one bin of N x dim float32),
+application/vnd.apache.arrow.stream (column id in; id, status, vector out) or application/octet-stream
+(little-endian int64 in; N x dim float32, or ;dtype=float16, then N status bytes out: 0 known, 1 unknown,
+2 not_admitted, 3 forgotten; integer ids only).
+""",
+    scope="read",
+    request={JSON: LookupBody, MSGPACK: LookupBody, ARROW: BINARY, RAW: BINARY},
+    response={JSON: LookupResponse, MSGPACK: PackedLookupResponse, ARROW: BINARY, RAW: BINARY},
+    errors=(400, 404, 406, 413, 415, 421, 422, 503),
+    headers=PRECONDITIONS,
+    response_headers=VERSION_HEADER,
+)
 # a longer body is decoded by a thread
 INLINE_BYTES = 65_536
 

@@ -1,17 +1,20 @@
 """One row by GET, and its neighbors. (Many rows, by POST, are answered in lookup/handler.py.)"""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from springtide.app.serving.bounded_pool import BoundedPool
-from springtide.app.serving.http.errors import ApiError, invalid, no_such_feature
+from springtide.app.serving.http.errors import ApiError, ErrorInfo, invalid, no_such_feature
 from springtide.app.serving.http.preconditions import parse_preconditions
 from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.http.route import PRECONDITIONS, VERSION_HEADER, Routes
 from springtide.app.serving.lookup.batch_lookup import count_rows
-from springtide.app.serving.lookup.codecs import parse_ids
+from springtide.app.serving.lookup.codecs import Status, parse_ids
+from springtide.app.serving.lookup.handler import BATCH_LOOKUP
 from springtide.app.serving.lookup.neighbors import SIMILARITIES, Neighbors, find_neighbors
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
@@ -21,7 +24,8 @@ from springtide.app.serving.parts.one_version import at_one_version
 from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
 from springtide_client.model.view import STATUS_NAMES
 
-router = APIRouter(tags=["Embeddings"])
+routes = Routes("Embeddings")
+routes.add_direct(BATCH_LOOKUP)
 
 REASONS = {
     "unknown": "it was never learned from, or its row was evicted",
@@ -29,6 +33,52 @@ REASONS = {
     "forgotten": "it was erased, or has expired",
 }
 HINTS = {"not_admitted": "it uses a shared row of its feature until it was seen min_count times"}
+
+
+Id = Annotated[
+    int | str, msgspec.Meta(description="An integer or a string; a decimal string is the same id as its number.")
+]
+
+
+class RowResponse(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The row of an id."""
+
+    feature: str
+    id: Id
+    status: Literal["known"] = "known"
+    vector: list[float | None]
+    count: Annotated[
+        int, msgspec.Meta(description="Occurrences of the id in learned samples since the row was created.")
+    ]
+    last_seen_ms: int
+    version: int
+
+
+class AbsentRowResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """Why an id has no row, or that there is no such feature."""
+
+    error: ErrorInfo
+    feature: str | msgspec.UnsetType = msgspec.UNSET
+    id: Id | msgspec.UnsetType = msgspec.UNSET
+    status: Status | msgspec.UnsetType = msgspec.UNSET
+    version: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class NeighborsResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """The nearest rows, nearest first."""
+
+    feature: str
+    id: Id
+    version: int
+    metric: Literal["cosine", "dot", "euclidean"]
+    neighbors: list["Neighbor"]
+
+
+class Neighbor(msgspec.Struct, forbid_unknown_fields=True):
+    """An id with its similarity or, for `euclidean`, its distance."""
+
+    id: Id
+    score: float | None
 
 
 class LookupParts(NamedTuple):
@@ -41,13 +91,32 @@ class LookupParts(NamedTuple):
     max_neighbors: int
 
 
-@router.get("/v1/embeddings/{feature}")
+ROW: dict[str, Any] = {
+    "scope": "read",
+    "response": RowResponse,
+    "errors": (400, 404, 421, 422, 503),
+    "headers": PRECONDITIONS,
+    "response_headers": VERSION_HEADER,
+    "not_found": AbsentRowResponse,
+}
+
+
+@routes.add("GET", "/v1/embeddings/{feature}", **ROW)
 async def row_by_query(request: Request, feature: str, id: Annotated[str, Query()]) -> Response:
     """One row, for ids with slashes"""
     return await _row(request, feature, id)
 
 
-@router.get("/v1/embeddings/{feature}/{id:path}/neighbors")
+@routes.add(
+    "GET",
+    "/v1/embeddings/{feature}/{id:path}/neighbors",
+    scope="read",
+    response=NeighborsResponse,
+    errors=(400, 404, 422, 501, 503),
+    headers=PRECONDITIONS,
+    response_headers=VERSION_HEADER,
+    not_found=AbsentRowResponse,
+)
 async def neighbors(
     request: Request,
     feature: str,
@@ -87,7 +156,7 @@ async def neighbors(
     return JsonResponse(document, headers=headers)
 
 
-@router.get("/v1/embeddings/{feature}/{id:path}")
+@routes.add("GET", "/v1/embeddings/{feature}/{id:path}", **ROW)
 async def row(request: Request, feature: str, id: str) -> Response:
     """One row"""
     return await _row(request, feature, id)
@@ -116,16 +185,15 @@ async def _row(request: Request, feature: str, text: str) -> Response:
     if status_1[0] != 0:
         raise _no_row(view, feature, shown_id, STATUS_NAMES[status_1[0]], headers)
     count, last_seen_ms = view.row_info(number, row_id)
-    document = {
-        "feature": feature,
-        "id": shown_id,
-        "status": "known",
-        "vector": rows_1D[0].tolist(),
-        "count": count,
-        "last_seen_ms": last_seen_ms,
-        "version": view.version,
-    }
-    return JsonResponse(document, headers=headers)
+    found = RowResponse(
+        feature=feature,
+        id=shown_id,
+        vector=rows_1D[0].tolist(),
+        count=count,
+        last_seen_ms=last_seen_ms,
+        version=view.version,
+    )
+    return JsonResponse(found, headers=headers)
 
 
 def _feature_number(view: ServedView, feature: str) -> int:

@@ -1,13 +1,15 @@
 """Operation: status, liveness, readiness, metrics, events."""
 
 import asyncio
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+import msgspec
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from springtide.app.serving.http.request_limits import RequestLimits
 from springtide.app.serving.http.responses import JsonResponse, StreamResponse
+from springtide.app.serving.http.route import TEXT, Routes
 from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
@@ -15,8 +17,50 @@ from springtide.app.serving.ops.event_stream import stream_events
 from springtide.app.serving.ops.scrape import MetricsScraper
 from springtide.app.serving.ops.status import ServerStatusReporter
 from springtide.app.serving.ops.status_history import StatusHistory
+from springtide.app.version_log.trainer_status import Condition
 
-router = APIRouter(tags=["Operation"])
+routes = Routes("Operation")
+
+
+class Ages(msgspec.Struct):
+    """Percentiles of the age of records in ms."""
+
+    p50: float
+    p99: float
+
+
+class CatchUpAges(Ages):
+    """Those of the newest time in which the trainer caught up, and how long it took."""
+
+    seconds: float
+    ended_ms: int | None
+
+
+class StatusResponse(msgspec.Struct):
+    """The trainer's status, joined with what this server measures."""
+
+    trainer: Condition
+    reason: str
+    freshness_ms: Ages | None
+    catching_up_ms: CatchUpAges | None
+    staleness_ms: Annotated[int, msgspec.Meta(ge=0)] | None
+    now_ms: int
+    server: dict[str, Any]
+
+
+class AliveResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """`range`: the part of the rows that the server holds, if not all; None: no rows."""
+
+    status: Literal["ok"] = "ok"
+    range: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ReadyResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """The served version; `range` as in AliveResponse."""
+
+    version: int
+    status: Literal["ready"] = "ready"
+    range: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class OpsParts(NamedTuple):
@@ -31,7 +75,7 @@ class OpsParts(NamedTuple):
     part: Part
 
 
-@router.get("/v1/status")
+@routes.add("GET", "/v1/status", scope="read", response=StatusResponse, errors=(422,), head=True)
 async def status(request: Request, history: Annotated[bool, Query()] = False) -> JsonResponse:
     """The trainer's state and the server's measurements
 
@@ -44,21 +88,21 @@ async def status(request: Request, history: Annotated[bool, Query()] = False) ->
     return JsonResponse(document, headers={"Cache-Control": "no-store"})
 
 
-@router.get("/healthz")
+@routes.add("GET", "/healthz", scope="public", response=AliveResponse, head=True)
 async def alive(request: Request) -> JsonResponse:
     """Liveness: 200 while the process answers"""
     parts: OpsParts = request.app.state.ops
-    return JsonResponse({"status": "ok", **_part(parts.part)})
+    return JsonResponse(AliveResponse(range=_range(parts.part)))
 
 
-@router.get("/readyz")
+@routes.add("GET", "/readyz", scope="public", response=ReadyResponse, errors=(503,), head=True)
 async def ready(request: Request) -> JsonResponse:
     """Readiness: 200 once a version is served, before that 503 with the reason"""
     parts: OpsParts = request.app.state.ops
-    return JsonResponse({"status": "ready", "version": parts.replica.require_view().version, **_part(parts.part)})
+    return JsonResponse(ReadyResponse(parts.replica.require_view().version, range=_range(parts.part)))
 
 
-@router.get("/metrics")
+@routes.add("GET", "/metrics", scope="read", response={"text/plain": TEXT}, head=True, throttled=False)
 async def metrics(request: Request) -> Response:
     """Metrics as Prometheus text"""
     parts: OpsParts = request.app.state.ops
@@ -66,7 +110,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/events")
+@routes.add("GET", "/v1/events", scope="read", response={"text/event-stream": TEXT}, errors=(503,), throttled=False)
 async def events(request: Request) -> StreamResponse:
     """Server-sent events: each version that becomes servable, its scores, changes of the health gate and of drift"""
     parts: OpsParts = request.app.state.ops
@@ -74,8 +118,8 @@ async def events(request: Request) -> StreamResponse:
     return StreamResponse(stream_events(parts.replica, parts.trainer), "text/event-stream", parts.limits.close_stream)
 
 
-def _part(part: Part) -> dict[str, str | None]:
+def _range(part: Part) -> str | msgspec.UnsetType | None:
     """What probes tell of a server that does not hold everything."""
     if part.holds_all:
-        return {}
-    return {"range": None if part.hash_range.is_empty else str(part.hash_range)}
+        return msgspec.UNSET
+    return None if part.hash_range.is_empty else str(part.hash_range)

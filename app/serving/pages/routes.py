@@ -1,11 +1,16 @@
 """The HTML pages, each complete in one file: they need nothing from other servers."""
 
 from importlib.resources import files
+from typing import Any
 
-from fastapi import APIRouter
+from fastapi import Request
 from starlette.responses import Response
 
-router = APIRouter(include_in_schema=False)
+from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.http.route import Routes
+
+routes = Routes("Pages")
+PAGE: dict[str, Any] = {"scope": "public", "response": None, "head": True}  # not in the document
 
 # the pages contain their style and script, and send requests to this server only
 POLICY = (
@@ -15,17 +20,22 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 
-@router.get("/")
+@routes.add("GET", "/", **PAGE)
 def dashboard() -> Response:
     return _page("dashboard.html")
 
 
-@router.get("/docs")
+@routes.add("GET", "/docs", **PAGE)
 def docs() -> Response:
     return _page("docs.html")
 
 
-@router.get("/favicon.ico")
+@routes.add("GET", "/openapi.json", **PAGE)
+def document(request: Request) -> Response:
+    return JsonResponse(request.app.openapi())
+
+
+@routes.add("GET", "/favicon.ico", **PAGE)
 def icon() -> Response:
     return Response(status_code=204)
 

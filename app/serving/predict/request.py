@@ -2,13 +2,14 @@
 
 # N samples
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
-from springtide.app.serving.http.preconditions import check_max_staleness
+from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
 from springtide_client.encode import encode_instances
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
@@ -20,10 +21,17 @@ EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
     """Either instances, or candidates that share a context. A misspelt field is an error: it is never ignored."""
 
-    instances: list[Any] | None = None
-    context: dict[str, Any] | None = None
-    candidates: list[Any] | None = None
-    max_staleness_ms: float | None = None
+    instances: Annotated[list[Any] | None, Meta(description="Raw values by field name, as in the stream.")] = None
+    context: Annotated[dict[str, Any] | None, Meta(description="Values that all candidates share.")] = None
+    candidates: Annotated[list[Any] | None, Meta(description="Instead of instances.")] = None
+    max_staleness_ms: MaxStalenessMs = None
+
+
+class PredictResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """Of each instance the probability of each label; of a label with a loss of values, the value."""
+
+    predictions: list[dict[str, float | None]]
+    version: int
 
 
 class Instances(NamedTuple):

@@ -4,20 +4,21 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.preconditions import parse_preconditions
 from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.http.route import PRECONDITIONS, VERSION_HEADER, Routes
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.one_version import at_one_version
 from springtide.app.serving.predict.micro_batcher import MicroBatcher, Predictions
-from springtide.app.serving.predict.request import Instances, decode_predict_request
+from springtide.app.serving.predict.request import Instances, PredictBody, PredictResponse, decode_predict_request
 from springtide_client.model.view import STATUS_NAMES
 
-router = APIRouter(tags=["Predictions"])
+routes = Routes("Predictions")
 
 # a longer body is decoded by a thread
 INLINE_BYTES = 65_536
@@ -33,7 +34,16 @@ class PredictParts(NamedTuple):
     max_instances: int
 
 
-@router.post("/v1/predict")
+@routes.add(
+    "POST",
+    "/v1/predict",
+    scope="predict",
+    request=PredictBody,
+    response=PredictResponse,
+    errors=(400, 413, 421, 422, 503),
+    headers=PRECONDITIONS,
+    response_headers=VERSION_HEADER,
+)
 async def predict(request: Request) -> JsonResponse:
     """Score instances
 
@@ -76,7 +86,7 @@ async def predict(request: Request) -> JsonResponse:
             headers["X-Springtide-Missing"] = _counts(missing)
     parts.metrics.increment("springtide_predictions_total", len(probabilities))
     named = [dict(zip(labels, row, strict=True)) for row in probabilities]
-    return JsonResponse({"predictions": named, "version": view.version}, headers=headers)
+    return JsonResponse(PredictResponse(named, view.version), headers=headers)
 
 
 def _counts(numbers: Mapping[str, int]) -> str:

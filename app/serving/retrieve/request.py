@@ -1,15 +1,17 @@
 """The request of POST /v1/retrieve: decoded from JSON, and encoded as features, ids and ranges."""
 
 # X excluded items
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
-from springtide.app.serving.http.preconditions import check_max_staleness
+from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
+from springtide.app.serving.http.route import RequestId
 from springtide.app.serving.retrieve.item_set import ItemFilter, NumberRange
 from springtide_client.encode import encode_instances, parse_number
 from springtide_client.errors import EncodeError
@@ -22,12 +24,29 @@ EXAMPLE = 'send {"user": {...}, "k": 10, "filter": {"genre": ["jazz"], "price": 
 class RetrieveBody(msgspec.Struct, forbid_unknown_fields=True):
     """A misspelt field is an error: it is never ignored."""
 
-    user: dict[str, Any]
-    k: int = 10
-    filter: dict[str, Any] = {}
-    exclude: list[Any] = []
-    exact: bool = False
-    max_staleness_ms: float | None = None
+    user: Annotated[dict[str, Any], Meta(description="Raw values by field name, as in the stream.")]
+    k: Annotated[int, Meta(extra_json_schema={"minimum": 1})] = 10
+    filter: Annotated[
+        dict[str, Any],
+        Meta(description="By feature of the items: ids of which an item must have one, or a range of numbers."),
+    ] = {}
+    exclude: list[RequestId] = []
+    exact: Annotated[bool, Meta(description="Compare all vectors instead of asking the index.")] = False
+    max_staleness_ms: MaxStalenessMs = None
+
+
+class RetrieveResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """The best items, the best first."""
+
+    items: list["RetrievedItem"]
+    version: int
+
+
+class RetrievedItem(msgspec.Struct, forbid_unknown_fields=True):
+    """An item with its score."""
+
+    id: Any
+    score: float
 
 
 class Query(NamedTuple):

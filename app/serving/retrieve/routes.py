@@ -3,21 +3,22 @@
 from functools import partial
 from typing import NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.preconditions import parse_preconditions
 from springtide.app.serving.http.responses import JsonResponse
+from springtide.app.serving.http.route import PRECONDITIONS, VERSION_HEADER, Routes
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.one_version import at_one_version
 from springtide.app.serving.retrieve.ranking import find_items, find_items_everywhere
-from springtide.app.serving.retrieve.request import RetrieveBody, decode_retrieve_request
+from springtide.app.serving.retrieve.request import RetrieveBody, RetrieveResponse, decode_retrieve_request
 from springtide.app.serving.retrieve.retriever import Retriever
 from springtide_client.parts.ranked_ids import RankedIds
 
-router = APIRouter(tags=["Predictions"])
+routes = Routes("Predictions")
 
 
 class RetrieveParts(NamedTuple):
@@ -32,7 +33,16 @@ class RetrieveParts(NamedTuple):
     max_excluded: int
 
 
-@router.post("/v1/retrieve")
+@routes.add(
+    "POST",
+    "/v1/retrieve",
+    scope="predict",
+    request=RetrieveBody,
+    response=RetrieveResponse,
+    errors=(400, 413, 422, 501, 503),
+    headers=PRECONDITIONS,
+    response_headers=VERSION_HEADER,
+)
 async def retrieve(request: Request) -> JsonResponse:
     """The best items for a user
 

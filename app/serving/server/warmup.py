@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from springtide.app.serving.http.route import JSON, MSGPACK
 from springtide.app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
-from springtide.app.serving.lookup.content_negotiation import JSON, MSGPACK, MediaType
+from springtide.app.serving.lookup.content_negotiation import MediaType
 from springtide.app.serving.lookup.neighbors import measure_similarity
 from springtide.kernels.cpu.serving.key_owners import first_foreign, owner_of, place_rows, split_keys
 from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache

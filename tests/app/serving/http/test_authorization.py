@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from springtide.app.serving.api import ROUTES
 from springtide.app.serving.config import ServeConfig
-from springtide.app.serving.http.authorization import Authorizer, is_local_name, scope_of
+from springtide.app.serving.http.authorization import Authorizer, is_local_name
 from springtide.app.serving.http.errors import ApiError
 from springtide.app.serving.http.tokens import Tokens, load_tokens
 
@@ -11,10 +12,10 @@ from springtide.app.serving.http.tokens import Tokens, load_tokens
 @pytest.mark.parametrize(
     ("path", "scope"),
     [
-        ("/", None),
-        ("/healthz", None),
-        ("/readyz", None),
-        ("/docs", None),
+        ("/", "public"),
+        ("/healthz", "public"),
+        ("/readyz", "public"),
+        ("/docs", "public"),
         ("/v1/status", "read"),
         ("/metrics", "read"),
         ("/v1/embeddings/user_id", "read"),
@@ -23,11 +24,13 @@ from springtide.app.serving.http.tokens import Tokens, load_tokens
         ("/v1/forget", "admin"),
         ("/v1/table/", "admin"),
         ("/v1/rollback", "admin"),
+        ("/v1/commands/7", "admin"),
+        ("/v1/commands/7/8", "admin"),
         ("/anything/else", "read"),
     ],
 )
 def test_every_path_has_a_scope(path, scope):
-    assert scope_of(path) == scope
+    assert ROUTES.scope_of(path) == scope
 
 
 @pytest.mark.parametrize(
@@ -42,11 +45,11 @@ def test_local_host_names_are_recognized(host):
 )
 def test_a_foreign_host_header_is_rejected_without_tokens(host):
     assert not is_local_name(host)
-    guard = Authorizer(ServeConfig(), load_tokens(ServeConfig(), {}))
+    guard = Authorizer(ServeConfig(), load_tokens(ServeConfig(), {}), ROUTES.scope_of)
     with pytest.raises(ApiError) as caught:
         guard.check("/v1/status", {"host": host})
     assert caught.value.status == 421
-    with_token = Authorizer(ServeConfig(), Tokens({"a-long-token": frozenset({"read"})}))
+    with_token = Authorizer(ServeConfig(), Tokens({"a-long-token": frozenset({"read"})}), ROUTES.scope_of)
     with_token.check("/v1/status", {"host": host, "authorization": "Bearer a-long-token"})
 
 

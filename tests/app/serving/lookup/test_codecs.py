@@ -6,14 +6,9 @@ import pyarrow
 import pytest
 
 from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.route import ARROW, JSON, MSGPACK, RAW
 from springtide.app.serving.lookup.codecs import decode_request, encode_response, parse_ids
-from springtide.app.serving.lookup.content_negotiation import (
-    ARROW,
-    JSON,
-    MSGPACK,
-    RAW,
-    MediaType,
-)
+from springtide.app.serving.lookup.content_negotiation import MediaType
 from springtide_client.keys import hash_string
 
 ROWS = np.array([[0.5, -1.5], [np.nan, np.nan]], dtype=np.float32)
