@@ -21,7 +21,6 @@ from springtide.embeddings.policy.removals import Removals
 from springtide.embeddings.policy.row_score import RowScore, ScoreFunction, l2_norm
 from springtide.embeddings.policy.ttl import ExpiryCutoffs, TimeToLive
 from springtide.embeddings.tiers.disk_cap import DiskCap
-from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import RowSource, Spill
 from springtide.embeddings.tiers.lower_tiers import LowerTiers
 from springtide.embeddings.tiers.no_spill import NoSpill
@@ -57,6 +56,8 @@ class TableParts:
         capacity = (capacity or Capacity.of_bytes(config, ops, tracked=tracked)).in_buckets_of(ops.width)
         self.counters = TableCounters()
         self.spill: Spill = spill or NoSpill(config.dim, state_width)
+        self.host_tier = self.spill.host_tier
+        self.disk = self.spill if self.host_tier is None else self.host_tier.spill  # the lowest spill
         if config.eviction == "l2-norm":
             score = l2_norm
         self.score = None if score is None else RowScore(ops, score)
@@ -109,16 +110,6 @@ class TableParts:
         )
         self.output_buffers = ops.new_output_buffers()
         self.pool = IntraOpPool(min(config.num_threads, ops.max_threads))
-
-    @property
-    def host_tier(self) -> HostTier | None:
-        return self.spill if isinstance(self.spill, HostTier) else None
-
-    @property
-    def disk(self) -> Spill:
-        """The spill below the host tier, or the only one."""
-        host = self.host_tier
-        return self.spill if host is None else host.spill
 
     def close(self) -> None:
         self.pool.close()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from springtide.embeddings.config import TableConfig, TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
-from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.handle import LookupSlice, StepTable, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.lookup.read_only import UInt8Array, find_rows
 from springtide.embeddings.memory.capacity import Capacity
@@ -26,6 +26,7 @@ from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array
 from springtide.embeddings.tiers.interface import RowSource, Spill
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
+from springtide_client.rows.table_names import MAIN_TABLE
 
 
 class EmbeddingTable:
@@ -75,6 +76,21 @@ class EmbeddingTable:
         self.ops, self.layout, self.optimizer = self.parts.ops, self.parts.layout, self.parts.optimizer
         self.lr, self.lr_factor = self.optimizer.lr, 1.0
 
+    @property
+    def tables(self) -> dict[str, "EmbeddingTable"]:
+        """This table by its name, as an EmbeddingCollection has several."""
+        return {MAIN_TABLE: self}
+
+    @property
+    def model_tables(self) -> dict[str, "EmbeddingTable"]:
+        """The tables of the rows that a model sees, by name, the main one ("") first."""
+        return {MAIN_TABLE: self}
+
+    @property
+    def rows(self) -> StepTable:
+        """What a model's step looks up in."""
+        return self
+
     # training and reading
 
     @on_current_stream
@@ -116,7 +132,7 @@ class EmbeddingTable:
         scores_K: Array | None = None,
         prefetched: Prefetch | None = None,
         decision: Decision | None = None,
-    ) -> Lookup:
+    ) -> TableLookup:
         """Make every key's row resident and pin it: 1. unique keys, 2. a slot for each, 3. recall or create rows.
 
         scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first. `decision`: what
@@ -144,7 +160,7 @@ class EmbeddingTable:
             memory.release(tick)
             raise
         self.parts.counters["keys"] += len(ids_K)
-        return Lookup(
+        return TableLookup(
             self.release,
             self.release_later,
             tick=tick,
@@ -162,12 +178,12 @@ class EmbeddingTable:
         unique = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
         return unique, self.parts.materializer.decide(unique, None)[0]
 
-    def gather(self, lookup: Lookup) -> Array:
+    def gather(self, lookup: TableLookup) -> Array:
         """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
         return self.gather_slice(lookup, LookupSlice(0, len(lookup)))[0]
 
     @on_current_stream
-    def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]:
+    def gather_slice(self, lookup: TableLookup, part: LookupSlice) -> tuple[Array, Array | None]:
         """The rows of some keys, or of bags of them. For `max` also which key of the slice won each number, else -1."""
         slots_U, inverse_K = self._current_slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
@@ -177,7 +193,7 @@ class EmbeddingTable:
 
     @on_current_stream
     def update(
-        self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
+        self, lookup: TableLookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
         """Sum the gradients of each key in the order of the batch, update its row, and release the lookup.
 
@@ -208,7 +224,7 @@ class EmbeddingTable:
             lookup.release()
 
     @on_current_stream
-    def read_rows(self, lookup: Lookup) -> RowColumns:
+    def read_rows(self, lookup: TableLookup) -> RowColumns:
         """Copies of the rows of a lookup's unique keys, with all their columns, on the device.
 
         Values (U, D), states (U, S): the optimizer's, then the wide columns. A key forgotten since has NaN and zeros.
@@ -216,7 +232,7 @@ class EmbeddingTable:
         return self.ops.read(self.parts.memory.store, self._current_slots(lookup), self.parts.pool.parallel_for)
 
     @on_current_stream
-    def write_rows(self, lookup: Lookup, values_UD: Array, states_US: Array) -> None:
+    def write_rows(self, lookup: TableLookup, values_UD: Array, states_US: Array) -> None:
         """Write values and states of a lookup's unique keys back, as `read_rows` gave them and a learner changed them.
 
         Nothing is counted, and the lookup stays open. Keys forgotten since are skipped. bfloat16 rows are rounded
@@ -232,7 +248,7 @@ class EmbeddingTable:
         self._note_learned(slots_U, dirty[0] if len(dirty) == 1 else self.ops.xp.concatenate(dirty))
 
     @on_current_stream
-    def touch(self, lookup: Lookup) -> None:
+    def touch(self, lookup: TableLookup) -> None:
         """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
         slots_U, unique = self._current_slots(lookup), lookup.unique
         last_seen_U, by_count = self._last_seen_after_update(unique), self.config.eviction == "lfu"
@@ -450,7 +466,7 @@ class EmbeddingTable:
         if self.parts.score is not None:
             self.parts.score.set_priorities(self.parts.memory.store, slots_U)
 
-    def _note_learned_from(self, lookup: Lookup) -> None:
+    def _note_learned_from(self, lookup: TableLookup) -> None:
         """Count a lookup's keys. Only now: a lookup that waits to be learned from is in no version, in no part."""
         if lookup.rowless is not None:
             self.parts.admission.count(lookup.rowless)
@@ -460,7 +476,7 @@ class EmbeddingTable:
         floor_ms = self.parts.last_seen_floor.ms
         return self.parts.cutoffs.last_seen_after_update(self.ops, unique.features_U, unique.last_seen_U, floor_ms)
 
-    def _current_slots(self, lookup: Lookup) -> Array:
+    def _current_slots(self, lookup: TableLookup) -> Array:
         """The slots of an open lookup; NO_SLOT for keys that were forgotten since."""
         if lookup.released:
             raise ValueError("this lookup has been released (it takes one update): look the keys up again")

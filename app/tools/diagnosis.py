@@ -23,7 +23,7 @@ from springtide.app.version_log.change.plan import plan_change
 from springtide.app.version_log.compact.kept_size import kept_size
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
-from springtide.embeddings.collection.limits import check_device_bytes
+from springtide.embeddings.collection import check_device_bytes
 from springtide.kernels.backend import backend
 from springtide.stream.broker.discovery import find_broker
 from springtide.stream.broker.embedded import find_broker_binary

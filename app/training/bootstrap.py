@@ -35,8 +35,7 @@ from springtide.app.version_log.disk_budget import DiskBudget
 from springtide.app.version_log.disk_usage import folder_bytes
 from springtide.app.version_log.read.resume import Resume
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.collection.collection import AnyTable, open_tables
-from springtide.embeddings.collection.limits import check_device_bytes, table_configs
+from springtide.embeddings.collection import AnyTable, check_device_bytes, open_tables, table_configs
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig
 from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.sharding.precision import Precision

@@ -35,7 +35,9 @@ class TrainingSession:
         self, config: TrainerConfig, log: LogWriter, state: TrainingState, commands: CommandExecutor, *, until_end: bool
     ) -> None:
         self.log, self.state, self.commands, self.ranks = log, state, commands, state.ranks
-        self.spill_gc = SpillGC(state.learner.table, log.directory, state.base_number, on_mapped=state.on_base_mapped)
+        self.spill_gc = SpillGC(
+            state.learner.table.tables, log.directory, state.base_number, on_mapped=state.on_base_mapped
+        )
         self.net = NetPublisher(config.log, state.learner, log)
         self.committed = CommittedOffsets(state.stream.positions)
         self._config, self._until_end = config, until_end

@@ -1,11 +1,12 @@
-"""The handle of a lookup, which pins the rows of a batch, and the slices in which its rows are gathered."""
+"""The handle of a lookup, which pins the rows of a batch; the slices in which rows are gathered; who gives it."""
 
-# K keys of a batch, U unique keys
-from collections.abc import Callable
-from typing import NamedTuple
+# K keys of a batch, U unique keys, B bags or rows of gradients, D dimension, S state width
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from springtide.embeddings.policy.admission import RowlessKeys
-from springtide.kernels.types import Array, UniqueKeys
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array, RowColumns, UniqueKeys
 
 POOLING_MODES = ("sum", "mean", "max")
 
@@ -22,11 +23,29 @@ class LookupSlice(NamedTuple):
     mode: str = "mean"  # one of POOLING_MODES
 
 
-class Lookup:
+class Lookup(Protocol):
     """The unique keys of a batch with a row for each. The rows stay in memory until `release`, an update, or `del`.
 
     Keys that were not admitted are replaced by the shared keys of their features (springtide_client.keys).
     """
+
+    @property
+    def unique(self) -> UniqueKeys: ...
+
+    def __len__(self) -> int:
+        """Keys, K."""
+        ...
+
+    @property
+    def released(self) -> bool: ...
+
+    def release(self) -> None:
+        """Unpin the rows. A second call does nothing."""
+        ...
+
+
+class TableLookup:
+    """A lookup in one table, where the rows are."""
 
     __slots__ = ("_release", "_release_later", "erasures", "rowless", "slots_U", "tick", "unique")
 
@@ -39,7 +58,7 @@ class Lookup:
         erasures: int,
         unique: UniqueKeys,
         slots_U: Array,
-        rowless: RowlessKeys | None = None,
+        rowless: RowlessKeys | None,
     ) -> None:
         self._release: Callable[[int], None] | None = release
         self._release_later = release_later
@@ -50,7 +69,6 @@ class Lookup:
         self.rowless = rowless  # admission counts them when the lookup is learned from
 
     def __len__(self) -> int:
-        """Keys, K."""
         return len(self.unique.inverse_K)
 
     @property
@@ -58,7 +76,6 @@ class Lookup:
         return self._release is None
 
     def release(self) -> None:
-        """Unpin the rows. A second call does nothing."""
         if self._release is not None:
             release, self._release = self._release, None
             release(self.tick)
@@ -67,3 +84,49 @@ class Lookup:
         # the garbage collector may run this in any thread, in the middle of any call: the release is only queued
         if getattr(self, "_release", None) is not None:
             self._release_later(self.tick)
+
+
+class JoinedLookup:
+    """Lookups in several tables as one. They release themselves when they are garbage-collected."""
+
+    def __init__(self, unique: UniqueKeys, lookups: Sequence[TableLookup]) -> None:
+        self.unique, self.lookups, self.released = unique, lookups, False
+
+    def __len__(self) -> int:
+        return len(self.unique.inverse_K)
+
+    def release(self) -> None:
+        self.released = True
+        for lookup in self.lookups:
+            lookup.release()
+
+
+class StepTable(Protocol):
+    """What a model's step needs of a table, or of several. A prefetch or lookup goes back to what gave it."""
+
+    @property
+    def ops(self) -> Ops: ...
+
+    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Any: ...
+
+    def lookup(
+        self,
+        features_K: Array,
+        ids_K: Array,
+        event_ms_K: Array,
+        *,
+        scores_K: Array | None = None,
+        prefetched: Any = None,
+    ) -> Lookup: ...
+
+    def gather_slice(self, lookup: Any, part: LookupSlice) -> tuple[Array, Array | None]: ...
+
+    def update(
+        self, lookup: Any, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
+    ) -> None: ...
+
+    def read_rows(self, lookup: Any) -> RowColumns: ...
+
+    def write_rows(self, lookup: Any, values_UD: Array, states_US: Array) -> None: ...
+
+    def touch(self, lookup: Any) -> None: ...

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.handle import LookupSlice, TableLookup
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
@@ -52,11 +52,11 @@ class AskedKeys:
         """Return the part of a column of K that belongs to the keys as they came, (P)."""
         return column_K[len(column_K) - self.num_asked :]
 
-    def rows(self, table: EmbeddingTable, lookup: Lookup) -> Array:
+    def rows(self, table: EmbeddingTable, lookup: TableLookup) -> Array:
         """Return the row of each key asked for, (P, D)."""
         return table.gather_slice(lookup, LookupSlice(len(lookup) - self.num_asked, len(lookup)))[0]
 
-    def update(self, table: EmbeddingTable, lookup: Lookup, grads_PD: Array) -> None:
+    def update(self, table: EmbeddingTable, lookup: TableLookup, grads_PD: Array) -> None:
         """Sum the gradients of each key in the order of ranks, take one step for it, and count its occurrences."""
         xp, num_more = table.ops.xp, len(lookup) - self.num_asked
         # further occurrences have the gradient of the row of zeros

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.handle import JoinedLookup, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.sharding.asked_keys import AskedKeys
 from springtide.embeddings.sharding.route import Route
@@ -33,24 +33,17 @@ class FetchedRows(NamedTuple):
     columns_T: list[RowColumns]  # if the table keeps them: of the unique keys of its lookup
 
 
-class ShardedLookup(Lookup):
+class ShardedLookup(JoinedLookup):
     """A lookup at the owners. `unique` has this rank's keys; `rows_UD` is a leaf whose gradient the owners will get."""
-
-    __slots__ = ("asked_T", "columns_T", "counts_U", "lookups_T", "route", "rows_UD", "states_US")
 
     def __init__(
         self,
         unique: UniqueKeys,
         route: Route,
         asked_T: list[AskedKeys],
-        lookups_T: list[Lookup],
+        lookups_T: list[TableLookup],
         fetched: FetchedRows,
     ) -> None:
-        def release(tick: int) -> None:
-            for lookup in lookups_T:
-                lookup.release()
-
+        super().__init__(unique, lookups_T)
         self.route, self.asked_T, self.lookups_T = route, asked_T, lookups_T
         self.rows_UD, self.states_US, self.counts_U, self.columns_T = fetched
-        # the parts release themselves when they are garbage-collected
-        super().__init__(release, lambda tick: None, tick=0, erasures=0, unique=unique, slots_U=unique.ids_U[:0])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.handle import TableLookup
 from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
 from springtide.embeddings.sharding.asked_keys import AskedKeys
 from springtide.embeddings.sharding.exchange import Exchange
@@ -130,7 +130,9 @@ class ShardedRows:
         row_format.unpack(bytes_UB, asked.route.order_T[0], rows_UD)
         return rows_UD
 
-    def update(self, table: EmbeddingTable, keys: AskedKeys, lookup: Lookup, asked: Asked, grads_UD: Tensor) -> None:
+    def update(
+        self, table: EmbeddingTable, keys: AskedKeys, lookup: TableLookup, asked: Asked, grads_UD: Tensor
+    ) -> None:
         """Send the gradients of this rank's unique ids to their owners, who take one step for each row. All ranks.
 
         As in DistributedDataParallel, the mean over the ranks is taken of the gradients.
@@ -153,7 +155,7 @@ class _Embed(torch.autograd.Function):
         rows: ShardedRows,
         table: EmbeddingTable,
         keys: AskedKeys,
-        lookup: Lookup,
+        lookup: TableLookup,
         asked: Asked,
     ) -> Any:
         ctx.rows, ctx.call = rows, (table, keys, lookup, asked)

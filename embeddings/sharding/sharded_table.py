@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from springtide.embeddings.collection.collection import AnyTable, tables_of_model
+from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.handle import LookupSlice, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.policy.admission import Decision
 from springtide.embeddings.rows import as_keys
@@ -58,14 +58,14 @@ class ShardedTable:
         self.row_formats = [RowFormat(precision.rows, one.dim) for one in self.tables]
         self.gradient_formats = [RowFormat(precision.gradients, one.dim, seed=rank_seed) for one in self.tables]
         self.num_sent = 0  # how often numbers were sent: what stochastic rounding depends on
-        self._failed: tuple[list[AskedKeys], list[Lookup]] = [], []  # a try's keys, and its open lookups
+        self._failed: tuple[list[AskedKeys], list[TableLookup]] = [], []  # a try's keys, and its open lookups
 
     @staticmethod
     def of(
         table: AnyTable, exchange: Exchange, precision: Precision, *, seed: int, num_states: int = 0
     ) -> "ShardedTable":
         """The rows that a model sees, whatever tables they are in."""
-        seen, places_F = tables_of_model(table), None
+        seen, places_F = table.model_tables, None
         for one in seen.values():
             admission, (num_blocks, *_) = one.parts.admission, table.sketch()
             admission.border_blocks = border_blocks_of_rank(num_blocks, exchange.rank, exchange.num_ranks)
@@ -148,21 +148,19 @@ class ShardedTable:
         return ShardedLookup(unique, route, asked_T, lookups_T, self._fetch(unique, route, asked_T, lookups_T))
 
     @on_current_stream
-    def embed_slices(self, lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
+    def embed_slices(self, lookup: ShardedLookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
         """A tensor for each slice, (keys, D) or (bags, D) float32: see torch_api.autograd.embed_slices.
 
         Their gradients are those of `lookup.rows_UD`, which `update` sends.
         """
-        assert isinstance(lookup, ShardedLookup)
         inverse_K = self.ops.tensor_of(lookup.unique.inverse_K)
         return tuple(pooled(self.ops, lookup.rows_UD, inverse_K[part.start : part.stop], part) for part in slices)
 
     @on_current_stream
-    def update(self, lookup: Lookup) -> None:
+    def update(self, lookup: ShardedLookup) -> None:
         """Send the gradients of a lookup's rows to their owners, who sum them in the order of ranks, take one step for
         each row, count every occurrence, and release the lookup. Without a gradient they only count.
         """
-        assert isinstance(lookup, ShardedLookup)
         grads_UD, lookup.rows_UD.grad = lookup.rows_UD.grad, None
         received = self._send("gradients", lookup, torch.zeros_like(lookup.rows_UD) if grads_UD is None else grads_UD)
         for table, asked, one, grads_PD in zip(self.tables, lookup.asked_T, lookup.lookups_T, received, strict=True):
@@ -171,9 +169,8 @@ class ShardedTable:
         lookup.release()
 
     @on_current_stream
-    def touch(self, lookup: Lookup) -> None:
+    def touch(self, lookup: ShardedLookup) -> None:
         """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
-        assert isinstance(lookup, ShardedLookup)
         for table, one in zip(self.tables, lookup.lookups_T, strict=True):
             table.touch(one)
         self._count(lookup)
@@ -185,11 +182,10 @@ class ShardedTable:
             table.parts.last_seen_floor.add_keys(num_all - len(one))
 
     @on_current_stream
-    def sums(self, kind: str, lookup: Lookup, values_UD: Tensor, states_US: Tensor) -> list[tuple[Array, Array]]:
+    def sums(self, kind: str, lookup: ShardedLookup, values_UD: Tensor, states_US: Tensor) -> list[tuple[Array, Array]]:
         """Send what this rank would add to its rows' values and last states; return for each table the sums over ranks
         for the unique keys of its own lookup, (U, D) and (U, S).
         """
-        assert isinstance(lookup, ShardedLookup)
         sums = []
         for one, asked, columns in zip(
             lookup.lookups_T, lookup.asked_T, self._send(kind, lookup, values_UD, states_US), strict=True
@@ -238,7 +234,7 @@ class ShardedTable:
         return route, asked_T
 
     def _fetch(
-        self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[Lookup]
+        self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[TableLookup]
     ) -> FetchedRows:
         """The rows of this rank's unique keys, narrower ones ending in zeros, and their states and counts."""
         ops, num_states = self.ops, self.num_states
@@ -264,7 +260,7 @@ class ShardedTable:
         rows_UD.requires_grad_(torch.is_grad_enabled())
         return FetchedRows(rows_UD, numbers_US1[:, :num_states], numbers_US1[:, -1:], columns_T)
 
-    def _failed_try(self, asked_T: list[AskedKeys]) -> list[Lookup]:
+    def _failed_try(self, asked_T: list[AskedKeys]) -> list[TableLookup]:
         """Return the lookups that a failed try of the same keys left open; release those of others.
 
         A second one would find rows that the first has created, and admission would not count their ids.

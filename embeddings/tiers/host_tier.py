@@ -59,6 +59,10 @@ class HostTier:
         self.removals = Removals()  # replaced by the table's
         self._purged: list[tuple[UInt16Array, Int64Array]] = []
 
+    @property
+    def host_tier(self) -> "HostTier":
+        return self
+
     @staticmethod
     def rows_of_bytes(num_bytes: int, layout: RowLayout, ops: Ops) -> int:
         """The number of rows that fit into this many bytes."""

@@ -2,12 +2,15 @@
 
 # U unique keys, N rows, D dimension, S optimizer state width
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from springtide.embeddings.rows import BoolArray, Float32Array, Int64Array, Rows, UInt16Array
+
+if TYPE_CHECKING:
+    from springtide.embeddings.tiers.host_tier import HostTier
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class Spill(Protocol):
 
     keeps_rows: bool  # False: rows that are written are lost
     is_exclusive: bool  # True: a row that is in memory has no copy here (see HostTier)
+
+    @property
+    def host_tier(self) -> "HostTier | None":
+        """This spill, if it keeps rows in RAM above another."""
+        ...
 
     def write(self, rows: Rows, num_new: int) -> None:
         """Store copies of these rows in the newest generation. May wait until the queue has room.

@@ -9,7 +9,6 @@ import numpy as np
 
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import RowSource, Spill
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.upload import RowUpload
@@ -80,14 +79,14 @@ class LowerTiers:
 
     def take(self, recalled: RecalledRows) -> RecalledRows:
         """Delete recalled rows from an exclusive tier, for memory gets them. Those lost since the recall are absent."""
-        assert isinstance(self.spill, HostTier)
-        here_U = self.spill.take(recalled.rows.features, recalled.rows.ids)
+        assert self.spill.host_tier is not None
+        here_U = self.spill.host_tier.take(recalled.rows.features, recalled.rows.ids)
         return replace(recalled, found_U=recalled.found_U & here_U, from_spill_U=recalled.from_spill_U & here_U)
 
     def replace_rows(self, rows: Rows) -> None:
         """Note that rows with these keys are about to be written to memory."""
-        if isinstance(self.spill, HostTier) and self.spill.is_exclusive:
-            self.spill.take(rows.features, rows.ids)
+        if self.spill.is_exclusive and self.spill.host_tier is not None:
+            self.spill.host_tier.take(rows.features, rows.ids)
 
     def put_back(self, recalled: RecalledRows) -> None:
         """Undo `take`, because memory could not get the rows."""

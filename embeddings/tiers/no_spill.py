@@ -16,6 +16,7 @@ class NoSpill:
 
     keeps_rows = False
     is_exclusive = False
+    host_tier = None
 
     def __init__(self, dim: int, state_width: int) -> None:
         self.dim, self.state_width = dim, state_width

@@ -11,7 +11,7 @@ import numpy as np
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.current_stream import on_current_stream
-from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.handle import LookupSlice, TableLookup
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
 from springtide.embeddings.policy.row_score import ScoreFunction
@@ -104,12 +104,12 @@ class ModuleTable(EmbeddingTable):
         self.forget(features_N, ids_N)
         self.parts.removals.add(reason, features_N[here_N], ids_N[here_N])
 
-    def gather_slice(self, lookup: Lookup, part: LookupSlice) -> tuple[Array, Array | None]:
+    def gather_slice(self, lookup: TableLookup, part: LookupSlice) -> tuple[Array, Array | None]:
         with self.lock:
             return super().gather_slice(lookup, part)
 
     def update(
-        self, lookup: Lookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
+        self, lookup: TableLookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
         with changing(lambda: self):
             if lookup.released:

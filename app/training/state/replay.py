@@ -12,7 +12,7 @@ from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
 from springtide.app.training.step.learner import Learner
 from springtide.app.version_log.read.exact_state import PARAMETERS, RANDOM, fold_net, is_net
-from springtide.embeddings.collection.collection import AnyTable, tables_by_name
+from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.rows import TableDelta
 from springtide_client.format.records import Record, VersionMeta
 from springtide_client.log.base import Base
@@ -42,7 +42,7 @@ def replay_log(
         _restore_sketch(table, meta, np.arange(len(base.sketch)), base.sketch)
     for record in records:
         meta, tensors = record.meta, record.tensors()
-        for name, one in tables_by_name(table).items():
+        for name, one in table.tables.items():
             own = names.tensors_of(name, tensors)
             delta = arrays_to_delta(own, dim=one.dim, state_width=one.layout.state_width)
             one.restore(delta if ranks is None else own_part(delta, ranks))

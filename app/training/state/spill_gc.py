@@ -9,7 +9,6 @@ from typing import Protocol
 
 from springtide.app.training.state.base_rows import BaseRows
 from springtide.app.version_log.failpoints import failpoint
-from springtide.embeddings.collection.collection import EmbeddingCollection
 from springtide.embeddings.tiers.interface import RowSource
 from springtide_client.errors import LogError
 from springtide_client.log.base import Base
@@ -39,16 +38,16 @@ class SpillGC:
 
     def __init__(
         self,
-        table: SpillTable | EmbeddingCollection,
+        tables: Mapping[str, SpillTable],
         directory: LogDirectory,
         mapped: int,
         *,
         on_mapped: Callable[[Base], None] = lambda base: None,
     ) -> None:
-        """`mapped`: the number of the base that the table reads now. `on_mapped` is called with each newer one."""
-        self._tables: Mapping[str, SpillTable]
-        self._tables = table.tables if isinstance(table, EmbeddingCollection) else {MAIN_TABLE: table}
-        self._directory, self._mapped, self._on_mapped = directory, mapped, on_mapped
+        """`tables` by name. `mapped`: the number of the base that they read now. `on_mapped` is called with each newer
+        one.
+        """
+        self._tables, self._directory, self._mapped, self._on_mapped = tables, directory, mapped, on_mapped
         self._refused: set[str] = set()  # the bases that could not be mapped
         # a generation of each table, and the version whose checkpoint closed it
         self._closed: tuple[dict[str, int], int] | None = None

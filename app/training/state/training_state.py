@@ -31,7 +31,6 @@ from springtide.app.version_log.commands.erasures import erasures_to_meta
 from springtide.app.version_log.commands.limits import LimitName, to_table_limits
 from springtide.app.version_log.items import ItemLayout, items_to_arrays
 from springtide.app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
-from springtide.embeddings.collection.collection import tables_by_name
 from springtide.embeddings.rows import TableDelta
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition, Position, positions_to_meta
@@ -204,7 +203,7 @@ class TrainingState:
         `net`: what the version carries of the dense net; without it everything, if the net has changed.
         """
         self.stream.complete_until_ms = max(self.stream.complete_until_ms, complete_until_ms)
-        deltas = {name: table.take_delta() for name, table in tables_by_name(self.learner.table).items()}
+        deltas = {name: table.take_delta() for name, table in self.learner.table.tables.items()}
         if self.row_budget is not None:
             self._add_to_budget(self.row_budget, list(deltas.values()))
             self.row_budget.expect_state(self._state_bytes())

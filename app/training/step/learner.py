@@ -27,9 +27,9 @@ from springtide.app.training.step.report import StepReport, fetch_outcome, fetch
 from springtide.app.training.step.retrieval_step import RetrievalStep
 from springtide.app.training.step.wide_ranks import ChunkedWideStep
 from springtide.app.training.step.wide_step import WideStep, learn_offset
-from springtide.embeddings.collection.collection import AnyTable
+from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.handle import Lookup, StepTable
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.precision import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
@@ -103,9 +103,9 @@ class Learner:
         model.train()
 
     @property
-    def rows(self) -> AnyTable | ShardedTable:
-        """The table of the rows of all ranks: a step's calls; `table` has this rank's, and all other methods."""
-        return self.table if self.sharded_table is None else self.sharded_table
+    def rows(self) -> StepTable | ShardedTable:
+        """What a step looks up in: the rows of all ranks; `table` has this rank's, and all other methods."""
+        return self.table.rows if self.sharded_table is None else self.sharded_table
 
     @property
     def reports_late(self) -> bool:
@@ -116,7 +116,8 @@ class Learner:
         """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
         if self.wide_step is not None and self.wide_step.needs_checkpoint(batch):
             return True
-        return self.rows.needs_checkpoint(self.num_keys(batch))
+        table = self.table if self.sharded_table is None else self.sharded_table
+        return table.needs_checkpoint(self.num_keys(batch))
 
     def num_keys(self, batch: Batch) -> int:
         """Return how many keys a batch has, every occurrence; not those of crosses."""
@@ -276,13 +277,13 @@ class Learner:
                 prefetch = self.rows.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
                 self._next = replace(keys, prefetch=prefetch)
 
-    def _update(self, keys: BatchKeys, lookup: Lookup) -> StepOutcome:
+    def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""
         batch, staged = keys.batch, keys.staged
         columns = None if staged is None else staged.tensors()
         slices = self.keys.lookup_slices(batch, columns)
         if self.sharded_table is None:
-            tensors = embed_slices(self.table, lookup, slices)
+            tensors = embed_slices(self.table.rows, lookup, slices)
         else:
             tensors = self.sharded_table.embed_slices(lookup, slices)
         if columns is None:
@@ -313,7 +314,7 @@ class Learner:
             if self.sharded_table is not None:
                 self.sharded_table.update(lookup)
             elif not lookup.released:  # the net gives rows no gradients: count them all the same
-                self.table.touch(lookup)
+                self.table.rows.touch(lookup)
             return outcome
         if self.retrieval_step is not None:
             ids_N = torch.from_numpy(self.keys.item_ids(batch)) if columns is None else columns["item_ids"]

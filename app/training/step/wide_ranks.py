@@ -18,8 +18,7 @@ import torch
 from springtide.app.models.wide.wide_part import WidePart
 from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
 from springtide.app.training.step.wide_sums import ArraySums, part_of_sum
-from springtide.embeddings.collection.collection import AnyTable
-from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.sharding.precision import Precision
 from springtide.embeddings.sharding.sharded_lookup import ShardedLookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable
@@ -56,14 +55,14 @@ class ChunkedWideStep(WideStep):
         self.rows, self.exchange = rows, rows.exchange
         self.columns_from = rows.num_states - table.layout.wide_width
         if self.crosses is not None:
-            self.crosses_of_all = ShardedTable([self.crosses], self.exchange, Precision(), seed=0, keeps_columns=True)
+            self.sharded_crosses = ShardedTable([self.crosses], self.exchange, Precision(), seed=0, keeps_columns=True)
+            self.crosses_of_all = self.sharded_crosses
         self._rows_before: tuple[Float32Array, Float32Array]  # of a step
         self._crosses_before: dict[int, RowColumns] = {}  # at their owners, by look-up
         self._strengths: Strengths
         self._born: np.float32
 
-    def _read_rows(self, lookup: Lookup) -> RowColumns:
-        assert isinstance(lookup, ShardedLookup)
+    def _read_rows(self, lookup: ShardedLookup) -> RowColumns:
         arrays = self.part.arrays
         self._strengths = strengths_of(WideArrays(**arrays.named()), int(arrays.pair_is_live_P.sum()))
         self._born = born_of(arrays.num_samples_1)[0]
@@ -72,8 +71,7 @@ class ChunkedWideStep(WideStep):
         counts_U = lookup.counts_U.numpy().reshape(-1).astype(np.int64)
         return RowColumns(before_UD.copy(), before_US.copy(), counts_U, NONE, NONE)
 
-    def _write_rows(self, lookup: Lookup, values_UD: Float32Array, states_US: Float32Array) -> None:
-        assert isinstance(lookup, ShardedLookup)
+    def _write_rows(self, lookup: ShardedLookup, values_UD: Float32Array, states_US: Float32Array) -> None:
         before_UD, before_US = self._rows_before
         added_US, added_UD = states_US - before_US, values_UD - before_UD
         first, strengths = self.columns_from, self._strengths
@@ -131,19 +129,16 @@ class ChunkedWideStep(WideStep):
         sums.write(before, self.part.arrays.named(), self._strengths)
         self.part.choose_pairs()
 
-    def _read_crosses(self, lookup: Lookup) -> RowColumns:
-        assert isinstance(lookup, ShardedLookup)
+    def _read_crosses(self, lookup: ShardedLookup) -> RowColumns:
         values_QV = lookup.rows_UD.detach().numpy() + np.float32(0)  # what is -0.0 is 0.0 then
         return RowColumns(values_QV, NONE, np.ones(len(values_QV), np.int64), NONE, NONE)
 
-    def _write_crosses(self, lookup: Lookup, columns: RowColumns, weights_Q2L: Float32Array) -> None:
-        assert isinstance(lookup, ShardedLookup)
+    def _write_crosses(self, lookup: ShardedLookup, columns: RowColumns, weights_Q2L: Float32Array) -> None:
         assert self.crosses is not None
-        assert isinstance(self.crosses_of_all, ShardedTable)
         added_Q2L = weights_Q2L - columns.values_ND
         added_Q2L[:, ::2] *= self._strengths.cross + weights_Q2L[:, 1::2]
         none = torch.zeros(len(added_Q2L), 0)
-        ((sums_Q2L, _),) = self.crosses_of_all.sums("crosses", lookup, torch.from_numpy(added_Q2L), none)
+        ((sums_Q2L, _),) = self.sharded_crosses.sums("crosses", lookup, torch.from_numpy(added_Q2L), none)
         (own,) = lookup.columns_T
         self._crosses_before[id(lookup)] = own._replace(values_ND=own.values_ND.copy())
         (num_ranks_Q,) = _num_ranks_asking(lookup)
@@ -157,8 +152,7 @@ class ChunkedWideStep(WideStep):
         values_Q2L[:, ::2] += part_QL * sums_Q2L[:, ::2] / (strengths.cross + information_QL)
         self.crosses.write_rows(lookup.lookups_T[0], values_Q2L, own.states_NS)
 
-    def _restore_crosses(self, lookup: Lookup, columns: RowColumns) -> None:
-        assert isinstance(lookup, ShardedLookup)
+    def _restore_crosses(self, lookup: ShardedLookup, columns: RowColumns) -> None:
         assert self.crosses is not None
         if (own := self._crosses_before.get(id(lookup))) is not None:
             self.crosses.write_rows(lookup.lookups_T[0], own.values_ND, own.states_NS)

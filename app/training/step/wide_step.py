@@ -16,7 +16,7 @@ from springtide.app.training.step.batch_keys import BatchKeys
 from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks, score
 from springtide.app.training.step.global_batch import GlobalBatch, Samples
 from springtide.app.version_log.change.design import CROSSES_TABLE
-from springtide.embeddings.collection.collection import AnyTable, tables_by_name, tables_of_model
+from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.lookup.handle import Lookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.table import EmbeddingTable
@@ -63,14 +63,14 @@ class WideStep:
         self.num_labels = len(schema.labels)
         self.is_value_L = np.array([link != "logit" for link in schema.label_links])  # the net's alone
         self.num_crosses = 0  # rows that the newest batch looked up
-        self.crosses = tables_by_name(table).get(CROSSES_TABLE)
+        self.crosses = table.tables.get(CROSSES_TABLE)
         if self.crosses is None and part.get_buffer("pair_is_live_P").numel():
             raise ValueError("the wide part crosses fields, and there is no table for their rows")
         self.crosses_of_all: EmbeddingTable | ShardedTable | None = self.crosses  # with the rows of other ranks
         self.columns_from = table.layout.state_width - table.layout.wide_width
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
         # vectors to the net alone
-        tables = tables_of_model(table).values()
+        tables = table.model_tables.values()
         is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in tables)
         self.steps_rows = is_rowwise and len({one.dim for one in tables}) == 1
 
@@ -79,7 +79,7 @@ class WideStep:
         """Return how many of a row's last state columns the step reads: those of the wide part, and before them the
         factorization machine's.
         """
-        is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in tables_of_model(table).values())
+        is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in table.model_tables.values())
         return table.layout.wide_width + is_rowwise
 
     def needs_checkpoint(self, batch: Batch) -> bool:
@@ -125,7 +125,7 @@ class WideStep:
             wide_UW,
             rows.counts_N,
         )
-        crossed: list[tuple[Lookup, RowColumns]] = []
+        crossed: list[tuple[Any, RowColumns]] = []
         try:
             self._learn_in_ranges(keys, wide_batch, slots, found, arrays, crossed, logits_NL, errors_NL)
         except BaseException:
@@ -156,7 +156,7 @@ class WideStep:
         slots: Slots,
         found: "_Rows",
         arrays: WideParameters,
-        crossed: list[tuple[Lookup, RowColumns]],
+        crossed: list[tuple[Any, RowColumns]],
         logits_NL: npt.NDArray[np.float64],
         errors_NL: Float32Array,
     ) -> None:
@@ -197,11 +197,11 @@ class WideStep:
 
     # what differs where many ranks learn together
 
-    def _read_rows(self, lookup: Lookup) -> RowColumns:
-        return self.table.read_rows(lookup)
+    def _read_rows(self, lookup: Any) -> RowColumns:
+        return self.table.rows.read_rows(lookup)
 
-    def _write_rows(self, lookup: Lookup, values_UD: Float32Array, states_US: Float32Array) -> None:
-        self.table.write_rows(lookup, values_UD, states_US)
+    def _write_rows(self, lookup: Any, values_UD: Float32Array, states_US: Float32Array) -> None:
+        self.table.rows.write_rows(lookup, values_UD, states_US)
 
     def _has_more(self, start: int, num_samples: int, *, is_first: bool) -> bool:
         """Return True if samples from `start` on are to be learned; `is_first`: no crosses are looked up yet."""
@@ -224,15 +224,15 @@ class WideStep:
         columns.values_ND[columns.counts_N == 0] = 0.0  # a first value of scale zero may be -0.0: servers score +0.0
         return lookup, columns
 
-    def _read_crosses(self, lookup: Lookup) -> RowColumns:
+    def _read_crosses(self, lookup: Any) -> RowColumns:
         assert self.crosses is not None
         return self.crosses.read_rows(lookup)
 
-    def _write_crosses(self, lookup: Lookup, columns: RowColumns, weights_Q2L: Float32Array) -> None:
+    def _write_crosses(self, lookup: Any, columns: RowColumns, weights_Q2L: Float32Array) -> None:
         assert self.crosses is not None
         self.crosses.write_rows(lookup, weights_Q2L, columns.states_NS)
 
-    def _restore_crosses(self, lookup: Lookup, columns: RowColumns) -> None:
+    def _restore_crosses(self, lookup: Any, columns: RowColumns) -> None:
         self._write_crosses(lookup, columns, columns.values_ND)
 
 

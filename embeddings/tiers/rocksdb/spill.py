@@ -44,6 +44,7 @@ class RocksSpill:
 
     keeps_rows = True
     is_exclusive = False
+    host_tier = None
 
     def __init__(
         self,

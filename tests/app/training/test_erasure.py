@@ -35,7 +35,7 @@ class Tiers:
         self.log = LogWriter.open(self.config.log, schema=self.config.schema)
         self.state = load_state(self.config, self.log)
         self.executor = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
-        self.spill_gc = SpillGC(self.state.learner.table, self.log.directory, self.state.base_number)
+        self.spill_gc = SpillGC(self.state.learner.table.tables, self.log.directory, self.state.base_number)
 
     def checkpoint(self) -> int:
         number = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number

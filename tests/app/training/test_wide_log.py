@@ -12,7 +12,6 @@ from springtide.app.training.device.device import resolve_device
 from springtide.app.training.step.wide_step import WideStep
 from springtide.app.version_log.verify.verify import verify
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.collection.collection import tables_by_name
 from springtide.embeddings.errors import SpillError
 from springtide_client.keys import CROSSES
 from springtide_client.log.directory import LogDirectory
@@ -74,7 +73,7 @@ class Log:
                 log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
             log.sync()
             rows = {}
-            for table in tables_by_name(state.learner.table).values():
+            for table in state.learner.table.tables.values():
                 exported = table.export()
                 lookup = table.lookup(exported.features, exported.ids, np.zeros(len(exported), np.int64))
                 columns = table.read_rows(lookup)
@@ -139,7 +138,7 @@ def test_a_version_cut_while_a_batch_waits_for_its_crosses_has_none_of_its_count
     for log in (whole, parts):
         with LogWriter.open(log.config.log, schema=log.config.schema) as writer:
             table = load_state(log.config, writer).learner.table
-            sketches.append(tables_by_name(table)[""].parts.admission.read_all())
+            sketches.append(table.tables[""].parts.admission.read_all())
             table.close()
     assert sketches[0].any()
     np.testing.assert_array_equal(*sketches)

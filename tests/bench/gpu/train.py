@@ -219,8 +219,8 @@ def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
 def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[float]]) -> Iterator[None]:
     """Time the stages of a learner's steps by wrapping the functions that they call."""
     dense_step = learner.dense_step
-    stages = {"keys and copy": (learner.keys, "prepare"), "look-up": (learner.table, "lookup")}
-    stages |= {"rows": (learner.table, "gather_slice"), "row updates": (learner.table, "update")}
+    stages = {"keys and copy": (learner.keys, "prepare"), "look-up": (learner.table.rows, "lookup")}
+    stages |= {"rows": (learner.table.rows, "gather_slice"), "row updates": (learner.table.rows, "update")}
 
     def watch(stage: str, do: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:

@@ -23,7 +23,7 @@ from springtide.app.training.ranks.config import ClusterConfig
 from springtide.app.training.step.learner import Learner
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.collection.collection import open_tables
+from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.admission import AdmissionControl

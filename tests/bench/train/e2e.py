@@ -27,7 +27,7 @@ from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_columns
 from springtide.app.training.config import TableSettings, TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner
-from springtide.embeddings.collection.collection import open_tables
+from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.table import EmbeddingTable

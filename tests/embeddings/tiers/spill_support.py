@@ -71,6 +71,7 @@ class DictSpill:
     """A spill of dictionaries, one a generation. While `fails` is true, writes raise SpillError."""
 
     keeps_rows = True
+    host_tier = None
 
     def __init__(self, dim: int, state_width: int) -> None:
         self.dim, self.state_width = dim, state_width

@@ -17,7 +17,6 @@ from springtide.app.config.load import load_config
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log import trainer_status as status_file
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status
-from springtide.embeddings.collection.collection import tables_by_name
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
@@ -153,7 +152,7 @@ def limited_spills(running: RunningTrainer) -> Callable[[int], None]:
 
     Limit it again while waiting: a process that does not respond for 2 s, on a busy machine, is replaced.
     """
-    spills: list[Any] = [one.parts.spill for one in tables_by_name(running.trainer.state.learner.table).values()]
+    spills: list[Any] = [one.parts.spill for one in running.trainer.state.learner.table.tables.values()]
     for spill in spills:
         worker = spill._worker
         worker.patience_seconds = 2

@@ -12,7 +12,6 @@ from springtide.app.version_log.commands.offline import execute_pending
 from springtide.app.version_log.commands.queue import submit_command
 from springtide.app.version_log.commands.status import command_status
 from springtide.app.version_log.write.segments import SegmentWriter
-from springtide.embeddings.collection.collection import tables_by_name
 from tests.app.training.trainer_env import expected_counts, published, records
 from tests.support.waiting import wait_until
 
@@ -23,10 +22,10 @@ def test_a_running_trainer_rolls_back_on_command_and_reads_the_stream_again(env,
     goal = published(env, 1000)
     env.produce(500)
     published(env, 1500)
-    spill = tables_by_name(running.state.learner.table)[""].parts.spill
+    spill = running.state.learner.table.tables[""].parts.spill
     command = submit_command(env.config.log.path, "rollback", {"version": goal})
     wait_until(lambda: command in running.state.executed_commands, "the rollback")
-    assert tables_by_name(running.state.learner.table)[""].parts.spill is not spill
+    assert running.state.learner.table.tables[""].parts.spill is not spill
     (back,) = [record for record in records(env) if record.meta.restores]
     assert (back.meta.restores, back.meta.samples_trained) == (goal, 1000)
     assert back.meta.positions["clicks/0"]["offset"] == 1000

@@ -8,7 +8,7 @@ from springtide.app.training.state.spill_gc import SpillGC
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.verify.verify import verify
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.collection.collection import EmbeddingCollection
+from springtide.embeddings.collection import EmbeddingCollection
 from springtide_client.keys import CROSSES
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
@@ -66,7 +66,7 @@ def test_bases_hold_the_crosses_and_servers_read_the_same(tmp_path):
     log = LogWriter.open(config.log, schema=config.schema)
     state = load_state(config, log)
     table = state.learner.table
-    generations = SpillGC(table, log.directory, state.base_number, on_mapped=state.on_base_mapped)
+    generations = SpillGC(table.tables, log.directory, state.base_number, on_mapped=state.on_base_mapped)
     for number in range(16):
         state.learn(make_batch(number))
         generations.on_checkpoint(log.append(*state.checkpoint(created_ms=1, complete_until_ms=1)).number)

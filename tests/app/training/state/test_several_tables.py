@@ -9,7 +9,7 @@ from springtide.app.training.bootstrap import load_state
 from springtide.app.training.state.spill_gc import SpillGC
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.collection.collection import EmbeddingCollection
+from springtide.embeddings.collection import EmbeddingCollection
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from tests.app.training.configs import NET_ALONE, make_config
@@ -68,7 +68,7 @@ def test_mapping_a_base_changes_no_row_and_followers_read_the_same(tmp_path):
     log = LogWriter.open(config.log, schema=config.schema)
     state = load_state(config, log)
     table = state.learner.table
-    generations = SpillGC(table, log.directory, state.base_number, on_mapped=state.on_base_mapped)
+    generations = SpillGC(table.tables, log.directory, state.base_number, on_mapped=state.on_base_mapped)
     for number in range(24):
         state.learn(make_batch(number))
         generations.on_checkpoint(log.append(*state.checkpoint(created_ms=1, complete_until_ms=1)).number)

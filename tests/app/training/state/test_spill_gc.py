@@ -39,7 +39,7 @@ def table() -> RecordingTable:
 @pytest.fixture
 def spill_gc(tmp_path: Path, table: RecordingTable) -> SpillGC:
     write(tmp_path, 1)
-    return SpillGC(table, LogDirectory(tmp_path), mapped=1)
+    return SpillGC({"": table}, LogDirectory(tmp_path), mapped=1)
 
 
 def write(path: Path, number: int) -> None:

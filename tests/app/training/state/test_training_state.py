@@ -147,7 +147,7 @@ def test_a_version_published_while_the_spill_rejects_a_batch_resumes_bitwise(tmp
     learn(state, log, range(16))
     batch = make_batch(16)
     with monkeypatch.context() as patched:
-        patched.setattr(state.learner.table, "lookup", refuse)
+        patched.setattr(state.learner.table.rows, "lookup", refuse)
         for _ in range(2):
             with pytest.raises(SpillError):
                 state.learn(batch)
@@ -184,7 +184,7 @@ def test_mapping_a_base_frees_the_spill_and_changes_no_row(tmp_path):
     table, destroyed = state.learner.table, []
     mapping = table.map_base
     table.map_base = lambda base, generation: (destroyed.append(generation), mapping(base, generation))
-    generations = SpillGC(table, log.directory, state.base_number)
+    generations = SpillGC(table.tables, log.directory, state.base_number)
     for number in range(40):
         state.learn(make_batch(number))
         generations.on_checkpoint(log.append(*state.checkpoint(created_ms=1, complete_until_ms=1)).number)

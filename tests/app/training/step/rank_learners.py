@@ -12,7 +12,7 @@ from springtide.app.models.registry import build_model
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.device.device import TrainDevice
 from springtide.app.training.step.learner import Learner
-from springtide.embeddings.collection.collection import AnyTable, open_tables, tables_by_name
+from springtide.embeddings.collection import AnyTable, open_tables
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.sharding.exchange import Exchange
@@ -83,7 +83,7 @@ def batch_of(step: int, rank: int, num_ranks: int) -> Batch:
 
 def rows_of(learner: Learner) -> dict[tuple[int, int], tuple[Any, ...]]:
     rows: dict[tuple[int, int], tuple[Any, ...]] = {}
-    for table in tables_by_name(learner.table).values():
+    for table in learner.table.tables.values():
         delta = table.take_delta()
         columns = delta.features, delta.ids, delta.values, delta.states, delta.counts, delta.last_seen
         rows |= {(int(f), int(i)): tuple(rest) for f, i, *rest in zip(*columns, strict=True)}

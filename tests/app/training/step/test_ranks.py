@@ -13,7 +13,6 @@ from springtide.app.models.registry import build_model
 from springtide.app.training.config import TrainConfig
 from springtide.app.training.device.device import resolve_device
 from springtide.app.training.step.learner import Learner
-from springtide.embeddings.collection.collection import tables_by_name
 from springtide.embeddings.config import FeatureTable
 from springtide.embeddings.errors import ShardError, SpillError
 from springtide.embeddings.sharding.exchange import Exchange
@@ -63,9 +62,9 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
     results = on_ranks(num_ranks, work)
     known = rows_of(alone)
     rows: dict[tuple[int, int], tuple[Any, ...]] = {}
-    clocks = [table.clock_state() for table in tables_by_name(alone.table).values()]
+    clocks = [table.clock_state() for table in alone.table.tables.values()]
     for learner, reports, own, _ in results:
-        assert [table.clock_state() for table in tables_by_name(learner.table).values()] == clocks
+        assert [table.clock_state() for table in learner.table.tables.values()] == clocks
         assert not rows.keys() & own.keys(), "two ranks have a row of this id"
         rows |= own
         assert (learner.steps, learner.num_samples) == (alone.steps, alone.num_samples)
@@ -235,7 +234,7 @@ def test_a_spill_error_of_one_rank_lets_all_try_again() -> None:
         for step in range(4):
             batch = batch_of(step, exchange.rank, 2)
             if step == 2:
-                own = tables_by_name(learner.table)[""]
+                own = learner.table.tables[""]
                 if exchange.rank:
                     own.lookup = fail  # type: ignore[method-assign]
                 with pytest.raises(SpillError, match="no space" if exchange.rank else "the spill of another rank"):
@@ -258,7 +257,7 @@ def test_any_other_error_of_one_rank_ends_the_step_on_all() -> None:
     def work(exchange: Exchange) -> str:
         learner = make_learner(exchange)
         if exchange.rank:
-            tables_by_name(learner.table)[""].lookup = break_down  # type: ignore[method-assign]
+            learner.table.tables[""].lookup = break_down  # type: ignore[method-assign]
         with pytest.raises((OSError, ShardError)) as raised:
             learner.step(batch_of(0, exchange.rank, 2))
         return str(raised.value)

@@ -13,7 +13,6 @@ from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_rows
 from springtide.app.training.config import TrainConfig
 from springtide.app.training.step.learner import Learner
-from springtide.embeddings.collection.collection import tables_by_name
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.stream.columns import Batch
 from springtide_client.features import Features
@@ -54,7 +53,7 @@ def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
             learner.step(batch, following) for batch, following in zip(batches, [*batches[1:], None], strict=True)
         ]
         learner.require_same_net()
-        rows = {name: table.take_delta() for name, table in tables_by_name(learner.table).items()}
+        rows = {name: table.take_delta() for name, table in learner.table.tables.items()}
         return reports, learner.dense_arrays(), rows
 
     (reports, arrays, rows), (_, _, other_rows) = on_ranks(2, work)

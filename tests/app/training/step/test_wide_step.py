@@ -12,7 +12,7 @@ from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_rows
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner
-from springtide.embeddings.collection.collection import open_tables, tables_by_name
+from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.table import EmbeddingTable
@@ -95,7 +95,7 @@ def test_rows_know_when_they_were_born_and_crosses_have_rows_of_their_own():
     batch = make_batch(0, 64)
     learner.step(batch)
     learner.step(make_batch(1, 64))
-    rows = tables_by_name(learner.table)[""].export()
+    rows = learner.table.tables[""].export()
     own = rows.features == 0
     born = rows.states[own, -1 - born_column(1) :][:, born_column(1) + 0]
     users = batch.features.categorical_NC[:, 0]
@@ -103,7 +103,7 @@ def test_rows_know_when_they_were_born_and_crosses_have_rows_of_their_own():
         if user in users:
             assert value == 1 + int(np.argmax(users == user))
     assert not (rows.features == CROSSES).any()
-    crosses = tables_by_name(learner.table)["crosses"].export()
+    crosses = learner.table.tables["crosses"].export()
     assert len(crosses) > 100
     assert (crosses.features == CROSSES).all()
     assert (crosses.counts > 0).all()
@@ -125,7 +125,7 @@ def test_pairs_that_gain_least_are_dropped_until_few_live():
 
 def test_the_most_crosses_of_a_batch_are_known_before_it_is_learned(monkeypatch):
     learner, asked = make_learner(crosses=3), []
-    crosses = tables_by_name(learner.table)["crosses"]
+    crosses = learner.table.tables["crosses"]
     monkeypatch.setattr(crosses, "needs_checkpoint", lambda num: asked.append(num) or False)
     for number in range(8):
         batch = make_batch(number, 200)
@@ -139,7 +139,7 @@ def test_without_crosses_none_are_made():
     learner = make_learner(crosses=0)
     learner.step(make_batch(0, 100))
     learner.step(make_batch(1, 100))
-    assert list(tables_by_name(learner.table)) == [""]
+    assert list(learner.table.tables) == [""]
     assert not (learner.table.export().features == CROSSES).any()
 
 
@@ -147,7 +147,7 @@ def test_a_batch_that_the_spill_refuses_may_be_tried_again(monkeypatch):
     tried, plain = make_learner(), make_learner()
     for learner in (tried, plain):
         learner.step(make_batch(0, 64))
-    crosses = tables_by_name(tried.table)["crosses"]
+    crosses = tried.table.tables["crosses"]
     lookup, calls = crosses.lookup, []
 
     def failing(features_K, *args, **kwargs):
@@ -223,7 +223,7 @@ def test_crosses_of_an_erased_id_are_never_found_again():
     for number in range(2):
         learner.step(make_batch(number, 200))
     users, genres = (np.zeros(40, np.uint16), np.arange(40)), (np.full(30, 2, np.uint16), np.arange(30))
-    crosses = tables_by_name(learner.table)["crosses"]
+    crosses = learner.table.tables["crosses"]
     rows = crosses.export()
     left = np.intersect1d(all_crosses(learner, users, genres), rows.ids)
     assert len(left) > 100
@@ -251,14 +251,14 @@ def all_crosses(learner: Learner, left: tuple, right: tuple) -> np.ndarray:
 
 
 def wide_columns(learner: Learner, features_K, ids_K) -> np.ndarray:
-    lookup = learner.table.lookup(features_K, ids_K, np.full(len(ids_K), 1_600_000_000_000))
-    states = learner.table.read_rows(lookup).states_NS
+    lookup = learner.table.rows.lookup(features_K, ids_K, np.full(len(ids_K), 1_600_000_000_000))
+    states = learner.table.rows.read_rows(lookup).states_NS
     lookup.release()
     return states[:, -wide_width(1) :]
 
 
 def crosses_in(learner: Learner) -> set[int]:
-    return set(tables_by_name(learner.table)["crosses"].export().ids.tolist())
+    return set(learner.table.tables["crosses"].export().ids.tolist())
 
 
 @pytest.mark.parametrize(

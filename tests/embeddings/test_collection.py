@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from springtide.embeddings.collection.collection import EmbeddingCollection, open_tables, tables_by_name
+from springtide.embeddings.collection import EmbeddingCollection, open_tables
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig, TableLimits
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import LookupSlice
@@ -62,17 +62,17 @@ def by_key(delta: Any) -> dict[tuple[int, int], list[bytes]]:
 def learn(table: Any, batch: Any, turn: int, ahead: Any) -> list[Any]:
     """What a table gives for a batch on the way; it learns rows elsewhere, then by their gradients."""
     table.advance(1000 * turn, 80 * turn)
-    lookup = table.lookup(*batch, prefetched=ahead)
-    read = [host(column) for column in table.read_rows(lookup)]
+    lookup = table.rows.lookup(*batch, prefetched=ahead)
+    read = [host(column) for column in table.rows.read_rows(lookup)]
     keys = list(zip(host(lookup.unique.features_U).tolist(), host(lookup.unique.ids_U).tolist(), strict=True))
     states = read[1].copy()
     states[:, -WIDE:] += 1 + read[2][:, None]
-    table.write_rows(lookup, *table.ops.put(read[0] + np.float32(0.25), states))
-    tensors = embed_slices(table, lookup, SLICES)
+    table.rows.write_rows(lookup, *table.ops.put(read[0] + np.float32(0.25), states))
+    tensors = embed_slices(table.rows, lookup, SLICES)
     rows = dict(zip(keys, (b"".join(column[u].tobytes() for column in read) for u in range(len(keys))), strict=True))
     sum((tensor**2).sum() for tensor in tensors).backward()
-    again = table.lookup(*batch)
-    table.touch(again)
+    again = table.rows.lookup(*batch)
+    table.rows.touch(again)
     return [rows, *(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)]
 
 
@@ -83,7 +83,7 @@ def test_tables_of_one_width_are_one_table(ops: Ops, prefetch: bool) -> None:
     for turn, batch in enumerate(batches(6)):
         given = []
         for table in (one, several):
-            ahead: Any = table.prefetch(*batch) if prefetch else None
+            ahead: Any = table.rows.prefetch(*batch) if prefetch else None
             given.append(learn(table, batch, turn, ahead))
         assert given[0] == given[1]
         keys = batch[0][::3], batch[1][::3] + 4
@@ -111,21 +111,21 @@ def test_rows_of_a_narrow_table_end_in_zeros(ops: Ops) -> None:
         TableConfig(**SETTINGS | {"dim": 3, "optimizer": adam, "features": {}}), seed=SEED, device=ops
     )
     for features, ids, times in batches(3):
-        lookup = several.lookup(features, ids, times)
-        rows = host(several.gather(lookup))
+        lookup = several.rows.lookup(features, ids, times)
+        rows = host(several.rows.gather(lookup))
         is_narrow = features % 2 == 1
         assert not rows[is_narrow, 3:].any()
         assert rows[~is_narrow, 3:].any()
         theirs = alone.lookup(features[is_narrow], ids[is_narrow], times[is_narrow])
         np.testing.assert_array_equal(rows[is_narrow, :3], host(alone.gather(theirs)))
-        columns = several.read_rows(lookup)
+        columns = several.rows.read_rows(lookup)
         assert columns.states_NS.shape[1] == 2 * 3 + 1 + WIDE
-        several.write_rows(lookup, columns.values_ND, columns.states_NS)
+        several.rows.write_rows(lookup, columns.values_ND, columns.states_NS)
         assert alone.layout.state_width == several.tables["other"].layout.state_width
         mine = alone.read_rows(theirs)
         alone.write_rows(theirs, mine.values_ND, mine.states_NS)
         grads = np.random.default_rng(1).standard_normal((len(ids), DIM)).astype(np.float32)
-        several.update(lookup, *several.ops.put(grads))
+        several.rows.update(lookup, *several.ops.put(grads))
         alone.update(theirs, *alone.ops.put(np.ascontiguousarray(grads[is_narrow, :3])))
     deltas = [table.take_delta() for table in several.tables.values()]
     assert by_key(deltas[1]) == by_key(alone.take_delta())
@@ -149,18 +149,18 @@ def test_a_collection_goes_on_from_its_versions(ops: Ops) -> None:
 def test_a_lookup_serves_once_and_bags_hold_one_feature(ops: Ops) -> None:
     table = collection_of(ops)
     features, ids, times = next(batches(1))
-    lookup = table.lookup(features, ids, times)
+    lookup = table.rows.lookup(features, ids, times)
     with pytest.raises(ValueError, match="one feature"):
-        table.gather_slice(lookup, LookupSlice(0, 40, np.array([0, 40])))
+        table.rows.gather_slice(lookup, LookupSlice(0, 40, np.array([0, 40])))
     assert all(one.parts.memory.num_pinned == 1 for one in table.tables.values())
-    table.update(lookup, *table.ops.put(np.zeros((len(ids), DIM), np.float32)))
+    table.rows.update(lookup, *table.ops.put(np.zeros((len(ids), DIM), np.float32)))
     assert all(one.parts.memory.num_pinned == 0 for one in table.tables.values())
     with pytest.raises(ValueError, match="released"):
-        table.gather(lookup)
+        table.rows.gather(lookup)
     with pytest.raises(ValueError, match="prefetched"):
-        table.lookup(features.copy(), ids, times, prefetched=table.prefetch(features, ids, times))
-    empty = table.lookup(features[:0], ids[:0], times[:0])
-    assert host(table.gather(empty)).shape == (0, DIM)
+        table.rows.lookup(features.copy(), ids, times, prefetched=table.rows.prefetch(features, ids, times))
+    empty = table.rows.lookup(features[:0], ids[:0], times[:0])
+    assert host(table.rows.gather(empty)).shape == (0, DIM)
     del empty
     assert all(one.parts.memory.num_pinned == 0 for one in table.tables.values())
 
@@ -177,7 +177,7 @@ def test_limits_go_to_the_tables_that_they_concern() -> None:
     np.testing.assert_allclose(now - sketch, 2 * (sizes - sketch), atol=1)
     table.advance(9000, 0)
     assert table.expiry_cutoffs[3] == 2000
-    lookup = table.lookup(np.full(2, 3, np.uint16), np.arange(2), np.full(2, 9000))
+    lookup = table.rows.lookup(np.full(2, 3, np.uint16), np.arange(2), np.full(2, 9000))
     assert host(lookup.unique.features_U).tolist() == [3 + (1 << 15)]
     with pytest.raises(ValueError, match="lookups are open"):
         table.set_limits(TableLimits(device_bytes=1 << 20, lr=0.1))
@@ -195,7 +195,7 @@ def test_the_spills_share_one_disk(tmp_path: Path) -> None:
 
     tables = {"": FeatureTable(dim=DIM, features=(0, 2)), "other": FeatureTable(dim=DIM, features=(1, 3))}
     table = open_tables(TableConfig(**SETTINGS, disk_bytes=1000, tables=tables), backend("cpu"), make)
-    main, other = tables_by_name(table).values()
+    main, other = table.tables.values()
     assert sorted(path.name for path in (tmp_path / "7").iterdir()) == ["main", "other"]
     taken = other.parts.disk.num_bytes()
     assert main.parts.disk_cap.spill_bytes() == max(600 - taken, 150)
@@ -212,14 +212,14 @@ def test_a_lookup_that_one_table_refuses_may_be_repeated_and_counts_once(monkeyp
         monkeypatch.setattr(refusing, "lookup", _full if turn % 2 else lookup)
         if turn % 2:
             with pytest.raises(SpillError):
-                tried.lookup(*keys)
+                tried.rows.lookup(*keys)
             assert turn != 3 or len(tried.take_sketch_delta()[0]) == len(plain.take_sketch_delta()[0])
             monkeypatch.setattr(refusing, "lookup", lookup)
         if turn == 5:  # another batch comes in between
-            tried.touch(tried.lookup(*(column[:0] for column in keys)))
+            tried.rows.touch(tried.rows.lookup(*(column[:0] for column in keys)))
         for table in (tried, plain):
-            found = table.lookup(*(column.copy() for column in keys))
-            table.update(found, np.ones((len(found), DIM), np.float32))
+            found = table.rows.lookup(*(column.copy() for column in keys))
+            table.rows.update(found, np.ones((len(found), DIM), np.float32))
     np.testing.assert_array_equal(tried.main.parts.admission.read_all(), plain.main.parts.admission.read_all())
     assert not any(table.parts.memory.num_pinned for table in tried.tables.values())
     for name, table in tried.tables.items():

@@ -1,0 +1,248 @@
+"""Routes a batch's keys to the tables that hold them: several tables of rows that one model sees look like one.
+
+Rows have one width, the widest: narrower ones end in zeros, and gradients of those zeros are dropped.
+"""
+
+# K keys of a batch, U unique keys, M keys of one table, F feature numbers, D widest dimension, S widest state
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, TableLookup
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.rows import as_keys
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array, RowColumns, RowLayout, UniqueKeys
+from springtide_client.rows.table_names import MAIN_TABLE, TableNames
+
+
+@dataclass(frozen=True)
+class TableKeys:
+    """The keys of a batch that one table holds."""
+
+    table: EmbeddingTable
+    positions_M: Array  # in K, ascending
+    features_M: Array
+    ids_M: Array
+    event_ms_M: Array
+
+
+HeldKeys = tuple[TableKeys, TableLookup, int, int]
+
+
+@dataclass(frozen=True)
+class RoutedPrefetch:
+    """The next batch's keys by table, and what each table prefetches. Valid for a lookup of these same arrays."""
+
+    keys_K: tuple[Array, Array, Array]
+    parts: tuple[tuple[TableKeys, Prefetch], ...]
+
+
+class RoutedLookup(JoinedLookup):
+    """A lookup in each table that holds some of the keys. `unique` has the keys of one table after another's."""
+
+    def __init__(self, ops: Ops, keys: Sequence[TableKeys], lookups: Sequence[TableLookup], num_keys: int) -> None:
+        super().__init__(_joined_keys(ops, keys, lookups, num_keys), lookups)
+        self._parts = tuple(zip(keys, lookups, strict=True))
+
+    @property
+    def parts(self) -> tuple[tuple[TableKeys, TableLookup], ...]:
+        """The keys of each table and its lookup. ValueError after a release."""
+        if self.released:
+            raise ValueError("this lookup has been released (it takes one update): look the keys up again")
+        return self._parts
+
+    def held(self, start: int, stop: int) -> list[HeldKeys]:
+        """The tables that hold some of the keys start..stop, and which of theirs these are: from one to another."""
+        held = []
+        for keys, lookup in self.parts:
+            first, last = (int((keys.positions_M < bound).sum()) for bound in (start, stop))
+            if first < last:
+                held.append((keys, lookup, first, last))
+        return held
+
+
+class Router:
+    """Has the methods of an EmbeddingTable that a model's step uses, and routes keys by their features."""
+
+    def __init__(self, tables: Mapping[str, EmbeddingTable], names: TableNames, layout: RowLayout) -> None:
+        """`tables` by name, the main one ("") first. `names`: of all tables, says which features each holds."""
+        self.tables, self.names, self.layout, self.dim = tables, names, layout, layout.dim
+        self.ops = tables[MAIN_TABLE].ops
+        (self._places_F,) = self.ops.put(names.places_F)
+        self._failed: tuple[tuple[Array, ...], list[TableLookup]] = (), []  # a try's keys, and its open lookups
+
+    @on_current_stream
+    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> RoutedPrefetch:
+        """Start to recall the next batch's rows. Pass the result to the next lookup, with the same three arrays."""
+        keys_K = features_K, ids_K, event_ms_K
+        parts = [
+            (keys, keys.table.prefetch(keys.features_M, keys.ids_M, keys.event_ms_M)) for keys in self.split(*keys_K)
+        ]
+        return RoutedPrefetch(keys_K, tuple(parts))
+
+    @on_current_stream
+    def lookup(
+        self,
+        features_K: Array,
+        ids_K: Array,
+        event_ms_K: Array,
+        *,
+        scores_K: Array | None = None,
+        prefetched: RoutedPrefetch | None = None,
+    ) -> RoutedLookup:
+        """Make every key's row resident and pin it, in its table.
+
+        SpillError leaves the lookups of the tables before the one that failed open: the next call with these keys goes
+        on from there, so that rows created for the first try are still new to admission.
+        """
+        keys_K = features_K, ids_K, event_ms_K
+        if prefetched is None:
+            prefetches: list[tuple[TableKeys, Prefetch | None]] = [(keys, None) for keys in self.split(*keys_K)]
+        else:
+            if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
+                raise ValueError("these are not the keys that were prefetched: pass the same arrays")
+            prefetches = list(prefetched.parts)
+        lookups = self._failed_try(keys_K)
+        try:
+            for keys, prefetch in prefetches[len(lookups) :]:
+                scores_M = None if scores_K is None else scores_K[keys.positions_M]
+                columns_M = keys.features_M, keys.ids_M, keys.event_ms_M
+                lookups.append(keys.table.lookup(*columns_M, scores_K=scores_M, prefetched=prefetch))
+        except BaseException:
+            self._failed = tuple(array.copy() for array in keys_K), lookups
+            raise
+        return RoutedLookup(self.ops, [keys for keys, _ in prefetches], lookups, len(ids_K))
+
+    def gather(self, lookup: RoutedLookup) -> Array:
+        """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
+        return self.gather_slice(lookup, LookupSlice(0, len(lookup)))[0]
+
+    @on_current_stream
+    def gather_slice(self, lookup: RoutedLookup, part: LookupSlice) -> tuple[Array, Array | None]:
+        """The rows of some keys, or of bags of one feature's keys: see EmbeddingTable.gather_slice."""
+        held = lookup.held(part.start, part.stop)
+        if part.offsets_B1 is not None:
+            return self._gather_bags(held, part)
+        out_KD = self.ops.xp.zeros((part.stop - part.start, self.dim), np.float32)
+        for keys, one, start, stop in held:
+            rows_MD, _ = keys.table.gather_slice(one, LookupSlice(start, stop))
+            out_KD[keys.positions_M[start:stop] - part.start, : rows_MD.shape[1]] = rows_MD
+        return out_KD, None
+
+    @on_current_stream
+    def update(
+        self, lookup: RoutedLookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
+    ) -> None:
+        """Update the rows of each table, and release the lookup: see EmbeddingTable.update."""
+        try:
+            for keys, one in lookup.parts:
+                table = keys.table
+                grads_Bd = self.ops.xp.ascontiguousarray(grads_BD[:, : table.dim])
+                bags_M = keys.positions_M if bags_K is None else bags_K[keys.positions_M]
+                scales_M = None if scales_K is None else scales_K[keys.positions_M]
+                table.update(one, grads_Bd, bags_M, scales_M)
+        finally:
+            lookup.release()
+
+    @on_current_stream
+    def read_rows(self, lookup: RoutedLookup) -> RowColumns:
+        """Copies of the rows of a lookup's unique keys: see EmbeddingTable.read_rows.
+
+        Values (U, D) end in zeros where rows are narrower. States (U, S): the optimizer's, zeros, the wide columns.
+        """
+        parts, layout, xp = lookup.parts, self.layout, self.ops.xp
+        num, wide = len(lookup.unique.ids_U), layout.wide_width
+        values_UD, states_US = xp.zeros((num, self.dim), np.float32), xp.zeros((num, layout.state_width), np.float32)
+        known: list[tuple[Array, ...]] = []
+        start = 0
+        for keys, one in parts:
+            table = keys.table
+            columns = table.read_rows(one)
+            rows = slice(start, start + len(columns.counts_N))
+            values_UD[rows, : table.dim] = columns.values_ND
+            own = table.layout.state_width - table.layout.wide_width
+            states_US[rows, :own] = columns.states_NS[:, :own]
+            if table.layout.wide_width:
+                states_US[rows, layout.state_width - wide :] = columns.states_NS[:, own:]
+            known.append(columns[2:])
+            start = rows.stop
+        return RowColumns(values_UD, states_US, *(xp.concatenate(column) for column in zip(*known, strict=True)))
+
+    @on_current_stream
+    def write_rows(self, lookup: RoutedLookup, values_UD: Array, states_US: Array) -> None:
+        """Write values and states back as `read_rows` gave them: what lies beyond a table's rows is dropped."""
+        xp, layout, start = self.ops.xp, self.layout, 0
+        for keys, one in lookup.parts:
+            table = keys.table
+            rows = slice(start, start + len(one.unique.ids_U))
+            own = table.layout.state_width - table.layout.wide_width
+            parts = [states_US[rows, :own]]
+            if table.layout.wide_width:
+                parts.append(states_US[rows, layout.state_width - layout.wide_width :])
+            values_Ud = xp.ascontiguousarray(values_UD[rows, : table.dim])
+            table.write_rows(one, values_Ud, xp.ascontiguousarray(xp.concatenate(parts, axis=1)))
+            start = rows.stop
+
+    def touch(self, lookup: RoutedLookup) -> None:
+        """Count a lookup's occurrences without a gradient, and release it."""
+        for keys, one in lookup.parts:
+            keys.table.touch(one)
+        lookup.release()
+
+    def split(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> list[TableKeys]:
+        """The keys of each table that has any; on a device this waits for it."""
+        features_K, ids_K, event_ms_K = as_keys(features_K, ids_K, event_ms_K)
+        is_on_host = isinstance(features_K, np.ndarray)
+        xp: Any = np if is_on_host else self.ops.xp
+        places_K = (self.names.places_F if is_on_host else self._places_F)[features_K]
+        found = []
+        for place, name in enumerate(self.names.names):
+            at_M = xp.flatnonzero(places_K == place)
+            if len(at_M) or (name == MAIN_TABLE and not len(ids_K)):
+                (positions_M,) = self.ops.put(at_M)
+                keys_M = features_K[at_M], ids_K[at_M], event_ms_K[at_M]
+                found.append(TableKeys(self.tables[name], positions_M, *keys_M))
+        return found
+
+    def _failed_try(self, keys_K: tuple[Array, ...]) -> list[TableLookup]:
+        """Return the lookups that a failed try of the same keys left open; release those of others."""
+        (failed_K, lookups), self._failed = self._failed, ((), [])
+        if failed_K and all(self.ops.xp.array_equal(a, b) for a, b in zip(failed_K, keys_K, strict=True)):
+            return lookups
+        for lookup in lookups:
+            lookup.release()
+        return []
+
+    def _gather_bags(self, held: Sequence[HeldKeys], part: LookupSlice) -> tuple[Array, Array | None]:
+        assert part.offsets_B1 is not None
+        if len(held) > 1:
+            raise ValueError("bags hold keys of one feature: pool those of several features apart")
+        xp, num_bags = self.ops.xp, len(part.offsets_B1) - 1
+        out_BD = xp.zeros((num_bags, self.dim), np.float32)
+        winners_BD = xp.full((num_bags, self.dim), -1, np.int64) if part.mode == "max" else None
+        for keys, one, start, stop in held:
+            rows_Bd, winners_Bd = keys.table.gather_slice(one, part._replace(start=start, stop=stop))
+            out_BD[:, : rows_Bd.shape[1]] = rows_Bd
+            if winners_BD is not None and winners_Bd is not None:
+                winners_BD[:, : rows_Bd.shape[1]] = winners_Bd
+        return out_BD, winners_BD
+
+
+def _joined_keys(ops: Ops, keys: Sequence[TableKeys], lookups: Sequence[TableLookup], num_keys: int) -> UniqueKeys:
+    """The unique keys of all tables, one table's after another's."""
+    xp = ops.xp
+    inverse_K, start = xp.zeros(num_keys, np.int64), 0
+    for own, lookup in zip(keys, lookups, strict=True):
+        inverse_K[own.positions_M] = lookup.unique.inverse_K + start
+        start += len(lookup.unique.ids_U)
+    joined = {
+        name: xp.concatenate([getattr(lookup.unique, name) for lookup in lookups])
+        for name in UniqueKeys._fields
+        if name != "inverse_K"
+    }
+    return UniqueKeys(**joined, inverse_K=inverse_K)
