@@ -1,7 +1,11 @@
-"""What the built-in models share: normalized dense features, first-order weights in the rows, calibrated scores."""
+"""The base of the built-in nets: normalized dense features, first-order weights in the rows, calibrated scores.
+
+Beside a wide part a net gives its `deep_scores` alone, 0 at first: all others are the wide part's.
+"""
 
 # N samples, E fields (C + P + S), D dimension, X normalized dense features, L labels
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +17,16 @@ from springtide.app.models.value_scale import ValueScale
 
 
 class CalibratedModel(DenseModel):
-    """A subclass turns fields and normalized dense features into scores."""
+    """A subclass turns fields and normalized dense features into `deep_scores`, and names its `last_parameters`.
+
+    One that adds more than first-order weights to them, which a wide part adds too, overrides `scores`.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in ("deep_scores", "last_parameters"):
+            if getattr(cls, name) is getattr(CalibratedModel, name):
+                raise TypeError(f"the net {cls.__name__} must define {name}")
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -23,15 +36,23 @@ class CalibratedModel(DenseModel):
         # all fields learn from the same label: each takes a smaller part, so that their sum does not overshoot
         self.first_order_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
         self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
-        self.is_offset = False
+        self.has_wide_part = False
 
     def fields(self, categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:
         """Return one vector per field, (N, E, D)."""
         return join_fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
-        """Return scores (N, L), or (N, 1) for all labels alike; zero stands for the base rate."""
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        """Return scores (N, L), or (N, 1) for all labels alike, without any that a wide part adds."""
         raise NotImplementedError
+
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters that make `deep_scores` 0 where they are 0."""
+        raise NotImplementedError
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        """Return the scores without a wide part, as `deep_scores`; zero stands for the base rate."""
+        return self.first_order(fields_NED) + self.deep_scores(fields_NED, dense_NX)
 
     def forward(
         self,
@@ -42,31 +63,47 @@ class CalibratedModel(DenseModel):
         dense_NF: Tensor,
     ) -> Tensor:
         fields_NED = self.fields(categorical_NCD, pooled_NPD, sequence_NSTD, length_NS)
-        scores_NL = self.scores(fields_NED, self.normalizer(dense_NF))
+        scores = self.deep_scores if self.has_wide_part else self.scores
+        scores_NL = scores(fields_NED, self.normalizer(dense_NF))
         logits_NL = self.logits(scores_NL)
         if self.values is None:
             return logits_NL
-        if self.is_offset:  # the wide part adds nothing to a value
+        if self.has_wide_part:  # the wide part adds nothing to a value
             scores_NL = scores_NL.float() + self.first_order(fields_NED)
         outputs_NL: Tensor = self.values(scores_NL, logits_NL)
         return outputs_NL
 
     def logits(self, scores_NL: Tensor) -> Tensor:
         """Turn scores into logits, or into the wide part's offset, which is 0 where the deep part says nothing."""
-        logits_NL: Tensor = scores_NL.float() if self.is_offset else self.calibration(scores_NL)
+        logits_NL: Tensor = scores_NL.float() if self.has_wide_part else self.calibration(scores_NL)
         return logits_NL
 
-    def become_offset(self) -> None:
-        """From now on give the deep part's scores alone, zero at first: the wide part adds all others to them."""
-        self.is_offset = True
-        del self.calibration
-        if (last := self.last_layer()) is not None:
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+    def use_wide_part(self) -> None:
+        """From now on give the deep scores alone, zero at first: the wide part adds all others to them.
 
-    def last_layer(self) -> nn.Linear | None:
-        """Return the layer whose outputs are the deep part's scores; None if there is none."""
-        return None
+        ValueError if they are not zero.
+        """
+        self.has_wide_part = True
+        self.drop_calibration()
+        self.drop_wide_scores()
+        for parameter in self.last_parameters():
+            nn.init.zeros_(parameter)
+        draw = torch.Generator().manual_seed(0)
+        fields_NED = torch.randn(2, self.spec.num_fields, self.spec.dim, generator=draw)
+        with torch.no_grad():
+            scores = self.deep_scores(fields_NED, torch.randn(2, self.normalizer.num_outputs, generator=draw))
+        if scores.any():
+            raise ValueError(
+                f"the deep_scores of {type(self).__name__} do not begin at 0 beside a wide part: last_parameters must "
+                "name all parameters of what makes them, and first-order weights belong into scores"
+            )
+
+    def drop_calibration(self) -> None:
+        """Remove the base rates: the wide part has its own."""
+        del self.calibration
+
+    def drop_wide_scores(self) -> None:
+        """Remove what only `scores` uses, if anything."""
 
     def observe_inputs(self, dense_NF: Tensor) -> None:
         self.normalizer.observe(dense_NF)
@@ -78,7 +115,7 @@ class CalibratedModel(DenseModel):
         if self.values is not None:
             self.values.observe(labels_NL, weights_N)
             labels_NL = torch.where(self.values.is_value_L, torch.nan, labels_NL)
-        if not self.is_offset:
+        if not self.has_wide_part:
             self.calibrate(logits_NL, labels_NL, weights_N)
 
     def calibrate(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 # N samples, E fields, D dimension, X normalized dense features, V vectors (fields and dense features), H heads,
 # A dimension of a head
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,13 +62,13 @@ class AutoInt(CalibratedModel):
         self.deep = perceptron([num_inputs, *sizes], last_is_linear=False) if sizes else None
         self.last = nn.Linear(num_vectors * width + (sizes[-1] if sizes else 0), spec.num_labels)
 
-    def last_layer(self) -> nn.Linear:
-        return self.last
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.last.parameters()
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         vectors_NVD = torch.cat([self.project(fields_NED), self.dense_vectors(dense_NX)], dim=1)
         parts = [self.attention(vectors_NVD).flatten(1)]
         if self.deep is not None:
             parts.append(self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1)).to(parts[0].dtype))
         deep_NL: Tensor = self.last(torch.cat(parts, dim=1)).float()
-        return deep_NL if self.is_offset else self.first_order(fields_NED) + deep_NL
+        return deep_NL

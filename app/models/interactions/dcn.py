@@ -5,7 +5,7 @@ each expert, with g = tanh, and a softmax over x that weighs the experts.
 """
 
 # N samples, E fields, D dimension, X normalized dense features, I inputs of a layer (E * D + X), K experts, R rank
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +78,10 @@ class DCN(CalibratedModel):
         both = self.is_parallel and bool(sizes)
         self.last = nn.Linear(num_deep + (num_inputs if both else 0), spec.num_labels)
 
-    def last_layer(self) -> nn.Linear:
-        return self.last
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.last.parameters()
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         first_NI = torch.cat([fields_NED.flatten(1), dense_NX], dim=1)
         x_NI = first_NI
         for layer in self.cross:
@@ -93,7 +93,7 @@ class DCN(CalibratedModel):
         else:
             last = self.deep(x_NI)
         deep_NL: Tensor = self.last(last).float()
-        return deep_NL if self.is_offset else self.first_order(fields_NED) + deep_NL
+        return deep_NL
 
 
 def _uniform(num: int, num_out: int, num_in: int) -> Tensor:

@@ -1,7 +1,7 @@
 """DeepFM (Guo et al. 2017): first-order weights, a factorization machine and a perceptron over the same rows."""
 
 # N samples, E fields, D dimension, X normalized dense features
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,23 +22,21 @@ class DeepFM(CalibratedModel):
         self.project = FieldProjection(spec)
         self.deep = perceptron(sizes, last_is_linear=True)
 
-    def last_layer(self) -> nn.Linear:
-        last = self.deep[-1]
-        assert isinstance(last, nn.Linear)
-        return last
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.deep[-1].parameters()
 
-    def become_offset(self) -> None:
-        super().become_offset()
+    def drop_wide_scores(self) -> None:
         del self.linear, self.project
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
-        if self.is_offset:
-            return deep_NL
+        return deep_NL
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         vectors_NED = self.project(fields_NED)
         sum_ND = vectors_NED.sum(dim=1)
         pairs_N = 0.5 * (sum_ND.square() - vectors_NED.square().sum(dim=1)).sum(dim=1)
         linear_NL: Tensor = self.linear(dense_NX)
         wide_NL = self.first_order(fields_NED) + self.pair_scale * pairs_N[:, None]
-        scores_NL: Tensor = wide_NL + linear_NL.float() + deep_NL.float()
+        scores_NL: Tensor = wide_NL + linear_NL.float() + self.deep_scores(fields_NED, dense_NX).float()
         return scores_NL

@@ -6,7 +6,7 @@ it is the net of the paper.
 """
 
 # N samples, E fields, V vectors (fields, one of the dense features), I pairs, D dimension, X normalized features
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,12 +45,22 @@ class DLRM(CalibratedModel):
         num_top = len(self.pairs_I) + num_vectors_on_top * dim
         self.top = perceptron([num_top, *top_sizes, spec.num_labels], last_is_linear=True)
 
-    def last_layer(self) -> nn.Linear:
-        last = self.top[-1]
-        assert isinstance(last, nn.Linear)
-        return last
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.top[-1].parameters()
+
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        return self.top_and_pairs(fields_NED, dense_NX)[0]
 
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        scores_NL, pairs_NI = self.top_and_pairs(fields_NED, dense_NX)
+        if not self.adds_pairs:
+            return scores_NL
+        pairs_N1: Tensor = pairs_NI.float().sum(dim=1, keepdim=True)
+        scores_NL = scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N1
+        return scores_NL
+
+    def top_and_pairs(self, fields_NED: Tensor, dense_NX: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the top perceptron's scores (N, L), and the product of each pair of vectors (N, I)."""
         parts = [fields_NED.flatten(1)] if self.rows_on_top else []
         vectors_NVD = projected_NED = self.project(fields_NED)
         if self.bottom is not None:
@@ -59,7 +69,4 @@ class DLRM(CalibratedModel):
             vectors_NVD = torch.cat([parts[-1].unsqueeze(1), projected_NED], dim=1)
         pairs_NI = dot_interaction(vectors_NVD, self.pairs_I)
         scores_NL: Tensor = self.top(torch.cat([*parts, pairs_NI], dim=1)).float()
-        if self.adds_pairs and not self.is_offset:
-            pairs_N1 = pairs_NI.float().sum(dim=1, keepdim=True)
-            scores_NL = scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N1
-        return scores_NL
+        return scores_NL, pairs_NI

@@ -1,6 +1,8 @@
 """Field-aware factorization machine (Juan et al. 2016): an id has another vector for each field that it meets."""
 
 # N samples, E fields, D dimension, H numbers of a part (D // E), X normalized dense features, I pairs, L labels
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -30,23 +32,28 @@ class FFM(CalibratedModel):
         self.linear = ZeroLinear(self.normalizer.num_outputs, spec.num_labels)
         self.project = FieldProjection(spec)
         self.register_buffer("pairs_I", pair_places(spec.num_fields), persistent=False)
-        self.weight_LI: nn.Parameter | None = None
 
-    def become_offset(self) -> None:
-        super().become_offset()
+    def drop_wide_scores(self) -> None:
         del self.linear
         self.weight_LI = nn.Parameter(torch.zeros(self.spec.num_labels, len(self.pairs_I)))
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return iter([self.weight_LI])
+
+    def products(self, fields_NED: Tensor) -> Tensor:
+        """Return the dot product of each pair of fields, (N, I)."""
         num_fields, num_numbers = self.spec.num_fields, self.num_numbers
         used = self.project(fields_NED)[:, :, : num_fields * num_numbers]
         parts_NEEH = used.unflatten(2, (num_fields, num_numbers)) if num_fields else used.unsqueeze(3)
         products_NEE = (parts_NEEH * parts_NEEH.transpose(1, 2)).sum(dim=3)
-        products_NI = products_NEE.flatten(1).gather(1, self.pairs_I.expand(fields_NED.shape[0], -1))
-        if self.weight_LI is not None:
-            weighted_NL: Tensor = nn.functional.linear(products_NI, self.weight_LI)
-            return weighted_NL.float()
-        pairs_N1 = products_NI.float().sum(dim=1, keepdim=True)
+        products_NI: Tensor = products_NEE.flatten(1).gather(1, self.pairs_I.expand(fields_NED.shape[0], -1))
+        return products_NI
+
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        return nn.functional.linear(self.products(fields_NED), self.weight_LI).float()
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        pairs_N1 = self.products(fields_NED).float().sum(dim=1, keepdim=True)
         linear_NL: Tensor = self.linear(dense_NX)
         scores_NL: Tensor = self.first_order(fields_NED) + linear_NL.float() + self.pair_scale * pairs_N1
         return scores_NL

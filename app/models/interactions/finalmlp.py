@@ -2,7 +2,7 @@
 
 # N samples, E fields, D dimension, X normalized dense features, I inputs (E * D + X), G context (fields * D), H heads,
 # A, B outputs of a head of the first and second stream, L labels
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -89,13 +89,11 @@ class FinalMLP(CalibratedModel):
         self.streams = nn.ModuleList(perceptron([num_inputs, *stream], last_is_linear=False) for stream in sizes)
         self.fusion = BilinearFusion(sizes[0][-1], sizes[1][-1], num_heads, spec.num_labels)
 
-    def become_offset(self) -> None:
-        super().become_offset()
-        for parameter in self.fusion.parameters():
-            nn.init.zeros_(parameter)
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.fusion.parameters()
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         x_NI = torch.cat([fields_NED.flatten(1), dense_NX], dim=1)
         first, second = (stream(gate(fields_NED, x_NI)) for gate, stream in zip(self.gates, self.streams, strict=True))
         deep_NL: Tensor = self.fusion(first, second)
-        return deep_NL if self.is_offset else self.first_order(fields_NED) + deep_NL
+        return deep_NL

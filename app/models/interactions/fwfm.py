@@ -1,6 +1,8 @@
 """Field-weighted factorization machine (Pan et al. 2018): the product of each pair of fields has a weight."""
 
 # N samples, E fields, D dimension, X normalized dense features, I pairs of fields, L labels
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -22,15 +24,16 @@ class FwFM(CalibratedModel):
         self.register_buffer("pairs_I", pair_places(spec.num_fields), persistent=False)
         self.weight_LI = nn.Parameter(torch.full((spec.num_labels, len(self.pairs_I)), self.pair_scale))
 
-    def become_offset(self) -> None:
-        super().become_offset()
+    def drop_wide_scores(self) -> None:
         del self.linear
-        nn.init.zeros_(self.weight_LI)
+
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return iter([self.weight_LI])
+
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        products_NI = dot_interaction(self.project(fields_NED), self.pairs_I)
+        return nn.functional.linear(products_NI, self.weight_LI).float()
 
     def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
-        products_NI = dot_interaction(self.project(fields_NED), self.pairs_I)
-        pairs_NL = nn.functional.linear(products_NI, self.weight_LI).float()
-        if self.is_offset:
-            return pairs_NL
         linear_NL: Tensor = self.linear(dense_NX)
-        return self.first_order(fields_NED) + linear_NL.float() + pairs_NL
+        return self.first_order(fields_NED) + linear_NL.float() + self.deep_scores(fields_NED, dense_NX)

@@ -1,7 +1,9 @@
 """Logistic regression: one weight per id and label, and one per dense feature and label."""
 
 # N samples, E fields, D dimension, X normalized dense features
-from torch import Tensor
+from collections.abc import Iterator
+
+from torch import Tensor, nn
 
 from springtide.app.models.calibrated_model import CalibratedModel, ZeroLinear
 from springtide.app.models.interface import ModelSpec
@@ -14,6 +16,9 @@ class Logistic(CalibratedModel):
         super().__init__(spec)
         self.linear = ZeroLinear(self.normalizer.num_outputs, spec.num_labels)
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.linear.parameters()
+
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         scores_NL: Tensor = self.linear(dense_NX)
-        return scores_NL if self.is_offset else self.first_order(fields_NED) + scores_NL.float()
+        return scores_NL.float()

@@ -1,7 +1,7 @@
 """Product-based neural networks (Qu et al. 2016): products of vectors go into the perceptron beside the vectors."""
 
 # N samples, E fields, D dimension, X normalized dense features, I pairs of fields
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +32,10 @@ class PNN(CalibratedModel):
         num_inputs = num_fields * dim + self.normalizer.num_outputs + num_products
         self.deep = perceptron([num_inputs, *check_layer_sizes("hidden", hidden), spec.num_labels], last_is_linear=True)
 
-    def last_layer(self) -> nn.Linear:
-        last = self.deep[-1]
-        assert isinstance(last, nn.Linear)
-        return last
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.deep[-1].parameters()
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         vectors_NED = self.project(fields_NED)
         if self.is_inner:
             products = dot_interaction(vectors_NED, self.pairs_I)
@@ -45,4 +43,4 @@ class PNN(CalibratedModel):
             sum_ND = vectors_NED.sum(dim=1)
             products = (sum_ND.unsqueeze(2) * sum_ND.unsqueeze(1)).flatten(1)
         deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX, products], dim=1)).float()
-        return deep_NL if self.is_offset else self.first_order(fields_NED) + deep_NL
+        return deep_NL

@@ -1,7 +1,7 @@
 """Wide & Deep (Cheng et al. 2016): first-order weights, and a perceptron over the same rows."""
 
 # N samples, E fields, D dimension, X normalized dense features
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,17 @@ class WideAndDeep(CalibratedModel):
         sizes = [spec.num_fields * spec.dim + num_normalized, *check_layer_sizes("hidden", hidden), spec.num_labels]
         self.deep = perceptron(sizes, last_is_linear=True)
 
-    def last_layer(self) -> nn.Linear:
-        last = self.deep[-1]
-        assert isinstance(last, nn.Linear)
-        return last
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.deep[-1].parameters()
 
-    def become_offset(self) -> None:
-        super().become_offset()
+    def drop_wide_scores(self) -> None:
         del self.linear
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         deep_NL: Tensor = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
-        if self.is_offset:
-            return deep_NL
+        return deep_NL
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         linear_NL: Tensor = self.linear(dense_NX)
-        scores_NL: Tensor = self.first_order(fields_NED) + linear_NL.float() + deep_NL.float()
-        return scores_NL
+        wide_NL = self.first_order(fields_NED) + linear_NL.float()
+        return wide_NL + self.deep_scores(fields_NED, dense_NX).float()

@@ -1,7 +1,7 @@
 """xDeepFM (Lian et al. 2018): a compressed interaction network (CIN) over the vectors of fields, and a perceptron."""
 
 # N samples, E fields, D dimension, X normalized dense features, V vectors (of fields and dense features), M maps
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -52,19 +52,19 @@ class XDeepFM(CalibratedModel):
         self.deep = perceptron([num_inputs, *sizes], last_is_linear=False)
         self.last = nn.Linear(sum(map_sizes) + (sizes[-1] if sizes else num_inputs), spec.num_labels)
 
-    def last_layer(self) -> nn.Linear:
-        return self.last
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return self.last.parameters()
 
-    def become_offset(self) -> None:
-        super().become_offset()
+    def drop_wide_scores(self) -> None:
         del self.linear
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         vectors_NVD = torch.cat([self.project(fields_NED), self.dense_vectors(dense_NX)], dim=1)
         maps_NM = self.cin(vectors_NVD)
         deep = self.deep(torch.cat([fields_NED.flatten(1), dense_NX], dim=1))
         scores_NL: Tensor = self.last(torch.cat([maps_NM, deep.to(maps_NM.dtype)], dim=1)).float()
-        if self.is_offset:
-            return scores_NL
+        return scores_NL
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         linear_NL: Tensor = self.linear(dense_NX)
-        return scores_NL + self.first_order(fields_NED) + linear_NL.float()
+        return self.deep_scores(fields_NED, dense_NX) + self.first_order(fields_NED) + linear_NL.float()

@@ -50,16 +50,13 @@ class ESMM(MultitaskModel):
     def tower_inputs(self, inputs_NI: Tensor) -> list[Tensor]:
         return [self.shared(inputs_NI)] * self.spec.num_labels
 
-    def become_offset(self) -> None:
+    def drop_calibration(self) -> None:
         """Keep the base rates: an offset of the wide part is how far the product has moved from that of the rates."""
-        rates = self.calibration
-        super().become_offset()
-        self.calibration = rates
-        rates.bias_L.requires_grad_(False)
+        self.calibration.bias_L.requires_grad_(False)
 
     def logits(self, scores_NL: Tensor) -> Tensor:
         """Turn scores, of the conversion after a click, into logits; as an offset both are 0 where scores are."""
-        if not self.is_offset:
+        if not self.has_wide_part:
             return self._entire_space(self.calibration(scores_NL))
         rates_L = torch.logit(self.calibration.rate_L)
         offsets_NL = self._entire_space(rates_L + scores_NL.float()) - self._entire_space(rates_L.unsqueeze(0))
@@ -68,7 +65,7 @@ class ESMM(MultitaskModel):
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
         super().observe_labels(logits_NL, labels_NL, weights_N)
-        if self.is_offset:
+        if self.has_wide_part:
             self.calibrate(logits_NL, labels_NL, weights_N)
 
     def calibrate(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:

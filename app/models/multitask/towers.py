@@ -1,7 +1,8 @@
 """What the nets for several labels share: a tower for each label on top of what they have in common."""
 
 # N samples, E fields, D dimension, X normalized dense features, I inputs of the net, H inputs of a tower, L labels
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -30,23 +31,22 @@ class MultitaskModel(CalibratedModel):
         """Return the inputs of each label's tower, (N, H)."""
         raise NotImplementedError
 
-    def become_offset(self) -> None:
-        super().become_offset()
-        for tower in self.towers:
-            assert isinstance(tower, nn.Sequential)
-            assert isinstance(tower[-1], nn.Linear)
-            nn.init.zeros_(tower[-1].weight)
-            nn.init.zeros_(tower[-1].bias)
+    def last_parameters(self) -> Iterator[nn.Parameter]:
+        return chain.from_iterable(tower[-1].parameters() for tower in self.towers)  # type: ignore[index]
 
-    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+    def deep_scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
         inputs_NI = torch.cat([fields_NED.flatten(1), dense_NX], dim=1)
         towers = zip(self.towers, self.tower_inputs(inputs_NI), strict=True)
-        scores_NL = torch.cat([tower(inputs_NH) for tower, inputs_NH in towers], dim=1).float()
-        if self.adds_pairs and not self.is_offset:
-            sum_ND = fields_NED.sum(dim=1)
-            pairs_N = 0.5 * (sum_ND.square() - fields_NED.square().sum(dim=1)).sum(dim=1)
-            scores_NL = scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N[:, None]
-        return scores_NL
+        return torch.cat([tower(inputs_NH) for tower, inputs_NH in towers], dim=1).float()
+
+    def scores(self, fields_NED: Tensor, dense_NX: Tensor) -> Tensor:
+        scores_NL = self.deep_scores(fields_NED, dense_NX)
+        if not self.adds_pairs:
+            return scores_NL
+        sum_ND = fields_NED.sum(dim=1)
+        pairs_N = 0.5 * (sum_ND.square() - fields_NED.square().sum(dim=1)).sum(dim=1)
+        pairs_N1: Tensor = self.pair_scale * pairs_N[:, None]
+        return scores_NL + self.first_order(fields_NED) + pairs_N1
 
 
 class MixtureGate(nn.Module):

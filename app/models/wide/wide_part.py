@@ -59,7 +59,7 @@ def add_wide_part(model: nn.Module, config: ModelConfig, schema: Schema) -> None
     if hasattr(model, NAME):
         raise ValueError(f"model {config.name!r} has an attribute {NAME!r} of its own: rename it, or set wide = false")
     if isinstance(model, CalibratedModel):
-        model.become_offset()
+        model.use_wide_part()
     model.add_module(NAME, WidePart(schema, crosses=config.crosses))
 
 

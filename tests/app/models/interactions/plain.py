@@ -98,8 +98,8 @@ def check_against(
             fields_NED[:, e, field.dim :] = 0
         dense_NX = torch.randn(NUM_SAMPLES, 2 * spec.num_dense, generator=draw)
         if is_offset:
-            model.become_offset()
-            assert (model.scores(fields_NED, dense_NX) == 0).all()  # all is left to the wide part at first
+            model.use_wide_part()
+            assert (model.deep_scores(fields_NED, dense_NX) == 0).all()  # all is left to the wide part at first
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.3)
@@ -109,7 +109,8 @@ def check_against(
         fields_NED.requires_grad_()
         dense_NX.requires_grad_()
         leaves = [fields_NED, dense_NX, *named.values()]
-        scores_NL = model.scores(fields_NED, dense_NX).expand(-1, spec.num_labels)
+        scores = model.deep_scores if is_offset else model.scores
+        scores_NL = scores(fields_NED, dense_NX).expand(-1, spec.num_labels)
         plain_NL = torch.stack(
             [
                 torch.stack(list(reference(Sample(spec, named, fields_NED[n], dense_NX[n]), is_offset)))

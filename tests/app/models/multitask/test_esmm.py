@@ -89,7 +89,7 @@ def test_a_masked_conversion_moves_no_rate_of_it():
 def test_as_an_offset_it_is_zero_at_first_and_then_how_far_the_product_moves_from_that_of_the_rates():
     torch.manual_seed(0)
     net = ESMM(SPEC, tower=[5])
-    net.become_offset()
+    net.use_wide_part()
     rates = torch.tensor([0.2, 0.3])
     net.calibration.rate_L.copy_(rates)
     rows = torch.randn(3, 2, 4)

@@ -101,7 +101,7 @@ def test_a_labels_gate_in_ple_never_sees_the_experts_of_another_label():
 @pytest.mark.parametrize("name", NETS)
 def test_as_an_offset_every_label_starts_at_zero_and_learns(name):
     net = NETS[name]()
-    net.become_offset()
+    net.use_wide_part()
     nothing = torch.zeros(2, 0, 4), torch.zeros(2, 0, 1, 4), torch.zeros(2, 0)
     logits = net(torch.ones(2, 2, 4), *nothing, torch.ones(2, 1))
     assert (logits == 0).all()

@@ -142,14 +142,14 @@ def test_exports_give_the_same_logits_for_any_number_of_samples_and_any_length(n
 def test_beside_a_wide_part_the_scores_begin_at_zero_and_learn(name: str) -> None:
     spec = spec_of()
     model = build(name, spec)
-    model.become_offset()
+    model.use_wide_part()
     inputs = random_inputs(spec, 6, 5)
     logits = model(*inputs)
     assert (logits == 0).all()
     logits.sum().backward()
-    last = model.last_layer()
-    assert last.weight.grad is not None
-    assert last.weight.grad.abs().sum() > 0
+    weight, _ = model.last_parameters()
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
