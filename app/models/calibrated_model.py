@@ -34,8 +34,8 @@ class CalibratedModel(DenseModel):
         self.calibration = Calibration(spec.num_labels)
         self.values = ValueScale(spec.links) if spec.links else None
         # all fields learn from the same label: each takes a smaller part, so that their sum does not overshoot
-        self.first_order_scale = (4.0 / max(1, spec.num_fields)) ** 0.5
-        self.pair_scale = (6.0 / max(1, spec.num_fields)) ** 0.5
+        self.first_order_scale: float = (4.0 / max(1, spec.num_fields)) ** 0.5
+        self.pair_scale: float = (6.0 / max(1, spec.num_fields)) ** 0.5
         self.has_wide_part = False
 
     def fields(self, categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:

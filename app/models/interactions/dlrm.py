@@ -55,9 +55,8 @@ class DLRM(CalibratedModel):
         scores_NL, pairs_NI = self.top_and_pairs(fields_NED, dense_NX)
         if not self.adds_pairs:
             return scores_NL
-        pairs_N1: Tensor = pairs_NI.float().sum(dim=1, keepdim=True)
-        scores_NL = scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N1
-        return scores_NL
+        pairs_N1 = pairs_NI.float().sum(dim=1, keepdim=True)
+        return scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N1
 
     def top_and_pairs(self, fields_NED: Tensor, dense_NX: Tensor) -> tuple[Tensor, Tensor]:
         """Return the top perceptron's scores (N, L), and the product of each pair of vectors (N, I)."""

@@ -45,8 +45,7 @@ class MultitaskModel(CalibratedModel):
             return scores_NL
         sum_ND = fields_NED.sum(dim=1)
         pairs_N = 0.5 * (sum_ND.square() - fields_NED.square().sum(dim=1)).sum(dim=1)
-        pairs_N1: Tensor = self.pair_scale * pairs_N[:, None]
-        return scores_NL + self.first_order(fields_NED) + pairs_N1
+        return scores_NL + self.first_order(fields_NED) + self.pair_scale * pairs_N[:, None]
 
 
 class MixtureGate(nn.Module):
