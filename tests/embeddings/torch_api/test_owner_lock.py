@@ -127,6 +127,8 @@ def test_a_fork_does_not_close_its_parents_spill(tmp_path: Path) -> None:
                 call()
             except OwnershipError:
                 refused += 1
+            except RuntimeError as error:  # torch's CUDA build itself refuses a backward pass in a fork
+                refused += "fork" in str(error)
         answers.put(refused)
         globals()["emb"] = None
 
