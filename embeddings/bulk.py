@@ -3,9 +3,9 @@
 # N rows
 import numpy as np
 
+from springtide.embeddings.eviction_policy import Priorities
 from springtide.embeddings.memory.dirty_rows import DirtyRows
 from springtide.embeddings.memory.resident import ResidentRows
-from springtide.embeddings.policy.row_score import RowScore
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from springtide.embeddings.tiers.lower_tiers import LowerTiers
@@ -23,12 +23,10 @@ class BulkOperations:
         lower_tiers: LowerTiers,
         dirty_rows: DirtyRows,
         cutoffs: ExpiryCutoffs,
-        *,
-        count_is_priority: bool,
-        score: RowScore | None,
+        priorities: Priorities,
     ) -> None:
         self.memory, self.lower_tiers, self.dirty_rows, self.cutoffs = memory, lower_tiers, dirty_rows, cutoffs
-        self.count_is_priority, self.score = count_is_priority, score
+        self.priorities = priorities
 
     def write(self, rows: Rows | TableDelta, flags: int) -> None:
         """Write these rows over what the table has of their keys. SpillError between steps."""
@@ -78,10 +76,8 @@ class BulkOperations:
             features_U, ids_U = ops.put(rows.features, rows.ids)
             slots_N = self.memory.find_or_insert(features_U, ids_U, ops.mix_keys(features_U, ids_U)).slots_U
             self.memory.write(slots_N, rows, np.full(len(rows), flags, np.int64))
-            if self.count_is_priority:
-                ops.set_priorities(self.memory.store, slots_N, rows.counts)
-            if self.score is not None:
-                self.score.set_priorities(self.memory.store, slots_N)
+            self.priorities.set_counts(self.memory.store, slots_N, rows.counts)
+            self.priorities.refresh(self.memory.store, slots_N)
             if flags & DIRTY:
                 self.dirty_rows.add(slots_N)
         finally:

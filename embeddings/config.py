@@ -1,11 +1,12 @@
 """A table's settings: the keys of `[table]`, and for each feature those of `[features.<name>]`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from springtide.embeddings.eviction_policy import EVICTION_POLICIES, EvictionPolicy
 from springtide.embeddings.optimizer import RowOptimizer
 from springtide.kernels.types import RowLayout
 from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size
@@ -16,6 +17,10 @@ MAX_TTL_SECONDS = 1e12
 Ttl = Annotated[float, Meta(gt=0, lt=MAX_TTL_SECONDS)]
 Quota = Annotated[int, Meta(ge=1, extra=SIZE)]
 MinCount = Annotated[int, Meta(ge=1, le=MAX_MIN_COUNT)]
+if TYPE_CHECKING:
+    EvictionName = str
+else:
+    EvictionName = Literal[tuple(EVICTION_POLICIES)]
 
 
 class FeaturePolicy(Settings, frozen=True, kw_only=True):
@@ -79,11 +84,11 @@ class TableConfig(Settings, frozen=True, kw_only=True):
         Meta(description="Folder of the spill, emptied at every start. Default: `var/<name>/spill`."),
     ] = None
     eviction: Annotated[
-        Literal["lru", "lfu", "l2-norm", "custom"],
+        EvictionName,
         Meta(
-            description='Which row is evicted first: "lru", the one seen longest ago; "lfu", the one learned from '
-            'least often; "l2-norm", the one whose values have the smallest norm; "custom", the one with the lowest '
-            "`score`."
+            description="Which row is evicted first: "
+            + "; ".join(f'"{policy.name}", {policy.description}' for policy in EVICTION_POLICIES.values())
+            + "."
         ),
     ] = "lru"
     admission: Annotated[Mapping[str, Any], Meta(description="Which ids get a row.", extra={"table": Admission})] = (
@@ -109,6 +114,10 @@ class TableConfig(Settings, frozen=True, kw_only=True):
     tables: Annotated[Mapping[str, FeatureTable], Meta(extra=INTERNAL)] = {}
     # float32 numbers of a row's own that no optimizer touches, at the end of its state; zero in a new row
     wide_width: Annotated[int, Meta(ge=0, extra=INTERNAL)] = 0
+
+    @property
+    def eviction_policy(self) -> EvictionPolicy:
+        return EVICTION_POLICIES[self.eviction]
 
     @property
     def widest_dim(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from springtide.embeddings.bulk import BulkOperations
 from springtide.embeddings.config import Admission, TableConfig
 from springtide.embeddings.counters import TableCounters
+from springtide.embeddings.eviction_policy import Priorities, ScoreFunction
 from springtide.embeddings.intra_op_pool import IntraOpPool
 from springtide.embeddings.lookup.materialize import Materializer
 from springtide.embeddings.memory.capacity import Capacity
@@ -18,7 +19,6 @@ from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.policy.last_seen_floor import LastSeenFloor
 from springtide.embeddings.policy.quotas import Quotas
 from springtide.embeddings.policy.removals import Removals
-from springtide.embeddings.policy.row_score import RowScore, ScoreFunction, l2_norm
 from springtide.embeddings.policy.ttl import ExpiryCutoffs, TimeToLive
 from springtide.embeddings.tiers.disk_cap import DiskCap
 from springtide.embeddings.tiers.interface import RowSource, Spill
@@ -58,9 +58,7 @@ class TableParts:
         self.spill: Spill = spill or NoSpill(config.dim, state_width)
         self.host_tier = self.spill.host_tier
         self.disk = self.spill if self.host_tier is None else self.host_tier.spill  # the lowest spill
-        if config.eviction == "l2-norm":
-            score = l2_norm
-        self.score = None if score is None else RowScore(ops, score)
+        self.priorities = Priorities(ops, config.eviction_policy.by(score), seed)
         self.cutoffs = ExpiryCutoffs()
         self.quotas = Quotas(config.features, ops.slot_bytes(self.layout))
         self.removals = Removals()
@@ -97,7 +95,7 @@ class TableParts:
             cutoffs=self.cutoffs,
             counters=self.counters,
             config=config,
-            score=self.score,
+            priorities=self.priorities,
             seed=seed,
         )
         self.bulk = BulkOperations(
@@ -105,8 +103,7 @@ class TableParts:
             self.lower_tiers,
             self.dirty_rows,
             self.cutoffs,
-            count_is_priority=config.eviction == "lfu",
-            score=self.score,
+            self.priorities,
         )
         self.output_buffers = ops.new_output_buffers()
         self.pool = IntraOpPool(min(config.num_threads, ops.max_threads))

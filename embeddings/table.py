@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from springtide.embeddings.config import TableConfig, TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice, StepTable, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.lookup.read_only import UInt8Array, find_rows
@@ -21,7 +22,6 @@ from springtide.embeddings.memory.integrity import check_integrity
 from springtide.embeddings.memory.placement import PredictedMisses
 from springtide.embeddings.parts import TableParts
 from springtide.embeddings.policy.admission import AdmissionControl, Decision, SketchInfo
-from springtide.embeddings.policy.row_score import ScoreFunction
 from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from springtide.embeddings.tiers.interface import RowSource, Spill
 from springtide.kernels.ops import Ops
@@ -58,8 +58,6 @@ class EmbeddingTable:
         `admission`: of another table, to share its sketch.
         `score`: with custom eviction, what gives rows their priorities, whenever they change, instead of the callers.
         """
-        if score is not None and config.eviction != "custom":
-            raise ValueError(f'a score needs eviction = "custom", not "{config.eviction}"')
         self.parts = TableParts(
             config,
             seed=seed,
@@ -138,7 +136,7 @@ class EmbeddingTable:
         scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first. `decision`: what
         `decide` returned; the keys that it refuses are replaced already.
         """
-        if (scores_K is not None) != (self.config.eviction == "custom" and self.parts.score is None):
+        if (scores_K is not None) != self.parts.priorities.policy.takes_scores:
             raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
         if prefetched is not None and not prefetched.matches(features_K, ids_K, event_ms_K):
             raise ValueError("these are not the keys that were prefetched: pass the same arrays")
@@ -204,7 +202,7 @@ class EmbeddingTable:
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
         last_seen_U = self._last_seen_after_update(unique)
-        settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), self.config.eviction == "lfu"
+        settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), self.parts.priorities.by_count
         store = self.parts.memory.store
 
         def update_part(start: int, stop: int) -> tuple[Array, int]:
@@ -218,8 +216,7 @@ class EmbeddingTable:
                 self.parts.dirty_rows.add(dirty_N)
         self._note_learned_from(lookup)
         try:
-            if self.parts.score is not None:
-                self.parts.score.set_priorities(store, slots_U)
+            self.parts.priorities.refresh(store, slots_U)
         finally:
             lookup.release()
 
@@ -251,7 +248,7 @@ class EmbeddingTable:
     def touch(self, lookup: TableLookup) -> None:
         """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
         slots_U, unique = self._current_slots(lookup), lookup.unique
-        last_seen_U, by_count = self._last_seen_after_update(unique), self.config.eviction == "lfu"
+        last_seen_U, by_count = self._last_seen_after_update(unique), self.parts.priorities.by_count
         store = self.parts.memory.store
         dirty_N = self.ops.touch(store, slots_U, unique.occurrences_U, last_seen_U, by_count)
         self._note_learned_from(lookup)
@@ -463,8 +460,7 @@ class EmbeddingTable:
         """Note rows that changed, and those that became dirty by that."""
         if self.tracked:
             self.parts.dirty_rows.add(dirty_N)
-        if self.parts.score is not None:
-            self.parts.score.set_priorities(self.parts.memory.store, slots_U)
+        self.parts.priorities.refresh(self.parts.memory.store, slots_U)
 
     def _note_learned_from(self, lookup: TableLookup) -> None:
         """Count a lookup's keys. Only now: a lookup that waits to be learned from is in no version, in no part."""

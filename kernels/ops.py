@@ -198,6 +198,10 @@ class Ops(Protocol):
         """The features (uint16) and ids (int64) of the keys in the slots."""
         ...
 
+    def counts_of(self, store: Store, slots_N: Array) -> Array:
+        """How often the rows in these slots were learned from, int64; any number where the slot is NO_SLOT."""
+        ...
+
     def gather(self, store: Store, slots_U: Array, inverse_K: Array, out: Array | None = None) -> Array:
         """The values, float32 (K, D), of slots_U[inverse_K]; NaN for NO_SLOT. Written to `out` if given.
 

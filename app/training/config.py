@@ -265,7 +265,7 @@ class TableSettings(TableConfig, frozen=True, kw_only=True):
 
     def check_score(self, schema: Schema) -> None:
         """Raise UserError if `score` does not fit `eviction`, or is not a dense field of the schema."""
-        if self.eviction != "custom":
+        if not self.eviction_policy.takes_scores:
             if self.score is not None:
                 raise UserError(
                     f'[table] score goes with eviction = "custom", not with "{self.eviction}": leave one of them out'

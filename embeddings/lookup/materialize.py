@@ -7,13 +7,13 @@ import numpy as np
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.counters import TableCounters
+from springtide.embeddings.eviction_policy import Priorities
 from springtide.embeddings.lookup.prefetch import PrefetchedRows
 from springtide.embeddings.memory.eviction import EvictionSink
 from springtide.embeddings.memory.placement import Placement, PredictedMisses
 from springtide.embeddings.memory.resident import ResidentRows
 from springtide.embeddings.policy.admission import AdmissionControl, Decision, RowlessKeys, share_rows
 from springtide.embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
-from springtide.embeddings.policy.row_score import RowScore
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.tiers.lower_tiers import LowerTiers, RecalledRows
@@ -38,7 +38,7 @@ class Materializer:
     cutoffs: ExpiryCutoffs
     counters: TableCounters
     config: TableConfig
-    score: RowScore | None
+    priorities: Priorities
     seed: int
 
     def ensure_resident(
@@ -139,8 +139,7 @@ class Materializer:
         if found_N.any():
             slots_F, columns = self._upload_found(recalled, slots_U[new_N])
             self.ops.scatter(self.memory.store, slots_F, columns)
-            if self.config.eviction == "lfu":
-                self.ops.set_priorities(self.memory.store, slots_F, columns.counts_N)
+            self.priorities.set_counts(self.memory.store, slots_F, columns.counts_N)
             (not_found,) = self.ops.put(np.flatnonzero(~found_N))
             created = new_N[not_found]
         if len(created):
@@ -152,8 +151,7 @@ class Materializer:
                 self._report_expired_below(placement, stored.found_U & ~found_N)
         if len(expired):
             self._recreate_expired(unique, slots_U, expired)
-        if self.score is not None:
-            self.score.set_priorities(self.memory.store, slots_U[new_N])
+        self.priorities.refresh(self.memory.store, slots_U[new_N])
         self.eviction_sink.count_premature(unique.mixed_U[new_N], self.memory.pins.clock)
 
     def _create(self, unique: UniqueKeys, slots_N: Array, positions_N: Array) -> None:
@@ -169,8 +167,7 @@ class Materializer:
             self._report_expired(unique.features_U[expired], unique.ids_U[expired], expired)
             self._note_old_copies(slots_N)
         self.ops.set_priorities(self.memory.store, slots_N, xp.zeros(len(expired), np.int64))
-        if self.score is not None:
-            self.score.set_priorities(self.memory.store, slots_N)
+        self.priorities.refresh(self.memory.store, slots_N)
         for name, number in (("created", num), ("expired", num), ("hits_device", -num)):
             self.counters.add(name, number)
 

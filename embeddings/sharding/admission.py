@@ -9,7 +9,7 @@ from torch import Tensor
 from springtide.embeddings.policy.admission import Decision, NotAdmitted, share_rows
 from springtide.embeddings.sharding.asked_keys import AskedKeys
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.route import Route
+from springtide.embeddings.sharding.route import KeyRoute
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.types import UniqueKeys
 
@@ -18,7 +18,7 @@ def decide_together(
     exchange: Exchange,
     tables_T: Sequence[EmbeddingTable],
     unique: UniqueKeys,
-    route: Route,
+    route: KeyRoute,
     asked_T: Sequence[AskedKeys],
 ) -> tuple[UniqueKeys, list[Decision | None]]:
     """Replace the keys of this rank that get no row of their own by the shared keys of their features, which are yet to

@@ -17,7 +17,7 @@ from springtide.kernels.types import Array, UniqueKeys
 
 
 @dataclass(frozen=True)
-class Route:
+class KeyRoute:
     """Where the unique keys of a call went, and how many the ranks asked this one for; by table."""
 
     exchange: Exchange
@@ -30,7 +30,7 @@ class Route:
     @staticmethod
     def of(
         exchange: Exchange, ops: Ops, unique: UniqueKeys, tables_U: Array | None = None, num_tables: int = 1
-    ) -> "Route":
+    ) -> "KeyRoute":
         """Tell each rank how many keys it will get. `tables_U`: the number of each key's table. All ranks.
 
         Waits once for the device, which counts: the host must know how much it sends.
@@ -56,7 +56,7 @@ class Route:
         asked_T, all_T = (list(map(sum, zip(*numbers_RT, strict=True))) for numbers_RT in occurrences_RT)
         order = ops.tensor_of(order_U)
         order_T = torch.split(order, send_TR.sum(axis=1).tolist()) if num_tables > 1 else (order,)
-        return Route(exchange, tuple(order_T), send_TR.T.tolist(), received_RT, all_T, asked_T)
+        return KeyRoute(exchange, tuple(order_T), send_TR.T.tolist(), received_RT, all_T, asked_T)
 
     def to_owners(self, kind: str, rows_TUB: Sequence[Tensor]) -> list[Tensor]:
         """Send rows of bytes in the order of the unique keys, of each table's keys; return those received (P, B).

@@ -9,7 +9,7 @@ from torch import Tensor
 from springtide.embeddings.lookup.handle import JoinedLookup, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.sharding.asked_keys import AskedKeys
-from springtide.embeddings.sharding.route import Route
+from springtide.embeddings.sharding.route import KeyRoute
 from springtide.kernels.types import Array, RowColumns, UniqueKeys
 
 
@@ -19,7 +19,7 @@ class ShardedPrefetch:
 
     keys_K: tuple[Array, Array, Array]
     unique: UniqueKeys
-    route: Route
+    route: KeyRoute
     asked_T: list[AskedKeys]
     prefetches_T: list[Prefetch | None]
 
@@ -39,7 +39,7 @@ class ShardedLookup(JoinedLookup):
     def __init__(
         self,
         unique: UniqueKeys,
-        route: Route,
+        route: KeyRoute,
         asked_T: list[AskedKeys],
         lookups_T: list[TableLookup],
         fetched: FetchedRows,

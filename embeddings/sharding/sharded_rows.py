@@ -16,7 +16,7 @@ from springtide.embeddings.lookup.handle import TableLookup
 from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
 from springtide.embeddings.sharding.asked_keys import AskedKeys
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.route import Route
+from springtide.embeddings.sharding.route import KeyRoute
 from springtide.embeddings.sharding.row_format import RowFormat
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
@@ -28,7 +28,7 @@ class Asked:
     """A call's ids at their owners."""
 
     inverse_K: Tensor  # int64, the place of each key among the unique ids
-    route: Route
+    route: KeyRoute
     ids_P: Array  # what the ranks ask this one for
     occurrences_P: Array
 
@@ -65,7 +65,7 @@ class ShardedRows:
         """Send each unique id to its owner. All ranks."""
         ops, xp = table.ops, table.ops.xp
         unique = ops.unique(self._features(table, ids_K), ids_K, xp.zeros(len(ids_K), np.int64))
-        route = Route.of(self.exchange, ops, unique)
+        route = KeyRoute.of(self.exchange, ops, unique)
         columns = ops.tensor_of(unique.ids_U), ops.tensor_of(unique.occurrences_U.astype(np.int32))
         (received,) = route.columns_to_owners("keys", columns)
         return Asked(ops.tensor_of(unique.inverse_K), route, *map(ops.array_of, received))

@@ -21,7 +21,7 @@ from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.key_ranges import border_blocks_of_rank
 from springtide.embeddings.sharding.pooling import pooled
 from springtide.embeddings.sharding.precision import Precision
-from springtide.embeddings.sharding.route import Route
+from springtide.embeddings.sharding.route import KeyRoute
 from springtide.embeddings.sharding.row_format import RowFormat
 from springtide.embeddings.sharding.sharded_lookup import FetchedRows, ShardedLookup, ShardedPrefetch
 from springtide.embeddings.table import EmbeddingTable
@@ -210,11 +210,11 @@ class ShardedTable:
     def _unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
 
-    def _ask(self, unique: UniqueKeys, scores_K: Array | None) -> tuple[Route, list[AskedKeys]]:
+    def _ask(self, unique: UniqueKeys, scores_K: Array | None) -> tuple[KeyRoute, list[AskedKeys]]:
         """Send this rank's unique keys to their owners."""
         ops = self.ops
         tables_U = None if self._places_F is None else self._places_F[unique.features_U]
-        route = Route.of(self.exchange, ops, unique, tables_U, len(self.tables))
+        route = KeyRoute.of(self.exchange, ops, unique, tables_U, len(self.tables))
         columns = [
             unique.features_U.view(np.int16),
             unique.ids_U,
@@ -234,7 +234,7 @@ class ShardedTable:
         return route, asked_T
 
     def _fetch(
-        self, unique: UniqueKeys, route: Route, asked_T: list[AskedKeys], lookups_T: list[TableLookup]
+        self, unique: UniqueKeys, route: KeyRoute, asked_T: list[AskedKeys], lookups_T: list[TableLookup]
     ) -> FetchedRows:
         """The rows of this rank's unique keys, narrower ones ending in zeros, and their states and counts."""
         ops, num_states = self.ops, self.num_states

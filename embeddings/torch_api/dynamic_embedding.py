@@ -16,11 +16,11 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would load 
 
 from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.errors import SpillError
+from springtide.embeddings.eviction_policy import ScoredRows, ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice
 from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.removals import RemovalReason
-from springtide.embeddings.policy.row_score import ScoredRows, ScoreFunction
 from springtide.embeddings.rows import Rows
 from springtide.embeddings.sharding.pooling import pooled
 from springtide.embeddings.sharding.ranks import folder_of_rank, rows_of_rank
@@ -93,8 +93,6 @@ class DynamicEmbedding(TableModule):
         score = None if isinstance(eviction, str) else eviction
         if score is not None and not callable(score):
             raise ValueError(f"eviction must be a name or a function of rows, not {score!r}")
-        if eviction == "custom" and process_group is not None:
-            raise ValueError('eviction = "custom" does not work with a process_group: give a function of rows')
         config = TableConfig.of(
             {
                 "dim": dim,
@@ -107,6 +105,8 @@ class DynamicEmbedding(TableModule):
                 "init_scale": init_scale,
             }
         )
+        if config.eviction_policy.by(score).takes_scores and process_group is not None:
+            raise ValueError(f'eviction = "{eviction}" does not work with a process_group: give a function of rows')
         policy = FeaturePolicy.of({"ttl_seconds": ttl_seconds, "quota_bytes": quota_bytes})
         ops = backend(str(device) if isinstance(device, torch.device) else device)
         rows = (
@@ -280,7 +280,7 @@ class DynamicEmbedding(TableModule):
         return pooled(self.ops, rows, torch.arange(len(rows), device=rows.device), part)
 
     def _scores(self, scores: Any, ids: torch.Tensor) -> Array | None:
-        takes_scores = self.config.eviction == "custom" and self.score is None
+        takes_scores = self.table.parts.priorities.policy.takes_scores
         return scores_of(scores, ids, takes_scores=takes_scores, ops=self.ops)
 
     def _placed(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

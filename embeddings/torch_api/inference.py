@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from springtide.embeddings.eviction_policy import ScoredRows
 from springtide.embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
-from springtide.embeddings.policy.row_score import ScoredRows
 from springtide.embeddings.rows import Int64Array, Rows
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops

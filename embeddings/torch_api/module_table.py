@@ -11,10 +11,10 @@ import numpy as np
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice, TableLookup
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
-from springtide.embeddings.policy.row_score import ScoreFunction
 from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier
@@ -135,7 +135,7 @@ class ModuleTable(EmbeddingTable):
 
     def check_open(self) -> None:
         """ValueError after `close`, and within a score function."""
-        if self.parts.score is not None and self.parts.score.is_running:
+        if self.parts.priorities.is_running:
             raise ValueError("a score function may not use the DynamicEmbedding that calls it")
         if self.closed:
             raise ValueError("this DynamicEmbedding was closed, or a state was loaded into it after this forward")

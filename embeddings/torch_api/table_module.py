@@ -16,10 +16,10 @@ from torch import nn
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.errors import OwnershipError
+from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
 from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.policy.row_score import ScoreFunction
 from springtide.embeddings.sharding.ranks import shards_of, state_of_rank
 from springtide.embeddings.torch_api.inference import FEATURE
 from springtide.embeddings.torch_api.listeners import OnEvict, RemovalListeners

@@ -74,6 +74,10 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         )
         return out_BD, winners_BD if mode == "max" else None
 
+    def counts_of(self, store: Store, slots_N: Array) -> Array:
+        counts_N: Array = arrays_of(store).meta[slots_N, rows.COUNT]
+        return counts_N
+
     def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
         p, num = arrays_of(store), len(slots_N)
         values_ND, states_NS = np.empty((num, store.dim), np.float32), np.empty((num, store.state_width), np.float32)

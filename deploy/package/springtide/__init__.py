@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from springtide.app.models.interface import DenseModel, ModelSpec, ParameterGroup
     from springtide.embeddings.config import TableConfig
     from springtide.embeddings.errors import EmbeddingsError, SpillError
-    from springtide.embeddings.policy.row_score import ScoredRows
+    from springtide.embeddings.eviction_policy import ScoredRows
     from springtide.embeddings.table import EmbeddingTable
     from springtide.embeddings.torch_api.dynamic_embedding import DynamicEmbedding
     from springtide_client import HotModel
@@ -41,7 +41,7 @@ _MODULES = {  # public name -> the module that defines it
     "HotModel": "springtide_client.hot_model",
     "ModelSpec": "springtide.app.models.interface",
     "ParameterGroup": "springtide.app.models.interface",
-    "ScoredRows": "springtide.embeddings.policy.row_score",
+    "ScoredRows": "springtide.embeddings.eviction_policy",
     "SpillError": "springtide.embeddings.errors",
     "SpringtideError": "springtide_client.errors",
     "TableConfig": "springtide.embeddings.config",

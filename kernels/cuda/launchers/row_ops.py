@@ -63,20 +63,28 @@ class RowOps(Launcher):
         self._launch("rows", "pool", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
         return out_BD, winners_BD
 
+    def counts_of(self, store: Store, slots_N: Array) -> Array:
+        return self._records(store, self._array("slots", slots_N, np.int64, -1))[0]
+
     def read(self, store: Store, slots_N: Array, spread: Spread = run_inline) -> RowColumns:
         del spread  # the device shares work by itself
         slots_N = self._array("slots", slots_N, np.int64, -1)
-        device, p, num = self._device, arrays_of(store), len(slots_N)
+        device, num = self._device, len(slots_N)
         values_ND = device.empty((num, store.dim), np.float32)
         self._gather(store, slots_N, NULL, num, values_ND)
         width = store.state_width
         states_NS = device.empty((num, width), np.float32)
         arguments = (*states_of(store), slots_N, np.int64(num), np.int64(width), states_NS)
         self._launch("row_metadata", "read_states", num * width, *arguments)
-        counts_N, last_seen_N, flags_N = (device.empty(num, np.int64) for _ in range(3))
-        known = (counts_N, last_seen_N, flags_N)
-        self._launch("row_metadata", "read_records", num, p.meta, slots_N, np.int64(num), *known)
-        return RowColumns(values_ND, states_NS, *known)
+        return RowColumns(values_ND, states_NS, *self._records(store, slots_N))
+
+    def _records(self, store: Store, slots_N: Array) -> tuple[Array, Array, Array]:
+        """Counts, last-seen and flags."""
+        num = len(slots_N)
+        counts_N, last_seen_N, flags_N = (self._device.empty(num, np.int64) for _ in range(3))
+        known = counts_N, last_seen_N, flags_N
+        self._launch("row_metadata", "read_records", num, arrays_of(store).meta, slots_N, np.int64(num), *known)
+        return known
 
     def scatter(self, store: Store, slots_N: Array, columns: RowColumns) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)

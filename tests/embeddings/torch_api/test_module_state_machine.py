@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from springtide import DynamicEmbedding
-from springtide.embeddings.policy.row_score import ScoredRows
+from springtide.embeddings.eviction_policy import ScoredRows
 from springtide.kernels.backend import backend
 from tests.embeddings.backends import ops_of
 from tests.support.gpu_emulation.simt import COMPILER

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from springtide import DynamicEmbedding
-from springtide.embeddings.policy.row_score import ScoredRows, l2_norm
+from springtide.embeddings.eviction_policy import ScoredRows, l2_norm
 from springtide.kernels.ops import Ops
 from tests.embeddings.torch_api.test_devices import place_of
 from tests.embeddings.torch_api.test_tiers import Clock, status, train

@@ -38,6 +38,7 @@ def test_what_is_scattered_is_read_and_outlives_a_larger_overflow_area(dim: int,
     for held in (store, OPS.grow_overflow(store, 40)):
         read = OPS.read(held, slots)
         np.testing.assert_array_equal(read.values_ND, values)
+        np.testing.assert_array_equal(OPS.counts_of(held, slots), columns.counts_N)
         for ours, theirs in zip(read[1:], columns[1:], strict=True):
             np.testing.assert_array_equal(ours, theirs)
 

@@ -1,4 +1,4 @@
-"""Rows evicted by a score computed from the rows themselves."""
+"""Eviction policies are complete; rows are evicted by a score computed from the rows themselves."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from springtide.embeddings.config import TableConfig
+from springtide.embeddings.eviction_policy import EVICTION_POLICIES, EvictionPolicy, PrioritySource, ScoredRows, l2_norm
 from springtide.embeddings.lookup.read_only import KNOWN
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.policy.row_score import ScoredRows
 from springtide.embeddings.rows import Rows
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
@@ -106,3 +106,23 @@ def test_a_wrong_result_is_an_error_and_changes_nothing(wrong: Any, ops: Ops) ->
 def test_a_score_goes_with_custom_eviction_only() -> None:
     with pytest.raises(ValueError, match="custom"):
         EmbeddingTable(TableConfig(dim=DIM), seed=0, capacity=Capacity.of_rows(1), score=by_last_seen)
+
+
+@pytest.mark.parametrize(
+    "incomplete",
+    [
+        {"source": PrioritySource.ROW},
+        {"source": PrioritySource.KEYS, "of_row": l2_norm},
+        {"source": PrioritySource.COUNT, "of_row": l2_norm},
+        {"source": PrioritySource.NOTHING, "description": ""},
+    ],
+)
+def test_an_incomplete_policy_is_refused_where_it_is_declared(incomplete: Any) -> None:
+    with pytest.raises(ValueError, match="eviction policy"):
+        EvictionPolicy(**{"name": "new", "description": "one of them"} | incomplete)
+
+
+def test_a_table_evicts_by_a_policy_that_is_declared_and_by_no_other() -> None:
+    assert TableConfig.of({"dim": 1, "eviction": "lfu"}).eviction_policy is EVICTION_POLICIES["lfu"]
+    with pytest.raises(ValueError, match="eviction"):
+        TableConfig.of({"dim": 1, "eviction": "mru"})
