@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from springtide.stream.broker.discovery import require_broker
+from springtide.stream.broker.embedded import require_broker
 from springtide.stream.compression import MAX_BATCH_BYTES
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.kafka.config import KafkaConfig

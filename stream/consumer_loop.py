@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from springtide.stream.column_queue import ColumnQueue, EventTimeMerge
+from springtide.stream.columns import RawRecords
 from springtide.stream.config import SourceConfig
-from springtide.stream.decode.pipeline import DecodePipeline
+from springtide.stream.decode.decoder import DecodePipeline
 from springtide.stream.errors import (
     BrokerUnavailableError,
     OffsetOutOfRangeError,
@@ -20,17 +22,59 @@ from springtide.stream.errors import (
     TopicNotFoundError,
     TopicResetError,
 )
-from springtide.stream.flow.column_queue import ColumnQueue
-from springtide.stream.flow.event_time_merge import EventTimeMerge
-from springtide.stream.flow.freshness import FreshnessTracker
 from springtide.stream.kafka.admin import Admin, Topic
 from springtide.stream.kafka.consumer import PartitionConsumer
 from springtide.stream.kafka.library import unreachable_reason
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from springtide.stream.records import RawRecords
-from springtide.stream.source_status import SourceStatus
+from springtide.stream.watermark import FreshnessTracker
 
 logger = logging.getLogger(__name__)
+
+
+class SourceStatus:
+    """The state of a source and the reason for it. Written by the reading thread, read by any.
+
+    `state` is "waiting" (for what `reason` says), "reading", "finished", "failed" or "closed".
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.state = "waiting"
+        self.reason = "not connected yet"
+        self.num_resets = 0  # how often the topic had been re-created, or no longer held the positions
+        self._waiting_since: float | None = time.monotonic()
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long there has been no broker or no topic; 0 while reading."""
+        since = self._waiting_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def set_reading(self) -> None:
+        """The topic is connected."""
+        if self.state != "reading":
+            logger.info("reading", extra={"topic": self.topic})
+        self.state, self.reason, self._waiting_since = "reading", "", None
+
+    def set_waiting(self, reason: str) -> None:
+        """The broker or the topic is unavailable; logged when the reason is a new one."""
+        if self.state != "waiting" or self.reason != reason:
+            logger.warning("waiting: %s", reason, extra={"topic": self.topic})
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        self.state, self.reason = "waiting", reason
+
+    def set_ended(self, state: str, reason: str | None = None) -> None:
+        """Nothing more will be read: "finished", "failed" or "closed"; without a reason the last one is kept."""
+        self.state = state
+        if reason is not None:
+            self.reason = reason
+
+    def count_reset(self, reason: str) -> None:
+        """The offsets start over."""
+        self.num_resets += 1
+        logger.warning("topic reset: %s", reason, extra={"topic": self.topic, "num_resets": self.num_resets})
+
 
 POLL_SECONDS = 0.05
 # the topic's id is checked after a fetch: what was fetched before a check belongs to the topic that the check finds

@@ -9,17 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from springtide.stream.column_queue import ColumnQueue
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
-from springtide.stream.consumer_loop import ConsumerLoop, TopicChangedError
-from springtide.stream.decode.decoder import Decoder
+from springtide.stream.consumer_loop import ConsumerLoop, SourceStatus, TopicChangedError
+from springtide.stream.decode.decoder import DecodePipeline, Decoder
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
-from springtide.stream.decode.pipeline import DecodePipeline
 from springtide.stream.errors import CorruptBatchError, RetriableError, StreamError
-from springtide.stream.flow.column_queue import ColumnQueue
-from springtide.stream.flow.freshness import FreshnessTracker
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from springtide.stream.source_status import SourceStatus
+from springtide.stream.watermark import FreshnessTracker
 from springtide_client.schema import Schema
 from springtide_client.system.backoff import Backoff
 

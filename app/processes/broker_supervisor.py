@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from springtide.stream.broker.discovery import find_broker
-from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.broker.embedded import EmbeddedBroker, find_broker
 from springtide.stream.config import SourceConfig
 from springtide.stream.errors import EmbeddedBrokerError
 from springtide_client.system.backoff import Backoff

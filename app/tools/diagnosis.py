@@ -25,10 +25,9 @@ from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
 from springtide.embeddings.collection import check_device_bytes
 from springtide.kernels.backend import backend
-from springtide.stream.broker.discovery import find_broker
-from springtide.stream.broker.embedded import find_broker_binary
+from springtide.stream.broker.embedded import find_broker, find_broker_binary
 from springtide.stream.errors import EmbeddedBrokerError
-from springtide.stream.kafka.check import check_kafka
+from springtide.stream.kafka.admin import check_kafka
 from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
 

@@ -15,7 +15,7 @@ from springtide.app.training.lr_schedule import LearningRateSchedule
 from springtide.app.training.ranks.config import ClusterConfig
 from springtide.app.version_log.config import LogConfig
 from springtide.embeddings.config import TableConfig
-from springtide.stream.batch_size import GROWTH
+from springtide.stream.batcher import GROWTH
 from springtide.stream.config import SourceConfig
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, Settings

@@ -10,8 +10,8 @@ from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.session import TrainingSession
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.write.writer import NetState
+from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide.stream.errors import StreamError
-from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
 from springtide_client.format.tensors import Arrays
 from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms

@@ -28,7 +28,7 @@ from springtide.app.version_log.read.corruption import take_corruption_report
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status, successor
 from springtide.app.version_log.write.shard_writer import open_log
 from springtide.stream.columns import Batch
-from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
+from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide_client.errors import SpringtideError
 
 MAX_UNACKNOWLEDGED_BYTES = 64 << 20  # of dead letters; beyond it the stream waits

@@ -25,18 +25,22 @@ half a million ids and is then cleared.
 """
 
 # N records
+import threading
+from dataclasses import replace
+
 import numpy as np
 
-from springtide.stream.columns import Columns, DeadLetter
+from springtide.stream.columns import Columns, DeadLetter, RawRecords
+from springtide.stream.decode.erasure_filter import ErasureFilter
 from springtide.stream.decode.formats import FORMATS, DecodeConfig
-from springtide.stream.decode.json_parser.seen_set import SeenSet
+from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 from springtide_client.encode import EncodedInstance, InstanceEncoder
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
 from springtide_client.targets import SampleTargets, parse_targets
 
 MAX_DETAIL_CHARS = 300
@@ -131,3 +135,33 @@ def make_dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:
         value=raw.value(n),
         record_ms=int(raw.record_ms_N[n]),
     )
+
+
+class DecodePipeline:
+    """Decodes the records of one source, drops erased ids, and labels with the topic's id.
+
+    decode() runs in one thread; reset_emitted_strings() may be called by any.
+    """
+
+    def __init__(self, decoder: Decoder, erasure_filter: ErasureFilter | None = None) -> None:
+        self._decoder = decoder
+        self._erasure_filter = erasure_filter
+        self._is_reset_requested = threading.Event()
+
+    def reset_emitted_strings(self) -> None:
+        """Emit the string of every id again at its next sight in the records decoded from now on."""
+        self._is_reset_requested.set()
+
+    def decode(self, raw: RawRecords, topic_id: str) -> Columns:
+        """The records as columns without erased ids; never raises for what a record holds."""
+        erasures = self._erasure_filter
+        is_replay_needed = erasures is not None and erasures.needs_string_replay(raw.partition, raw.end)
+        if is_replay_needed or self._is_reset_requested.is_set():
+            self._is_reset_requested.clear()
+            self._decoder.seen_strings.clear()
+        columns = self._decoder.decode(raw, wall_ms())
+        if erasures is not None:
+            if is_replay_needed:
+                erasures.on_string_replay()
+            columns = erasures.apply(columns, raw.partition, topic_id)
+        return replace(columns, topic_ids={raw.partition: topic_id})

@@ -83,7 +83,7 @@ def _has_not_finite(value: bytes) -> bool:
 
 
 def _json_parser() -> "type[RecordParser]":
-    from springtide.stream.decode.json_parser.parser import JsonParser
+    from springtide.stream.decode.parsers.json_parser import JsonParser
 
     return JsonParser
 

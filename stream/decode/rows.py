@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from springtide.stream.columns import Columns, DeadLetter
+from springtide.stream.columns import Columns, DeadLetter, RawRecords
 from springtide.stream.decode.formats import DecodeConfig
-from springtide.stream.decode.json_parser.seen_set import SeenSet
-from springtide.stream.records import RawRecords
+from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide_client.encode import EncodedInstance
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema

@@ -14,7 +14,7 @@ class KafkaConfig:
     """How to reach a broker and how to fetch from it. Raises ValueError for a setting that cannot be used."""
 
     bootstrap_servers: str  # host:port, several separated by commas
-    fetch_wait_ms: int = 5  # the shortest time that the broker may hold a fetch; see adaptive_wait.py
+    fetch_wait_ms: int = 5  # the shortest time that the broker may hold a fetch; see AdaptiveFetchWait
     max_partition_fetch_bytes: int = 2 << 20
     max_fetch_bytes: int = 16 << 20
     max_batch_bytes: int = MAX_BATCH_BYTES  # of a compressed batch, once it is decompressed

@@ -1,4 +1,4 @@
-"""The one import of kafka-python; only the modules of this folder use it."""
+"""The one import of kafka-python, and its errors as ours; only the modules of this folder use it."""
 
 import logging
 import socket
@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any
 
 from springtide.stream.compression import CODEC_NAMES, compress, decompress, decompress_old_lz4
+from springtide.stream.errors import (
+    BrokerUnavailableError,
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    RetriableError,
+    StreamError,
+)
 from springtide.stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
+from springtide.stream.positions import Partition
 
 PATIENT_CONNECT_SECONDS = 15.0  # for a broker that accepts connections, but is too busy to answer at once
 
@@ -111,3 +119,35 @@ def close_refused_sockets() -> None:
 
 
 install_codecs()
+
+
+def translate_error(error: BaseException, config: KafkaConfig) -> StreamError:
+    """The StreamError that a kafka-python error means; its text is one line. A StreamError is returned unchanged."""
+    if isinstance(error, StreamError):
+        return error
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, kafka.errors.OffsetOutOfRangeError):
+        requested = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
+        offsets = {Partition(*topic_partition): offset for topic_partition, offset in requested.items()}
+        positions = ", ".join(f"{partition} offset {offset}" for partition, offset in offsets.items())
+        return OffsetOutOfRangeError(f"the broker no longer holds {positions or 'the position'}", tuple(offsets))
+    if isinstance(error, kafka.errors.CorruptRecordError):
+        return CorruptBatchError(f"a record batch is corrupt: {text}")
+    if isinstance(
+        error,
+        (
+            kafka.errors.SaslAuthenticationFailedError,
+            kafka.errors.AuthorizationError,
+            kafka.errors.UnsupportedSaslMechanismError,
+        ),
+    ):
+        return StreamError(f"the broker at {config.bootstrap_servers} refused access: {text}; check the credentials")
+    if isinstance(
+        error, kafka.errors.KafkaConnectionError | kafka.errors.KafkaTimeoutError | kafka.errors.NodeNotReadyError
+    ):
+        return BrokerUnavailableError(
+            f"no Kafka broker answers at {config.bootstrap_servers}: start it, or correct the address"
+        )
+    if isinstance(error, kafka.errors.KafkaConfigurationError):
+        return StreamError(f"invalid Kafka options: {text}")
+    return RetriableError(f"Kafka at {config.bootstrap_servers}: {text}")

@@ -6,8 +6,7 @@ from typing import Any
 
 from springtide.stream.errors import ProduceError
 from springtide.stream.kafka.config import KafkaConfig
-from springtide.stream.kafka.errors import translate_error
-from springtide.stream.kafka.library import connect, kafka, prepare_library
+from springtide.stream.kafka.library import connect, kafka, prepare_library, translate_error
 from springtide_client.system.clock import wall_ms
 
 logger = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from springtide.stream.columns import RawRecords
 from springtide.stream.errors import BrokerUnavailableError, OffsetOutOfRangeError
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.consumer import PartitionConsumer
 from springtide.stream.positions import Partition, Position
-from springtide.stream.records import RawRecords
 
 SILENCE_TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.1

@@ -16,11 +16,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from springtide.stream.columns import RawRecords
 from springtide.stream.compression import CODEC_NAMES, MAX_BATCH_BYTES, decompress
 from springtide.stream.errors import BatchTooLargeError, CorruptBatchError, StreamError, UnknownCodecError
 from springtide.stream.kafka.library import kafka
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 
 HEADER_BYTES = 61
 CODEC_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20

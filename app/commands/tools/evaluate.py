@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from springtide.app.tools.replay.input_file import InputFile
+    from springtide.app.tools.input_file import InputFile
 
 HELP = "learn files (CSV, TSV, JSONL, Parquet) in one pass, without a broker, and say how well they are predicted"
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from springtide.app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
     from springtide.app.tools.evaluate.passes import evaluate_files
     from springtide.app.tools.evaluate.report import ProgressReport
-    from springtide.app.tools.replay.input_file import InputFile
+    from springtide.app.tools.input_file import InputFile
 
     if arguments.limit is not None and arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from springtide.app.tools.init.proposal_text import default_name, format_proposal
     from springtide.app.tools.init.sampled_rows import sample_file, sample_topic
     from springtide.app.tools.init.trial import try_proposal
-    from springtide.app.tools.replay.input_file import InputFile
+    from springtide.app.tools.input_file import InputFile
     from springtide.stream.kafka.config import KafkaConfig
 
     given = arguments.file

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     from springtide.app.config.load import load_config
     from springtide.app.errors import UserError
     from springtide.app.processes.signals import stop_on_signals
-    from springtide.app.tools.replay.replay import Replay, ReplayConfig
+    from springtide.app.tools.replay import Replay, ReplayConfig
 
     config = load_config(arguments.config)
     try:

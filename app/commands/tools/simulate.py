@@ -15,8 +15,8 @@ def run(arguments: argparse.Namespace) -> int:
     from springtide.app.config.load import load_config
     from springtide.app.errors import UserError
     from springtide.app.processes.signals import stop_on_signals
-    from springtide.app.tools.simulator.config import SimulatorConfig
-    from springtide.app.tools.simulator.process import simulate
+    from springtide.app.tools.simulated_world import SimulatorConfig
+    from springtide.app.tools.simulator import simulate
 
     config = load_config(arguments.config)
     settings = {"seed": arguments.seed} | ({} if arguments.rate is None else {"rate": arguments.rate})

@@ -9,14 +9,13 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from springtide.app.tools.evaluate.segments import SegmentField
-from springtide.app.tools.replay.input_file import FileRow, InputFile
+from springtide.app.tools.input_file import FileRow, InputFile
 from springtide.app.training.input.feature_values import FeatureValues
-from springtide.stream.columns import Columns
+from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.config import SourceConfig
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.formats import JSON
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 from springtide.stream.source import Source
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms

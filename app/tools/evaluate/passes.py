@@ -10,7 +10,7 @@ from springtide.app.tools.evaluate.evaluation import Evaluation
 from springtide.app.tools.evaluate.file_source import FileSource
 from springtide.app.tools.evaluate.report import EvaluationResult, ProgressReport
 from springtide.app.tools.evaluate.settings import temporary_config
-from springtide.app.tools.replay.input_file import InputFile
+from springtide.app.tools.input_file import InputFile
 
 
 def evaluate_files(

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from springtide.app.tools.evaluate.evaluation import Evaluation
 from springtide.app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
 from springtide.app.tools.evaluate.segments import MISSING
-from springtide.app.tools.replay.progress_bar import ProgressBar
+from springtide.app.tools.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
 

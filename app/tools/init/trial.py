@@ -6,9 +6,9 @@ from pathlib import Path
 
 from springtide.app.config.load import Config, load_config
 from springtide.app.tools.init.sampled_rows import SampledRows
+from springtide.stream.columns import RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 from springtide_client.system.clock import wall_ms
 
 

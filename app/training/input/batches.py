@@ -9,9 +9,9 @@ from springtide.stream.batcher import Batcher
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.errors import RetriableError
-from springtide.stream.flow.watermark import WatermarkClock
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.source import KafkaSource, Source
+from springtide.stream.watermark import WatermarkClock
 
 MAX_UNAVAILABLE_SECONDS = 60.0  # how long --until-end waits for a broker and a topic
 POLL_SECONDS = 0.05

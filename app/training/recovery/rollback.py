@@ -23,8 +23,8 @@ from springtide.app.version_log.commands.queue import Command, command_entry
 from springtide.app.version_log.commands.rollback import RollbackVersion, build_rollback
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.trainer_meta import GateMeta, TrainerMeta
+from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide.stream.errors import StreamError
-from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
 from springtide.stream.positions import positions_from_meta, positions_to_meta
 from springtide_client.errors import LogError, SpringtideError
 from springtide_client.format.records import EPOCH_SHIFT, VersionMeta, version_name

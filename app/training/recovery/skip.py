@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from springtide.app.training.state.training_state import TrainingState
 from springtide.stream.columns import DeadLetter
 from springtide.stream.config import SourceConfig
+from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide.stream.decode.decoder import Decoder
-from springtide.stream.flow.dead_letter_producer import DeadLetterProducer
 from springtide.stream.kafka.range_reader import read_range
 from springtide.stream.positions import Partition, Position
 from springtide_client.schema import Schema

@@ -12,8 +12,8 @@ from springtide.app.version_log.commands.erasures import (
 from springtide.app.version_log.trainer_meta import TrainerMeta
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
-from springtide.stream.flow.watermark import WatermarkClock
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta
+from springtide.stream.watermark import WatermarkClock
 from springtide_client.format.records import VersionMeta
 
 

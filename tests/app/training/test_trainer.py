@@ -118,7 +118,7 @@ def test_a_trainer_without_a_topic_waits_visibly_and_learns_when_it_comes(env):
 def test_until_end_fails_if_the_topic_does_not_appear(env, monkeypatch):
     # a minute has passed once the broker has answered that it has no such topic
     waited = property(lambda status: 0.0 if status.reason == "not connected yet" else 61.0)
-    monkeypatch.setattr("springtide.stream.source_status.SourceStatus.waiting_seconds", waited)
+    monkeypatch.setattr("springtide.stream.consumer_loop.SourceStatus.waiting_seconds", waited)
     with pytest.raises(RetriableError, match="clicks"):
         Trainer(env.config, until_end=True).run()
     status = env.status()

@@ -57,7 +57,7 @@ def train(config: str) -> None:
     from springtide.app.version_log.write.encoder import RecordEncoder
     from springtide.app.version_log.write.segments import SegmentWriter
     from springtide.app.version_log.write.writer import LogWriter
-    from springtide.stream.decode.pipeline import DecodePipeline
+    from springtide.stream.decode.decoder import DecodePipeline
 
     clock(DecodePipeline, "decode", "decode", lambda _, columns: only(columns.end_offsets.values()))
     clock(TrainingState, "learn", "learn", lambda arguments, _: only(arguments[1].positions.values()))

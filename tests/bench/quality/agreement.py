@@ -16,8 +16,8 @@ from typing import Any
 
 from springtide.app.config.load import load_config
 from springtide.app.tools.evaluate.passes import evaluate_files
-from springtide.app.tools.replay.input_file import InputFile
-from springtide.app.tools.replay.replay import Replay, ReplayConfig
+from springtide.app.tools.input_file import InputFile
+from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer
 from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.report import DATA, argument_parser, describe_run, use_trainer_process_settings

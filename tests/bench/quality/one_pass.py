@@ -31,7 +31,7 @@ from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.precision import Precision
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
-from springtide.stream.batch_size import BatchSize
+from springtide.stream.batcher import BatchSize
 from springtide.stream.columns import Batch
 from springtide.stream.config import SourceConfig
 from springtide_client.features import Features, Ragged

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from springtide.app.tools.replay.input_file import InputFile
+from springtide.app.tools.input_file import InputFile
 from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema

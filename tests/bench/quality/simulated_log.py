@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 import springtide.app.tools.demo
 from springtide.app.config.load import load_config
-from springtide.app.tools.simulator.click_generator import ClickGenerator
-from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.app.tools.simulated_world import SimulatorConfig
+from springtide.app.tools.simulator import ClickGenerator
 from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features

@@ -3,7 +3,7 @@
 import numpy as np
 
 from springtide.app.scores.auc import click_auc
-from springtide.app.tools.simulator.config import SimulatorConfig
+from springtide.app.tools.simulated_world import SimulatorConfig
 from tests.bench.quality.online import WINDOW, shares_of_best
 from tests.bench.quality.simulated_log import simulate_log
 from tests.bench.quality.world_filter import filtered_logits, observe

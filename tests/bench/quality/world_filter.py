@@ -11,9 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from springtide.app.tools.simulator.click_generator import ClickGenerator
-from springtide.app.tools.simulator.config import SimulatorConfig
-from springtide.app.tools.simulator.world import AFFINITY, DRIFTING, ITEM, USER, ItemTraits, hash_normal
+from springtide.app.tools.simulated_world import (
+    AFFINITY,
+    DRIFTING,
+    ITEM,
+    USER,
+    ItemTraits,
+    SimulatorConfig,
+    hash_normal,
+)
+from springtide.app.tools.simulator import ClickGenerator
 from tests.bench.quality.simulated_log import START_MS
 
 Floats = npt.NDArray[np.float64]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.stream.broker.discovery import find_broker, require_broker
-from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.broker.embedded import EmbeddedBroker, find_broker, require_broker
 from springtide.stream.errors import BrokerUnavailableError, EmbeddedBrokerError
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from springtide.stream.columns import RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 from springtide_client.schema import Schema
 
 NOW_MS = 1_700_000_000_000

@@ -2,10 +2,10 @@ import json
 
 import numpy as np
 
+from springtide.stream.columns import RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.positions import Partition, Position
-from springtide.stream.records import RawRecords
 from springtide_client.keys import MISSING_ID, hash_string
 from springtide_client.schema import Schema
 

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from springtide.stream.columns import RawRecords
 from springtide.stream.config import SourceConfig
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.formats import FORMATS, DecodeConfig, MessageFormat
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 from springtide_client.schema import Schema
 
 SCHEMA = Schema(labels=("click",), categorical=("user",), sequence=("last",), dense=("age",))

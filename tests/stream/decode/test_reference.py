@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from springtide.stream.columns import Columns
+from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 from springtide_client.features import IdStrings
 from springtide_client.schema import Schema
 

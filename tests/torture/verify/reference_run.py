@@ -12,12 +12,10 @@ from springtide.app.training.bootstrap import load_state
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.version_log.commands.queue import Command
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.stream.batch_size import BatchSize
-from springtide.stream.batcher import Batcher
-from springtide.stream.columns import Batch
+from springtide.stream.batcher import Batcher, BatchSize
+from springtide.stream.columns import Batch, RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition
-from springtide.stream.records import RawRecords
 from springtide_client.format.records import CommandEntry
 from tests.torture.clicks import message
 from tests.torture.cluster.config import TOPIC, WINDOW_SAMPLES, write_config

@@ -17,7 +17,7 @@ from springtide.app.tools.evaluate.search.plan import MIN_PREFIX_ROWS, Budget, r
 from springtide.app.tools.evaluate.search.space import Change, candidates, describe_change
 from springtide.app.tools.evaluate.search.trials import Trial, TrialRequest, TrialRunner
 from springtide.app.tools.evaluate.settings import temporary_config
-from springtide.app.tools.replay.input_file import InputFile
+from springtide.app.tools.input_file import InputFile
 
 
 @dataclass(frozen=True)

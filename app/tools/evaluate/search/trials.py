@@ -15,7 +15,7 @@ from typing import Any
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.passes import evaluate_files
 from springtide.app.tools.evaluate.report import EvaluationResult, ProgressReport
-from springtide.app.tools.replay.input_file import InputFile
+from springtide.app.tools.input_file import InputFile
 from springtide_client.system.parent_death import die_with_parent
 
 POLL_SECONDS = 0.2

@@ -11,7 +11,7 @@ import pytest
 
 from springtide.app.cli import main
 from springtide.app.config.load import load_config
-from springtide.app.tools.replay.replay import Replay, ReplayConfig
+from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.support.scale import IS_LONG
 

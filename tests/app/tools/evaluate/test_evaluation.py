@@ -14,8 +14,8 @@ from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.comparison import comparison_lines
 from springtide.app.tools.evaluate.passes import evaluate_files
 from springtide.app.tools.evaluate.report import STATUS_SCORES
-from springtide.app.tools.replay.input_file import InputFile
-from springtide.app.tools.replay.replay import Replay, ReplayConfig
+from springtide.app.tools.input_file import InputFile
+from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide_client.log.directory import LogDirectory

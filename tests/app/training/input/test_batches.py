@@ -7,11 +7,10 @@ from pathlib import Path
 from msgspec import structs
 
 from springtide.app.training.input.batches import BatchStream
-from springtide.stream.batch_size import GROWTH, BatchSize
-from springtide.stream.columns import Batch, Columns
+from springtide.stream.batcher import GROWTH, BatchSize
+from springtide.stream.columns import Batch, Columns, RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition, Position
-from springtide.stream.records import RawRecords
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import SCHEMA
 from tests.app.training.trainer_env import TrainerEnv

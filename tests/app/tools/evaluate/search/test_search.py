@@ -13,7 +13,7 @@ from springtide.app.tools.evaluate.search.plan import Budget
 from springtide.app.tools.evaluate.search.search import Search, SearchResult
 from springtide.app.tools.evaluate.search.space import candidates, describe_change
 from springtide.app.tools.evaluate.search.winner import search_document, search_lines, winner_toml
-from springtide.app.tools.replay.input_file import InputFile
+from springtide.app.tools.input_file import InputFile
 from tests.app.tools.evaluate.test_evaluation import clicks, write_config, write_rows
 
 WORST = "table.optimizer.lr=0.00001"

@@ -1,1 +1,0 @@
-"""Sends a file's rows into a topic; see README.md in app."""

@@ -1,0 +1,88 @@
+"""How fast a tool may send: at a mean rate, and only into a topic of the embedded broker that has room."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from springtide.app.version_log.trainer_status import read_status
+from springtide.stream.broker.embedded import find_broker
+from springtide.stream.broker.topic_cap import TopicCap
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.producer import Producer
+from springtide.stream.positions import Partition, Position
+
+MAX_BYTES = 256 << 20
+CHECK_EVERY_MESSAGES = 5_000
+RECREATE_SECONDS = 5.0
+# the embedded broker searches all the batches that it holds at each fetch, so there should be few
+LINGER_MS = 50
+
+
+class RateLimiter:
+    """Keeps a mean rate: after a delay the sender catches up. Without a rate it never waits."""
+
+    def __init__(self, rate: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`rate` is per second; None for no limit."""
+        self._rate = rate
+        self._clock = clock
+        self._began = clock()
+
+    def seconds_until(self, num: int) -> float:
+        """Return how long it is until the num-th may be sent; negative if that time has passed."""
+        return 0.0 if self._rate is None else self._began + num / self._rate - self._clock()
+
+    def wait(self, num: int, stopping: threading.Event) -> None:
+        """Wait until the num-th may be sent, or until `stopping` is set."""
+        if (seconds := self.seconds_until(num)) > 0:
+            stopping.wait(seconds)
+
+    def skip(self, seconds: float) -> None:
+        """Do not catch up what was not sent in this many seconds."""
+        self._began += seconds
+
+
+class TopicQuota:
+    """Re-creates a full topic once all of it is learned; until then the producer waits.
+
+    For a producer that never ends, and the embedded broker: other brokers have a retention.
+    """
+
+    def __init__(
+        self,
+        source: SourceConfig,
+        log_path: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        check_every: int = CHECK_EVERY_MESSAGES,
+    ) -> None:
+        self._log_path = log_path
+        self._check_every = check_every
+        self._num_checked = 0  # messages sent at the last check
+        self._cap = None
+        if source.uses_embedded_broker:
+            broker = find_broker(log_path)
+            self._cap = TopicCap(
+                source.kafka_config(),
+                source.topic,
+                max_bytes=max_bytes,
+                learned=self._durable_positions,
+                memory_bytes=broker.memory_bytes if broker else lambda: None,
+            )
+
+    def wait_for_room(self, producer: Producer, stopping: threading.Event) -> float:
+        """Wait while the topic is full, and return the seconds that took. Cheap while it is not."""
+        if self._cap is None or producer.num_sent - self._num_checked < self._check_every:
+            return 0.0
+        self._num_checked = producer.num_sent
+        began = time.monotonic()
+        while self._cap.is_full(producer) and not stopping.is_set():
+            self._cap.recreate_topic(producer, timeout_seconds=RECREATE_SECONDS, stopping=stopping.is_set)
+        return time.monotonic() - began
+
+    def _durable_positions(self) -> Mapping[Partition, Position] | None:
+        """The positions that survive a power loss, from the trainer's status; None while it has none."""
+        status = read_status(self._log_path)
+        if status is None or not status.positions:
+            return None
+        return {Partition.parse(name): Position("", at.committed) for name, at in status.positions.items()}

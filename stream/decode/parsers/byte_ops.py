@@ -1,0 +1,100 @@
+"""Reads bytes of a message one by one or as 64-bit words, within bounds; Numba's options for all parsers."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+# without `_nrt` nothing may be allocated, and no references are counted: counting those of every array at every call,
+# atomically, took nine tenths of the time
+OPTIONS = {"nogil": True, "_nrt": False, "error_model": "numpy"}
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function that only compiled functions call; it must not allocate."""
+    wrapped: Function = njit(**OPTIONS)(function)
+    return wrapped
+
+
+def inlined(function: Function) -> Function:
+    """Compile a hot function and inline it: an array is seven arguments of a call, a tuple of arrays seventy."""
+    wrapped: Function = njit(forceinline=True, **OPTIONS)(function)
+    return wrapped
+
+
+EIGHT = np.uint64(8)
+
+
+@intrinsic
+def load_word(typingctx: Any, array: Any, index: Any) -> Any:
+    """The 8 bytes of a contiguous uint8 array from a uint64 index on, little-endian; the index is not checked."""
+    signature = types.uint64(array, types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        struct = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.bitcast(builder.gep(struct.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return signature, generate
+
+
+@intrinsic
+def multiply_high(typingctx: Any, one: Any, other: Any) -> Any:
+    """The high 64 bits of the product of two uint64."""
+    signature = types.uint64(types.uint64, types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+
+    return signature, generate
+
+
+@intrinsic
+def leading_zeros(typingctx: Any, word: Any) -> Any:
+    """The number of leading zero bits of a uint64 that is not 0."""
+    signature = types.uint64(types.uint64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.IntType(1)(1))
+
+    return signature, generate
+
+
+@inlined
+def byte_at(buffer: Any, at: Any, end: Any) -> Any:
+    """The byte at a position, or 0 at the end: valid JSON contains no 0 byte."""
+    return buffer[np.uint64(at)] if at < end else np.uint8(0)
+
+
+@inlined
+def partial_word(buffer: Any, at: Any, num_bytes: Any) -> Any:
+    """Up to 8 bytes within the buffer as a little-endian word, padded with zeros."""
+    if num_bytes == 0:
+        return np.uint64(0)
+    if at + 8 <= len(buffer):
+        return load_word(buffer, np.uint64(at)) & (
+            np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (EIGHT * np.uint64(8 - num_bytes))
+        )
+    word = np.uint64(0)
+    for i in range(num_bytes):
+        word |= np.uint64(buffer[np.uint64(at + i)]) << np.uint64(8 * i)
+    return word
+
+
+@inlined
+def skip_space(buffer: Any, at: Any, end: Any) -> Any:
+    """The next position that does not hold JSON white space."""
+    while at < end:
+        byte = buffer[np.uint64(at)]
+        if byte > 32 or not (byte == 32 or byte == 10 or byte == 13 or byte == 9):
+            break
+        at += 1
+    return at

@@ -1,0 +1,83 @@
+"""A rate limiter keeps the mean rate, and skips time that is not to be caught up."""
+
+import json
+import threading
+from pathlib import Path
+
+from springtide.app.tools.send_limits import RateLimiter, TopicQuota
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.config import SourceConfig
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.producer import Producer
+
+
+def test_a_late_sender_catches_up() -> None:
+    now = 100.0
+    limiter = RateLimiter(10.0, clock=lambda: now)
+    assert limiter.seconds_until(5) == 0.5
+    now += 2.0
+    assert limiter.seconds_until(5) == -1.5
+    assert limiter.seconds_until(20) == 0.0
+
+
+def test_skipped_time_is_not_caught_up() -> None:
+    now = 100.0
+    limiter = RateLimiter(10.0, clock=lambda: now)
+    now += 3.0
+    limiter.skip(2.0)
+    assert limiter.seconds_until(10) == 0.0
+
+
+def test_without_a_rate_nothing_waits() -> None:
+    limiter = RateLimiter(None)
+    assert limiter.seconds_until(10**9) == 0.0
+    limiter.wait(10**9, threading.Event())
+
+
+def write_status(log: Path, committed: int) -> None:
+    (log / "status-0000000001.json").write_text(json.dumps({"positions": {"clicks/0": {"committed": committed}}}))
+
+
+def num_records(source: SourceConfig) -> int:
+    with Admin(source.kafka_config()) as admin:
+        [end] = admin.end_offsets(admin.require_topic("clicks")).values()
+    return end
+
+
+def test_a_full_topic_is_re_created_once_all_of_it_is_durably_learned(tmp_path: Path) -> None:
+    log, stopping = tmp_path / "log", threading.Event()
+    with EmbeddedBroker(log):
+        source = SourceConfig(topic="clicks", log_path=log)
+        with Admin(source.kafka_config()) as admin:
+            admin.ensure_topic("clicks")
+        with Producer(source.kafka_config()) as producer:
+            quota = TopicQuota(source, log, max_bytes=100_000, check_every=0)
+            for _ in range(1_000):
+                producer.send("clicks", b"x" * 200)
+            producer.flush()
+
+            write_status(log, committed=999)
+            threading.Timer(0.3, stopping.set).start()
+            assert quota.wait_for_room(producer, stopping) >= 0.25
+            assert num_records(source) == 1_000
+
+            stopping.clear()
+            write_status(log, committed=1_000)
+            quota.wait_for_room(producer, stopping)
+            assert num_records(source) == 0
+            producer.send("clicks", b"y")
+            producer.flush()
+            assert num_records(source) == 1
+
+
+def test_a_broker_that_is_not_embedded_has_no_quota(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "log") as broker:
+        source = SourceConfig(topic="clicks", bootstrap_servers=broker.address)
+        with Admin(source.kafka_config()) as admin:
+            admin.ensure_topic("clicks")
+        with Producer(source.kafka_config()) as producer:
+            quota = TopicQuota(source, tmp_path, max_bytes=1, check_every=0)
+            producer.send("clicks", b"x" * 200)
+            producer.flush()
+            quota.wait_for_room(producer, threading.Event())
+        assert num_records(source) == 1
