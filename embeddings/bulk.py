@@ -7,7 +7,7 @@ from springtide.embeddings.eviction_policy import Priorities
 from springtide.embeddings.memory.dirty_rows import DirtyRows
 from springtide.embeddings.memory.resident import ResidentRows
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
-from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array, as_keys
 from springtide.embeddings.tiers.lower_tiers import LowerTiers
 from springtide.kernels.types import DIRTY, NO_SLOT
 
@@ -28,7 +28,7 @@ class BulkOperations:
         self.memory, self.lower_tiers, self.dirty_rows, self.cutoffs = memory, lower_tiers, dirty_rows, cutoffs
         self.priorities = priorities
 
-    def write(self, rows: Rows | TableDelta, flags: int) -> None:
+    def write(self, rows: Rows, flags: int) -> None:
         """Write these rows over what the table has of their keys. SpillError between steps."""
         # the rows of a step are all pinned at once: few enough that most of them find a slot
         step = min(WRITTEN_ROWS_PER_STEP, max(self.memory.ops.width, self.memory.store.num_slots // 2))

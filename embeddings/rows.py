@@ -29,8 +29,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, chosen: Int64Array | BoolArray) -> "Rows":
-        """Copies of the rows at these positions, or where this is true."""
+    def take(self, chosen: Int64Array | BoolArray | slice) -> "Rows":
+        """Copies of the rows at these positions, or where this is true; views of those in a slice."""
         return Rows(*(column[chosen] for column in self.columns()))  # type: ignore[arg-type]
 
     def columns(self) -> tuple[npt.NDArray[np.generic], ...]:
@@ -60,18 +60,12 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class TableDelta:
+class TableDelta(Rows):
     """What changed in a table since the previous version: dirty rows, and tombstones of forgotten keys.
 
     Each key occurs once in either. To apply it, forget first and then write the rows.
     """
 
-    features: UInt16Array
-    ids: Int64Array
-    values: Float32Array  # (N, D)
-    states: Float32Array  # (N, S)
-    counts: Int64Array
-    last_seen: Int64Array
     forgotten_features: UInt16Array
     forgotten_ids: Int64Array
 
@@ -80,27 +74,16 @@ class TableDelta:
         rows: Rows, forgotten_features: UInt16Array | None = None, forgotten_ids: Int64Array | None = None
     ) -> "TableDelta":
         """Dirty rows, and the keys that were forgotten: by default none."""
-        return TableDelta(
-            rows.features,
-            rows.ids,
-            rows.values,
-            rows.states,
-            rows.counts,
-            rows.last_seen,
-            rows.features[:0] if forgotten_features is None else forgotten_features,
-            rows.ids[:0] if forgotten_ids is None else forgotten_ids,
-        )
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        if forgotten_features is None or forgotten_ids is None:
+            forgotten_features, forgotten_ids = rows.features[:0], rows.ids[:0]
+        columns = *rows.columns(), forgotten_features, forgotten_ids
+        return TableDelta(*columns)  # type: ignore[arg-type]
 
     def where(self, chosen_N: BoolArray) -> "TableDelta":
         """The same without the rows for which this is false."""
         if chosen_N.all():
             return self
-        columns = (self.features, self.ids, self.values, self.states, self.counts, self.last_seen)
-        rows = Rows(*(column[chosen_N] for column in columns))  # type: ignore[arg-type]
-        return TableDelta.of(rows, self.forgotten_features, self.forgotten_ids)
+        return TableDelta.of(self.take(chosen_N), self.forgotten_features, self.forgotten_ids)
 
 
 def as_keys(features_K: Array, ids_K: Array, times_K: Array) -> tuple[Array, Array, Array]:

@@ -70,7 +70,7 @@ class DiskBudget:
         return min(newest + usage.segments, max(self.max_base_bytes, newest))
 
     def free_bytes(self, usage: LogUsage) -> int:
-        """What more segments may take beside all there is and the next base; negative: the trainer must wait."""
+        """Return how many bytes new segments may take, with room left for the next base; below 0 the trainer waits."""
         return self.log_bytes - usage.total - max(0, self.next_base_bytes(usage) - usage.drafts)
 
     def is_short(self, usage: LogUsage) -> bool:

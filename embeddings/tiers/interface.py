@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from springtide.embeddings.rows import BoolArray, Float32Array, Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 
 if TYPE_CHECKING:
     from springtide.embeddings.tiers.host_tier import HostTier
@@ -118,18 +118,8 @@ class Spill(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class FoundRows:
-    """The result of `RowSource.find`, row by row. The other columns are valid only where `found` is true."""
-
-    found: BoolArray  # (U)
-    values: Float32Array  # (U, D)
-    states: Float32Array  # (U, S)
-    counts: Int64Array
-    last_seen: Int64Array
-
-
 class RowSource(Protocol):
     """The rows of a base of the log, read by key."""
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows: ...
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> tuple[Rows, BoolArray]:
+        """The keys' rows, valid only where the second array is true."""

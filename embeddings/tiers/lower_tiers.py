@@ -114,8 +114,8 @@ def _recall(spill: Spill, base: RowSource | None, features_U: UInt16Array, ids_U
     from_spill_U = found_U.copy()
     absent = np.flatnonzero(spilled.kinds == ABSENT)
     if base is not None and len(absent):
-        in_base = base.find(features_U[absent], ids_U[absent])
-        here, there = absent[in_base.found], in_base.found
+        in_base, there = base.find(features_U[absent], ids_U[absent])
+        here = absent[there]
         rows.values[here], rows.states[here] = in_base.values[there], in_base.states[there]
         rows.counts[here], rows.last_seen[here] = in_base.counts[there], in_base.last_seen[there]
         found_U[here] = True

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
 from springtide.embeddings.tiers.record_kinds import ROW, TOMBSTONE
 from springtide_client.keys import mix_keys
+from springtide_client.rows.row_layer import find_sorted
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt64Array = npt.NDArray[np.uint64]
@@ -44,25 +45,13 @@ class WriteBatch:
     def sub_batch(self, start: int, stop: int) -> "WriteBatch":
         """The keys start..stop, not copied."""
         cut = slice(start, stop)
-        rows = None if self.rows is None else Rows(*(column[cut] for column in self.rows.columns()))  # type: ignore[arg-type]
+        rows = None if self.rows is None else self.rows.take(cut)
         return WriteBatch(self.mixed[cut], self.features[cut], self.ids[cut], rows)
-
-    def find(self, mixed_N: UInt64Array, features_N: UInt16Array) -> tuple[Int64Array, BoolArray]:
-        """The positions of keys here, valid where the second array is true. Fastest if the keys ascend."""
-        at_N = np.searchsorted(self.mixed, mixed_N)
-        while True:
-            safe_N = np.minimum(at_N, len(self) - 1)
-            same_N = (at_N < len(self)) & (self.mixed[safe_N] == mixed_N)
-            here_N = same_N & (self.features[safe_N] == features_N)
-            # keys of two features may have the same mixed key: try the next one
-            onward_N = same_N & ~here_N
-            if not onward_N.any():
-                return safe_N, here_N
-            at_N = at_N + onward_N
 
     def fill_found(self, mixed_U: UInt64Array, missing: Int64Array, kinds_U: UInt8Array, rows: Rows) -> Int64Array:
         """Fill in kinds and rows of those of the keys at positions `missing` that are here. Return the others'."""
-        at, here = self.find(mixed_U[missing], rows.features[missing])
+        at = find_sorted(self.mixed, self.features, mixed_U[missing], rows.features[missing])
+        here = at >= 0
         to, at = missing[here], at[here]
         kinds_U[to] = TOMBSTONE if self.rows is None else ROW
         if self.rows is not None:

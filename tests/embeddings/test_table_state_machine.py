@@ -22,7 +22,7 @@ from springtide.embeddings.optimizer import RowOptimizer
 from springtide.embeddings.rows import Rows, TableDelta
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier
-from springtide.embeddings.tiers.interface import FoundRows, Spill
+from springtide.embeddings.tiers.interface import Spill
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.backend import backend
 from springtide.kernels.types import state_width_of
@@ -52,7 +52,7 @@ class DictBase:
     def __init__(self, rows: dict[Key, Row], width: int) -> None:
         self.rows, self.width = copy.deepcopy(rows), width
 
-    def find(self, features_U: Any, ids_U: Any) -> FoundRows:
+    def find(self, features_U: Any, ids_U: Any) -> tuple[Rows, Any]:
         keys = list(zip(features_U.tolist(), ids_U.tolist(), strict=True))
         rows = [self.rows.get(key) for key in keys]
         values, states = np.full((len(keys), DIM), 9, np.float32), np.full((len(keys), self.width), 9, np.float32)
@@ -60,7 +60,8 @@ class DictBase:
         for u, row in enumerate(rows):
             if row is not None:
                 values[u], states[u], counts[u], last_seen[u] = row.value, row.states, row.count, row.last_seen
-        return FoundRows(np.array([row is not None for row in rows], np.bool_), values, states, counts, last_seen)
+        found_U = np.array([row is not None for row in rows], np.bool_)
+        return Rows(features_U, ids_U, values, states, counts, last_seen), found_U
 
 
 class TableMachine(RuleBasedStateMachine):

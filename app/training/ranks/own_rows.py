@@ -20,13 +20,4 @@ def own_part(delta: TableDelta, ranks: Ranks) -> TableDelta:
         return delta
     rows = delta.where(is_own(delta.features, delta.ids, ranks))
     own_F = is_own(delta.forgotten_features, delta.forgotten_ids, ranks)
-    return TableDelta(
-        rows.features,
-        rows.ids,
-        rows.values,
-        rows.states,
-        rows.counts,
-        rows.last_seen,
-        delta.forgotten_features[own_F],
-        delta.forgotten_ids[own_F],
-    )
+    return TableDelta.of(rows, delta.forgotten_features[own_F], delta.forgotten_ids[own_F])

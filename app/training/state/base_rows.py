@@ -2,11 +2,11 @@
 
 # U unique keys, M some of them
 import numpy as np
-import numpy.typing as npt
 
-from springtide.embeddings.tiers.interface import FoundRows
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from springtide.kernels.cpu.rows import base_file_rows
 from springtide.kernels.cpu.store.readahead import Readahead
+from springtide_client.array_types import UInt64Array
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
 from springtide_client.rows.table_names import MAIN_TABLE
@@ -22,26 +22,21 @@ class BaseRows:
         base.advise_random_access()
         self._readahead = Readahead()
 
-    def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> FoundRows:
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> tuple[Rows, BoolArray]:
         """1. Find the keys' places; read pages ahead if they come from the disk. 2. Copy the rows."""
-        found = FoundRows(
-            np.zeros(len(ids_U), np.bool_),
-            np.zeros((len(ids_U), self.rows.value.shape[1]), np.float32),
-            np.zeros((len(ids_U), self.states.shape[1]), np.float32),
-            np.zeros(len(ids_U), np.int64),
-            np.zeros(len(ids_U), np.int64),
-        )
+        found_U = np.zeros(len(ids_U), np.bool_)
+        rows = Rows.empty_of(features_U, ids_U, self.rows.value.shape[1], self.states.shape[1])
         mixed_U, before = mix_keys(features_U, ids_U), self._readahead.num_pages_read()
         if self._readahead.is_worthwhile:
             for start in range(0, len(ids_U), CHUNK_KEYS):
                 part = slice(start, start + CHUNK_KEYS)
-                self._find(mixed_U[part], features_U[part], _slice(found, part))
+                self._find(mixed_U[part], rows.take(part), found_U[part])
         else:
-            self._find(mixed_U, features_U, found)
+            self._find(mixed_U, rows, found_U)
         self._readahead.observe(self._readahead.num_pages_read() - before, len(ids_U))
-        return found
+        return rows, found_U
 
-    def _find(self, mixed_M: npt.NDArray[np.uint64], features_M: npt.NDArray[np.uint16], found: FoundRows) -> None:
+    def _find(self, mixed_M: UInt64Array, out: Rows, found_M: BoolArray) -> None:
         rows, states, request = self.rows, self.states, self._readahead.request
         if self._readahead.is_worthwhile and len(rows):
             places_M = base_file_rows.interpolate_all(len(rows), mixed_M)
@@ -49,15 +44,9 @@ class BaseRows:
             places_M = base_file_rows.refine_places(rows.mixed, places_M, mixed_M)
             request(rows.mixed, places_M)
             request(rows.feature, places_M)
-        rows_M = base_file_rows.find_rows(rows.mixed, rows.feature, mixed_M, features_M)
-        found.found[:] = rows_M >= 0
+        rows_M = base_file_rows.find_rows(rows.mixed, rows.feature, mixed_M, out.features)
+        found_M[:] = rows_M >= 0
         columns = rows.value, states, rows.count, rows.last_seen
         for column in columns:
-            request(column, rows_M[found.found])
-        base_file_rows.copy_rows(*columns, rows_M, found.values, found.states, found.counts, found.last_seen)
-
-
-def _slice(found: FoundRows, part: slice) -> FoundRows:
-    """Return views of some rows."""
-    columns = found.found, found.values, found.states, found.counts, found.last_seen
-    return FoundRows(*(column[part] for column in columns))  # type: ignore[arg-type]
+            request(column, rows_M[found_M])
+        base_file_rows.copy_rows(*columns, rows_M, out.values, out.states, out.counts, out.last_seen)

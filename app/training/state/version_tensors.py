@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from springtide.embeddings.rows import TableDelta
+from springtide.embeddings.rows import Rows, TableDelta
 from springtide_client.features import IdStrings
-from springtide_client.rows.table_names import MAIN_TABLE, record_tensor
+from springtide_client.rows.table_names import MAIN_TABLE, ROW_TENSORS, record_tensor
 
 Arrays = dict[str, npt.NDArray[Any]]
 T = TypeVar("T")
@@ -28,14 +28,7 @@ def delta_to_arrays(delta: TableDelta) -> Arrays:
     """Return a table's delta as tensors; empty groups are absent."""
     arrays: Arrays = {}
     if len(delta):
-        arrays |= {
-            "rows.feature": delta.features,
-            "rows.id": delta.ids,
-            "rows.value": delta.values,
-            "rows.state": delta.states,
-            "rows.count": delta.counts,
-            "rows.last_seen": delta.last_seen,
-        }
+        arrays |= dict(zip(ROW_TENSORS, delta.columns(), strict=True))
     if len(delta.forgotten_ids):
         arrays |= {"forgotten.feature": delta.forgotten_features, "forgotten.id": delta.forgotten_ids}
     return arrays
@@ -59,17 +52,9 @@ def deltas_to_arrays(deltas: Mapping[str, TableDelta]) -> Arrays:
 
 def arrays_to_delta(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_width: int) -> TableDelta:
     """Invert `delta_to_arrays`."""
-    empty: Arrays = {
-        "rows.feature": np.zeros(0, np.uint16),
-        "rows.id": np.zeros(0, np.int64),
-        "rows.value": np.zeros((0, dim), np.float32),
-        "rows.state": np.zeros((0, state_width), np.float32),
-        "rows.count": np.zeros(0, np.int64),
-        "rows.last_seen": np.zeros(0, np.int64),
-        "forgotten.feature": np.zeros(0, np.uint16),
-        "forgotten.id": np.zeros(0, np.int64),
-    }
-    return TableDelta(*(arrays.get(name, none) for name, none in empty.items()))
+    empty = Rows.empty(0, dim, state_width)
+    rows = (arrays.get(name, column) for name, column in zip(ROW_TENSORS, empty.columns(), strict=True))
+    return TableDelta.of(Rows(*rows), arrays.get("forgotten.feature"), arrays.get("forgotten.id"))
 
 
 def sketch_to_arrays(blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]) -> Arrays:

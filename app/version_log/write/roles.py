@@ -59,14 +59,14 @@ class Alone:
         return None
 
     def settle(self, number: int) -> None:
-        """What can be durable of the versions up to this one is said to be."""
+        """Tell the other ranks which version is the newest that is settled: durable, or never to be."""
 
     def is_settled(self, number: int) -> bool:
         """Return True if nothing has to be waited for before a version that this writer has fsynced can be durable."""
         return True
 
     def wait_for_sync(self, number: int) -> None:
-        """Wait a moment for that; LogError after too long, or if another rank is dead."""
+        """Wait a moment until all ranks have fsynced a version; LogError after too long, or if one is dead."""
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Look ever less often."""

@@ -67,20 +67,22 @@ def test_a_base_opens_with_all_that_was_written(tmp_path) -> None:
 
 def test_rows_are_found_with_their_states(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
-    found = base.find_rows(np.zeros(4, np.uint16), np.array([0, 1, 2997, 9000]))
-    assert found.found.tolist() == [True, False, True, False]
-    np.testing.assert_array_equal(found.values[2], [2997, 2998, 2999, 3000])
-    np.testing.assert_array_equal(found.states[:, 0], [0, 0, 5994, 0])
-    np.testing.assert_array_equal(found.counts, [1, 0, 2998, 0])
-    np.testing.assert_array_equal(found.last_seen, [2, 0, 2999, 0])
-    assert not base.find_rows(np.ones(1, np.uint16), np.array([0])).found.any()
+    places = base.layer.find(np.zeros(4, np.uint16), np.array([0, 1, 2997, 9000]))
+    assert (places >= 0).tolist() == [True, False, True, False]
+    found = base.layer.take(places[[0, 2]])
+    np.testing.assert_array_equal(found.value[1], [2997, 2998, 2999, 3000])
+    assert found.state is not None
+    np.testing.assert_array_equal(found.state[:, 0], [0, 5994])
+    np.testing.assert_array_equal(found.count, [1, 2998])
+    np.testing.assert_array_equal(found.last_seen, [2, 2999])
+    assert base.layer.find(np.ones(1, np.uint16), np.array([0])).tolist() == [-1]
 
 
 def test_a_base_without_rows_opens(tmp_path) -> None:
     base = write(tmp_path, rows(0), program=None)
     assert len(base) == 0
     assert base.model_path is None
-    assert not base.find_rows(np.zeros(1, np.uint16), np.array([0])).found.any()
+    assert base.layer.find(np.zeros(1, np.uint16), np.array([0])).tolist() == [-1]
     base.verify()
 
 
@@ -151,7 +153,7 @@ def test_an_open_base_outlives_its_folder(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
     for file in base.path.iterdir():
         file.unlink()
-    assert base.find_rows(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
+    assert base.layer.value[base.layer.find(np.zeros(1, np.uint16), np.array([300])), 0] == [300]
 
 
 def test_the_newest_base_that_is_not_corrupt_is_opened(tmp_path) -> None:
@@ -184,7 +186,7 @@ def test_random_access_turns_kernel_readahead_off(tmp_path) -> None:
     base.advise_random_access()
     assert is_read_randomly(base.path / "rows.safetensors")
     assert is_read_randomly(base.path / "optimizer.safetensors")
-    assert base.find_rows(np.zeros(1, np.uint16), np.array([300])).values[0, 0] == 300
+    assert base.layer.value[base.layer.find(np.zeros(1, np.uint16), np.array([300])), 0] == [300]
 
 
 def is_read_randomly(path: Path) -> bool:
@@ -202,7 +204,7 @@ def test_every_table_has_rows_of_its_own_width(make_log) -> None:
     assert (len(base), len(base.rows)) == (2, 1)
     assert base.rows_of("dim8").value.tolist() == [[2.0] * 8]
     assert base.layer_of("dim8").state.shape == (1, 0)
-    assert base.find_rows(np.array([1], np.uint16), np.array([1]), "dim8").counts.tolist() == [3]
+    assert base.layer_of("dim8").count.tolist() == [3]
     assert base.manifest.serving_files >= {"rows.safetensors", "rows.dim8.safetensors"}
     assert not any(name.startswith("optimizer") for name in base.manifest.serving_files)
     base.manifest.table.wide_width = 1

@@ -8,8 +8,8 @@ import pytest
 
 from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.rows import Rows
 from springtide.embeddings.table import EmbeddingTable
-from springtide.embeddings.tiers.interface import FoundRows
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host
@@ -55,10 +55,10 @@ class OneRow:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def find(self, features_U: Any, ids_U: Any) -> FoundRows:
-        found_U, counts_U = ids_U == 1, np.full(len(ids_U), self.count, np.int64)
-        zeros = np.zeros((len(ids_U), DIM), np.float32)
-        return FoundRows(found_U, zeros, zeros[:, :1].copy(), counts_U, np.zeros(len(ids_U), np.int64))
+    def find(self, features_U: Any, ids_U: Any) -> tuple[Rows, Any]:
+        rows = Rows.empty_of(features_U, ids_U, DIM, 1)
+        rows.counts[:] = self.count
+        return rows, ids_U == 1
 
 
 def test_mapping_a_base_invalidates_a_prefetch(tmp_path: Path, ops: Ops) -> None:

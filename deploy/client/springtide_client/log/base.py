@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.array_types import Float32Array, UInt8Array
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
 from springtide_client.format.records import Tip, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays, map_tensors
-from springtide_client.log.base_table import BaseTable, FoundBaseRows
+from springtide_client.log.base_table import BaseTable
 from springtide_client.log.row_files import optimizer_files, overlapping, rows_files
 from springtide_client.rows.hash_range import ALL_KEYS, MAX_RANGES, HashRange
 from springtide_client.rows.row_layer import RowLayer
@@ -198,10 +198,6 @@ class Base:
     def layer_of(self, table: str) -> RowLayer:
         """Return the rows of a table with their states."""
         return self.tables[table].layer
-
-    def find_rows(self, features_K: UInt16Array, ids_K: Int64Array, table: str = MAIN_TABLE) -> FoundBaseRows:
-        """Find the rows of some keys of one table, with their optimizer states. Expiry is not applied."""
-        return self.tables[table].find_rows(features_K, ids_K)
 
     def advise_random_access(self, *, with_states: bool = True) -> None:
         """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""

@@ -1,29 +1,19 @@
 """The rows of one table in a base: mapped files, not loaded. Several files are one array to everybody above."""
 
-# K keys of a lookup, n rows, S width of the optimizer state
+# n rows, S width of the optimizer state
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
+from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
 from springtide_client.format.joined_tensors import FileRows, map_joined
 from springtide_client.format.tensors import Array, advise_random_access, map_tensors
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.row_layer import RowLayer, empty_layer
-
-
-class FoundBaseRows(NamedTuple):
-    """Rows of some keys, with the columns that only trainers need. Where `found` is False, the rest is zero."""
-
-    found: BoolArray
-    values: Float32Array
-    states: Float32Array
-    counts: Int64Array
-    last_seen: Int64Array
 
 
 class BaseTable:
@@ -71,25 +61,7 @@ class BaseTable:
     @cached_property
     def layer(self) -> RowLayer:
         """The rows with their optimizer states."""
-        rows = self.rows
-        fields = (rows.mixed, rows.feature, rows.id, rows.value, rows.count, rows.last_seen)
-        return RowLayer(*fields, None, self.states)
-
-    def find_rows(self, features_K: UInt16Array, ids_K: Int64Array) -> FoundBaseRows:
-        """Find the rows of some keys, with their optimizer states. Expiry is not applied."""
-        rows = self.rows
-        rows_K = rows.find(features_K, ids_K)
-        found_K = rows_K >= 0
-        hits = rows_K[found_K]
-
-        def gather(column: Array) -> Array:
-            out = np.zeros((len(rows_K), *column.shape[1:]), column.dtype)
-            out[found_K] = column[hits]
-            return out
-
-        return FoundBaseRows(
-            found_K, gather(rows.value), gather(self.states), gather(rows.count), gather(rows.last_seen)
-        )
+        return replace(self.rows, state=self.states)
 
     def advise_random_access(self, *, with_states: bool) -> None:
         """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""

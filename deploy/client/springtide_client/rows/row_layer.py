@@ -44,37 +44,7 @@ class RowLayer:
 
         The id need not be compared: keys with equal feature and equal mixed key have equal ids.
         """
-        if len(self.mixed) == 0:
-            return np.full(len(mixed_K), -1, np.intp)
-        rows_K = self.mixed.searchsorted(mixed_K)
-        near_K = self.mixed.take(rows_K, mode="clip") == mixed_K
-        num_near = np.count_nonzero(near_K)
-        if num_near == 0:  # the usual case: most layers hold few of the keys
-            rows_K.fill(-1)
-            return rows_K
-        found_K = near_K & (self.feature.take(rows_K, mode="clip") == features_K)
-        if np.count_nonzero(found_K) != num_near:
-            self._find_collisions(mixed_K, features_K, rows_K, found_K, np.flatnonzero(near_K & ~found_K))
-        if num_near != len(rows_K) or not found_K.all():
-            rows_K[~found_K] = -1
-        return rows_K
-
-    def _find_collisions(
-        self,
-        mixed_K: UInt64Array,
-        features_K: UInt16Array,
-        rows_K: Indices,
-        found_K: BoolArray,
-        positions: Indices,
-    ) -> None:
-        """Find the keys at `positions` among rows of other features with the same mixed key, which are adjacent."""
-        for k in positions:
-            row = rows_K[k]
-            while row < len(self.mixed) and self.mixed[row] == mixed_K[k]:
-                if self.feature[row] == features_K[k]:
-                    rows_K[k], found_K[k] = row, True
-                    break
-                row += 1
+        return find_sorted(self.mixed, self.feature, mixed_K, features_K)
 
     def take(self, rows: Indices | slice) -> "RowLayer":
         """Return some of the rows; `rows` must be ascending."""
@@ -114,6 +84,31 @@ class RowLayer:
         if self.tombstone is not None:
             live_n &= ~self.tombstone[rows]
         return live_n
+
+
+def find_sorted(mixed_n: UInt64Array, feature_n: UInt16Array, mixed_K: UInt64Array, features_K: UInt16Array) -> Indices:
+    """Return the position of each key among keys sorted by their mixed keys, -1 where it is not among them."""
+    if len(mixed_n) == 0:
+        return np.full(len(mixed_K), -1, np.intp)
+    rows_K = mixed_n.searchsorted(mixed_K)
+    near_K = mixed_n.take(rows_K, mode="clip") == mixed_K
+    num_near = np.count_nonzero(near_K)
+    if num_near == 0:  # the usual case: most layers hold few of the keys
+        rows_K.fill(-1)
+        return rows_K
+    found_K = near_K & (feature_n.take(rows_K, mode="clip") == features_K)
+    if np.count_nonzero(found_K) != num_near:
+        # keys of several features may have the same mixed key: they are adjacent
+        for k in np.flatnonzero(near_K & ~found_K):
+            row = rows_K[k]
+            while row < len(mixed_n) and mixed_n[row] == mixed_K[k]:
+                if feature_n[row] == features_K[k]:
+                    rows_K[k], found_K[k] = row, True
+                    break
+                row += 1
+    if num_near != len(rows_K) or not found_K.all():
+        rows_K[~found_K] = -1
+    return rows_K
 
 
 def expiry_cutoffs_of(features_K: UInt16Array, expiry_cutoffs: Mapping[str, int]) -> Int64Array:
