@@ -59,7 +59,7 @@ class Alone:
         return None
 
     def settle(self, number: int) -> None:
-        """Tell the other ranks which version is the newest that is settled: durable, or never to be."""
+        """Tell the other ranks: of the versions up to this one, all that can become durable have been reported."""
 
     def is_settled(self, number: int) -> bool:
         """Return True if nothing has to be waited for before a version that this writer has fsynced can be durable."""
