@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.errors import SpillError
+from springtide.embeddings.eviction_policy import EVICTION_POLICIES
 from springtide.embeddings.lookup.handle import Lookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
@@ -70,7 +71,7 @@ class TableMachine(RuleBasedStateMachine):
     backend = "cpu"
 
     @initialize(
-        eviction=st.sampled_from(["lru", "lfu", "l2-norm", "custom"]),
+        eviction=st.sampled_from(sorted(EVICTION_POLICIES)),
         kind=st.sampled_from(KINDS),
         host=st.booleans(),
         admits=st.booleans(),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from springtide import DynamicEmbedding
-from springtide.embeddings.eviction_policy import ScoredRows
+from springtide.embeddings.eviction_policy import EVICTION_POLICIES, ScoredRows
 from springtide.kernels.backend import backend
 from tests.embeddings.backends import ops_of
 from tests.support.gpu_emulation.simt import COMPILER
@@ -37,7 +37,7 @@ class ModuleMachine(RuleBasedStateMachine):
     backend = "cpu"
 
     @initialize(
-        eviction=st.sampled_from(["lru", "lfu", "l2-norm", rarest]),
+        eviction=st.sampled_from([*sorted(EVICTION_POLICIES.keys() - {"custom"}), rarest]),
         spill=st.booleans(),
         host=st.booleans(),
         ttl=st.booleans(),
