@@ -58,11 +58,11 @@ class LogTable:
 
     def base_rows(self, base: Base) -> RowLayer:
         """Return the rows that a base has of this table, without optimizer states."""
-        return base.rows_of(self.name)
+        return base.tables[self.name].rows
 
     def base_layer(self, base: Base) -> RowLayer:
         """Return the rows that a base has of this table, with optimizer states."""
-        return base.layer_of(self.name)
+        return base.tables[self.name].layer
 
     def empty(self) -> RowLayer:
         """Return a layer without rows, as wide as those of this table, with states."""

@@ -20,7 +20,7 @@ def bases_with_user(workspace: Workspace, user: int) -> list[bool]:
             bases.append(Base.open(path))
         except LogError:  # it is being deleted
             wait_until(lambda path=path: not path.exists(), "the end of a retired base")
-    return [bool(((base.rows.feature == 0) & (base.rows.id == user)).any()) for base in bases]
+    return [bool(((base.main.rows.feature == 0) & (base.main.rows.id == user)).any()) for base in bases]
 
 
 def row_status(workspace: Workspace, feature: str, row_id: object) -> str | None:

@@ -114,7 +114,7 @@ class WriterLog:
 
     def rows_in(self, base: Base) -> dict[Key, Row]:
         """Return the rows of a base, after checking that all columns of each belong together."""
-        return rows_of(base.layer)
+        return rows_of(base.main.layer)
 
     def tips(self) -> list[Tip]:
         """Return the tips of the records after the newest base."""

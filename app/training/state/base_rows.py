@@ -18,7 +18,7 @@ class BaseRows:
     """A RowSource over a mapped base. Searches and reads without the GIL: recalls run beside the learning."""
 
     def __init__(self, base: Base, table: str = MAIN_TABLE) -> None:
-        self.base, self.rows, self.states = base, base.rows_of(table), base.states_of(table)
+        self.base, self.rows, self.states = base, base.tables[table].rows, base.tables[table].states
         base.advise_random_access()
         self._readahead = Readahead()
 

@@ -41,7 +41,7 @@ def begun(config: Config) -> tuple[Base, dict[tuple[int, int], tuple[bytes, byte
     assert base is not None
     rows = {}
     for name in base.manifest.all_tables:
-        layer = base.layer_of(name)
+        layer = base.tables[name].layer
         assert layer.state is not None
         for i in range(len(layer)):
             key = int(layer.feature[i]), int(layer.id[i])

@@ -65,7 +65,7 @@ class Tiers:
             int(i) for rows, mark in table.parts.evicted_dirty._parts if not mark for i in rows.ids[rows.features == 1]
         }
         here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.mix_keys(FEATURES, ITEMS))
-        base = table.parts.lower_tiers.base.base.rows
+        base = table.parts.lower_tiers.base.base.main.rows
         return {
             "device": _items(table.parts.memory.find(FEATURES, ITEMS) != NO_SLOT),
             "side": buffered,

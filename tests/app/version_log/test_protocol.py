@@ -40,7 +40,7 @@ class Follower:
         self.close()
         base = self.simulation.log.directory.open_base()
         if base is not None:
-            self.layer, self.cursor = base.layer, self.simulation.log.directory.follow(base.tip)
+            self.layer, self.cursor = base.main.layer, self.simulation.log.directory.follow(base.tip)
 
     def read(self) -> None:
         if self.cursor is None or self.layer is None:
@@ -169,7 +169,7 @@ class Simulation:
         )
         if path is not None:
             base = Base.open(path)
-            assert rows_of(base.layer) == self.expected[base.tip], "a base differs from its version"
+            assert rows_of(base.main.layer) == self.expected[base.tip], "a base differs from its version"
             assert base.tip.number <= self.durable, "a base has a version that is not durable"
 
     def apply_retention(self) -> None:
@@ -191,7 +191,7 @@ class Simulation:
         base = self.log.directory.open_base()
         if base is None:
             return
-        layer, tip = base.layer, base.tip
+        layer, tip = base.main.layer, base.tip
         for record in self.log.directory.records(base.tip):
             layer, tip = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.tip
         assert rows_of(layer) == self.expected[tip]

@@ -121,8 +121,8 @@ def check(restarts: Restarts, num_rows: int, batch_size: int) -> None:
 def read_in_order(base_path: Path) -> None:
     """Read every byte of the rows through a new memory map."""
     base = Base.open(base_path)
-    rows = base.rows
-    for column in (rows.value, base.states, rows.mixed, rows.id, rows.feature, rows.count, rows.last_seen):
+    rows = base.main.rows
+    for column in (rows.value, base.main.states, rows.mixed, rows.id, rows.feature, rows.count, rows.last_seen):
         np.bitwise_or.reduce(np.ravel(column).view(np.uint16 if column.dtype.itemsize == 2 else np.uint32))
 
 
@@ -135,7 +135,7 @@ def read_by_key(base_path: Path, number: int, ids_N: Any) -> None:
 
 
 def measure_reads(base: Base, number: int, ids_N: Any, repeats: int) -> list[Case]:
-    row_bytes = 4 * DIM + base.states.itemsize * base.states.shape[1] + 16  # count and last-seen
+    row_bytes = 4 * DIM + base.main.states.itemsize * base.main.states.shape[1] + 16  # count and last-seen
     num_bytes = sum((base.path / name).stat().st_size for name in (ROWS, OPTIMIZER))
     rates = alternate(
         {

@@ -115,7 +115,7 @@ def test_only_files_for_serving_are_downloaded(serve, follow, tmp_path) -> None:
     assert requested == {"manifest.json", "rows.safetensors", "dense.safetensors", "sketch.safetensors", "model.pt2"}
     assert follower.view.row_info(0, 1)["count"] == 1
     with pytest.raises(OSError, match=r"optimizer\.safetensors"):
-        _ = follower.view.base.states
+        _ = follower.view.base.main.states
 
 
 @pytest.mark.parametrize(("text", "expected"), [("3/4", {3}), ("2/2", {3, 4}), ("1/3", {1, 2})])

@@ -67,28 +67,28 @@ def test_a_base_opens_with_all_that_was_written(tmp_path) -> None:
 
 def test_rows_are_found_with_their_states(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
-    places = base.layer.find(np.zeros(4, np.uint16), np.array([0, 1, 2997, 9000]))
+    places = base.main.layer.find(np.zeros(4, np.uint16), np.array([0, 1, 2997, 9000]))
     assert (places >= 0).tolist() == [True, False, True, False]
-    found = base.layer.take(places[[0, 2]])
+    found = base.main.layer.take(places[[0, 2]])
     np.testing.assert_array_equal(found.value[1], [2997, 2998, 2999, 3000])
     assert found.state is not None
     np.testing.assert_array_equal(found.state[:, 0], [0, 5994])
     np.testing.assert_array_equal(found.count, [1, 2998])
     np.testing.assert_array_equal(found.last_seen, [2, 2999])
-    assert base.layer.find(np.ones(1, np.uint16), np.array([0])).tolist() == [-1]
+    assert base.main.layer.find(np.ones(1, np.uint16), np.array([0])).tolist() == [-1]
 
 
 def test_a_base_without_rows_opens(tmp_path) -> None:
     base = write(tmp_path, rows(0), program=None)
     assert len(base) == 0
     assert base.model_path is None
-    assert base.layer.find(np.zeros(1, np.uint16), np.array([0])).tolist() == [-1]
+    assert base.main.layer.find(np.zeros(1, np.uint16), np.array([0])).tolist() == [-1]
     base.verify()
 
 
 def test_rows_are_memory_mapped(tmp_path) -> None:
     base = Base.open(write(tmp_path, rows(1000)).path)
-    owner: object = base.rows.value
+    owner: object = base.main.rows.value
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
     assert isinstance(owner, mmap.mmap)
@@ -153,7 +153,7 @@ def test_an_open_base_outlives_its_folder(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
     for file in base.path.iterdir():
         file.unlink()
-    assert base.layer.value[base.layer.find(np.zeros(1, np.uint16), np.array([300])), 0] == [300]
+    assert base.main.layer.value[base.main.layer.find(np.zeros(1, np.uint16), np.array([300])), 0] == [300]
 
 
 def test_the_newest_base_that_is_not_corrupt_is_opened(tmp_path) -> None:
@@ -186,7 +186,7 @@ def test_random_access_turns_kernel_readahead_off(tmp_path) -> None:
     base.advise_random_access()
     assert is_read_randomly(base.path / "rows.safetensors")
     assert is_read_randomly(base.path / "optimizer.safetensors")
-    assert base.layer.value[base.layer.find(np.zeros(1, np.uint16), np.array([300])), 0] == [300]
+    assert base.main.layer.value[base.main.layer.find(np.zeros(1, np.uint16), np.array([300])), 0] == [300]
 
 
 def is_read_randomly(path: Path) -> bool:
@@ -201,10 +201,10 @@ def test_every_table_has_rows_of_its_own_width(make_log) -> None:
     log.append({(0, 1): (np.ones(4, np.float32), 1, 2), (1, 1): (np.full(8, 2, np.float32), 3, 4)})
     base = Base.open(log.write_base())
     base.verify()
-    assert (len(base), len(base.rows)) == (2, 1)
-    assert base.rows_of("dim8").value.tolist() == [[2.0] * 8]
-    assert base.layer_of("dim8").state.shape == (1, 0)
-    assert base.layer_of("dim8").count.tolist() == [3]
+    assert (len(base), len(base.main.rows)) == (2, 1)
+    assert base.tables["dim8"].rows.value.tolist() == [[2.0] * 8]
+    assert base.tables["dim8"].layer.state.shape == (1, 0)
+    assert base.tables["dim8"].layer.count.tolist() == [3]
     assert base.manifest.serving_files >= {"rows.safetensors", "rows.dim8.safetensors"}
     assert not any(name.startswith("optimizer") for name in base.manifest.serving_files)
     base.manifest.table.wide_width = 1

@@ -60,7 +60,7 @@ def test_of_a_base_only_the_slice_is_mapped(make_log) -> None:
     assert mapped_bytes(part) > 0
     for table in part.base.tables.values():
         assert len(table.states) == len(table.rows)
-        assert (part.base.rows.find(FEATURES, IDS) >= 0).sum() == (part.lookup(FEATURES, IDS)[1] == KNOWN).sum()
+        assert (part.base.main.rows.find(FEATURES, IDS) >= 0).sum() == (part.lookup(FEATURES, IDS)[1] == KNOWN).sum()
 
 
 def test_a_view_of_no_keys_needs_no_file_with_rows(make_log) -> None:

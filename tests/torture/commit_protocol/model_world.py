@@ -89,7 +89,7 @@ class Reader:
         self.close()
         base = self.world.log.directory.open_base()
         if base is not None:
-            self.layer, self.cursor = base.layer, self.world.log.directory.follow(base.tip)
+            self.layer, self.cursor = base.main.layer, self.world.log.directory.follow(base.tip)
 
     def close(self) -> None:
         if self.cursor is not None:
@@ -209,7 +209,7 @@ class ModelWorld:
             base = Base.open(path)
             base.verify()
             truth = self.expected[base.tip]
-            assert rows_of(base.layer) == truth.rows, "a base differs from its version"
+            assert rows_of(base.main.layer) == truth.rows, "a base differs from its version"
             assert {command.id for command in base.manifest.meta.executed_commands} == set(truth.commands)
             assert base.tip.number <= self.durable_number, "a base of a version that is not durable"
 
@@ -282,7 +282,7 @@ class ModelWorld:
         if base is None:
             assert self.durable_number == 0, "all bases are lost"
             return
-        layer, tip = base.layer, base.tip
+        layer, tip = base.main.layer, base.tip
         for record in self.records_after(base):
             layer, tip = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.tip
         assert rows_of(layer) == self.expected[tip].rows

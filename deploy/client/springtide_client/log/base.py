@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from springtide_client.array_types import Float32Array, UInt8Array
+from springtide_client.array_types import UInt8Array
 from springtide_client.errors import LogError
 from springtide_client.format.checksummed_json import decode_checksummed_json
 from springtide_client.format.checksums import crc32_of_file
@@ -17,7 +17,6 @@ from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base_table import BaseTable
 from springtide_client.log.row_files import optimizer_files, overlapping, rows_files
 from springtide_client.rows.hash_range import ALL_KEYS, MAX_RANGES, HashRange
-from springtide_client.rows.row_layer import RowLayer
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 
@@ -173,31 +172,9 @@ class Base:
             raise LogError(f"the base {path} cannot be opened: {error}: {ADVICE}") from None
 
     @property
-    def rows(self) -> RowLayer:
-        """The rows of the main table, without states."""
-        return self.tables[MAIN_TABLE].rows
-
-    @property
-    def states(self) -> Float32Array:
-        """The optimizer states of the main table's rows [n, S]. Mapped on first use: not all servers need them."""
-        return self.tables[MAIN_TABLE].states
-
-    @property
-    def layer(self) -> RowLayer:
-        """The rows of the main table with their optimizer states."""
-        return self.tables[MAIN_TABLE].layer
-
-    def rows_of(self, table: str) -> RowLayer:
-        """Return the rows of a table, without states."""
-        return self.tables[table].rows
-
-    def states_of(self, table: str) -> Float32Array:
-        """Return the states of a table's rows [n, S]."""
-        return self.tables[table].states
-
-    def layer_of(self, table: str) -> RowLayer:
-        """Return the rows of a table with their states."""
-        return self.tables[table].layer
+    def main(self) -> BaseTable:
+        """The main table."""
+        return self.tables[MAIN_TABLE]
 
     def advise_random_access(self, *, with_states: bool = True) -> None:
         """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""

@@ -53,9 +53,9 @@ class ViewTable:
     def of(base: Base, name: str, counts: AdmissionCounts, search_factory: SearchFactory) -> "ViewTable":
         """Return a table of a base."""
         spec = base.manifest.all_tables[name]
-        rows = base.rows_of(name)
+        rows = base.tables[name].rows
         if spec.wide_width:
-            rows = with_wide_columns(base.layer_of(name), spec)
+            rows = with_wide_columns(base.tables[name].layer, spec)
         return ViewTable(name, spec, rows, (), None, base.manifest.meta, counts, search_factory, base.hash_range)
 
     @property

@@ -79,10 +79,10 @@ def test_bases_hold_the_crosses_and_servers_read_the_same(tmp_path):
     directory = LogDirectory(config.log.path)
     base = directory.open_base()
     assert base is not None
-    layer = base.layer_of("crosses")
+    layer = base.tables["crosses"].layer
     assert set(layer.feature.tolist()) == {CROSSES}
     assert layer.value.shape == (len(layer), 2)
-    assert not (base.rows.feature == CROSSES).any()
+    assert not (base.main.rows.feature == CROSSES).any()
     view = View.open(directory.newest_base())
     for record in directory.records(view.tip):
         view = view.apply(record)

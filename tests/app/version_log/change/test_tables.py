@@ -133,7 +133,7 @@ def test_a_table_that_appears_takes_the_rows_of_its_features(log: TablesLog) -> 
     users = TableSpec(dim=2, state_width=1, seed=7, init_scale=0.01, features=[0])  # as wide as they were
     begun, plan = change(log, design(base, tables={**TABLES, "dim2": users}))
     assert "[features.user_id] table (main, now dim2)" in plan.changes
-    assert len(begun.rows) == 0
+    assert len(begun.main.rows) == 0
     assert rows_of(begun) == before
 
 
@@ -147,7 +147,7 @@ def test_crosses_are_dropped_and_begin_empty(log: TablesLog) -> None:
     assert rows_of(begun).keys() == {key for key in before if key[0] != CROSSES}
     begun, plan = change(log, design(base, WIDE_TABLE, {"dim3": WIDE_ITEMS, "crosses": TABLES["crosses"]}))
     assert "rows of crosses" in plan.begun
-    assert len(begun.rows_of("crosses")) == 0
+    assert len(begun.tables["crosses"].rows) == 0
 
 
 def test_turning_the_wide_part_on_and_off_keeps_everything_else_of_a_row(log: TablesLog) -> None:

@@ -72,7 +72,7 @@ def test_a_compactor_beside_a_trainer_keeps_the_log_small(log) -> None:
         sync_twice(writer)
         base = compact(log)
         assert base is not None
-        assert rows_of(base.layer) == expected
+        assert rows_of(base.main.layer) == expected
         assert len(log.directory.bases()) <= 3
 
 
@@ -105,14 +105,14 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tm
         base = log.directory.open_base()
         assert base is not None
         base.verify()
-        assert rows_of(base.layer) == {(0, i): (50.0, 1) for i in range(2000)}
+        assert rows_of(base.main.layer) == {(0, i): (50.0, 1) for i in range(2000)}
 
 
 def test_the_first_bases_of_two_dimensions_are_as_wide(log) -> None:
     with log.writer():
         base = log.directory.open_base()
     assert base is not None
-    assert base.rows.value.shape == (0, DIM)
+    assert base.main.rows.value.shape == (0, DIM)
 
 
 def test_one_compaction_makes_room_in_a_full_log(log) -> None:

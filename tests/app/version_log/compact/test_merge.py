@@ -23,7 +23,7 @@ def test_only_durable_versions_are_compacted(log) -> None:
         base = compact(log)
         assert base is not None
         assert base.tip == first
-        assert rows_of(base.layer) == {(0, 1): (1.0, 100)}
+        assert rows_of(base.main.layer) == {(0, 1): (1.0, 100)}
         assert compact(log) is None
 
 
@@ -193,7 +193,7 @@ def test_a_flipped_bit_in_a_base_is_not_copied_into_the_next(log) -> None:
         base = compact(log)
     assert base is not None
     base.verify()
-    assert rows_of(base.layer) == {(0, value): (float(value), 100) for value in (1, 2, 3)}
+    assert rows_of(base.main.layer) == {(0, value): (float(value), 100) for value in (1, 2, 3)}
     assert damaged not in log.directory.bases()  # readers no longer start at it
     assert len(log.directory.bases()) == 3
 
@@ -229,7 +229,7 @@ def test_a_base_has_the_admission_sketch_and_shared_rows(log) -> None:
         assert second is not None
         assert second.sketch[:, 9].tolist() == [0, 5, 0, 7]
         assert (second.manifest.table.sketch_blocks, second.manifest.meta.sketch_age) == (4, 2)
-        assert rows_of(second.layer) == shared
+        assert rows_of(second.main.layer) == shared
         writer.append(counting, blocks(b1=6))
         sync_twice_as(writer, counting)
         third = compact(log)

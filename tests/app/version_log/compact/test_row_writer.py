@@ -75,14 +75,14 @@ def test_several_files_hold_what_one_file_holds(bases, num_files) -> None:
     assert [len(base.manifest.table_files("")) for base in (one, several)] == [2, 2 * num_files]
     several.verify()
     for column in COLUMNS:
-        np.testing.assert_array_equal(getattr(several.layer, column), getattr(one.layer, column))
+        np.testing.assert_array_equal(getattr(several.main.layer, column), getattr(one.main.layer, column))
     assert several.manifest.table_bytes("") - one.manifest.table_bytes("") < num_files * 7 * (1 << 16)
 
 
 @pytest.mark.parametrize("num_files", [1, 3, 4])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_part_opens_the_files_of_its_keys_alone(bases, num_files, count, tmp_path) -> None:
-    whole, manifest = bases[1].layer, bases[num_files].manifest
+    whole, manifest = bases[1].main.layer, bases[num_files].manifest
     for number in range(1, count + 1):
         own = HashRange(number, count)
         needed = manifest.serving_files_of(own) | set(manifest.optimizer_files("", own))
@@ -94,7 +94,7 @@ def test_a_part_opens_the_files_of_its_keys_alone(bases, num_files, count, tmp_p
         part = Base.open(folder, for_serving=True, hash_range=own)
         held = owners_of(whole.mixed, count) + 1 == number
         for column in COLUMNS:
-            np.testing.assert_array_equal(getattr(part.layer, column), getattr(whole, column)[held])
+            np.testing.assert_array_equal(getattr(part.main.layer, column), getattr(whole, column)[held])
 
 
 def test_small_files_are_not_padded(tmp_path) -> None:
@@ -103,7 +103,7 @@ def test_small_files_are_not_padded(tmp_path) -> None:
     ]
     assert sizes[1] - sizes[0] < 16 * HEAD_BYTES
     large = write(tmp_path / "large", 2, num_rows=300_000)
-    np.testing.assert_array_equal(large.layer.value, layer_of(300_000).value)
+    np.testing.assert_array_equal(large.main.layer.value, layer_of(300_000).value)
     assert large.manifest.table_bytes("") < 1.13 * 300_000 * base_row_bytes(2, 1)
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(large.path) in line]
     assert {line.rpartition("/")[2] for line in mapped} >= set(large.manifest.table_files(""))  # none is copied
@@ -117,12 +117,12 @@ def test_more_files_than_a_process_may_open(tmp_path) -> None:
         opened = Base.open(base.path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    np.testing.assert_array_equal(opened.layer.value, layer_of(2_000).value)
+    np.testing.assert_array_equal(opened.main.layer.value, layer_of(2_000).value)
 
 
 def test_a_range_may_have_no_rows(tmp_path) -> None:
     base = write(tmp_path, 8, num_rows=2)
-    assert base.layer.id.tolist() == layer_of(2).id.tolist()
+    assert base.main.layer.id.tolist() == layer_of(2).id.tolist()
     assert [len(Base.open(base.path, hash_range=HashRange(n, 8))) for n in range(1, 9)].count(0) >= 6
     assert len(write(tmp_path / "empty", 2, num_rows=0)) == 0
 

@@ -35,7 +35,7 @@ def test_base_and_records_lead_to_the_end_of_the_log(log) -> None:
         assert resume.meta.step == 5
         assert set(resume.executed_commands) == {f"o{step}" for step in range(6)}
         assert resume.executed_commands["o5"] == records[-1].number
-        layers = [resume.base.layer, *(record_layer(record.tensors(), 2, 1) for record in records)]
+        layers = [resume.base.main.layer, *(record_layer(record.tensors(), 2, 1) for record in records)]
         rows = rows_of(flatten_layers(layers, 2, 1))
         assert rows == {(0, step): (float(step + 1), 9) for step in range(6)} | {(0, 99): (6.0, 9)}
 

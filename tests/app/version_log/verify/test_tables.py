@@ -57,7 +57,7 @@ def test_a_log_of_several_tables_is_valid(path: Path) -> None:
     assert wrong(path, deep=True) == []
     base = Base.open(newest_base(path))
     assert sorted(name for name in base.manifest.files if name.startswith(("rows", "opt"))) == sorted(FILES)
-    assert all(len(base.rows_of(name)) for name in ("", "dim3", "crosses"))
+    assert all(len(base.tables[name].rows) for name in ("", "dim3", "crosses"))
     lines = [str(finding) for finding in verify(LogDirectory(path), deep=True).all]
     assert any(f"{len(base)} rows compared" in line for line in lines), lines
 
