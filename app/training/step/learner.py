@@ -25,7 +25,7 @@ from springtide.app.training.step.dense_step import DenseStep, DeviceStep, HostS
 from springtide.app.training.step.global_batch import GlobalBatch, without_samples
 from springtide.app.training.step.report import StepReport, fetch_outcome, fetch_samples, report_of
 from springtide.app.training.step.retrieval_step import RetrievalStep
-from springtide.app.training.step.wide_ranks import ChunkedWideStep
+from springtide.app.training.step.wide_ranks import RanksWideStep
 from springtide.app.training.step.wide_step import WideStep, learn_offset
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.errors import SpillError
@@ -335,7 +335,7 @@ class Learner:
             return None
         if self.sharded_table is None:
             return WideStep(self.wide, self.table, schema)
-        return ChunkedWideStep(self.wide, self.table, schema, self.sharded_table)
+        return RanksWideStep(self.wide, self.table, schema, self.sharded_table)
 
     def _dense_step(self) -> DenseStep:
         if self.device.transfer is None:

@@ -22,8 +22,8 @@ from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.sharding.precision import Precision
 from springtide.embeddings.sharding.sharded_lookup import ShardedLookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable
-from springtide.kernels.cpu.wide.apply import MAX_INFORMATION, PLAIN_EPS
 from springtide.kernels.cpu.wide.arrays import WideArrays
+from springtide.kernels.cpu.wide.in_order import MAX_INFORMATION, PLAIN_EPS
 from springtide.kernels.cpu.wide.prepare import potential_crosses
 from springtide.kernels.cpu.wide.score import (
     COLUMNS,
@@ -42,13 +42,14 @@ from springtide_client.wide.slots import Slots
 NONE = np.zeros(0, np.int64)
 
 
-class ChunkedWideStep(WideStep):
+class RanksWideStep(WideStep):
     """Rows and crosses are at their owners, where what the ranks add is summed; the part's own arrays are summed too.
 
-    All samples of all ranks are one chunk: pairs are chosen after it, and rows that are new in it are born together.
+    The samples of all ranks have no order: pairs are chosen after them, and rows that are new in them are born
+    together.
     """
 
-    is_chunk = True
+    is_of_ranks = True
 
     def __init__(self, part: WidePart, table: AnyTable, schema: Schema, rows: ShardedTable) -> None:
         super().__init__(part, table, schema)

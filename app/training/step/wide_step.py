@@ -51,7 +51,7 @@ class OffsetStep(Protocol):
 class WideStep:
     """Learns the wide part over a table's rows. On the host only."""
 
-    is_chunk = False  # True: the batch is a part of one chunk of samples, which many ranks learn together
+    is_of_ranks = False  # True: the batch is a rank's part of samples that many ranks learn together
 
     def __init__(self, part: WidePart, table: AnyTable, schema: Schema) -> None:
         """ValueError if the table is not in the host's memory."""
@@ -110,7 +110,7 @@ class WideStep:
         rows = self._read_rows(lookup)
         wide_UW = np.ascontiguousarray(rows.states_NS[:, self.columns_from :])
         squares_U = np.ascontiguousarray(rows.states_NS[:, 0]) if self.steps_rows else np.zeros(0, np.float32)
-        found = _Rows.of(lookup, slots, wide_UW, arrays, self.num_labels, is_chunk=self.is_chunk)
+        found = _Rows.of(lookup, slots, wide_UW, arrays, self.num_labels, born_together=self.is_of_ranks)
         logits_NL, errors_NL = np.zeros((len(batch), self.num_labels)), np.zeros_like(net_NL)
         wide_batch = WideBatch(
             slots.rows_S,
@@ -180,7 +180,7 @@ class WideStep:
                 MAX_CROSSES,
             )
             weights_Q2L, rows_C = np.zeros((0, 2 * self.num_labels), np.float32), ids_C
-            is_crossed = len(ids_C) > 0 or (self.is_chunk and self.crosses is not None)
+            is_crossed = len(ids_C) > 0 or (self.is_of_ranks and self.crosses is not None)
             if is_crossed:
                 samples_C = np.repeat(np.arange(start, stop), np.diff(offsets_R1))
                 lookup, columns = self._look_up(keys, ids_C, samples_C)
@@ -188,10 +188,10 @@ class WideStep:
                 weights_Q2L = columns.values_ND.copy()
                 rows_C = lookup.unique.inverse_K
             crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
-            in_order_pass(batch, crosses, kernel_arrays, 1, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
+            in_order_pass(batch, crosses, kernel_arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
             if is_crossed:
                 self._write_crosses(lookup, columns, weights_Q2L)
-            if not self.is_chunk:
+            if not self.is_of_ranks:
                 self.part.choose_pairs()
             start = stop
 
@@ -250,18 +250,19 @@ class _Rows(NamedTuple):
         arrays: WideParameters,
         num_labels: int,
         *,
-        is_chunk: bool,
+        born_together: bool,
     ) -> "_Rows":
         """Note when rows are used first, also in their column `born`.
 
-        `is_chunk`: all samples, those of other ranks too, are the first one's equals.
+        `born_together`: new rows are born with the batch's first sample, since other ranks' samples have no order.
         """
         unique, num_samples = lookup.unique, len(slots.offsets_N1) - 1
         first_U = first_samples(slots.rows_S, slots.offsets_N1, len(unique.ids_U))
         born_U = wide_UW[:, born_column(num_labels)]
         is_new_U = (born_U == 0) & (first_U < num_samples)
         usable_from_U = np.where(born_U > 0, -1, first_U + 1)
-        born_U[is_new_U] = born_of(int(arrays.num_samples_1[0]) + (0 * first_U if is_chunk else first_U)[is_new_U])
+        samples_before_U = np.zeros_like(first_U) if born_together else first_U
+        born_U[is_new_U] = born_of(int(arrays.num_samples_1[0]) + samples_before_U[is_new_U])
         return _Rows(usable_from_U, row_hashes(unique.features_U.astype(np.int64), unique.ids_U, born_U))
 
 

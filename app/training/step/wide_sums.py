@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.kernels.cpu.wide import apply, learn, prepare
+from springtide.kernels.cpu.wide import in_order, prepare
 from springtide.kernels.cpu.wide.score import GATE_PRIOR, Strengths
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -27,20 +27,29 @@ class Weights(NamedTuple):
     range: tuple[float, float] | None = None
 
 
-GROUP_RANGE = apply.MIN_GROUP_WEIGHT, apply.MAX_GROUP_WEIGHT
+class Statistics(NamedTuple):
+    """A running mean and variance, and how many values it remembers."""
+
+    name: str
+    most: float  # values
+    prior: float = 0.0  # values that the first variance, 1, is worth beside those seen; 0: it is the first value's
+
+
+GROUP_RANGE = in_order.MIN_GROUP_WEIGHT, in_order.MAX_GROUP_WEIGHT
 WEIGHTS = (
-    Weights("gates_LTB", "gate_information_LTB", apply.MAX_INFORMATION, range=(0.0, apply.MAX_GATE)),
-    Weights("bias_L", "bias_information_L", apply.MAX_SHARED_INFORMATION),
-    Weights("plain_bias_L", "plain_bias_information_L", apply.MAX_SHARED_INFORMATION),
-    Weights("group_weights_LG", "group_information_LG", apply.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
-    Weights("plain_group_weights_L2", "plain_group_information_L2", apply.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
-    Weights("number_weights_LX", "number_information_LX", apply.MAX_SHARED_INFORMATION, "number"),
-    Weights("plain_number_weights_LX", "plain_number_information_LX", apply.MAX_SHARED_INFORMATION, "number"),
-    Weights("seen_weights_LF2", "seen_information_LF2", apply.MAX_SHARED_INFORMATION, "seen"),
+    Weights("gates_LTB", "gate_information_LTB", in_order.MAX_INFORMATION, range=(0.0, in_order.MAX_GATE)),
+    Weights("bias_L", "bias_information_L", in_order.MAX_SHARED_INFORMATION),
+    Weights("plain_bias_L", "plain_bias_information_L", in_order.MAX_SHARED_INFORMATION),
+    Weights("group_weights_LG", "group_information_LG", in_order.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
+    Weights("plain_group_weights_L2", "plain_group_information_L2", in_order.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
+    Weights("number_weights_LX", "number_information_LX", in_order.MAX_SHARED_INFORMATION, "number"),
+    Weights("plain_number_weights_LX", "plain_number_information_LX", in_order.MAX_SHARED_INFORMATION, "number"),
+    Weights("seen_weights_LF2", "seen_information_LF2", in_order.MAX_SHARED_INFORMATION, "seen"),
 )
-# running means and variances, and how many values the first variance, 1, is worth
-STATISTICS = {"number_statistics_3D": 1.0, "seen_statistics_3F": apply.SEEN_PRIOR}
-MOST_VALUES = {"number_statistics_3D": prepare.MAX_COUNT, "seen_statistics_3F": apply.MAX_COUNT}
+STATISTICS = (
+    Statistics("number_statistics_3D", prepare.MAX_COUNT),
+    Statistics("seen_statistics_3F", in_order.MAX_COUNT, prior=in_order.SEEN_PRIOR),
+)
 ADDED = ("pair_gains_P", "clicks_L", "samples_L", "loss_difference_L")
 KNOWN_PART = 0.1  # of the most information: a weight that holds so much is well known
 
@@ -83,7 +92,7 @@ class ArraySums:
             held = _strength_of(weights, strengths) + after[weights.information]
             sums[weights.name] = held * (after[weights.name] - before[weights.name])
             sums[weights.information] = after[weights.information] - before[weights.information]
-        for name, prior in STATISTICS.items():
+        for name, _, prior in STATISTICS:
             moments = _moments(after[name], prior) - _moments(before[name], prior)
             begun = (before[name][2:] == 0) & (after[name][2:] > 0)
             sums[name] = np.concatenate([moments, begun])
@@ -114,15 +123,16 @@ class ArraySums:
             if weights.range is not None:
                 moved = moved.clip(*weights.range)
             arrays[weights.name][...] = np.where(sums[weights.name] == 0, before[weights.name], moved)
-        for name, prior in STATISTICS.items():
-            _write_statistics(arrays[name], _moments(before[name], prior), sums[name], prior, MOST_VALUES[name])
+        for statistics in STATISTICS:
+            name = statistics.name
+            _write_statistics(arrays[name], _moments(before[name], statistics.prior), sums[name], statistics)
         arrays["pair_gains_P"][...] = before["pair_gains_P"] + sums["pair_gains_P"]
         _write_mixture(arrays, before["loss_difference_L"] + sums["loss_difference_L"])
         _write_rates(arrays, before["clicks_L"] + sums["clicks_L"], before["samples_L"] + sums["samples_L"])
         num_samples, num_slots, num_crosses = sums["counts"]
         arrays["num_samples_1"][...] = before["num_samples_1"] + int(num_samples)
         totals_4 = before["slot_totals_4"] + [num_samples, num_slots, num_crosses, num_samples]
-        if totals_4[0] >= 2 * apply.MAX_COUNT:
+        if totals_4[0] >= 2 * in_order.MAX_COUNT:
             totals_4[:3] *= 0.5
         arrays["slot_totals_4"][...] = totals_4
 
@@ -136,34 +146,32 @@ def _strength_of(weights: Weights, strengths: Strengths) -> float:
 def _moments(statistics_3F: Float64Array, prior: float) -> Float64Array:
     """Return sums that values add to: of values, of squares, and their number."""
     mean_F, variance_F, count_F = statistics_3F
-    # the first variance is worth `prior` values; where it is one of the count itself, there is none before the first
-    held_F = np.where(count_F > 0, count_F, 0.0) if prior == 1.0 else count_F + prior
-    return np.stack([count_F * mean_F, held_F * variance_F + count_F * mean_F**2, count_F])
+    return np.stack([count_F * mean_F, (count_F + prior) * variance_F + count_F * mean_F**2, count_F])
 
 
 def _write_statistics(
-    statistics_3F: Float64Array, before_3F: Float64Array, sums_4F: Float64Array, prior: float, most: float
+    statistics_3F: Float64Array, before_3F: Float64Array, sums_4F: Float64Array, statistics: Statistics
 ) -> None:
     sums_F, squares_F, counts_F = before_3F + sums_4F[:3]
-    if prior == 1.0:
+    if not statistics.prior:
         squares_F -= np.maximum(sums_4F[3] - 1.0, 0.0)  # each rank that began has begun with the first variance
     known_F = counts_F > 0
-    counts_F, held_F = np.maximum(counts_F, 1.0), np.maximum(counts_F + (0.0 if prior == 1.0 else prior), 1.0)
+    counts_F, held_F = np.maximum(counts_F, 1.0), np.maximum(counts_F + statistics.prior, 1.0)
     mean_F = sums_F / counts_F
     variance_F = np.maximum(squares_F - counts_F * mean_F**2, 0.0) / held_F
-    written_3F = np.stack([mean_F, variance_F, np.minimum(counts_F, most)])
+    written_3F = np.stack([mean_F, variance_F, np.minimum(counts_F, statistics.most)])
     statistics_3F[...] = np.where(known_F, written_3F, np.array([[0.0], [1.0], [0.0]]))
 
 
 def _write_mixture(arrays: Arrays, difference_L: Float64Array) -> None:
-    difference_L = difference_L.clip(-learn.MAX_LOSS_DIFFERENCE, learn.MAX_LOSS_DIFFERENCE)
+    difference_L = difference_L.clip(-in_order.MAX_LOSS_DIFFERENCE, in_order.MAX_LOSS_DIFFERENCE)
     arrays["loss_difference_L"][...] = difference_L
-    arrays["mixture_L"][...] = 1.0 / (1.0 + np.exp(-learn.MIXTURE_RATE * difference_L))
+    arrays["mixture_L"][...] = 1.0 / (1.0 + np.exp(-in_order.MIXTURE_RATE * difference_L))
 
 
 def _write_rates(arrays: Arrays, clicks_L: Float64Array, samples_L: Float64Array) -> None:
-    rest_L = np.minimum(1.0, learn.MEMORY / samples_L)
+    rest_L = np.minimum(1.0, in_order.MEMORY / samples_L)
     clicks_L, samples_L = clicks_L * rest_L, samples_L * rest_L
-    clicks_L = np.maximum(np.minimum(clicks_L, samples_L - learn.PRIOR_OTHERS), learn.PRIOR_CLICKS)
+    clicks_L = np.maximum(np.minimum(clicks_L, samples_L - in_order.PRIOR_OTHERS), in_order.PRIOR_CLICKS)
     arrays["clicks_L"][...], arrays["samples_L"][...] = clicks_L, samples_L
     arrays["base_L"][...] = np.log(clicks_L / (samples_L - clicks_L))

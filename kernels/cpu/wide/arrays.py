@@ -1,7 +1,11 @@
-"""What the in-order pass reads and writes. Field for field, `WideArrays` is springtide_client's WideParameters."""
+"""The arrays that the in-order pass reads and writes.
+
+Field for field, `WideArrays` is springtide_client.wide.parameters.WideParameters.
+"""
 
 # N samples, S slots, C crosses of all samples, U rows, Q rows of crosses, D dimension, L labels, W columns of the wide
-# part, F fields, P pairs of fields, T types of slots (F + P), B buckets, X numbers of a sample, G parts of a score
+# part, F fields, P pairs of fields, T types of slots (F + P), B buckets, X numbers of a sample, G parts of a score,
+# K slots of a sample, then its crosses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,95 +77,55 @@ class CrossBatch(NamedTuple):
     weights_Q2L: Any  # float32: weight and information of label 0, then of label 1, ...
 
 
-class Scratch(NamedTuple):
-    """What a chunk of samples adds up before anything is written; zero between two chunks. R samples of the chunk."""
+class SampleWorkspace(NamedTuple):
+    """What one sample touches, gathered: of one label at a time, float64 unless noted."""
 
-    places_U: Any  # int32, the place of a row among those of the chunk; -1: not in it
-    places_Q: Any
-    places_S: Any  # of the rows of the chunk's slots; axis V: the rows of the chunk, as they come
-    places_C: Any
-    times_V: Any
-    slopes_VL: Any
-    added_VL: Any
-    plain_slopes_VL: Any
-    gradients_VD: Any
-    cross_times_V: Any
-    cross_slopes_VL: Any
-    cross_added_VL: Any
-    gate_slopes_LTB: Any
-    gate_added_LTB: Any
-    number_slopes_LX: Any
-    number_added_LX: Any
-    seen_slopes_LF2: Any
-    seen_added_LF2: Any
-    plain_number_slopes_LX: Any
-    plain_number_added_LX: Any
-    group_slopes_LG: Any
-    group_added_LG: Any
-    plain_group_slopes_L2: Any
-    plain_group_added_L2: Any
-    biases_L4: Any  # slope and information of the bias, then of the plain one
-    parts_RLG: Any
-    plain_RL2: Any
-    logits_RL2: Any  # of the learner with everything, of the plain one
-    damping_RL: Any
-    gate_damping_RL: Any
-    sums_RD: Any
+    weights_K: Any
+    informations_K: Any
+    information_bits_K: Any  # int64, the same memory
+    strengths_K: Any
+    places_K: Any  # int64, of an item's gate
+    gates_K: Any
+    gate_informations_K: Any
+    parts_K: Any
+    moves_K: Any
+    gate_moves_K: Any
+    new_weights_K: Any
+    slopes_K: Any  # of items with a row in common, at the first of them; so are the next ones
+    added_K: Any
+    gate_slopes_K: Any
+    gate_added_K: Any
+    plain_weights_K: Any
+    plain_squares_K: Any
+    plain_slopes_K: Any
+    seen_K: Any  # xn of a slot
+    never_K: Any  # 1 where its id was never seen, otherwise 0
+    bits_K: Any
+    seen_parts_K: Any
+    seen_moves_K: Any
+    never_moves_K: Any
+    times_K: Any  # how often the sample has the item's row
+    first_K: Any  # int64, the first item with the same row; not written where no field has two slots
+    gate_first_K: Any  # int64, with the same gate
+    parts_G: Any
+    plain_parts_G: Any
+    sums_D: Any
     squares_D: Any
-    seen_S: Any  # by slot of the chunk
-    never_S: Any
-    buckets_SL: Any
-    buckets_CL: Any
+    gradients_D: Any
+    first_of_U: Any  # int64, the first item of the sample with a row; -1 between samples
+    first_of_Q: Any
+    first_of_TB: Any  # of a gate
 
 
-def new_scratch(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, chunk: int) -> Scratch:
-    """Return zeros, for chunks of so many samples."""
-    num_labels, dim, num_fields = len(arrays.base_L), batch.values_UD.shape[1], len(arrays.numbers_F)
-    gates, numbers = arrays.gates_LTB.shape, arrays.number_weights_LX.shape
-    most_slots = _most_in_chunk(batch.offsets_N1[crosses.start : crosses.stop + 1], chunk)
-    most_crosses = _most_in_chunk(crosses.offsets_R1, chunk)
-    by_slot, by_cross = (most_slots, num_labels), (most_crosses, num_labels)
-    zeros = np.zeros
-    return Scratch(
-        np.full(len(batch.values_UD), -1, np.int32),
-        np.full(len(crosses.weights_Q2L), -1, np.int32),
-        zeros(most_slots, np.int64),
-        zeros(most_crosses, np.int64),
-        zeros(most_slots, np.int64),
-        zeros(by_slot),
-        zeros(by_slot),
-        zeros(by_slot),
-        zeros((most_slots, dim)),
-        zeros(most_crosses, np.int64),
-        zeros(by_cross),
-        zeros(by_cross),
-        zeros(gates),
-        zeros(gates),
-        zeros(numbers),
-        zeros(numbers),
-        zeros((num_labels, num_fields, 2)),
-        zeros((num_labels, num_fields, 2)),
-        zeros(numbers),
-        zeros(numbers),
-        zeros((num_labels, 6)),
-        zeros((num_labels, 6)),
-        zeros((num_labels, 2)),
-        zeros((num_labels, 2)),
-        zeros((num_labels, 4)),
-        zeros((chunk, num_labels, 6)),
-        zeros((chunk, num_labels, 2)),
-        zeros((chunk, num_labels, 2)),
-        zeros((chunk, num_labels)),
-        zeros((chunk, num_labels)),
-        zeros((chunk, dim)),
-        zeros(dim),
-        zeros(most_slots),
-        zeros(most_slots, np.bool_),
-        zeros((most_slots, num_labels), np.int64),
-        zeros((most_crosses, num_labels), np.int64),
-    )
-
-
-def _most_in_chunk(offsets_R1: Any, chunk: int) -> int:
-    bounds = np.append(offsets_R1[:-1:chunk], offsets_R1[-1])
-    return int(np.diff(bounds).max(initial=0))
+def new_workspace(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays) -> SampleWorkspace:
+    """Return arrays that are long enough for every sample."""
+    slots_N = np.diff(batch.offsets_N1[crosses.start : crosses.stop + 1])
+    most = int((slots_N + np.diff(crosses.offsets_R1)).max(initial=0))
+    most = max(most, arrays.number_weights_LX.shape[1])
+    every = {name: np.zeros(most) for name in SampleWorkspace._fields if name.endswith("_K")}
+    every |= {name: np.zeros(most, np.int64) for name in ("places_K", "first_K", "gate_first_K")}
+    every["information_bits_K"] = every["informations_K"].view(np.int64)
+    every |= {name: np.zeros(batch.values_UD.shape[1]) for name in ("sums_D", "squares_D", "gradients_D")}
+    numbers = {"U": len(batch.values_UD), "Q": len(crosses.weights_Q2L), "TB": arrays.gates_LTB[0].size}
+    every |= {f"first_of_{axis}": np.full(number, -1, np.int64) for axis, number in numbers.items()}
+    return SampleWorkspace(**every, parts_G=np.zeros(6), plain_parts_G=np.zeros(2))

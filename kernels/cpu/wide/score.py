@@ -1,4 +1,7 @@
-"""Scores a sample: equal bit by bit to springtide_client.wide.score, whose sums run in the same order."""
+"""Scores a sample: equal bit by bit to springtide_client.wide.score, whose sums run in the same order.
+
+What a sample touches is gathered into short arrays and worked on there, eight numbers at once.
+"""
 
 # axes: see kernels/cpu/wide/arrays.py
 import math
@@ -7,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
-from springtide.kernels.cpu.wide.arrays import in_place
+from springtide.kernels.cpu.wide.arrays import CrossBatch, SampleWorkspace, WideArrays, WideBatch, in_place
 
 WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3
 COLUMNS, NUM_BUCKETS, NUM_PARTS = 4, 12, 6
 GATE_PRIOR = 2.0
 MAX_SEEN_BITS = 15
+# exponents of float64: bucket 0 ends where 4 H is 1; a count of 1 has one bit
+EXPONENT_AT, EXPONENT_OF_A_QUARTER, EXPONENT_OF_A_HALF = 52, 1020, 1022
 
 
 class Strengths(NamedTuple):
@@ -27,7 +32,7 @@ class Strengths(NamedTuple):
 
 
 @in_place
-def strengths_of(arrays: Any, num_live: Any) -> Any:
+def strengths_of(arrays: WideArrays, num_live: int) -> Strengths:
     """From the mean numbers of slots so far, and the number of pairs that live."""
     samples, num_fields, num_pairs = arrays.slot_totals_4[0], len(arrays.numbers_F), len(arrays.pair_is_live_P)
     first, crossed = float(max(1, num_fields)), float(num_pairs)
@@ -49,182 +54,104 @@ def strengths_of(arrays: Any, num_live: Any) -> Any:
 
 
 @in_place
-def bucket_of(information: Any) -> Any:
-    x, bucket = information * 4.0, 0
-    while x >= 1.0 and bucket < NUM_BUCKETS - 1:
-        x *= 0.5
-        bucket += 1
-    return bucket
-
-
-@in_place
-def bits_of_count(count: Any) -> Any:
-    bits = 0
-    while count > 0 and bits < MAX_SEEN_BITS:
-        count >>= 1
-        bits += 1
-    return bits
-
-
-@in_place
-def find_rows(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
-    """Give the rows of the chunk places of their own, and count how often it has each."""
-    places_U, places_S, times_V, rows_S = scratch.places_U, scratch.places_S, scratch.times_V, batch.rows_S
-    first_slot, num_rows = batch.offsets_N1[start], 0
-    for s in range(first_slot, batch.offsets_N1[stop]):
-        place = places_U[rows_S[s]]
-        if place < 0:
-            place = num_rows
-            places_U[rows_S[s]] = place
-            num_rows += 1
-        places_S[s - first_slot] = place
-        times_V[place] += 1
-    places_Q, places_C, cross_times_V, rows_C = (
-        scratch.places_Q,
-        scratch.places_C,
-        scratch.cross_times_V,
-        crosses.rows_C,
-    )
-    first_cross, num_rows = crosses.offsets_R1[start - crosses.start], 0
-    for c in range(first_cross, crosses.offsets_R1[stop - crosses.start]):
-        place = places_Q[rows_C[c]]
-        if place < 0:
-            place = num_rows
-            places_Q[rows_C[c]] = place
-            num_rows += 1
-        places_C[c - first_cross] = place
-        cross_times_V[place] += 1
-
-
-@in_place
-def fetch_rows(batch: Any, crosses: Any, scratch: Any, start: Any, stop: Any) -> None:
-    """Ask for the rows of samples start to stop, which the next chunk needs."""
+def fetch_rows(batch: WideBatch, crosses: CrossBatch, n: int) -> None:
+    """Ask for the rows of sample n, before its turn."""
     rows_S, wide_UW, values_UD, counts_U = batch.rows_S, batch.wide_UW, batch.values_UD, batch.counts_U
-    places_U, squares_U = scratch.places_U, batch.squares_U
-    width, dim, has_squares = np.uint64(wide_UW.shape[1]), np.uint64(values_UD.shape[1]), len(squares_U) > 0
-    for s in range(batch.offsets_N1[start], batch.offsets_N1[stop]):
+    squares_U, has_squares = batch.squares_U, len(batch.squares_U) > 0
+    width, dim = np.uint64(wide_UW.shape[1]), np.uint64(values_UD.shape[1])
+    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
         u = np.uint64(rows_S[s])
         prefetch(wide_UW, u * width)
         prefetch(counts_U, u)
-        prefetch(places_U, u)
         if has_squares:
             prefetch(squares_U, u)
         for d in range(np.uint64(0), dim, np.uint64(16)):
             prefetch(values_UD, u * dim + d)
-    rows_C, weights_Q2L, places_Q = crosses.rows_C, crosses.weights_Q2L, scratch.places_Q
+    rows_C, weights_Q2L = crosses.rows_C, crosses.weights_Q2L
     cross_width = np.uint64(weights_Q2L.shape[1])
-    for c in range(crosses.offsets_R1[start - crosses.start], crosses.offsets_R1[stop - crosses.start]):
-        q = np.uint64(rows_C[c])
-        prefetch(weights_Q2L, q * cross_width)
-        prefetch(places_Q, q)
+    for c in range(crosses.offsets_R1[n - crosses.start], crosses.offsets_R1[n - crosses.start + 1]):
+        prefetch(weights_Q2L, np.uint64(rows_C[c]) * cross_width)
 
 
 @in_place
-def score_sample(
-    batch: Any,
-    crosses: Any,
-    arrays: Any,
-    scratch: Any,
-    strengths: Any,
-    n: Any,
-    start: Any,
-    stop: Any,
-    logits_NL: Any,
-) -> None:
-    """Write the parts of the score, the logits, and how far a step would move them, of sample n of a chunk."""
-    r, num_samples, num_fields = n - start, stop - start, len(arrays.numbers_F)
-    first_slot, slots_from, slots_to = batch.offsets_N1[start], batch.offsets_N1[n], batch.offsets_N1[n + 1]
-    base = crosses.start
-    first_cross = crosses.offsets_R1[start - base]
-    crosses_from, crosses_to = crosses.offsets_R1[n - base], crosses.offsets_R1[n - base + 1]
-    rows_S, fields_S, wide_UW, counts_U = batch.rows_S, batch.fields_S, batch.wide_UW, batch.counts_U
-    x_NX, rows_C, pairs_C, weights_Q2L = batch.x_NX, crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
-    gates_LTB, gate_information_LTB = arrays.gates_LTB, arrays.gate_information_LTB
-    seen_LF2, seen_information_LF2 = arrays.seen_weights_LF2, arrays.seen_information_LF2
-    number_weights_LX, plain_number_weights_LX = arrays.number_weights_LX, arrays.plain_number_weights_LX
-    number_information_LX, statistics_3F = arrays.number_information_LX, arrays.seen_statistics_3F
-    seen_S, never_S, places_S, places_C = scratch.seen_S, scratch.never_S, scratch.places_S, scratch.places_C
-    times_V, cross_times_V = scratch.times_V, scratch.cross_times_V
-    buckets_SL, buckets_CL, parts_RLG = scratch.buckets_SL, scratch.buckets_CL, scratch.parts_RLG
-    pairs = factorize(batch, scratch, r, slots_from, slots_to)
-    for s in range(slots_from, slots_to):
-        f = fields_S[s]
-        bits = bits_of_count(counts_U[rows_S[s]])
-        standard = (bits - statistics_3F[0, f]) / math.sqrt(statistics_3F[1, f] + 0.01)
-        seen_S[s - first_slot] = min(max(standard, -3.0), 3.0)
-        never_S[s - first_slot] = bits == 0
-    for label in range(len(arrays.base_L)):
-        at = COLUMNS * label
-        summed, seen, plain, damping, gate_damping, moved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        for s in range(slots_from, slots_to):
-            u, f, k = rows_S[s], fields_S[s], s - first_slot
-            information = np.float64(wide_UW[u, at + INFORMATION])
-            weight = np.float64(wide_UW[u, at + WEIGHT])
-            b = bucket_of(information)
-            buckets_SL[k, label] = b
-            gate = gates_LTB[label, f, b]
-            summed += gate * weight
-            plain += np.float64(wide_UW[u, at + PLAIN_WEIGHT])
-            x = seen_S[k]
-            part = seen_LF2[label, f, 0] * x
-            moved += x * x / (strengths.seen + seen_information_LF2[label, f, 0])
-            if never_S[k]:
-                part += seen_LF2[label, f, 1]
-                moved += 1.0 / (strengths.seen + seen_information_LF2[label, f, 1])
-            seen += part
-            damping += times_V[places_S[k]] * gate * gate / (strengths.first + information)
-            gate_damping += weight * weight / (GATE_PRIOR + gate_information_LTB[label, f, b])
-        crossed = 0.0
-        for c in range(crosses_from, crosses_to):
-            q, f = rows_C[c], num_fields + pairs_C[c]
-            weight = np.float64(weights_Q2L[q, 2 * label])
-            information = np.float64(weights_Q2L[q, 2 * label + 1])
-            b = bucket_of(information)
-            buckets_CL[c - first_cross, label] = b
-            gate = gates_LTB[label, f, b]
-            crossed += gate * weight
-            damping += cross_times_V[places_C[c - first_cross]] * gate * gate / (strengths.cross + information)
-            gate_damping += weight * weight / (GATE_PRIOR + gate_information_LTB[label, f, b])
-        numbers, plain_numbers = 0.0, 0.0
-        for k in range(x_NX.shape[1]):
-            x = x_NX[n, k]
-            numbers += x * number_weights_LX[label, k]
-            plain_numbers += x * plain_number_weights_LX[label, k]
-            moved += x * x / (strengths.number + number_information_LX[label, k])
-        parts_RLG[r, label, 0], parts_RLG[r, label, 1], parts_RLG[r, label, 2] = summed, crossed, numbers
-        parts_RLG[r, label, 3], parts_RLG[r, label, 5] = pairs * strengths.factorized, seen
-        parts_RLG[r, label, 4] = batch.net_NL[n, label]
-        write_logits(arrays, scratch, r, n, label, plain, plain_numbers, logits_NL)
-        scratch.damping_RL[r, label] = damping + num_samples * moved
-        scratch.gate_damping_RL[r, label] = num_samples * gate_damping
+def sizes_of(batch: WideBatch, crosses: CrossBatch, n: int) -> tuple[int, int]:
+    """Return how many slots sample n has, and how many slots and crosses."""
+    num_slots = batch.offsets_N1[n + 1] - batch.offsets_N1[n]
+    r = n - crosses.start
+    return num_slots, num_slots + crosses.offsets_R1[r + 1] - crosses.offsets_R1[r]
 
 
 @in_place
-def write_logits(
-    arrays: Any, scratch: Any, r: Any, n: Any, label: Any, plain: Any, plain_numbers: Any, logits_NL: Any
-) -> None:
-    """Add up the parts of sample n, the r-th of its chunk: logits of both learners, and their mixture."""
-    parts_RLG = scratch.parts_RLG
-    logit = arrays.base_L[label] + arrays.bias_L[label]
-    for g in range(NUM_PARTS):
-        logit += arrays.group_weights_LG[label, g] * parts_RLG[r, label, g]
-    other = arrays.base_L[label] + arrays.plain_bias_L[label]
-    other += arrays.plain_group_weights_L2[label, 0] * plain
-    other += arrays.plain_group_weights_L2[label, 1] * plain_numbers
-    scratch.plain_RL2[r, label, 0], scratch.plain_RL2[r, label, 1] = plain, plain_numbers
-    scratch.logits_RL2[r, label, 0], scratch.logits_RL2[r, label, 1] = logit, other
-    share = arrays.mixture_L[label]
-    logits_NL[n, label] = share * logit + (1.0 - share) * other
+def find_repeats(batch: WideBatch, crosses: CrossBatch, work: SampleWorkspace, n: int) -> Any:
+    """Find items that have a row in common; return whether there may be such, or gates in common.
+
+    There are none where no field of the sample has two slots, and no pair of fields two crosses.
+    """
+    fields_S, pairs_C, r, repeated = batch.fields_S, crosses.pairs_C, n - crosses.start, 0
+    for s in range(batch.offsets_N1[n] + 1, batch.offsets_N1[n + 1]):
+        repeated += fields_S[s] == fields_S[s - 1]
+    for c in range(crosses.offsets_R1[r] + 1, crosses.offsets_R1[r + 1]):
+        repeated += pairs_C[c] == pairs_C[c - 1]
+    num_slots, num = sizes_of(batch, crosses, n)
+    times_K, first_K = work.times_K, work.first_K
+    if repeated:
+        for k in range(num):
+            times_K[k] = 1.0
+        find_first(batch.rows_S[batch.offsets_N1[n] :], work.first_of_U, first_K, 0, num_slots)
+        find_first(crosses.rows_C[crosses.offsets_R1[r] :], work.first_of_Q, first_K, num_slots, num)
+        for k in range(num):
+            if first_K[k] < k:
+                times_K[first_K[k]] += 1.0
+        for k in range(num):
+            times_K[k] = times_K[first_K[k]]
+    return repeated > 0
 
 
 @in_place
-def factorize(batch: Any, scratch: Any, r: Any, slots_from: Any, slots_to: Any) -> Any:
-    """Add up the vectors of a sample; return the sum of the dot products of all pairs."""
-    sums_D, squares_D, values_UD, rows_S = scratch.sums_RD[r], scratch.squares_D, batch.values_UD, batch.rows_S
+def find_first(places_K: Any, first_of: Any, first_K: Any, start: int, stop: int) -> None:
+    """Write into first_K, from `start` to `stop`, the first item that has the same place as each."""
+    for k in range(start, stop):
+        place = np.uint64(places_K[k - start])
+        if first_of[place] < 0:
+            first_of[place] = k
+        first_K[k] = first_of[place]
+    for k in range(start, stop):
+        first_of[np.uint64(places_K[k - start])] = -1
+
+
+@in_place
+def standardize_counts(batch: WideBatch, arrays: WideArrays, work: SampleWorkspace, n: int) -> None:
+    """Say of each slot how often its id was seen before, beside the other ids of its field."""
+    rows_S, fields_S, counts_U, statistics_3F = batch.rows_S, batch.fields_S, batch.counts_U, arrays.seen_statistics_3F
+    bits_K, seen_K, never_K, moves_K = work.bits_K, work.seen_K, work.never_K, work.moves_K
+    first = batch.offsets_N1[n]
+    num_slots = batch.offsets_N1[n + 1] - first
+    counts_K, count_bits_K = work.informations_K, work.information_bits_K
+    for k in range(num_slots):
+        f = np.uint64(fields_S[first + k])
+        counts_K[k] = counts_U[np.uint64(rows_S[first + k])]
+        seen_K[k], moves_K[k] = statistics_3F[0, f], statistics_3F[1, f]
+    for k in range(num_slots):
+        bits = (count_bits_K[k] >> EXPONENT_AT) - EXPONENT_OF_A_HALF
+        bits = bits if bits > 0 else 0
+        bits_K[k] = bits if bits < MAX_SEEN_BITS else MAX_SEEN_BITS
+    for k in range(num_slots):
+        never_K[k] = 1.0 if bits_K[k] == 0.0 else 0.0
+        seen_K[k] = bits_K[k] - seen_K[k]
+    for k in range(num_slots):
+        standard = seen_K[k] / math.sqrt(moves_K[k] + 0.01)
+        standard = standard if standard > -3.0 else -3.0
+        seen_K[k] = standard if standard < 3.0 else 3.0
+
+
+@in_place
+def factorize(batch: WideBatch, work: SampleWorkspace, n: int) -> Any:
+    """Add up the vectors of sample n; return the sum of the dot products of all pairs."""
+    sums_D, squares_D, values_UD, rows_S = work.sums_D, work.squares_D, batch.values_UD, batch.rows_S
     dim = len(sums_D)
     for d in range(dim):
         sums_D[d], squares_D[d] = 0.0, 0.0
-    for s in range(slots_from, slots_to):
+    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
         u = rows_S[s]
         for d in range(dim):
             v = np.float64(values_UD[u, d])
@@ -234,3 +161,126 @@ def factorize(batch: Any, scratch: Any, r: Any, slots_from: Any, slots_to: Any) 
     for d in range(dim):
         pairs += sums_D[d] * sums_D[d] - squares_D[d]
     return 0.5 * pairs
+
+
+@in_place
+def gather(
+    batch: WideBatch,
+    crosses: CrossBatch,
+    arrays: WideArrays,
+    work: SampleWorkspace,
+    strengths: Strengths,
+    n: int,
+    label: int,
+) -> None:
+    """Take weights, informations and gates of the slots and crosses."""
+    rows_S, fields_S, wide_UW = batch.rows_S, batch.fields_S, batch.wide_UW
+    rows_C, pairs_C, weights_Q2L = crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
+    weights_K, informations_K, strengths_K = work.weights_K, work.informations_K, work.strengths_K
+    plain_weights_K, plain_squares_K, places_K = work.plain_weights_K, work.plain_squares_K, work.places_K
+    num_fields, first, at = len(arrays.numbers_F), batch.offsets_N1[n], np.uint64(COLUMNS * label)
+    num_slots, num = sizes_of(batch, crosses, n)
+    for k in range(num_slots):
+        u = np.uint64(rows_S[first + k])
+        weights_K[k] = wide_UW[u, at + np.uint64(WEIGHT)]
+        informations_K[k] = wide_UW[u, at + np.uint64(INFORMATION)]
+        plain_weights_K[k] = wide_UW[u, at + np.uint64(PLAIN_WEIGHT)]
+        plain_squares_K[k] = wide_UW[u, at + np.uint64(PLAIN_SQUARES)]
+        places_K[k] = fields_S[first + k] * NUM_BUCKETS
+        strengths_K[k] = strengths.first
+    first, at = crosses.offsets_R1[n - crosses.start], np.uint64(2 * label)
+    for c in range(num - num_slots):
+        q, k = np.uint64(rows_C[first + c]), num_slots + c
+        weights_K[k] = weights_Q2L[q, at]
+        informations_K[k] = weights_Q2L[q, at + np.uint64(1)]
+        places_K[k] = (num_fields + pairs_C[first + c]) * NUM_BUCKETS
+        strengths_K[k] = strengths.cross
+    bits_K = work.information_bits_K
+    for k in range(num):
+        bucket = (bits_K[k] >> EXPONENT_AT) - EXPONENT_OF_A_QUARTER
+        bucket = bucket if bucket > 0 else 0
+        places_K[k] += bucket if bucket < NUM_BUCKETS - 1 else NUM_BUCKETS - 1
+    gates_T, gate_informations_T = arrays.gates_LTB[label].reshape(-1), arrays.gate_information_LTB[label].reshape(-1)
+    gates_K, gate_informations_K = work.gates_K, work.gate_informations_K
+    for k in range(num):
+        place = np.uint64(places_K[k])
+        gates_K[k], gate_informations_K[k] = gates_T[place], gate_informations_T[place]
+
+
+@in_place
+def score_label(
+    batch: WideBatch,
+    crosses: CrossBatch,
+    arrays: WideArrays,
+    work: SampleWorkspace,
+    strengths: Strengths,
+    n: int,
+    has_repeats: bool,
+    label: int,
+    pairs: float,
+    logits_NL: Any,
+) -> Any:
+    """Write the parts of the score and the mixed logit; return both learners' logits, and how far a step moves them.
+
+    That is for the weights of a step, and for its gates. `pairs`: of `factorize`.
+    """
+    fields_S, first = batch.fields_S, batch.offsets_N1[n]
+    num_slots, num = sizes_of(batch, crosses, n)
+    weights_K, gates_K, parts_K, moves_K = work.weights_K, work.gates_K, work.parts_K, work.moves_K
+    informations_K, strengths_K, times_K = work.informations_K, work.strengths_K, work.times_K
+    gate_moves_K, gate_informations_K = work.gate_moves_K, work.gate_informations_K
+    for k in range(num):
+        parts_K[k] = gates_K[k] * weights_K[k]
+    for k in range(num):
+        moves_K[k] = gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
+    if has_repeats:
+        for k in range(num):
+            moves_K[k] = times_K[k] * gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
+    for k in range(num):
+        gate_moves_K[k] = weights_K[k] * weights_K[k] / (GATE_PRIOR + gate_informations_K[k])
+    seen_F2, seen_informations_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
+    seen_K, never_K, seen_parts_K = work.seen_K, work.never_K, work.seen_parts_K
+    seen_moves_K, never_moves_K = work.seen_moves_K, work.never_moves_K
+    for k in range(num_slots):
+        f, x = np.uint64(fields_S[first + k]), seen_K[k]
+        part = seen_F2[f, 0] * x
+        seen_parts_K[k] = part + seen_F2[f, 1] if never_K[k] > 0.0 else part
+        seen_moves_K[k] = x * x / (strengths.seen + seen_informations_F2[f, 0])
+        never_moves_K[k] = never_K[k] / (strengths.seen + seen_informations_F2[f, 1])
+    summed, seen, plain, damping, gate_damping, moved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    plain_weights_K = work.plain_weights_K
+    for k in range(num_slots):
+        summed += parts_K[k]
+        plain += plain_weights_K[k]
+        seen += seen_parts_K[k]
+        damping += moves_K[k]
+        gate_damping += gate_moves_K[k]
+        moved += seen_moves_K[k]
+        moved += never_moves_K[k]  # 0 changes nothing: the sum is not -0
+    crossed = 0.0
+    for k in range(num_slots, num):
+        crossed += parts_K[k]
+        damping += moves_K[k]
+        gate_damping += gate_moves_K[k]
+    x_X, informations_X = batch.x_NX[n], arrays.number_information_LX[label]
+    weights_X, plain_weights_X = arrays.number_weights_LX[label], arrays.plain_number_weights_LX[label]
+    for k in range(len(x_X)):
+        seen_moves_K[k] = x_X[k] * x_X[k] / (strengths.number + informations_X[k])
+    numbers, plain_numbers = 0.0, 0.0
+    for k in range(len(x_X)):
+        numbers += x_X[k] * weights_X[k]
+        plain_numbers += x_X[k] * plain_weights_X[k]
+        moved += seen_moves_K[k]
+    parts_G, plain_parts_G = work.parts_G, work.plain_parts_G
+    parts_G[0], parts_G[1], parts_G[2] = summed, crossed, numbers
+    parts_G[3], parts_G[4], parts_G[5] = pairs * strengths.factorized, batch.net_NL[n, label], seen
+    plain_parts_G[0], plain_parts_G[1] = plain, plain_numbers
+    logit = arrays.base_L[label] + arrays.bias_L[label]
+    for g in range(NUM_PARTS):
+        logit += arrays.group_weights_LG[label, g] * parts_G[g]
+    plain_logit = arrays.base_L[label] + arrays.plain_bias_L[label]
+    plain_logit += arrays.plain_group_weights_L2[label, 0] * plain
+    plain_logit += arrays.plain_group_weights_L2[label, 1] * plain_numbers
+    share = arrays.mixture_L[label]
+    logits_NL[n, label] = share * logit + (1.0 - share) * plain_logit
+    return logit, plain_logit, damping + moved, gate_damping
