@@ -14,7 +14,7 @@ from springtide.embeddings.config import TableConfig, TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.eviction_policy import ScoreFunction
-from springtide.embeddings.lookup.handle import LookupSlice, StepTable, TableLookup
+from springtide.embeddings.lookup.handle import LookupSlice, Occurrences, StepTable, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.lookup.read_only import UInt8Array, find_rows
 from springtide.embeddings.memory.capacity import Capacity
@@ -25,7 +25,7 @@ from springtide.embeddings.policy.admission import AdmissionControl, Decision, S
 from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
 from springtide.embeddings.tiers.interface import RowSource, Spill
 from springtide.kernels.ops import Ops
-from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
+from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
 from springtide_client.rows.table_names import MAIN_TABLE
 
 
@@ -130,11 +130,12 @@ class EmbeddingTable:
         scores_K: Array | None = None,
         prefetched: Prefetch | None = None,
         decision: Decision | None = None,
+        occurrences: Occurrences | None = None,
     ) -> TableLookup:
         """Make every key's row resident and pin it: 1. unique keys, 2. a slot for each, 3. recall or create rows.
 
         scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first. `decision`: what
-        `decide` returned; the keys that it refuses are replaced already.
+        `decide` returned; the keys that it refuses are replaced already. `occurrences`: of each key, if not one.
         """
         if (scores_K is not None) != self.parts.priorities.policy.takes_scores:
             raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
@@ -151,29 +152,38 @@ class EmbeddingTable:
                 unique, rows = prefetched.unique, prefetched.rows_if_current(memory.changes.writes)
                 predicted = prefetched.missing
                 self.parts.counters["prefetched"] += len(predicted.ids_N) if rows else 0
-            unique, slots_U, rowless = self.parts.materializer.ensure_resident(
-                unique, rows, predicted, scores_K, decision
+            unique = unique if occurrences is None else occurrences.counted(ops, unique)
+            unique, slots_U, rowless = self.parts.materializer.ensure_resident(unique, rows, predicted, decision)
+            lookup = TableLookup(
+                self.release,
+                self.release_later,
+                tick=tick,
+                erasures=memory.changes.erasures,
+                unique=unique,
+                slots_U=slots_U,
+                rowless=rowless,
+                num_occurrences=len(ids_K) if occurrences is None else occurrences.total,
             )
+            if scores_K is not None:
+                order_K, offsets_U1 = self._group(lookup)
+                (scores_K,) = ops.put(scores_K)
+                scores_U = scores_K[order_K[offsets_U1[1:] - 1]]  # the last occurrence counts
+                ops.set_priorities(memory.store, slots_U, priority_of(scores_U, ops.xp))
         except BaseException:
             memory.release(tick)
             raise
-        self.parts.counters["keys"] += len(ids_K)
-        return TableLookup(
-            self.release,
-            self.release_later,
-            tick=tick,
-            erasures=memory.changes.erasures,
-            unique=unique,
-            slots_U=slots_U,
-            rowless=rowless,
-        )
+        self.parts.counters["keys"] += lookup.num_occurrences
+        return lookup
 
     @on_current_stream
-    def decide(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> tuple[UniqueKeys, Decision]:
+    def decide(
+        self, features_K: Array, ids_K: Array, event_ms_K: Array, occurrences: Occurrences
+    ) -> tuple[UniqueKeys, Decision]:
         """Which of these keys get a row of their own, if they are looked up now: for a lookup of keys some of which
         other tables share. Changes nothing.
         """
         unique = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
+        unique = occurrences.counted(self.ops, unique)
         return unique, self.parts.materializer.decide(unique, None)[0]
 
     def gather(self, lookup: TableLookup) -> Array:
@@ -200,10 +210,15 @@ class EmbeddingTable:
         state unchanged and is counted.
         """
         slots_U, unique = self._current_slots(lookup), lookup.unique
-        order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
-        last_seen_U = self._last_seen_after_update(unique)
-        settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), self.parts.priorities.by_count
+        order_K, offsets_U1 = self._group(lookup)
+        last_seen_U, by_count = self._last_seen_after_update(unique), self.parts.priorities.by_count
+        settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), by_count
         store = self.parts.memory.store
+        if lookup.num_occurrences > len(lookup):  # the step counts each key once
+            more_U = unique.occurrences_U - (offsets_U1[1:] - offsets_U1[:-1])
+            touched_N = self.ops.touch(store, slots_U, more_U, last_seen_U, by_count)
+            if self.tracked:
+                self.parts.dirty_rows.add(touched_N)
 
         def update_part(start: int, stop: int) -> tuple[Array, int]:
             return self.ops.update(
@@ -466,7 +481,14 @@ class EmbeddingTable:
         """Count a lookup's keys. Only now: a lookup that waits to be learned from is in no version, in no part."""
         if lookup.rowless is not None:
             self.parts.admission.count(lookup.rowless)
-        self.parts.last_seen_floor.add_keys(len(lookup))
+        self.parts.last_seen_floor.add_keys(lookup.num_occurrences)
+
+    def _group(self, lookup: TableLookup) -> tuple[Array, Array]:
+        """The keys of a lookup by unique key: see Ops.group."""
+        unique = lookup.unique
+        if lookup.num_occurrences == len(lookup):
+            return self.ops.group(unique.inverse_K, unique.occurrences_U)
+        return self.ops.group(unique.inverse_K, self.ops.count_values(unique.inverse_K, len(unique.ids_U)))
 
     def _last_seen_after_update(self, unique: UniqueKeys) -> Array:
         floor_ms = self.parts.last_seen_floor.ms

@@ -4,6 +4,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from springtide.embeddings.policy.admission import RowlessKeys
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowColumns, UniqueKeys
@@ -21,6 +23,20 @@ class LookupSlice(NamedTuple):
     stop: int
     offsets_B1: Array | None = None
     mode: str = "mean"  # one of POOLING_MODES
+
+
+class Occurrences(NamedTuple):
+    """How often each key of a lookup occurs."""
+
+    of_key_K: Array  # int64, at least 1
+    total: int
+
+    def counted(self, ops: Ops, unique: UniqueKeys) -> UniqueKeys:
+        """Unique keys that were counted once for each key, with how often they occur."""
+        order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
+        xp = ops.xp
+        sums_K1 = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(self.of_key_K[order_K])])
+        return unique._replace(occurrences_U=sums_K1[offsets_U1[1:]] - sums_K1[offsets_U1[:-1]])
 
 
 class Lookup(Protocol):
@@ -47,7 +63,7 @@ class Lookup(Protocol):
 class TableLookup:
     """A lookup in one table, where the rows are."""
 
-    __slots__ = ("_release", "_release_later", "erasures", "rowless", "slots_U", "tick", "unique")
+    __slots__ = ("_release", "_release_later", "erasures", "num_occurrences", "rowless", "slots_U", "tick", "unique")
 
     def __init__(
         self,
@@ -59,6 +75,7 @@ class TableLookup:
         unique: UniqueKeys,
         slots_U: Array,
         rowless: RowlessKeys | None,
+        num_occurrences: int,
     ) -> None:
         self._release: Callable[[int], None] | None = release
         self._release_later = release_later
@@ -67,6 +84,7 @@ class TableLookup:
         self.unique = unique
         self.slots_U = slots_U
         self.rowless = rowless  # admission counts them when the lookup is learned from
+        self.num_occurrences = num_occurrences  # more than keys, if some stand for several
 
     def __len__(self) -> int:
         return len(self.unique.inverse_K)

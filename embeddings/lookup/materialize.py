@@ -19,7 +19,7 @@ from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.tiers.lower_tiers import LowerTiers, RecalledRows
 from springtide.embeddings.tiers.upload import recalled_flags
 from springtide.kernels.ops import Ops
-from springtide.kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
+from springtide.kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,6 @@ class Materializer:
         unique: UniqueKeys,
         prefetched: PrefetchedRows | None,
         predicted: PredictedMisses | None,
-        scores_K: Array | None,
         decision: Decision | None = None,
     ) -> tuple[UniqueKeys, Array, RowlessKeys | None]:
         """The batch, with keys that are not admitted replaced by shared keys, its slots, and keys yet to be counted.
@@ -81,11 +80,6 @@ class Materializer:
             num_admitted = int(np.count_nonzero(admitted_N))
             self.counters["admitted"] += num_admitted
             self.counters["not_admitted"] += len(admitted_N) - num_admitted
-        if scores_K is not None:
-            order_K, offsets_U1 = self.ops.group(unique.inverse_K, unique.occurrences_U)
-            (scores_K,) = self.ops.put(scores_K)
-            scores_U = scores_K[order_K[offsets_U1[1:] - 1]]  # the last occurrence counts
-            self.ops.set_priorities(self.memory.store, slots_U, priority_of(scores_U, self.ops.xp))
         return unique, slots_U, rowless
 
     def decide(self, unique: UniqueKeys, prefetched: PrefetchedRows | None) -> tuple[Decision, PrefetchedRows]:

@@ -1,6 +1,6 @@
-"""The way of a call's unique keys to their owners, and of what belongs to them back."""
+"""The way of a call's unique keys to their owners, who see them as requests, and of what belongs to them back."""
 
-# U unique keys of a call here, P keys that the ranks ask this one for, T tables, R ranks, B bytes of a row
+# U unique keys of a call here, P keys that the ranks request of this one, T tables, R ranks, B bytes of a row
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from springtide.embeddings.lookup.handle import Occurrences
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.key_ranges import owners_of
 from springtide.embeddings.sharding.row_format import bytes_of, numbers_of
@@ -18,20 +19,20 @@ from springtide.kernels.types import Array, UniqueKeys
 
 @dataclass(frozen=True)
 class KeyRoute:
-    """Where the unique keys of a call went, and how many the ranks asked this one for; by table."""
+    """Where the unique keys of a call went, and how many the ranks requested of this one; by table."""
 
     exchange: Exchange
     order_T: tuple[Tensor, ...]  # of each table's keys, by owner: their places among the unique keys
     send_RT: list[list[int]]  # unique keys, by owner
-    receive_RT: list[list[int]]  # keys asked for, by rank
+    receive_RT: list[list[int]]  # keys requested, by rank
     occurrences_T: list[int]  # of all keys in the calls of all ranks
-    asked_occurrences_T: list[int]  # of those that this rank is asked for
+    requested_occurrences_T: list[int]  # of those that are requested of this rank
 
     @staticmethod
     def of(
         exchange: Exchange, ops: Ops, unique: UniqueKeys, tables_U: Array | None = None, num_tables: int = 1
     ) -> "KeyRoute":
-        """Tell each rank how many keys it will get. `tables_U`: the number of each key's table. All ranks.
+        """Send each rank how many keys it will get. `tables_U`: the number of each key's table. All ranks.
 
         Waits once for the device, which counts: the host must know how much it sends.
         """
@@ -47,16 +48,16 @@ class KeyRoute:
         starts, sums = ops.fetch(starts, sums_U1[starts])
         send_TR, occurrences_TR = (np.diff(one).reshape(num_tables, num_ranks) for one in (starts, sums))
         all_occurrences_TR = np.broadcast_to(occurrences_TR.sum(axis=1, keepdims=True), occurrences_TR.shape)
-        told_R3T = np.concatenate([send_TR, occurrences_TR, all_occurrences_TR]).T
-        received_R3T = exchange.counts(torch.from_numpy(np.ascontiguousarray(told_R3T)))
+        counts_R3T = np.concatenate([send_TR, occurrences_TR, all_occurrences_TR]).T
+        received_R3T = exchange.counts(torch.from_numpy(np.ascontiguousarray(counts_R3T)))
         received_RT, *occurrences_RT = (
-            [told[start : start + num_tables] for told in received_R3T]
+            [counts[start : start + num_tables] for counts in received_R3T]
             for start in range(0, 3 * num_tables, num_tables)
         )
-        asked_T, all_T = (list(map(sum, zip(*numbers_RT, strict=True))) for numbers_RT in occurrences_RT)
+        requested_T, all_T = (list(map(sum, zip(*numbers_RT, strict=True))) for numbers_RT in occurrences_RT)
         order = ops.tensor_of(order_U)
         order_T = torch.split(order, send_TR.sum(axis=1).tolist()) if num_tables > 1 else (order,)
-        return KeyRoute(exchange, tuple(order_T), send_TR.T.tolist(), received_RT, all_T, asked_T)
+        return KeyRoute(exchange, tuple(order_T), send_TR.T.tolist(), received_RT, all_T, requested_T)
 
     def to_owners(self, kind: str, rows_TUB: Sequence[Tensor]) -> list[Tensor]:
         """Send rows of bytes in the order of the unique keys, of each table's keys; return those received (P, B).
@@ -65,8 +66,8 @@ class KeyRoute:
         """
         return self._exchange(kind, rows_TUB, self.send_RT, self.receive_RT)
 
-    def to_askers(self, kind: str, rows_TPB: Sequence[Tensor]) -> list[Tensor]:
-        """Send rows of bytes for the keys that were asked for; return those of this rank's keys, as `order_T`."""
+    def to_requesters(self, kind: str, rows_TPB: Sequence[Tensor]) -> list[Tensor]:
+        """Send rows of bytes for the keys that were requested; return those of this rank's keys, as `order_T`."""
         return self._exchange(kind, rows_TPB, self.receive_RT, self.send_RT)
 
     def columns_to_owners(self, kind: str, columns: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -92,6 +93,22 @@ class KeyRoute:
         sizes = [number * width for row in receive_RT for number, width in zip(row, widths_T, strict=True)]
         pieces = torch.split(flat, sizes)
         return [torch.cat(pieces[t :: len(widths_T)]).reshape(-1, width) for t, width in enumerate(widths_T)]
+
+
+@dataclass(frozen=True)
+class RequestedKeys:
+    """What the ranks request of one table, rank 0's keys first."""
+
+    features_P: Array
+    ids_P: Array
+    event_ms_P: Array
+    occurrences: Occurrences  # in the calls of the ranks
+    scores_P: Array | None = None
+
+    @property
+    def columns(self) -> tuple[Array, Array, Array]:
+        """What a table looks up: features, ids, event times."""
+        return self.features_P, self.ids_P, self.event_ms_P
 
 
 def pack_columns(columns: Sequence[Tensor], order_N: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from springtide.embeddings.lookup.handle import JoinedLookup, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
-from springtide.embeddings.sharding.asked_keys import AskedKeys
-from springtide.embeddings.sharding.route import KeyRoute
+from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys
 from springtide.kernels.types import Array, RowColumns, UniqueKeys
 
 
@@ -20,12 +19,12 @@ class ShardedPrefetch:
     keys_K: tuple[Array, Array, Array]
     unique: UniqueKeys
     route: KeyRoute
-    asked_T: list[AskedKeys]
+    requested_T: list[RequestedKeys]
     prefetches_T: list[Prefetch | None]
 
 
 class FetchedRows(NamedTuple):
-    """What the owners sent of this rank's unique keys, and of each table here all columns of the rows asked for."""
+    """What the owners sent of this rank's unique keys, and of each table here all columns of the rows requested for."""
 
     rows_UD: Tensor  # float32
     states_US: Tensor  # the last states
@@ -40,10 +39,9 @@ class ShardedLookup(JoinedLookup):
         self,
         unique: UniqueKeys,
         route: KeyRoute,
-        asked_T: list[AskedKeys],
         lookups_T: list[TableLookup],
         fetched: FetchedRows,
     ) -> None:
         super().__init__(unique, lookups_T)
-        self.route, self.asked_T, self.lookups_T = route, asked_T, lookups_T
+        self.route, self.lookups_T = route, lookups_T
         self.rows_UD, self.states_US, self.counts_U, self.columns_T = fetched

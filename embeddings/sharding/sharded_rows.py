@@ -1,6 +1,6 @@
 """A lookup over all ranks: unique ids to their owners, rows back; in the backward pass gradients to the owners."""
 
-# K keys of one call here, U unique ones, P keys that the ranks ask this one for, D dimension
+# K keys of one call here, U unique ones, P keys that the ranks request of this one, D dimension
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import TableLookup
+from springtide.embeddings.lookup.handle import Occurrences, TableLookup
 from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
-from springtide.embeddings.sharding.asked_keys import AskedKeys
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.route import KeyRoute
 from springtide.embeddings.sharding.row_format import RowFormat
@@ -24,13 +23,13 @@ from springtide.kernels.types import Array
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedIds:
     """A call's ids at their owners."""
 
     inverse_K: Tensor  # int64, the place of each key among the unique ids
     route: KeyRoute
-    ids_P: Array  # what the ranks ask this one for
-    occurrences_P: Array
+    ids_P: Array  # what the ranks request of this one
+    occurrences: Occurrences
 
     def in_order(self, rows_UX: Tensor) -> Tensor:
         """Return what came from the owners in the order of the unique ids."""
@@ -38,11 +37,10 @@ class Asked:
         ordered_UX[self.route.order_T[0]] = rows_UX
         return ordered_UX
 
-    def keys(self, ops: Ops, feature: int, now_ms: int) -> AskedKeys:
-        """What the table looks up."""
+    def keys(self, ops: Ops, feature: int, now_ms: int) -> tuple[Array, Array, Array]:
+        """What the table looks up: features, ids, times."""
         num_keys, xp = len(self.ids_P), ops.xp
-        columns = xp.full(num_keys, feature, np.uint16), self.ids_P, xp.full(num_keys, now_ms, np.int64)
-        return AskedKeys.of(ops, self.route.asked_occurrences_T[0], *columns, self.occurrences_P)
+        return xp.full(num_keys, feature, np.uint16), self.ids_P, xp.full(num_keys, now_ms, np.int64)
 
 
 class ShardedRows:
@@ -59,25 +57,27 @@ class ShardedRows:
         self.row_format = RowFormat(rows, dim)
         self.gradient_format = RowFormat(gradients, dim, seed=seed * self.exchange.num_ranks + self.exchange.rank)
         self.num_updates = 0
-        self._prefetched: tuple[PrefetchedIds, Asked] | None = None
+        self._prefetched: tuple[PrefetchedIds, RequestedIds] | None = None
 
-    def ask(self, table: EmbeddingTable, ids_K: Array) -> Asked:
+    def request(self, table: EmbeddingTable, ids_K: Array) -> RequestedIds:
         """Send each unique id to its owner. All ranks."""
         ops, xp = table.ops, table.ops.xp
         unique = ops.unique(self._features(table, ids_K), ids_K, xp.zeros(len(ids_K), np.int64))
         route = KeyRoute.of(self.exchange, ops, unique)
         columns = ops.tensor_of(unique.ids_U), ops.tensor_of(unique.occurrences_U.astype(np.int32))
         (received,) = route.columns_to_owners("keys", columns)
-        return Asked(ops.tensor_of(unique.inverse_K), route, *map(ops.array_of, received))
+        ids_P, occurrences_P = map(ops.array_of, received)
+        occurrences = Occurrences(occurrences_P.astype(np.int64), route.requested_occurrences_T[0])
+        return RequestedIds(ops.tensor_of(unique.inverse_K), route, ids_P, occurrences)
 
     def find(self, table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN for ids without one, and their status, (K), as `EmbeddingTable.find`. All ranks."""
-        ops, asked = table.ops, self.ask(table, ids_K)
-        rows_PD, status_P = table.find(self._features(table, asked.ids_P), asked.ids_P)
-        rows_UD = self.answer(asked, ops.tensor_of(rows_PD), exact=True)
-        (status_U1,) = asked.route.to_askers("status", [ops.tensor_of(status_P).reshape(-1, 1)])
-        status_U1 = asked.in_order(status_U1)
-        return ops.array_of(rows_UD[asked.inverse_K]), ops.array_of(status_U1[asked.inverse_K, 0])
+        ops, requested = table.ops, self.request(table, ids_K)
+        rows_PD, status_P = table.find(self._features(table, requested.ids_P), requested.ids_P)
+        rows_UD = self.answer(requested, ops.tensor_of(rows_PD), exact=True)
+        (status_U1,) = requested.route.to_requesters("status", [ops.tensor_of(status_P).reshape(-1, 1)])
+        status_U1 = requested.in_order(status_U1)
+        return ops.array_of(rows_UD[requested.inverse_K]), ops.array_of(status_U1[requested.inverse_K, 0])
 
     def drop_prefetch(self) -> None:
         """Forget a prefetch, because the table is another one now. All ranks."""
@@ -85,15 +85,15 @@ class ShardedRows:
 
     def prefetch(self, table: EmbeddingTable, ids: Tensor, ids_K: Array) -> None:
         """Send the ids of the next `embed` to their owners, who start to recall their rows. All ranks."""
-        asked, prefetch = self.ask(table, ids_K), None
-        if len(asked.ids_P):
+        requested, prefetch = self.request(table, ids_K), None
+        if len(requested.ids_P):
             with suppress(SpillError):  # which the lookup itself will report
-                prefetch = table.prefetch(*asked.keys(table.ops, self.feature, now_ms=0).columns)
-        self._prefetched = PrefetchedIds.of(ids, prefetch), asked
+                prefetch = table.prefetch(*requested.keys(table.ops, self.feature, now_ms=0))
+        self._prefetched = PrefetchedIds.of(ids, prefetch), requested
 
     def embed(self, table: EmbeddingTable, ids: Tensor, ids_K: Array, now_ms: int) -> tuple[Tensor, Tensor, int]:
         """The rows of this rank's unique ids, (U, D) float32; the place of each key among them, (K); and how many keys
-        all ranks asked this one for.
+        all ranks requested of this one.
 
         The backward pass updates the rows at their owners. All ranks, and all take the backward pass. If the lookup
         fails on one rank, its error is raised there, and a ShardError on the others.
@@ -101,47 +101,45 @@ class ShardedRows:
         (prefetched, sent), self._prefetched = self._prefetched or (None, None), None
         if prefetched is not None and not self.exchange.all_true(prefetched.are(ids)):
             prefetched = sent = None
-        asked = sent or self.ask(table, ids_K)
-        keys = asked.keys(table.ops, self.feature, now_ms)
+        requested = sent or self.request(table, ids_K)
+        keys = requested.keys(table.ops, self.feature, now_ms)
         with self.exchange.failing_together():
-            prefetch = None if prefetched is None else prefetched.seen_at(*keys.columns)
-            lookup = table.lookup(*keys.columns, prefetched=prefetch)
+            prefetch = None if prefetched is None else prefetched.seen_at(*keys)
+            lookup = table.lookup(*keys, prefetched=prefetch, occurrences=requested.occurrences)
         anchor = torch.empty(0, requires_grad=True)  # the rows are not parameters, so this makes autograd call backward
-        call = self, table, keys, lookup, asked
+        call = self, table, lookup, requested
         rows_UD: Tensor = _Embed.apply(anchor, *call)  # type: ignore[no-untyped-call]
-        return rows_UD, asked.inverse_K, len(lookup)
+        return rows_UD, requested.inverse_K, lookup.num_occurrences
 
     def read(
         self, table: EmbeddingTable, ids_K: Array, rows_of: Callable[[EmbeddingTable, Array], tuple[Array, Array]]
     ) -> tuple[Tensor, Tensor, Array]:
-        """The same rows and places, by `rows_of` at the owners, and the status of the ids asked for, (P). All ranks."""
-        asked = self.ask(table, ids_K)
-        rows_PD, status_P = rows_of(table, asked.ids_P)
-        return self.answer(asked, table.ops.tensor_of(rows_PD)), asked.inverse_K, status_P
+        """The same rows and places, by `rows_of` at the owners, and the status of the ids requested, (P). All ranks."""
+        requested = self.request(table, ids_K)
+        rows_PD, status_P = rows_of(table, requested.ids_P)
+        return self.answer(requested, table.ops.tensor_of(rows_PD)), requested.inverse_K, status_P
 
-    def answer(self, asked: Asked, rows_PD: Tensor, *, exact: bool = False) -> Tensor:
-        """Send the rows that were asked for; return those of this rank's unique ids, (U, D) float32. All ranks.
+    def answer(self, requested: RequestedIds, rows_PD: Tensor, *, exact: bool = False) -> Tensor:
+        """Send the rows that were requested; return those of this rank's unique ids, (U, D) float32. All ranks.
 
         exact: as float32, whatever the setting.
         """
         row_format = RowFormat("float32", self.row_format.dim) if exact else self.row_format
-        (bytes_UB,) = asked.route.to_askers("rows", [row_format.pack(rows_PD)])
+        (bytes_UB,) = requested.route.to_requesters("rows", [row_format.pack(rows_PD)])
         rows_UD = rows_PD.new_empty(len(bytes_UB), row_format.dim)
-        row_format.unpack(bytes_UB, asked.route.order_T[0], rows_UD)
+        row_format.unpack(bytes_UB, requested.route.order_T[0], rows_UD)
         return rows_UD
 
-    def update(
-        self, table: EmbeddingTable, keys: AskedKeys, lookup: TableLookup, asked: Asked, grads_UD: Tensor
-    ) -> None:
+    def update(self, table: EmbeddingTable, lookup: TableLookup, requested: RequestedIds, grads_UD: Tensor) -> None:
         """Send the gradients of this rank's unique ids to their owners, who take one step for each row. All ranks.
 
         As in DistributedDataParallel, the mean over the ranks is taken of the gradients.
         """
         self.num_updates += 1
         mean_UD = grads_UD / self.exchange.num_ranks
-        packed = self.gradient_format.pack(mean_UD, asked.route.order_T[0], step=self.num_updates)
-        (bytes_PB,) = asked.route.to_owners("gradients", [packed])
-        keys.update(table, lookup, table.ops.array_of(self.gradient_format.unpacked(bytes_PB)[0]))
+        packed = self.gradient_format.pack(mean_UD, requested.route.order_T[0], step=self.num_updates)
+        (bytes_PB,) = requested.route.to_owners("gradients", [packed])
+        table.update(lookup, table.ops.array_of(self.gradient_format.unpacked(bytes_PB)[0]))
 
     def _features(self, table: EmbeddingTable, ids_N: Array) -> Array:
         return table.ops.xp.full(len(ids_N), self.feature, np.uint16)
@@ -154,15 +152,14 @@ class _Embed(torch.autograd.Function):
         anchor: Tensor,
         rows: ShardedRows,
         table: EmbeddingTable,
-        keys: AskedKeys,
         lookup: TableLookup,
-        asked: Asked,
+        requested: RequestedIds,
     ) -> Any:
-        ctx.rows, ctx.call = rows, (table, keys, lookup, asked)
-        return rows.answer(asked, table.ops.tensor_of(keys.rows(table, lookup)))
+        ctx.rows, ctx.call = rows, (table, lookup, requested)
+        return rows.answer(requested, table.ops.tensor_of(table.gather(lookup)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         with ctx.call[0].ops.on_current_stream():
             ctx.rows.update(*ctx.call, grads[0].detach().to(torch.float32).contiguous())
-        return (None,) * 6
+        return (None,) * 5

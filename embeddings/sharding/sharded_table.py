@@ -1,6 +1,6 @@
 """The tables of all ranks as one: unique keys travel to their owners, rows back, and later their gradients."""
 
-# K keys of a batch here, U unique ones, P keys of one table that the ranks ask this one for, D dimension, T tables
+# K keys of a batch here, U unique ones, P keys that the ranks request of one table here, D dimension, T tables
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,17 +11,16 @@ from torch import Tensor
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import LookupSlice, TableLookup
+from springtide.embeddings.lookup.handle import LookupSlice, Occurrences, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.policy.admission import Decision
 from springtide.embeddings.rows import as_keys
 from springtide.embeddings.sharding.admission import decide_together
-from springtide.embeddings.sharding.asked_keys import AskedKeys
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.key_ranges import border_blocks_of_rank
 from springtide.embeddings.sharding.pooling import pooled
 from springtide.embeddings.sharding.precision import Precision
-from springtide.embeddings.sharding.route import KeyRoute
+from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys
 from springtide.embeddings.sharding.row_format import RowFormat
 from springtide.embeddings.sharding.sharded_lookup import FetchedRows, ShardedLookup, ShardedPrefetch
 from springtide.embeddings.table import EmbeddingTable
@@ -58,7 +57,7 @@ class ShardedTable:
         self.row_formats = [RowFormat(precision.rows, one.dim) for one in self.tables]
         self.gradient_formats = [RowFormat(precision.gradients, one.dim, seed=rank_seed) for one in self.tables]
         self.num_sent = 0  # how often numbers were sent: what stochastic rounding depends on
-        self._failed: tuple[list[AskedKeys], list[TableLookup]] = [], []  # a try's keys, and its open lookups
+        self._failed: tuple[list[RequestedKeys], list[TableLookup]] = [], []  # a try's keys, and its open lookups
 
     @staticmethod
     def of(
@@ -93,14 +92,14 @@ class ShardedTable:
         lookup, with the same three arrays.
         """
         unique = self._unique(features_K, ids_K, event_ms_K)
-        route, asked_T = self._ask(unique, None)
+        route, requested_T = self._request(unique, None)
         prefetches_T: list[Prefetch | None] = []
-        for table, asked in zip(self.tables, asked_T, strict=True):
+        for table, requested in zip(self.tables, requested_T, strict=True):
             try:
-                prefetches_T.append(table.prefetch(*asked.columns))
+                prefetches_T.append(table.prefetch(*requested.columns))
             except SpillError:  # which the lookup itself will report
                 prefetches_T.append(None)
-        return ShardedPrefetch((features_K, ids_K, event_ms_K), unique, route, asked_T, prefetches_T)
+        return ShardedPrefetch((features_K, ids_K, event_ms_K), unique, route, requested_T, prefetches_T)
 
     @on_current_stream
     def lookup(
@@ -119,33 +118,34 @@ class ShardedTable:
         keys_K = features_K, ids_K, event_ms_K
         if prefetched is None:
             unique = self._unique(*keys_K)
-            route, asked_T = self._ask(unique, scores_K)
+            route, requested_T = self._request(unique, scores_K)
             prefetches_T: Sequence[Prefetch | None] = [None] * len(self.tables)
         else:
             if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
                 raise ValueError("these are not the keys that were prefetched: pass the same arrays")
-            unique, route, asked_T = prefetched.unique, prefetched.route, prefetched.asked_T
+            unique, route, requested_T = prefetched.unique, prefetched.route, prefetched.requested_T
             prefetches_T = prefetched.prefetches_T
         decisions_T: Sequence[Decision | None] = [None] * len(self.tables)
         if any(table.parts.admission for table in self.tables):
-            unique, decisions_T = decide_together(self.exchange, self.tables, unique, route, asked_T)
-            route, asked_T = self._ask(unique, scores_K)
+            unique, decisions_T = decide_together(self.exchange, self.tables, unique, route, requested_T)
+            route, requested_T = self._request(unique, scores_K)
             prefetches_T = [None] * len(self.tables)  # the keys may be others now
-        lookups_T = self._failed_try(asked_T)
+        lookups_T = self._failed_try(requested_T)
         try:
             with self.exchange.failing_together():
                 for t in range(len(lookups_T), len(self.tables)):
                     one = self.tables[t].lookup(
-                        *asked_T[t].columns,
-                        scores_K=asked_T[t].scores_K,
+                        *requested_T[t].columns,
+                        scores_K=requested_T[t].scores_P,
                         prefetched=prefetches_T[t],
                         decision=decisions_T[t],
+                        occurrences=requested_T[t].occurrences,
                     )
                     lookups_T.append(one)
         except SpillError:
-            self._failed = asked_T, lookups_T
+            self._failed = requested_T, lookups_T
             raise
-        return ShardedLookup(unique, route, asked_T, lookups_T, self._fetch(unique, route, asked_T, lookups_T))
+        return ShardedLookup(unique, route, lookups_T, self._fetch(unique, route, lookups_T))
 
     @on_current_stream
     def embed_slices(self, lookup: ShardedLookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
@@ -163,8 +163,8 @@ class ShardedTable:
         """
         grads_UD, lookup.rows_UD.grad = lookup.rows_UD.grad, None
         received = self._send("gradients", lookup, torch.zeros_like(lookup.rows_UD) if grads_UD is None else grads_UD)
-        for table, asked, one, grads_PD in zip(self.tables, lookup.asked_T, lookup.lookups_T, received, strict=True):
-            asked.update(table, one, self.ops.array_of(grads_PD[0].contiguous()))
+        for table, one, (grads_PD, _) in zip(self.tables, lookup.lookups_T, received, strict=True):
+            table.update(one, self.ops.array_of(grads_PD.contiguous()))
         self._count(lookup)
         lookup.release()
 
@@ -179,7 +179,7 @@ class ShardedTable:
     def _count(self, lookup: ShardedLookup) -> None:
         """Count the keys of all ranks, as each table has counted its own, by which last-seen moves on."""
         for table, one, num_all in zip(self.tables, lookup.lookups_T, lookup.route.occurrences_T, strict=True):
-            table.parts.last_seen_floor.add_keys(num_all - len(one))
+            table.parts.last_seen_floor.add_keys(num_all - one.num_occurrences)
 
     @on_current_stream
     def sums(self, kind: str, lookup: ShardedLookup, values_UD: Tensor, states_US: Tensor) -> list[tuple[Array, Array]]:
@@ -187,10 +187,9 @@ class ShardedTable:
         for the unique keys of its own lookup, (U, D) and (U, S).
         """
         sums = []
-        for one, asked, columns in zip(
-            lookup.lookups_T, lookup.asked_T, self._send(kind, lookup, values_UD, states_US), strict=True
-        ):
-            places_P = asked.of_asked(self.ops.tensor_of(one.unique.inverse_K))
+        received = self._send(kind, lookup, values_UD, states_US)
+        for one, columns in zip(lookup.lookups_T, received, strict=True):
+            places_P = self.ops.tensor_of(one.unique.inverse_K)
             num_rows = len(one.unique.ids_U)
             totals = [column.new_zeros(num_rows, column.shape[1]).index_add_(0, places_P, column) for column in columns]
             sums.append((self.ops.array_of(totals[0]), self.ops.array_of(totals[1])))
@@ -210,7 +209,7 @@ class ShardedTable:
     def _unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
 
-    def _ask(self, unique: UniqueKeys, scores_K: Array | None) -> tuple[KeyRoute, list[AskedKeys]]:
+    def _request(self, unique: UniqueKeys, scores_K: Array | None) -> tuple[KeyRoute, list[RequestedKeys]]:
         """Send this rank's unique keys to their owners."""
         ops = self.ops
         tables_U = None if self._places_F is None else self._places_F[unique.features_U]
@@ -225,32 +224,30 @@ class ShardedTable:
             order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
             (scores_K,) = ops.put(scores_K)
             columns.append(scores_K[order_K[offsets_U1[1:] - 1]].astype(np.float32))  # the last occurrence counts
-        asked_T = []
+        requested_T = []
         all_received = route.columns_to_owners("keys", [ops.tensor_of(column) for column in columns])
-        for received, num_occurrences in zip(all_received, route.asked_occurrences_T, strict=True):
+        for received, num_occurrences in zip(all_received, route.requested_occurrences_T, strict=True):
             features_P, ids_P, occurrences_P, event_ms_P, *scores = map(ops.array_of, received)
-            keys_P = features_P.view(np.uint16), ids_P, event_ms_P, occurrences_P
-            asked_T.append(AskedKeys.of(ops, num_occurrences, *keys_P, *scores))
-        return route, asked_T
+            occurrences = Occurrences(occurrences_P.astype(np.int64), num_occurrences)
+            requested_T.append(RequestedKeys(features_P.view(np.uint16), ids_P, event_ms_P, occurrences, *scores))
+        return route, requested_T
 
-    def _fetch(
-        self, unique: UniqueKeys, route: KeyRoute, asked_T: list[AskedKeys], lookups_T: list[TableLookup]
-    ) -> FetchedRows:
+    def _fetch(self, unique: UniqueKeys, route: KeyRoute, lookups_T: list[TableLookup]) -> FetchedRows:
         """The rows of this rank's unique keys, narrower ones ending in zeros, and their states and counts."""
         ops, num_states = self.ops, self.num_states
         encoded, columns_T = [], []
-        for table, asked, lookup, row_format in zip(self.tables, asked_T, lookups_T, self.row_formats, strict=True):
+        for table, lookup, row_format in zip(self.tables, lookups_T, self.row_formats, strict=True):
             if not self.keeps_columns:
-                encoded.append(row_format.pack(ops.tensor_of(asked.rows(table, lookup))))
+                encoded.append(row_format.pack(ops.tensor_of(table.gather(lookup))))
                 continue
             columns = table.read_rows(lookup)
             columns_T.append(columns)
-            places_P, numbers_US = ops.tensor_of(asked.of_asked(lookup.unique.inverse_K)), None
+            places_P, numbers_US = ops.tensor_of(lookup.unique.inverse_K), None
             if num_states:
                 counts_U1 = columns.counts_N.astype(np.float32).reshape(-1, 1)
                 numbers_US = ops.tensor_of(ops.xp.concatenate([columns.states_NS[:, -num_states:], counts_U1], axis=1))
             encoded.append(row_format.pack(ops.tensor_of(columns.values_ND), places_P, numbers_US))
-        received, num_keys = route.to_askers("rows", encoded), len(unique.ids_U)
+        received, num_keys = route.to_requesters("rows", encoded), len(unique.ids_U)
         rows_UD = received[0].new_empty(num_keys, self.dim, dtype=torch.float32)
         if len(self.tables) > 1:
             rows_UD.zero_()
@@ -260,7 +257,7 @@ class ShardedTable:
         rows_UD.requires_grad_(torch.is_grad_enabled())
         return FetchedRows(rows_UD, numbers_US1[:, :num_states], numbers_US1[:, -1:], columns_T)
 
-    def _failed_try(self, asked_T: list[AskedKeys]) -> list[TableLookup]:
+    def _failed_try(self, requested_T: list[RequestedKeys]) -> list[TableLookup]:
         """Return the lookups that a failed try of the same keys left open; release those of others.
 
         A second one would find rows that the first has created, and admission would not count their ids.
@@ -268,7 +265,7 @@ class ShardedTable:
         (failed_T, lookups_T), self._failed = self._failed, ([], [])
         pairs: list[tuple[Any, Any]] = [
             pair
-            for one, now in zip(failed_T, asked_T, strict=False)
+            for one, now in zip(failed_T, requested_T, strict=False)
             for pair in zip(one.columns, now.columns, strict=True)
         ]
         if failed_T and all(self.ops.xp.array_equal(before, now) for before, now in pairs):

@@ -211,7 +211,7 @@ class DynamicEmbedding(TableModule):
         with self._changing() as table:
             if self.shards is not None:
                 with self.ops.on_current_stream():
-                    (ids_N,) = self.ops.fetch(self.shards.ask(table, *self.ops.put(ids_N)).ids_P)
+                    (ids_N,) = self.ops.fetch(self.shards.request(table, *self.ops.put(ids_N)).ids_P)
                 ids_N = np.unique(ids_N)
             table.remove(ids_N, RemovalReason.FORGOTTEN)
 

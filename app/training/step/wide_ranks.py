@@ -84,7 +84,7 @@ class RanksWideStep(WideStep):
         if self.steps_rows:
             added_UD *= np.sqrt(states_US[:, :1]) + FACTORIZATION_EPS
         sums = self.rows.sums("wide", lookup, torch.from_numpy(added_UD), torch.from_numpy(added_US))
-        owned = zip(self.rows.tables, lookup.lookups_T, lookup.columns_T, _num_ranks_asking(lookup), strict=True)
+        owned = zip(self.rows.tables, lookup.lookups_T, lookup.columns_T, _num_ranks_learning(lookup), strict=True)
         for (table, own, columns, num_ranks_U), (sums_UD, sums_US) in zip(owned, sums, strict=True):
             states = columns.states_NS[:, -self.rows.num_states :]
             least_U = np.ones(len(states), np.float32)
@@ -142,7 +142,7 @@ class RanksWideStep(WideStep):
         ((sums_Q2L, _),) = self.sharded_crosses.sums("crosses", lookup, torch.from_numpy(added_Q2L), none)
         (own,) = lookup.columns_T
         self._crosses_before[id(lookup)] = own._replace(values_ND=own.values_ND.copy())
-        (num_ranks_Q,) = _num_ranks_asking(lookup)
+        (num_ranks_Q,) = _num_ranks_learning(lookup)
         values_Q2L, strengths = own.values_ND, self._strengths
         held_QL, added_QL = values_Q2L[:, 1::2], sums_Q2L[:, 1::2]
         part_QL = part_of_sum(
@@ -159,12 +159,9 @@ class RanksWideStep(WideStep):
             self.crosses.write_rows(lookup.lookups_T[0], own.values_ND, own.states_NS)
 
 
-def _num_ranks_asking(lookup: ShardedLookup) -> list[npt.NDArray[np.int64]]:
+def _num_ranks_learning(lookup: ShardedLookup) -> list[npt.NDArray[np.int64]]:
     """Return of each table here how many ranks learn from each unique key of its lookup, (U)."""
-    return [
-        np.bincount(asked.of_asked(torch.from_numpy(own.unique.inverse_K)).numpy(), minlength=len(own.unique.ids_U))
-        for own, asked in zip(lookup.lookups_T, lookup.asked_T, strict=True)
-    ]
+    return [np.bincount(own.unique.inverse_K, minlength=len(own.unique.ids_U)) for own in lookup.lookups_T]
 
 
 def _summed_squares(before_U: Float32Array, sums_U: Float32Array) -> Float32Array:
