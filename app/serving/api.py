@@ -27,13 +27,12 @@ from springtide.app.serving.openapi import complete_document
 from springtide.app.serving.ops import routes as ops
 from springtide.app.serving.pages import routes as pages
 from springtide.app.serving.parts.demanded_views import DemandedViews
-from springtide.app.serving.parts.ranking_handler import PartRankingHandler, Ranker
-from springtide.app.serving.parts.rows_handler import PartRowsHandler
+from springtide.app.serving.parts.handlers import PartRankingHandler, PartRowsHandler, Ranker
 from springtide.app.serving.predict import routes as predict
 from springtide.app.serving.retrieve import routes as retrieve
 from springtide.app.serving.retrieve.ranking import rank_items
 from springtide.app.serving.service import Service
-from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, ItemsRequest, NeighborsRequest
+from springtide_client.parts.rankings import ITEMS_ROUTE, NEIGHBORS_ROUTE, ItemsRequest, NeighborsRequest
 
 ROUTES = RouteTable(
     module.routes

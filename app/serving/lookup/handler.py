@@ -22,7 +22,7 @@ from springtide.app.serving.lookup.fast_path import ROUTE, FastPath
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.parts.one_version import at_one_version
+from springtide.app.serving.parts.asking import at_one_version
 
 PATH_PREFIX = ROUTE.removesuffix("{feature}")
 BATCH_LOOKUP = Route(

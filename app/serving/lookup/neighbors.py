@@ -10,9 +10,7 @@ from springtide.app.serving.http.errors import bad_request
 from springtide.app.serving.model.served_view import ServedView
 from springtide.kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
 from springtide_client.array_types import Float32Array
-from springtide_client.parts.ask_rankings import ask_rankings
-from springtide_client.parts.ranked_ids import RankedIds
-from springtide_client.parts.ranking_request import NeighborsRequest
+from springtide_client.parts.rankings import NeighborsRequest, RankedIds, ask_rankings
 from springtide_client.rows.nearest import find_nearest
 from springtide_client.rows.row_layer import RowLayer
 

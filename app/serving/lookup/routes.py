@@ -19,8 +19,7 @@ from springtide.app.serving.lookup.neighbors import SIMILARITIES, Neighbors, fin
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.parts.forward import forward_get
-from springtide.app.serving.parts.one_version import at_one_version
+from springtide.app.serving.parts.asking import at_one_version, forward_get
 from springtide_client.keys import INT64_MAX, INT64_MIN, is_canonical_decimal
 from springtide_client.model.view import STATUS_NAMES
 

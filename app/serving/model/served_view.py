@@ -14,7 +14,7 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt8Array
 from springtide_client.features import Features
 from springtide_client.keys import INT64_MIN
 from springtide_client.model.view import View
-from springtide_client.parts.parted_search import PartedSearch
+from springtide_client.parts.parted_view import PartedSearch
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 

@@ -6,9 +6,26 @@ from springtide.app.serving.http.errors import misdirected, version_gone, versio
 from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.parts.recent_views import RecentViews
 from springtide_client.format.records import Tip
-from springtide_client.parts.ranking_request import Demand
+from springtide_client.parts.rankings import Demand
+
+
+class RecentViews:
+    """Keeps the newest few views. One thread adds, any thread finds."""
+
+    def __init__(self, max_views: int) -> None:
+        """0: keep none, for no other server asks."""
+        self._max_views = max_views
+        self._views: tuple[ServedView, ...] = ()
+
+    def add(self, view: ServedView) -> None:
+        """Take a view that is served from now on."""
+        if self._max_views:
+            self._views = (*self._views, view)[-self._max_views :]
+
+    def find(self, tip: Tip) -> ServedView | None:
+        """Return the view of a version; None when it is kept no longer."""
+        return next((view for view in reversed(self._views) if view.own_view.tip == tip), None)
 
 
 class DemandedViews:

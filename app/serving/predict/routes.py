@@ -13,7 +13,7 @@ from springtide.app.serving.http.route import PRECONDITIONS, VERSION_HEADER, Rou
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.parts.one_version import at_one_version
+from springtide.app.serving.parts.asking import at_one_version
 from springtide.app.serving.predict.micro_batcher import MicroBatcher, Predictions
 from springtide.app.serving.predict.request import Instances, PredictBody, PredictResponse, decode_predict_request
 from springtide_client.model.view import STATUS_NAMES

@@ -10,9 +10,7 @@ from springtide.app.serving.retrieve.retriever import Retriever
 from springtide.app.serving.retrieve.search import ServedItems
 from springtide.app.serving.retrieve.towers import TowerTemplate, UserInputs
 from springtide_client.model.inputs import lookup_keys
-from springtide_client.parts.ask_rankings import ask_rankings
-from springtide_client.parts.ranked_ids import RankedIds
-from springtide_client.parts.ranking_request import ItemsRequest
+from springtide_client.parts.rankings import ItemsRequest, RankedIds, ask_rankings
 
 
 def find_items(retriever: Retriever, served: ServedItems, body: RetrieveBody) -> RankedIds:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from springtide.app.serving.model import part
-from springtide.app.serving.parts import one_version
+from springtide.app.serving.parts import asking
 from springtide_client.errors import PartError
 from springtide_client.hot_model import HotModel
 from tests.app.serving.conftest import USER, World
@@ -59,8 +59,8 @@ def test_a_part_that_is_gone_is_named_until_it_is_back(world) -> None:
 
 
 def test_parts_that_never_agree_on_a_version_are_named(world, monkeypatch) -> None:
-    monkeypatch.setattr(one_version, "AGREE_SECONDS", 0.1)
-    monkeypatch.setattr("springtide_client.parts.parted_search.WAIT_MS", 50)
+    monkeypatch.setattr(asking, "AGREE_SECONDS", 0.1)
+    monkeypatch.setattr("springtide_client.parts.parted_view.WAIT_MS", 50)
     fill(world.log, 60)
     old, ports = world.log.number, [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]

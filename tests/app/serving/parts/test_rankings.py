@@ -10,8 +10,7 @@ from springtide.app.serving.retrieve import retriever
 from springtide_client.format.records import Tip
 from springtide_client.hot_model import HotModel
 from springtide_client.keys import mix_keys
-from springtide_client.parts.ranked_ids import RankedIds
-from springtide_client.parts.ranking_request import ITEMS_ROUTE, NEIGHBORS_ROUTE, Demand, NeighborsRequest
+from springtide_client.parts.rankings import ITEMS_ROUTE, NEIGHBORS_ROUTE, Demand, NeighborsRequest, RankedIds
 from springtide_client.rows.hash_range import HashRange, owners_of
 from springtide_client.rows.nearest import METRICS
 from tests.app.serving.conftest import USER, World
