@@ -37,12 +37,11 @@ class SourceStatus:
     `state` is "waiting" (for what `reason` says), "reading", "finished", "failed" or "closed".
     """
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, *, is_connected: bool = False) -> None:
         self.topic = topic
-        self.state = "waiting"
-        self.reason = "not connected yet"
+        self.state, self.reason = ("reading", "") if is_connected else ("waiting", "not connected yet")
         self.num_resets = 0  # how often the topic had been re-created, or no longer held the positions
-        self._waiting_since: float | None = time.monotonic()
+        self._waiting_since = None if is_connected else time.monotonic()
 
     @property
     def waiting_seconds(self) -> float:

@@ -35,6 +35,8 @@ class Source(ABC):
     What is not abstract is that of a stream without a broker: it keeps nobody waiting and ends by itself.
     """
 
+    status: SourceStatus
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -61,29 +63,6 @@ class Source(ABC):
     @abstractmethod
     def num_waiting(self) -> int:
         """Records that poll() has not returned, as far as is known."""
-
-    @property
-    def state(self) -> str:
-        """One of "waiting" (`reason` says for what), "reading", "finished" (see stop_at), "failed" and "closed"."""
-        return "finished" if self.finished else "reading"
-
-    @property
-    def reason(self) -> str:
-        """Why the source waits or has failed; empty while it reads."""
-        return ""
-
-    @property
-    def waiting_seconds(self) -> float:
-        """How long there has been no broker or no topic; 0 while reading."""
-        return 0.0
-
-    @property
-    def num_resets(self) -> int:
-        """How often the topic had been re-created, or no longer held the positions."""
-        return 0
-
-    def count_resets_of(self, earlier: "Source") -> None:
-        """Count the resets of the source that this one continues."""
 
     @property
     def idle_partitions(self) -> set[Partition]:
@@ -167,27 +146,8 @@ class KafkaSource(Source):
         return self._queue.take(MAX_POLL_BYTES, timeout_seconds)
 
     @property
-    def state(self) -> str:
-        return self.status.state
-
-    @property
-    def reason(self) -> str:
-        return self.status.reason
-
-    @property
-    def waiting_seconds(self) -> float:
-        return self.status.waiting_seconds
-
-    @property
-    def num_resets(self) -> int:
-        return self.status.num_resets
-
-    def count_resets_of(self, earlier: Source) -> None:
-        self.status.num_resets = earlier.num_resets
-
-    @property
     def finished(self) -> bool:
-        return self.state == "finished" and not self._queue
+        return self.status.state == "finished" and not self._queue
 
     @property
     def idle_partitions(self) -> set[Partition]:
@@ -242,7 +202,7 @@ class KafkaSource(Source):
             except TopicChangedError:
                 continue
             except RetriableError as error:
-                if self.state == "reading":
+                if self.status.state == "reading":
                     backoff.succeed()
                 self.status.set_waiting(str(error))
                 self._closing.wait(backoff.fail())

@@ -98,7 +98,7 @@ class Testbed:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while sum(len(part) for part in found) < num_rows:
             assert time.monotonic() < deadline, (
-                f"{source.state} {source.reason}: {sum(map(len, found))} of {num_rows} rows"
+                f"{source.status.state} {source.status.reason}: {sum(map(len, found))} of {num_rows} rows"
             )
             found += source.poll(0.1)
         return found

@@ -26,7 +26,7 @@ def test_reading_resumes_at_a_position_inside_a_batch(testbed):
     testbed.produce([testbed.click(n) for n in range(1000)])
     source = testbed.source({testbed.partition: Position(topic.id, 333)})
     assert testbed.users(testbed.read(source, 667)) == list(range(333, 1000))
-    assert source.num_resets == 0
+    assert source.status.num_resets == 0
 
 
 def test_readers_share_the_partitions_and_one_without_any_finishes_with_the_others(testbed):
@@ -106,18 +106,18 @@ def test_a_silent_partition_does_not_hold_back_the_other(testbed):
 def test_an_unavailable_broker_is_a_state_with_a_reason_and_no_traceback(testbed, own_broker, caplog, capfd):
     source = testbed.source(log_path=own_broker.log_path)
     assert source.poll(0.3) == []
-    assert source.state == "waiting"
-    assert "springtide run" in source.reason
+    assert source.status.state == "waiting"
+    assert "springtide run" in source.status.reason
     own_broker.start()
-    wait_until(lambda: source.poll(0.05) == [] and "topic" in source.reason)
-    assert source.state == "waiting"
-    assert source.waiting_seconds > 0
+    wait_until(lambda: source.poll(0.05) == [] and "topic" in source.status.reason)
+    assert source.status.state == "waiting"
+    assert source.status.waiting_seconds > 0
     testbed.broker = own_broker
     testbed.create()
     testbed.produce([testbed.click(7)])
     assert testbed.users(testbed.read(source, 1)) == [7]
-    assert source.state == "reading"
-    assert source.waiting_seconds == 0
+    assert source.status.state == "reading"
+    assert source.status.waiting_seconds == 0
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info]
     assert "Traceback" not in capfd.readouterr().err
 
@@ -125,9 +125,9 @@ def test_an_unavailable_broker_is_a_state_with_a_reason_and_no_traceback(testbed
 def test_a_wrong_address_is_reported_in_one_line(testbed):
     source = testbed.source(log_path=None, bootstrap_servers="127.0.0.1:1")
     source.poll(0.3)
-    assert source.state == "waiting"
-    assert "127.0.0.1:1" in source.reason
-    assert "\n" not in source.reason
+    assert source.status.state == "waiting"
+    assert "127.0.0.1:1" in source.status.reason
+    assert "\n" not in source.status.reason
 
 
 def test_a_broker_that_restarts_without_its_topics_is_read_from_0_and_counted(testbed, own_broker):
@@ -139,7 +139,7 @@ def test_a_broker_that_restarts_without_its_topics_is_read_from_0_and_counted(te
     assert len(testbed.users(testbed.read(source, 50))) == 50
     address = own_broker.address
     own_broker._process.kill()
-    wait_until(lambda: source.poll(0.01) == [] and source.state == "waiting")
+    wait_until(lambda: source.poll(0.01) == [] and source.status.state == "waiting")
     own_broker.stop()
     own_broker.start()
     assert own_broker.address == address
@@ -147,7 +147,7 @@ def test_a_broker_that_restarts_without_its_topics_is_read_from_0_and_counted(te
     testbed.produce([testbed.click(n) for n in range(100, 300)])
     columns = testbed.read(source, 200)
     assert testbed.users(columns) == list(range(100, 300))
-    assert source.num_resets == 1
+    assert source.status.num_resets == 1
     assert columns[-1].end_offsets == {testbed.partition: 200}
 
 
@@ -160,7 +160,7 @@ def test_a_re_created_topic_is_read_from_0_even_if_it_is_longer(testbed):
     testbed.create()
     testbed.produce([testbed.click(n) for n in range(100, 200)])
     assert testbed.users(testbed.read(source, 100)) == list(range(100, 200))
-    assert source.num_resets == 1
+    assert source.status.num_resets == 1
 
 
 @pytest.mark.parametrize("on_reset", ["fail", "earliest", "latest"])
@@ -176,14 +176,14 @@ def test_on_reset_decides_what_happens_to_a_re_created_topic_of_a_real_broker(te
     if on_reset == "fail":
         with pytest.raises(TopicResetError, match="on_reset"):
             wait_until(lambda: source.poll(0.1))
-        assert source.state == "failed"
+        assert source.status.state == "failed"
     elif on_reset == "earliest":
         assert testbed.users(testbed.read(source, 20)) == list(range(20))
     else:
-        wait_until(lambda: source.poll(0.01) == [] and source.state == "reading" and source.end_offsets())
+        wait_until(lambda: source.poll(0.01) == [] and source.status.state == "reading" and source.end_offsets())
         testbed.produce([testbed.click(99)])
         assert testbed.users(testbed.read(source, 1)) == [99]
-    assert source.num_resets == (on_reset != "fail")
+    assert source.status.num_resets == (on_reset != "fail")
 
 
 def test_an_end_before_the_position_is_a_topic_reset(testbed):
@@ -191,7 +191,7 @@ def test_an_end_before_the_position_is_a_topic_reset(testbed):
     testbed.produce([testbed.click(n) for n in range(20)])
     source = testbed.source({testbed.partition: Position(topic.id, 500)})
     assert testbed.users(testbed.read(source, 20)) == list(range(20))
-    assert source.num_resets == 1
+    assert source.status.num_resets == 1
 
 
 def test_stop_at_end_stops_at_the_end_seen_at_the_start(testbed):
@@ -204,7 +204,7 @@ def test_stop_at_end_stops_at_the_end_seen_at_the_start(testbed):
     wait_until(lambda: columns.extend(source.poll(0.01)) or source.finished)
     assert testbed.users(columns) == list(range(500))
     assert source.poll(0.01) == []
-    assert source.state == "finished"
+    assert source.status.state == "finished"
 
 
 def test_stop_at_cuts_inside_a_batch(testbed):
@@ -293,4 +293,4 @@ def test_a_batch_that_stays_corrupt_ends_the_reading_after_the_records_before(te
     testbed.produce([testbed.click(2)])
     with pytest.raises(CorruptBatchError, match="checksum"):
         wait_until(lambda: source.poll(0.1))
-    assert source.state == "failed"
+    assert source.status.state == "failed"

@@ -13,6 +13,7 @@ from springtide.app.tools.input_file import FileRow, InputFile
 from springtide.app.training.input.feature_values import FeatureValues
 from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.config import SourceConfig
+from springtide.stream.consumer_loop import SourceStatus
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.formats import JSON
 from springtide.stream.positions import Partition
@@ -37,6 +38,7 @@ class FileSource(Source):
         by: str | None = None,
     ) -> None:
         """`limit`: rows to read at most. `by`: the field whose values divide the samples into segments."""
+        self.status = SourceStatus(config.topic, is_connected=True)
         self.partition = Partition(config.topic, 0)
         self.num_rows = 0  # read
         self.fraction = 0.0  # of the files that is read

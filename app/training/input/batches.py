@@ -59,7 +59,7 @@ class BatchStream:
         """Begin to read. A stream that continues an earlier one stops at the same end."""
         stop_offsets = None if after is None else after.source.stop_offsets
         if after is not None:
-            self.source.count_resets_of(after.source)
+            self.source.status.num_resets = after.source.status.num_resets
             self._earlier_ends = after.end_offsets()
         if stop_offsets is not None:
             self.source.stop_at(stop_offsets)
@@ -80,8 +80,8 @@ class BatchStream:
     @property
     def finished(self) -> bool:
         """True if everything up to the requested end was returned; RetriableError without a broker for too long."""
-        if self.until_end and self.source.waiting_seconds > MAX_UNAVAILABLE_SECONDS:
-            raise RetriableError(f"waited {MAX_UNAVAILABLE_SECONDS:.0f} s: {self.source.reason}")
+        if self.until_end and self.source.status.waiting_seconds > MAX_UNAVAILABLE_SECONDS:
+            raise RetriableError(f"waited {MAX_UNAVAILABLE_SECONDS:.0f} s: {self.source.status.reason}")
         is_empty = self.batcher.is_empty and self._peeked is None and self._ready is None
         return self.until_end and self.source.finished and is_empty
 

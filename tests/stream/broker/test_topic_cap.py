@@ -37,7 +37,7 @@ def test_a_full_topic_is_re_created_once_it_is_learned_and_nothing_is_lost(testb
     thread.join(300)
     assert seen == list(range(30_000))
     assert cap.num_recreated >= 3
-    assert source.num_resets == cap.num_recreated
+    assert source.status.num_resets == cap.num_recreated
 
 
 def test_a_topic_that_is_not_learned_is_left_alone(testbed):

@@ -15,7 +15,7 @@ def test_end_offsets_count_every_record_of_the_last_batch(testbed):
 
 def test_waiting_for_a_topic_does_not_create_it(testbed):
     source = testbed.source()
-    wait_until(lambda: source.poll(0.05) == [] and "topic" in source.reason)
+    wait_until(lambda: source.poll(0.05) == [] and "topic" in source.status.reason)
     with Admin(testbed.kafka) as admin:
         assert testbed.name not in admin.topics()
 
