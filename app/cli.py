@@ -5,46 +5,39 @@ Imports nothing heavy: each command imports what it needs when it runs.
 
 import argparse
 import difflib
-import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
+from springtide.app.commands import processes, tools
+from springtide.app.commands.command import print_report
+from springtide.app.commands.evaluate import EVALUATE
+from springtide.app.commands.forget import FORGET
+from springtide.app.commands.train import TRAIN
+from springtide.app.commands.versions import VERSIONS
 from springtide.app.errors import UserError
 from springtide.app.processes.parent_death import die_with_supervisor
 from springtide.app.processes.report_error import report_error
 
-COMMANDS = {  # name -> module in app/commands, in the order of --help
-    "demo": "tools.demo",
-    "run": "run",
-    "train": "train",
-    "compact": "compact",
-    "serve": "serve",
-    "broker": "broker",
-    "check": "tools.check",
-    "init": "tools.init",
-    "evaluate": "tools.evaluate",
-    "replay": "tools.replay",
-    "simulate": "tools.simulate",
-    "forget": "forget",
-    "versions": "versions",
-    "bench": "tools.bench",
+COMMANDS = {  # in the order of --help
+    "demo": tools.DEMO,
+    "run": processes.RUN,
+    "train": TRAIN,
+    "compact": processes.COMPACT,
+    "serve": processes.SERVE,
+    "broker": processes.BROKER,
+    "check": tools.CHECK,
+    "init": tools.INIT,
+    "evaluate": EVALUATE,
+    "replay": tools.REPLAY,
+    "simulate": tools.SIMULATE,
+    "forget": FORGET,
+    "versions": VERSIONS,
+    "bench": tools.BENCH,
 }
-
-
 NEW_NAMES = {"merge": "compact"}  # former name -> what to suggest
-
-
-class Subcommand(Protocol):
-    """The interface of a module in app/commands."""
-
-    HELP: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, arguments: argparse.Namespace) -> int: ...
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(check_command(argv))
         die_with_supervisor()
         set_up_logging(debug)
-        return load_command(arguments.command).run(arguments)
+        outcome = COMMANDS[arguments.command].run(arguments)
+        return outcome if isinstance(outcome, int) else print_report(outcome, as_json=getattr(arguments, "json", False))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -88,19 +82,12 @@ def build_parser() -> argparse.ArgumentParser:
     description = "Trains a recommender continuously from a Kafka click stream, and serves it while it learns."
     parser = Parser(prog="springtide", description=description)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for name in COMMANDS:
-        command = load_command(name)
-        child = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
+    for name, command in COMMANDS.items():
+        child = subparsers.add_parser(name, help=command.help, description=command.help)
         child.add_argument("--config", metavar="FILE", help="configuration file (default: ./springtide.toml)")
         child.add_argument("--debug", action="store_true", help="show the traceback of errors, and debug logs")
         command.add_arguments(child)
     return parser
-
-
-def load_command(name: str) -> Subcommand:
-    """Import the module of a command."""
-    command: Subcommand = importlib.import_module(f"springtide.app.commands.{COMMANDS[name]}")
-    return command
 
 
 def check_command(argv: list[str]) -> list[str]:

@@ -1,13 +1,14 @@
 """`springtide train`: learns from the stream and writes the log."""
 
 import argparse
-import json
 import logging
 import os
 import sys
 import traceback
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
+
+from springtide.app.commands.command import Command, Report, add_json
 
 if TYPE_CHECKING:
     from springtide.app.training.ranks.ranks import Ranks
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
 THREAD_SWITCH_SECONDS = 0.0005
 MAX_RESTARTS = 10
 logger = logging.getLogger(__name__)
-HELP = "learn from the stream and write versions to the log"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--until-end",
         action="store_true",
-        help="learn up to the topic's present end, print the final status as JSON, and exit",
+        help="learn up to the topic's present end, print the final status, and exit",
     )
     parser.add_argument(
         "--take-over", action="store_true", help="start even if another trainer of this log seems to be alive"
@@ -49,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"with --ranks: how often all ranks are started again after one has died (default: {MAX_RESTARTS})",
     )
     parser.add_argument("--from-timestamp", metavar="TIME", help="start at this record time: ISO, or milliseconds")
+    add_json(parser, default=not sys.stdout.isatty())
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Report | int:
     from springtide.app.processes.signals import exit_on_signals
     from springtide.app.processes.tuning import tune_process
     from springtide_client.system.parent_death import die_with_parent
@@ -90,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         take_gpu()
     from springtide.app.processes.compactor_supervisor import CompactorSupervisor
+    from springtide.app.tools.status_text import status_lines
     from springtide.app.training.ranks.ranks import Ranks
     from springtide.app.training.trainer import Trainer
 
@@ -112,7 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         return end_rank(error, ranks, debug=arguments.debug)
     if arguments.until_end and ranks.is_first:
-        print(json.dumps(status.to_json()), flush=True)
+        document = status.to_json()
+        return Report(document, status_lines(document))
     return 0
 
 
@@ -157,6 +160,7 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
         "--take-over": arguments.take_over,
         "--no-compact": arguments.no_compact,
         "--debug": arguments.debug,
+        "--json": arguments.json,
     }
     options += [flag for flag, is_set in flags.items() if is_set]
     for place in arguments.from_offset:
@@ -164,3 +168,6 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
     if arguments.from_timestamp is not None:
         options += ["--from-timestamp", arguments.from_timestamp]
     return launch(options, num_ranks=arguments.ranks, max_restarts=max_restarts)
+
+
+TRAIN = Command("learn from the stream and write versions to the log", add_arguments, run)

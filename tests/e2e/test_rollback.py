@@ -41,7 +41,7 @@ def test_rollback_over_http_and_from_the_command_line(workspace: Workspace) -> N
     wait_until(lambda: workspace.status().get("dead_letters", {}).get("gate") == 1_000, "dead letters")
     done = workspace.run("versions", "rollback", str(target), "--wait", "300")
     assert done.returncode == 0, done.stderr
-    assert "the running trainer will execute it" in done.stdout
+    assert "the running trainer will execute it" in done.stderr
     assert "executed in version" in done.stdout
     wait_until(lambda: workspace.status().get("samples_trained") == 3_000, "learning the same samples again")
     workspace.stop(trainer)

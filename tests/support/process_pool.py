@@ -111,7 +111,7 @@ class ForkedProcess:
 
 def warm_up() -> None:
     """Import everything and load every kernel that the commands need; leaves no thread behind."""
-    import springtide.app.commands.serve
+    import springtide.app.commands.processes
     import springtide.app.commands.train
     import springtide.app.processes.compactor_supervisor
     import springtide.app.serving.server.serve

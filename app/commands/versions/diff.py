@@ -1,9 +1,20 @@
 """`springtide versions diff A B`: compare two versions."""
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from springtide.app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.command import (
+    VERSION_NAMES,
+    Action,
+    Report,
+    add_json,
+    format_bytes,
+    format_number,
+    format_signed,
+    format_time,
+)
+from springtide.app.commands.versions.show import score_lines
 
 if TYPE_CHECKING:
     from springtide.app.config.load import Config
@@ -11,17 +22,14 @@ if TYPE_CHECKING:
 
 DENSE_LINES = 20
 
-HELP = "compare two versions: rows, moves, dense parameters, scores, stream"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("versions", nargs=2, metavar="VERSION", help=VERSION_NAMES)
     parser.add_argument("--top", type=int, default=10, metavar="K", help="the K rows that moved most (default: 10)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
-def run(config: "Config", arguments: argparse.Namespace) -> int:
-    from springtide.app.commands.formatting import print_json
+def diff(config: "Config", arguments: argparse.Namespace) -> Report:
     from springtide.app.errors import UserError
     from springtide.app.version_log.inspection.diff import diff_versions
     from springtide.app.version_log.read.index import LogIndex
@@ -32,11 +40,7 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
     index = LogIndex(LogDirectory(config.log.path))
     older, newer = sorted(index.resolve(name) for name in arguments.versions)
     difference = diff_versions(index, older, newer, top=arguments.top)
-    if arguments.json:
-        print_json(document_of(difference))
-    else:
-        print_difference(difference)
-    return 0
+    return Report(document_of(difference), difference_lines(difference))
 
 
 def document_of(difference: "VersionDiff") -> dict[str, Any]:
@@ -84,88 +88,83 @@ def document_of(difference: "VersionDiff") -> dict[str, Any]:
     }
 
 
-def print_difference(difference: "VersionDiff") -> None:
-    """Print the difference for people."""
-    from springtide.app.commands.formatting import format_bytes, format_time
+def difference_lines(difference: "VersionDiff") -> Iterator[str]:
+    """Write the difference for people."""
     from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
 
     older, newer = difference.metas
     for word, number, meta in (("from", difference.older, older), ("to", difference.newer, newer)):
-        print(
+        yield (
             f"{word:<5} {version_name(number):<10} {format_time(meta.created_ms)}  {meta.samples_trained:>13,} samples"
         )
     samples = newer.samples_trained - older.samples_trained
     versions = plural(difference.num_versions, "version")
     gap = "; the log no longer holds every version between them" if difference.has_gap else ""
-    print(f"between them {versions}, {format_bytes(difference.num_bytes)}, {samples:+,} samples{gap}")
-    print_rows(difference)
-    print_moves(difference)
-    print_dense(difference)
-    print_stream(difference)
+    yield (f"between them {versions}, {format_bytes(difference.num_bytes)}, {samples:+,} samples{gap}")
+    yield from row_lines(difference)
+    yield from move_lines(difference)
+    yield from dense_lines(difference)
+    yield from stream_lines(difference)
 
 
-def print_rows(difference: "VersionDiff") -> None:
-    """Print the row counts, per feature and in total."""
+def row_lines(difference: "VersionDiff") -> Iterator[str]:
+    """Write the row counts, per feature and in total."""
     width = max([8, *(len(difference.feature_name(number)) for number in difference.features)])
     columns = ("added", "changed", "came back", "erased", "expired")
-    print(f"\n{'rows':<{width}}  " + "  ".join(f"{column:>9}" for column in columns))
+    yield (f"\n{'rows':<{width}}  " + "  ".join(f"{column:>9}" for column in columns))
     counted = [(difference.feature_name(number), counts) for number, counts in sorted(difference.features.items())]
     for name, counts in [*counted, ("total", difference.total)]:
         figures = zip(columns, vars(counts).values(), strict=True)
-        print(f"{name:<{width}}  " + "  ".join(f"{count:>{max(9, len(column))},}" for column, count in figures))
+        yield (f"{name:<{width}}  " + "  ".join(f"{count:>{max(9, len(column))},}" for column, count in figures))
 
 
-def print_moves(difference: "VersionDiff") -> None:
-    """Print the rows that moved most."""
-    from springtide.app.commands.formatting import format_number, format_signed
-
+def move_lines(difference: "VersionDiff") -> Iterator[str]:
+    """Write the rows that moved most."""
     if not difference.moves:
         return
     width = max(len(difference.feature_name(move.feature)) for move in difference.moves)
-    print(f"\nlargest moves (L2; the mean over changed rows is {format_number(difference.mean_move)})")
+    yield (f"\nlargest moves (L2; the mean over changed rows is {format_number(difference.mean_move)})")
     for move in difference.moves:
         key = f"{difference.feature_name(move.feature):<{width}}  {difference.display_id(move)}"
-        print(f"  {format_number(move.distance):>9}  {key}  (count {format_signed(move.count)})")
+        yield (f"  {format_number(move.distance):>9}  {key}  (count {format_signed(move.count)})")
 
 
-def print_dense(difference: "VersionDiff") -> None:
-    """Print how far each parameter moved, relative to its norm before."""
-    from springtide.app.commands.formatting import format_number
-
+def dense_lines(difference: "VersionDiff") -> Iterator[str]:
+    """Write how far each parameter moved, relative to its norm before."""
     moved = [change for change in difference.dense if change.distance > 0]
-    print(f"\ndense: {len(moved)} of {len(difference.dense)} parameters and buffers changed")
+    yield (f"\ndense: {len(moved)} of {len(difference.dense)} parameters and buffers changed")
     shown = moved[:DENSE_LINES]
     width = max((len(change.name) for change in shown), default=0)
     for change in shown:
         share = "from zero" if change.relative is None else f"{100 * change.relative:.3g} %"
         shape = " x ".join(str(length) for length in change.shape) or "()"
-        print(f"  {change.name:<{width}}  {share:>10}  (L2 {format_number(change.distance)}, shape {shape})")
+        yield (f"  {change.name:<{width}}  {share:>10}  (L2 {format_number(change.distance)}, shape {shape})")
     if len(moved) > len(shown):
-        print(f"  and {len(moved) - len(shown)} that moved less: --json lists them all")
+        yield (f"  and {len(moved) - len(shown)} that moved less: --json lists them all")
 
 
-def print_stream(difference: "VersionDiff") -> None:
-    """Print stream positions, scores, dead letters and expiry cutoffs."""
-    from springtide.app.commands.formatting import format_signed, format_time
-    from springtide.app.commands.versions.show import score_lines
-
+def stream_lines(difference: "VersionDiff") -> Iterator[str]:
+    """Write stream positions, scores, dead letters and expiry cutoffs."""
     older, newer = difference.metas
-    print("\nstream")
+    yield ("\nstream")
     for partition, position in newer.positions.items():
         before = older.positions.get(partition)
         if before is None or before["topic_id"] != position["topic_id"]:
-            print(f"  {partition}: new, at {position['offset']:,}")
+            yield (f"  {partition}: new, at {position['offset']:,}")
         else:
             moved = position["offset"] - before["offset"]
-            print(f"  {partition}: {before['offset']:,} to {position['offset']:,} ({format_signed(moved)})")
+            yield (f"  {partition}: {before['offset']:,} to {position['offset']:,} ({format_signed(moved)})")
     then, now = dict(score_lines(older.scores)), score_lines(newer.scores)
     for task, values in now:
-        print(f"  {task}: {then.get(task, 'no scores')}  ->  {values}")
+        yield (f"  {task}: {then.get(task, 'no scores')}  ->  {values}")
     for reason, letters in newer.dead_letters.items():
         if more := letters - older.dead_letters.get(reason, 0):
-            print(f"  dead letters, {reason}: {format_signed(more)}")
+            yield (f"  dead letters, {reason}: {format_signed(more)}")
     for number, cutoff in newer.expiry_cutoffs.items():
         if cutoff != older.expiry_cutoffs.get(number):
             name = difference.feature_name(int(number))
-            print(f"  {name}: rows last seen before {format_time(cutoff)} have expired")
+            yield (f"  {name}: rows last seen before {format_time(cutoff)} have expired")
+
+
+DIFF = Action("compare two versions: rows, moves, dense parameters, scores, stream", add_arguments, diff)

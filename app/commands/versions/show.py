@@ -1,17 +1,26 @@
 """`springtide versions show`: one version, or the history of one row."""
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from springtide.app.commands.formatting import VERSION_NAMES
+from springtide.app.commands.command import (
+    VERSION_NAMES,
+    Action,
+    Report,
+    add_json,
+    format_bytes,
+    format_number,
+    format_time,
+)
 
 if TYPE_CHECKING:
     from springtide.app.config.load import Config
     from springtide.app.version_log.commands.erasure_audit import FileReference
+    from springtide.app.version_log.inspection.crosses import Cross
     from springtide.app.version_log.inspection.history import RowHistory
     from springtide.app.version_log.read.index import LogIndex
 
-HELP = "show one version, with --key the history of one row, or with --cross what was learned of two ids together"
 PAIRS = 8  # of fields, by gain
 
 
@@ -27,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=50, metavar="N", help="with --key: show the last N events (default: 50)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
-def run(config: "Config", arguments: argparse.Namespace) -> int:
+def show(config: "Config", arguments: argparse.Namespace) -> Report:
     from springtide.app.errors import UserError
     from springtide.app.version_log.read.index import LogIndex
     from springtide_client.log.directory import LogDirectory
@@ -45,18 +54,14 @@ def run(config: "Config", arguments: argparse.Namespace) -> int:
     if arguments.key:
         return show_key(config, index, arguments)
     if arguments.cross:
-        from springtide.app.commands.versions.cross import show_cross
-
-        number = index.resolve(arguments.version or "latest")
-        return show_cross(index, number, arguments.cross, as_json=arguments.json)
-    return show_version(index, index.resolve(arguments.version or "latest"), as_json=arguments.json)
+        return show_cross(index, index.resolve(arguments.version or "latest"), arguments.cross)
+    return show_version(index, index.resolve(arguments.version or "latest"))
 
 
-def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
-    """Print a version's meta and the shapes of its tensors, from its record or, if that is deleted, from its base."""
+def show_version(index: "LogIndex", number: int) -> Report:
+    """Report a version's meta and the shapes of its tensors, from its record or, if that is deleted, from its base."""
     import msgspec
 
-    from springtide.app.commands.formatting import print_json
     from springtide_client.format.records import version_name
 
     entry = index.find(number)
@@ -76,11 +81,7 @@ def show_version(index: "LogIndex", number: int, *, as_json: bool) -> int:
         "tensors": dict(head.shapes) if head else {},
         **contents_of(index, number),
     }
-    if as_json:
-        print_json(document)
-    else:
-        print_version(document)
-    return 0
+    return Report(document, version_lines(document))
 
 
 def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
@@ -103,65 +104,63 @@ def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
     }
 
 
-def print_version(document: dict[str, Any]) -> None:
-    """Print the most important of it for people; the JSON has everything."""
-    from springtide.app.commands.formatting import format_bytes, format_number, format_time
+def version_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Write the most important of it for people; the JSON has everything."""
     from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
 
     is_base = ", a base" if document["is_base"] else ""
     pins = f", pinned as {', '.join(document['pins'])}" if document["pins"] else ""
     gone = "" if document["is_restorable"] else ", can no longer be rebuilt"
-    print(f"version {document['name']} (number {document['version']}{is_base}{pins}{gone})")
+    yield (f"version {document['name']} (number {document['version']}{is_base}{pins}{gone})")
     if document["file"]:
-        print(f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}")
+        yield (f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}")
     else:
-        print("  record    " + ("none: it is a base" if document["change"] else "deleted: shown from its base"))
-    print(f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}")
-    print(f"  created   {format_time(document['created_ms'])}")
-    print(
+        yield ("  record    " + ("none: it is a base" if document["change"] else "deleted: shown from its base"))
+    yield (f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}")
+    yield (f"  created   {format_time(document['created_ms'])}")
+    yield (
         f"  complete  up to {format_time(document['complete_until_ms'])}, "
         f"event clock at {format_time(document['event_clock_ms'])}"
     )
-    print(f"  learned   {document['samples_trained']:,} samples in {document['step']:,} steps")
+    yield (f"  learned   {document['samples_trained']:,} samples in {document['step']:,} steps")
     for partition, position in document["positions"].items():
-        print(f"  position  {partition} at offset {position['offset']:,}")
+        yield (f"  position  {partition} at offset {position['offset']:,}")
     for name, letters in document["dead_letters"].items():
-        print(f"  dead      {letters:,} letters: {name}")
+        yield (f"  dead      {letters:,} letters: {name}")
     for task, values in score_lines(document["scores"]):
-        print(f"  scores    {task}: {values}")
+        yield (f"  scores    {task}: {values}")
     shapes = document["tensors"]
     for group, what in (("rows", "rows written"), ("forgotten", "keys deleted"), ("texts", "id strings added")):
         for name, shape in shapes.items():
             if name.endswith(f"{group}.id"):
                 table = name.rpartition("/")[0]
-                print(f"  {group:<9} {shape[0]:,} {what}" + (f" in table {table}" if table else ""))
+                yield (f"  {group:<9} {shape[0]:,} {what}" + (f" in table {table}" if table else ""))
     for table in document["tables"]:
         states = f" and {table['state_width']} of state" if table["state_width"] else ""
         features = f" of {', '.join(table['features'])}" if table["features"] else ""
         size = f"{table['rows']:,} rows{features} in its base, {format_bytes(table['bytes'])}"
-        print(f"  table     {table['name'] or 'main'}: rows of {table['dim']} numbers{states}; {size}")
+        yield (f"  table     {table['name'] or 'main'}: rows of {table['dim']} numbers{states}; {size}")
     if pairs := document["crosses"]:
         shown = ", ".join(f"{' x '.join(pair['fields'])} ({format_number(pair['gain'])})" for pair in pairs[:PAIRS])
         more = f" and {len(pairs) - PAIRS} more" if len(pairs) > PAIRS else ""
-        print(f"  crosses   {plural(len(pairs), 'pair')} of fields, by gain: {shown}{more}")
+        yield (f"  crosses   {plural(len(pairs), 'pair')} of fields, by gain: {shown}{more}")
     num_dense = sum(name.startswith("dense.") for name in shapes)
     if num_dense:
-        print(f"  dense     {num_dense} parameters and buffers")
+        yield (f"  dense     {num_dense} parameters and buffers")
     if change := document["change"]:
-        print(f"  changed   {', '.join(change['changed'])}; the version before is {version_name(change['from'])}")
+        yield (f"  changed   {', '.join(change['changed'])}; the version before is {version_name(change['from'])}")
         for group in ("kept", "begun", "dropped"):
             for line in change[group]:
-                print(f"  {group:<9} {line}")
+                yield (f"  {group:<9} {line}")
     for command in document["executed_commands"]:
-        print(f"  command   {command.get('id')}: {command.get('kind')}")
+        yield (f"  command   {command.get('id')}: {command.get('kind')}")
     if document["durable"]:
-        print(f"  durable   up to {version_name(document['durable'])} when it was written")
+        yield (f"  durable   up to {version_name(document['durable'])} when it was written")
 
 
 def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     """Return one line per window: its name and its figures."""
-    from springtide.app.commands.formatting import format_number
 
     lines = []
     for name, values in scores.items():
@@ -173,8 +172,8 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace) -> int:
-    """Print the history of one row, which files contain it, and until when."""
+def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace) -> Report:
+    """Report the history of one row, which files contain it, and until when."""
     from springtide.app.errors import UserError
     from springtide.app.version_log.commands.erasure_audit import files_containing
     from springtide.app.version_log.inspection.history import row_history
@@ -190,71 +189,115 @@ def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace)
     history = row_history(index, number, row_id, limit=arguments.limit)
     history.string = history.string or string
     references = files_containing(config.log, number, row_id)
-    if arguments.json:
-        print_history_json(config, arguments.key, history, references)
-    else:
-        print_history(config, arguments.key, history, references)
-    return 0
+    document = history_document(config, arguments.key, history, references)
+    return Report(document, history_lines(config, arguments.key, history, references))
 
 
-def print_history(config: "Config", key: str, history: "RowHistory", references: "list[FileReference]") -> None:
-    """Print a line per event, then the files that contain the row."""
-    from springtide.app.commands.formatting import format_number, format_time
+def history_lines(
+    config: "Config", key: str, history: "RowHistory", references: "list[FileReference]"
+) -> Iterator[str]:
+    """Write a line per event, then the files that contain the row."""
     from springtide.app.version_log.verify.report import plural
     from springtide_client.format.records import version_name
 
     name, _, shown = key.partition("=")
     hashed = f" (id {history.id})" if shown != str(history.id) else ""
     string = f", the string {history.string!r}" if history.string not in (None, shown) else ""
-    print(f"{name}={shown}{hashed}{string}, since version {version_name(history.first)}")
+    yield (f"{name}={shown}{hashed}{string}, since version {version_name(history.first)}")
     left_out = history.num_events - len(history.events)
     if left_out:
-        print(f"({plural(left_out, 'earlier event')} not shown: --limit {history.num_events} shows all)")
+        yield (f"({plural(left_out, 'earlier event')} not shown: --limit {history.num_events} shows all)")
     if history.events:
-        print(f"{'version':>12}  {'created':19}  {'event':9}  {'count':>9}  {'last seen':19}  {'norm':>8}  {'move':>8}")
+        yield (
+            f"{'version':>12}  {'created':19}  {'event':9}  {'count':>9}  {'last seen':19}  {'norm':>8}  {'move':>8}"
+        )
     for event in history.events:
         count = "" if event.count is None else f"{event.count:,}"
         seen = "" if event.last_seen_ms is None else format_time(event.last_seen_ms)
         norm, move = ("" if value is None else format_number(value) for value in (event.norm, event.move))
         when = f"{version_name(event.version):>12}  {format_time(event.created_ms):19}"
-        print(f"{when}  {event.kind:9}  {count:>9}  {seen:19}  {norm:>8}  {move:>8}".rstrip())
+        yield (f"{when}  {event.kind:9}  {count:>9}  {seen:19}  {norm:>8}  {move:>8}".rstrip())
     if not history.events:
-        print("no version since then wrote it: the id was never learned, or its row was deleted before")
+        yield ("no version since then wrote it: the id was never learned, or its row was deleted before")
     elif not history.is_alive:
-        print(f"the row was deleted: {history.events[-1].kind} in version {version_name(history.events[-1].version)}")
+        yield (f"the row was deleted: {history.events[-1].kind} in version {version_name(history.events[-1].version)}")
     bases = ", ".join(version_name(number) for number in history.bases)
     word = "no base" if not bases else ("base " if len(history.bases) == 1 else "bases ") + bases
-    print(f"it is in {word}" if references else "no file of the log holds it")
+    yield (f"it is in {word}" if references else "no file of the log holds it")
     if references:
         oldest = references[0]
         others = f", of {len(references)}" if len(references) > 1 else ""
-        print(f"the oldest file that holds it{others}: {oldest.file}")
-        print(f"that file is deleted {oldest.removal_condition(config.log)}")
+        yield (f"the oldest file that holds it{others}: {oldest.file}")
+        yield (f"that file is deleted {oldest.removal_condition(config.log)}")
 
 
-def print_history_json(config: "Config", key: str, history: "RowHistory", references: "list[FileReference]") -> None:
-    """Print the same as JSON."""
-    from springtide.app.commands.formatting import print_json
+def history_document(
+    config: "Config", key: str, history: "RowHistory", references: "list[FileReference]"
+) -> dict[str, Any]:
+    """Return the history as JSON has it."""
     from springtide_client.format.records import version_name
 
-    print_json(
-        {
-            "key": key,
-            "feature": history.feature,
-            "id": history.id,
-            "id_string": history.string,
-            "from": version_name(history.first),
-            "is_alive": history.is_alive,
-            "num_events": history.num_events,
-            "events": [{"name": version_name(event.version), **vars(event)} for event in history.events],
-            "bases": [version_name(number) for number in history.bases],
-            "files": [
-                {
-                    "file": reference.file,
-                    "removal_condition": reference.removal_condition(config.log),
-                    "expected_ms": reference.expected_ms,
-                }
-                for reference in references
-            ],
-        }
+    return {
+        "key": key,
+        "feature": history.feature,
+        "id": history.id,
+        "id_string": history.string,
+        "from": version_name(history.first),
+        "is_alive": history.is_alive,
+        "num_events": history.num_events,
+        "events": [{"name": version_name(event.version), **vars(event)} for event in history.events],
+        "bases": [version_name(number) for number in history.bases],
+        "files": [
+            {
+                "file": reference.file,
+                "removal_condition": reference.removal_condition(config.log),
+                "expected_ms": reference.expected_ms,
+            }
+            for reference in references
+        ],
+    }
+
+
+def show_cross(index: "LogIndex", number: int, keys: list[str]) -> Report:
+    """Report what a version has learned of two ids together."""
+    from dataclasses import asdict
+
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.inspection.crosses import find_cross
+    from springtide.app.version_log.read.row_image import RowImage
+    from springtide_client.format.records import version_name
+
+    named = []
+    for key in keys:
+        field, equals, text = key.partition("=")
+        if not equals:
+            raise UserError(f"--cross {key}: write FIELD=ID twice, such as user_id=7 genre=war")
+        named.append((field, text))
+    cross = find_cross(RowImage(index, number), named)
+    document = {"version": number, "name": version_name(number), **asdict(cross)}
+    return Report(document, cross_lines(cross, number, dict(named)))
+
+
+def cross_lines(cross: "Cross", number: int, ids: dict[str, str]) -> Iterator[str]:
+    """Write the weights of a cross, or why there are none; `ids` as they were asked for, by field."""
+    from springtide_client.format.records import version_name
+
+    shown = " x ".join(
+        f"{field}={ids.get(field, row_id)}" for field, row_id in zip(cross.fields, cross.ids, strict=True)
     )
+    live = "" if cross.is_live else f"; crosses of {' x '.join(cross.fields)} are not learned at present"
+    yield f"{shown} at version {version_name(number)}{live}"
+    if cross.reason:
+        yield f"  {cross.reason}"
+        return
+    for weight in cross.weights:
+        what = f"weight {format_number(weight.weight)}, information {format_number(weight.information)}"
+        yield f"  {weight.label:<9} {what}"
+    yield f"  seen      {cross.count:,} times, last at {format_time(cross.last_seen_ms or 0)}"
+
+
+SHOW = Action(
+    "show one version, with --key the history of one row, or with --cross what was learned of two ids together",
+    add_arguments,
+    show,
+)

@@ -11,7 +11,7 @@ from springtide.app.config.load import load_config
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.scores.auc import click_auc
-from springtide.app.tools.demo.demo import demo_config_path
+from springtide.app.tools.demo import demo_config_path
 from springtide.app.tools.simulated_world import SimulatorConfig
 from springtide.app.tools.simulator import ClickGenerator, Clicks
 from springtide.app.training.config import with_adagrad_eps

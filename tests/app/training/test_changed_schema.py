@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.commands.versions.list import describe
+from springtide.app.commands.versions.overview import describe
 from springtide.app.commands.versions.show import show_version
 from springtide.app.config.load import Config, load_config
 from springtide.app.errors import UserError
@@ -311,8 +311,7 @@ def test_check_says_beforehand_what_versions_show_says_afterwards(log, capsys) -
     log.learn(1)
     index = LogIndex(log.directory)
     assert [describe(index, number)["is_change"] for number in index.numbers] == [False, False, True, False]
-    show_version(index, index.begins[-1], as_json=False)
-    shown = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split(maxsplit=1) for line in show_version(index, index.begins[-1]).lines]
     verbs = {"kept": "keeps", "begun": "begins", "dropped": "drops"}
     assert [f"{verbs[word]} {text}" for word, text in shown if word in verbs] == said[2:]
     assert ["changed", f"{changed}; the version before is 1.1"] in shown

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-import springtide.app.tools.demo
+import springtide.app.tools
 from springtide.app.config.load import load_config
 from springtide.app.tools.simulated_world import SimulatorConfig
 from springtide.app.tools.simulator import ClickGenerator
@@ -20,7 +20,7 @@ START_MS = 1_700_000_000_000
 
 def simulated_schema() -> Schema:
     """Return the schema of `springtide demo`."""
-    return load_config(Path(springtide.app.tools.demo.__file__).with_name("demo.toml")).schema
+    return load_config(Path(springtide.app.tools.__file__).with_name("demo.toml")).schema
 
 
 def simulate_log(num_samples: int, *, seed: int = 0) -> tuple[Batch, npt.NDArray[np.float64]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from springtide.app.cli import main
-from springtide.app.commands.serve import find_version
+from springtide.app.commands.processes import find_version
 from springtide.app.version_log.read.index import LogIndex
 from springtide_client.keys import hash_string
 from tests.support.random_versions import RandomVersions

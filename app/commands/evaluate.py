@@ -4,13 +4,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from springtide.app.commands.command import Command, Report, add_json
+
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
     from springtide.app.tools.input_file import InputFile
-
-HELP = "learn files (CSV, TSV, JSONL, Parquet) in one pass, without a broker, and say how well they are predicted"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,24 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", nargs=2, metavar="CONFIG", help="evaluate two configurations on the same rows, side by side"
     )
-    parser.add_argument(
-        "--search", action="store_true", help="search for better settings by successive halving over prefixes"
-    )
+    parser.add_argument("--search", action="store_true", help="search for better settings with Optuna (extra `search`)")
     parser.add_argument(
         "--budget", metavar="TIME|RUNS", help="of --search: a time (10m) or a number of settings (default: 27 runs)"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of --search: which settings are drawn (default: 0)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="of --search: processes (default: one per core)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of --search: which settings are proposed (default: 0)")
+    parser.add_argument(
+        "--storage", metavar="URL", help="of --search: Optuna's, such as sqlite:///s.db, to go on or search together"
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="of --search: write the winner as a configuration")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> Report:
     from springtide.app.processes.signals import stop_on_signals
     from springtide.app.processes.tuning import tune_process
 
     tune_process()
-    from springtide.app.commands.formatting import print_json
     from springtide.app.config.assignments import parse_assignment
     from springtide.app.errors import UserError
     from springtide.app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     stopping = stop_on_signals()
     if arguments.search:
         return _search(arguments, files, assignments, stopping)
-    if name := next((n for n in ("budget", "seed", "jobs", "write") if getattr(arguments, n) is not None), None):
+    if name := next((n for n in ("budget", "seed", "storage", "write") if getattr(arguments, n) is not None), None):
         raise UserError(f"--{name} goes with --search")
     configs = [arguments.config]
     if arguments.compare is not None:
@@ -82,16 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         if stopping.is_set():
             break
+    exit_code = 0 if all(result.is_complete for result in results) else 130
     if len(results) == 2:
         require_same_labels(results)
-        document, lines = comparison_document(*results), comparison_lines(*results)
-    else:
-        document, lines = results[0].document(), results[0].lines()
-    if arguments.json:
-        print_json(document)
-    else:
-        print("\n".join(lines))
-    return 0 if all(result.is_complete for result in results) else 130
+        return Report(comparison_document(*results), comparison_lines(*results), exit_code)
+    return Report(results[0].document(), results[0].lines(), exit_code)
 
 
 def _search(
@@ -99,21 +93,13 @@ def _search(
     files: "Sequence[InputFile]",
     assignments: "Sequence[dict[str, Any]]",
     stopping: "threading.Event",
-) -> int:
-    import os
-
-    from springtide.app.commands.formatting import print_json
+) -> Report:
     from springtide.app.errors import UserError
-    from springtide.app.tools.evaluate.search.plan import Budget
-    from springtide.app.tools.evaluate.search.search import Search
-    from springtide.app.tools.evaluate.search.winner import search_document, search_lines, winner_toml
+    from springtide.app.tools.evaluate.search import Budget, Search
 
     for name in ("compare", "by"):
         if getattr(arguments, name) is not None:
             raise UserError(f"--{name} does not go with --search: evaluate the winner afterwards")
-    jobs = min(os.cpu_count() or 1, 8) if arguments.jobs is None else arguments.jobs
-    if jobs < 1:
-        raise UserError(f"--jobs {jobs}: at least 1")
     path = arguments.write
     if path is not None and (path.exists() or not path.parent.is_dir()):
         why = (
@@ -127,13 +113,16 @@ def _search(
         limit=arguments.limit,
         budget=None if arguments.budget is None else Budget.parse(arguments.budget),
         seed=arguments.seed or 0,
-        jobs=jobs,
+        storage=arguments.storage,
         stopping=stopping,
     ).run()
     if path is not None:
-        path.write_text(winner_toml(found, arguments.config, assignments), encoding="utf-8")
-    if arguments.json:
-        print_json(search_document(found))
-    else:
-        print("\n".join(search_lines(found)))
-    return 0
+        path.write_text(found.toml(arguments.config, assignments), encoding="utf-8")
+    return Report(found.document(), found.lines())
+
+
+EVALUATE = Command(
+    "learn files (CSV, TSV, JSONL, Parquet) in one pass, without a broker, and say how well they are predicted",
+    add_arguments,
+    run,
+)

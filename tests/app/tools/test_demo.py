@@ -12,13 +12,13 @@ import pytest
 
 from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
-from springtide.app.tools.demo.demo import Demo, check_fields, choose_port, demo_config_path
-from springtide.app.tools.demo.output_files import OutputFiles
-from springtide.app.tools.demo.status_line import format_status
+from springtide.app.tools.demo import Demo, OutputFiles, check_fields, choose_port, demo_config_path
+from springtide.app.tools.status_text import status_line, status_lines
+from springtide.app.version_log.trainer_status import PartitionStatus, TrainerStatus
 from tests.support.processes import IMPORT_PATH
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 COMMAND_SECONDS = 600.0
 
 
@@ -111,8 +111,8 @@ def test_an_impossible_port_is_refused_before_anything_starts(port: int) -> None
 
 
 def test_the_status_line_has_dashes_for_missing_numbers() -> None:
-    assert format_status({}, None).startswith("0 samples  0/s  AUC - of -  logloss -  fresh -/- ms  lag 0")
-    line = format_status(
+    assert status_line({}).startswith("0 samples  0/s  AUC - of -  logloss -  fresh -/- ms  lag 0")
+    line = status_line(
         {
             "samples_trained": 61234,
             "samples_per_second": 2999.6,
@@ -121,8 +121,8 @@ def test_the_status_line_has_dashes_for_missing_numbers() -> None:
             "positions": {"clicks/0": {"lag": 12}, "clicks/1": {"lag": None}},
             "trainer": "catching_up",
             "reason": "12 behind",
-        },
-        0.8213,
+            "simulator": {"best_auc": 0.8213},
+        }
     )
     assert line == (
         "61,234 samples  3,000/s  AUC 0.791 of 0.821  logloss 0.522  fresh 310/801 ms  lag 12  catching_up: 12 behind"
@@ -130,11 +130,33 @@ def test_the_status_line_has_dashes_for_missing_numbers() -> None:
     rate, score = {"level": "large"}, {"level": "none"}
     features = [{"name": "age", "level": "large"}, {"name": "country", "level": "large"}]
     drift = {"level": "large", "labels": {"click": {"label_rate": rate, "score": score}}, "features": features}
-    assert format_status({"scores": {"drift": drift}}, None).endswith("lag 0  drift: rate of click, age")
+    assert status_line({"scores": {"drift": drift}}).endswith("lag 0  drift: rate of click, age")
+
+
+def test_the_last_lines_of_a_run_say_what_was_learned() -> None:
+    status = TrainerStatus(
+        name="shop",
+        version=(3 << 32) + 5,
+        samples_trained=61_234,
+        positions={"clicks/0": PartitionStatus(10, 10, 12, 2)},
+        dead_letters={"bad_json": 3},
+    )
+    lines = list(status_lines(status.to_json() | {"simulator": {"best_auc": 0.8213}}))
+    assert lines == [
+        "shop: version 3.5, trainer stopped",
+        "  learned   61,234 samples, 0/s at the end, of clicks/0, 2 records behind the end",
+        "  dead      3 bad_json",
+        "  scores    all samples: AUC -, logloss -, calibration -",
+        "  scores    the newest: AUC - of at best 0.8213, logloss -, calibration -",
+        "  rows      none",
+    ]
+    fresh = {"freshness_ms": {"p50": 120.4, "p99": 310.0}}
+    assert list(status_lines(fresh))[-1] == "  fresh     p50 120 ms, p99 310 ms from a record to its served version"
+    assert next(status_lines({})) == ": no version, trainer "
 
 
 def test_output_of_children_is_kept_in_bounded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("springtide.app.tools.demo.output_files.MAX_BYTES", 100)
+    monkeypatch.setattr("springtide.app.tools.demo.MAX_OUTPUT_BYTES", 100)
     output = OutputFiles(tmp_path / "output")
     for number in range(100):
         output.append("train", f"line {number}")

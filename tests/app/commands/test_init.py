@@ -15,7 +15,7 @@ from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.support.scale import IS_LONG
 
-SHARED_DATA = Path(__file__).parents[5] / "shared" / "data"
+SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
 LOGS = ["movielens-100k", "talkingdata-100k"]  # those with leaks
 if IS_LONG:
     LOGS += ["criteo-kaggle-8k", "open-bandit", "simulated-completejourney"]

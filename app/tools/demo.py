@@ -1,29 +1,32 @@
 """Runs broker, simulator, trainer and server together until Ctrl-C or for some seconds."""
 
 import json
+import shutil
 import socket
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from springtide.app.config.load import Config, load_config
 from springtide.app.errors import UserError
 from springtide.app.processes.broker_supervisor import BrokerSupervisor
 from springtide.app.processes.supervisor import ChildSpec, Supervisor
 from springtide.app.scores.best_auc import read_best_auc
-from springtide.app.tools.demo.output_files import OutputFiles
-from springtide.app.tools.demo.status_line import StatusLine, format_status
+from springtide.app.tools.status_text import status_line
 from springtide.app.version_log.write.trainer_lock import wait_until_free
 from springtide_client.errors import SpringtideError
 
 READY_SECONDS = 120.0
 CHECK_SECONDS = 0.1
 SHOW_SECONDS = 1.0
+PLAIN_INTERVAL_SECONDS = 10.0  # where there is no terminal on which to redraw the line
+MAX_OUTPUT_BYTES = 4 << 20  # of a child's file
 FIELDS = (
     *("user_id", "item_id", "segment", "country", "device", "placement", "category", "publisher"),
     *("tags", "price", "item_age_hours"),
@@ -87,7 +90,7 @@ class Demo:
                     shown = now
                     status = self.status() or status
                     if status is not None:
-                        self.line.show(format_status(status, status["simulator"]["best_auc"]))
+                        self.line.show(status_line(status))
                 if seconds is not None and now - ready_at >= seconds:
                     break
             status = (self.status() if ready_at is not None else None) or status
@@ -120,7 +123,7 @@ class Demo:
 
 def demo_config_path() -> Path:
     """Return the configuration that comes with the program."""
-    return Path(str(files("springtide.app.tools.demo") / "demo.toml"))
+    return Path(str(files("springtide.app.tools") / "demo.toml"))
 
 
 def check_fields(config: Config) -> None:
@@ -152,3 +155,53 @@ def choose_port(host: str, wanted: int) -> int:
         except OSError:
             continue
     raise UserError(f"[serve] host = {host!r} is not an address of this machine: use 127.0.0.1")
+
+
+class OutputFiles:
+    """Appends lines to <folder>/<name>.txt; a full file is renamed to <name>.old.txt."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Return the file of a child."""
+        return self.folder / f"{name}.txt"
+
+    def append(self, name: str, line: str) -> None:
+        """Append a line to the file of a child."""
+        with self._lock:
+            path = self.path(name)
+            if path.exists() and path.stat().st_size > MAX_OUTPUT_BYTES:
+                path.replace(self.folder / f"{name}.old.txt")
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+
+class StatusLine:
+    """Redraws one line on a terminal; elsewhere prints a line every PLAIN_INTERVAL_SECONDS."""
+
+    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._is_terminal = self._stream.isatty()
+        self._printed_at = float("-inf")
+        self._is_drawn = False
+
+    def show(self, text: str) -> None:
+        """Show the present line."""
+        if self._is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r{text[:width]:<{width}}")
+            self._is_drawn = True
+        elif self._clock() - self._printed_at >= PLAIN_INTERVAL_SECONDS:
+            self._printed_at = self._clock()
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def print(self, text: str) -> None:
+        """Print a line that stays."""
+        self._stream.write(f"\n{text}\n" if self._is_drawn else f"{text}\n")
+        self._is_drawn = False
+        self._stream.flush()

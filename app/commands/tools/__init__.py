@@ -1,1 +1,0 @@
-"""Subcommands around the service: demo, init, check, evaluate, replay, simulate, bench."""

@@ -1,0 +1,164 @@
+"""`springtide versions list`, `export` and `verify`: what the log holds, a copy of a version, whether all is well."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from springtide.app.commands.command import VERSION_NAMES, Action, Report, add_json, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from springtide.app.config.load import Config
+    from springtide.app.version_log.read.index import LogIndex
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: 20)")
+    parser.add_argument("--before", metavar="VERSION", help="only versions before this one")
+    add_json(parser)
+
+
+def list_versions(config: "Config", arguments: argparse.Namespace) -> Report:
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.read.index import LogIndex
+    from springtide_client.log.directory import LogDirectory
+
+    if arguments.limit < 1:
+        raise UserError(f"--limit {arguments.limit}: at least 1")
+    index = LogIndex(LogDirectory(config.log.path))
+    before = index.resolve(arguments.before) if arguments.before else None
+    shown = [number for number in index.numbers if before is None or number < before]
+    listed = [describe(index, number) for number in shown[-arguments.limit :]]
+    return Report(listed, list_lines(config, index, listed))
+
+
+def list_lines(config: "Config", index: "LogIndex", listed: list[dict[str, Any]]) -> Iterator[str]:
+    """Write a table of versions, and below it what the log has besides."""
+    from springtide.app.version_log.verify.report import plural
+    from springtide_client.format.records import version_name
+
+    yield f"{'version':>12}  {'created':19}  {'samples':>13}  {'rows':>9}  {'forgotten':>9}  {'bytes':>10}"
+    for line in listed:
+        rows = ["" if line[name] is None else f"{line[name]:,}" for name in ("rows", "forgotten")]
+        size = "" if line["bytes"] is None else format_bytes(line["bytes"])
+        marks = "  changed schema" if line["is_change"] else "  base" if line["is_base"] else ""
+        marks += "".join(f"  {name}" for name in line["pins"])
+        head = f"{line['name']:>12}  {format_time(line['created_ms']):19}  {line['samples_trained']:>13,}"
+        yield f"{head}  {rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
+    bases = ", ".join(version_name(number) for number in index.bases) or "none"
+    yield (
+        f"{len(listed):,} of {plural(len(index.numbers), 'version')} in {config.log.path}, "
+        f"{version_name(index.numbers[0])} to {version_name(index.numbers[-1])}; bases: {bases}"
+    )
+    if index.pins:
+        yield "pins: " + ", ".join(f"{pin.name} {version_name(pin.version)}" for pin in index.pins)
+    if index.unsealed_epoch:
+        yield f"epoch {index.unsealed_epoch} is claimed but not started: a trainer is starting, or died while starting"
+
+
+def describe(index: "LogIndex", number: int) -> dict[str, Any]:
+    """Return a version's line; what only its record has is None if the record is deleted."""
+    from springtide_client.format.records import version_name
+
+    entry = index.find(number)
+    head = entry.read_head() if entry else None
+    meta = head.meta if head else index.meta(number)
+    return {
+        "version": number,
+        "name": version_name(number),
+        "created_ms": meta.created_ms,
+        "samples_trained": meta.samples_trained,
+        "rows": head.num_rows if head else None,
+        "forgotten": head.num_forgotten if head else None,
+        "bytes": entry.num_bytes if entry else None,
+        "file": entry.frame.path.name if entry else None,
+        "is_base": number in index.bases,
+        "is_change": bool(meta.change),
+        "pins": [pin.name for pin in index.pins if pin.version == number],
+    }
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "arrow", "parquet", "torch"),
+        help="safetensors: the whole model as the server's snapshot; arrow, parquet: rows; torch: plain tensors "
+        "(default: by the file name's suffix, .safetensors .arrow .parquet .pt)",
+    )
+    parser.add_argument("--version", default="latest", help=f"{VERSION_NAMES} (default: latest)")
+    parser.add_argument("--feature", metavar="NAME", help="only the rows of this feature")
+    parser.add_argument("--rows", choices=("all", "none"), default="all", help="none: only the dense net")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    add_json(parser)
+
+
+def export_version(config: "Config", arguments: argparse.Namespace) -> Report:
+    from springtide.app.errors import UserError
+    from springtide.app.version_log.export.export import ExportConfig, check_target, export, format_of
+    from springtide.app.version_log.read.index import LogIndex
+    from springtide.app.version_log.verify.report import plural
+    from springtide_client.format.records import version_name
+    from springtide_client.log.directory import LogDirectory
+
+    path: Path = arguments.out
+    format = arguments.format or format_of(path)
+    check_target(path, force=arguments.force)
+    index = LogIndex(LogDirectory(config.log.path))
+    number = index.resolve(arguments.version)
+    schema = index.base_before(number).manifest.decode_schema()
+    if arguments.feature is not None and arguments.feature not in schema.features:
+        raise UserError(f"--feature {arguments.feature}: there is no such feature, only {', '.join(schema.features)}")
+    options = ExportConfig(
+        format=format,
+        version=number,
+        feature=None if arguments.feature is None else schema.number(arguments.feature),
+        with_rows=arguments.rows == "all",
+    )
+    num_rows = export(index, options, path, force=arguments.force)
+    num_bytes, version = path.stat().st_size, version_name(options.version)
+    document = {
+        "file": path,
+        "version": number,
+        "name": version,
+        "format": format,
+        "rows": num_rows,
+        "bytes": num_bytes,
+    }
+    text = f"{path}: version {version} as {format}, {plural(num_rows, 'row')}, {format_bytes(num_bytes)}"
+    return Report(document, [text])
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--deep", action="store_true", help="also replay each base from the one before it")
+    add_json(parser)
+
+
+def verify_log(config: "Config", arguments: argparse.Namespace) -> Report:
+    from springtide.app.version_log.verify.report import Finding, plural
+    from springtide.app.version_log.verify.verify import verify
+    from springtide_client.log.directory import LogDirectory
+
+    def on_finding(finding: Finding) -> None:
+        if not arguments.json:
+            print(f"{finding.level:<5}  {finding}", flush=True)  # at once: a log may take minutes
+
+    directory = LogDirectory(config.log.path)
+    report = verify(directory, deep=arguments.deep, keep_bases=config.log.keep_bases, on_finding=on_finding)
+    if report.errors:
+        return Report(report.all, [f"{plural(len(report.errors), 'error')} in {config.log.path}"], exit_code=1)
+    hint = "" if arguments.deep else " (--deep also replays each base)"
+    return Report(report.all, [f"no errors in {config.log.path}{hint}"])
+
+
+LIST = Action("list the newest versions, oldest first", add_list_arguments, list_versions)
+EXPORT = Action(
+    "write a version as one file: the model snapshot, or its rows for other tools",
+    add_export_arguments,
+    export_version,
+)
+VERIFY = Action(
+    "read the whole log and report what was checked and what is wrong; exit code 1 if anything is",
+    add_verify_arguments,
+    verify_log,
+)

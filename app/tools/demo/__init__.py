@@ -1,1 +1,0 @@
-"""`springtide demo`: everything at once; see README.md in app."""
