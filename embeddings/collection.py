@@ -65,7 +65,7 @@ class EmbeddingCollection:
 
     @property
     def lr_factor(self) -> float:
-        """What a schedule multiplies every table's learning rate by."""
+        """The factor of a schedule for every table's learning rate."""
         return self.main.lr_factor
 
     @lr_factor.setter
@@ -120,7 +120,7 @@ class EmbeddingCollection:
         self.main.restore_sketch(blocks_B, bytes_B64)
 
     def clock_state(self) -> dict[str, Any]:
-        """What a version contains besides rows, sketch and expiry cutoffs, as JSON, of every table."""
+        """The state of every table besides rows, sketch and expiry cutoffs, as a version contains it: JSON."""
         others = {name: table.clock_state() for name, table in self.tables.items() if name != MAIN_TABLE}
         return {**self.main.clock_state(), "tables": others}
 

@@ -43,7 +43,7 @@ KeyFunction = Callable[[CountedKeys], Array]
 
 
 class PrioritySource(Enum):
-    """What a row's priority is made from; the further down, the more it costs."""
+    """The source of a row's priority; the further down, the more it costs."""
 
     NOTHING = auto()  # all are equal: the time of the last look-up alone decides
     COUNT = auto()  # it is the row's count, which the kernels note as they count

@@ -61,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class TableDelta(Rows):
-    """What changed in a table since the previous version: dirty rows, and tombstones of forgotten keys.
+    """Changes of a table since the previous version: dirty rows, and tombstones of forgotten keys.
 
     Each key occurs once in either. To apply it, forget first and then write the rows.
     """
@@ -80,7 +80,7 @@ class TableDelta(Rows):
         return TableDelta(*columns)  # type: ignore[arg-type]
 
     def where(self, chosen_N: BoolArray) -> "TableDelta":
-        """The same without the rows for which this is false."""
+        """The delta without the rows for which this is false."""
         if chosen_N.all():
             return self
         return TableDelta.of(self.take(chosen_N), self.forgotten_features, self.forgotten_ids)

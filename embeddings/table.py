@@ -86,7 +86,7 @@ class EmbeddingTable:
 
     @property
     def rows(self) -> StepTable:
-        """What a model's step looks up in."""
+        """The rows that a model's step looks up in."""
         return self
 
     # training and reading
@@ -333,7 +333,7 @@ class EmbeddingTable:
         self.parts.admission.restore(blocks_B, bytes_B64)
 
     def clock_state(self) -> dict[str, Any]:
-        """What a version contains besides rows, sketch and expiry cutoffs, as JSON."""
+        """The state besides rows, sketch and expiry cutoffs, as a version contains it: JSON."""
         parts = self.parts
         return {
             "sketch_age": parts.admission.age,

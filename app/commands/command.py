@@ -17,7 +17,7 @@ VERSION_NAMES = "latest, oldest, -3, 3.1207, a number, a pin, @2026-11-21T10:00Z
 
 
 class Report(NamedTuple):
-    """What a command found or did. `lines` are printed one by one, as they come."""
+    """The result of a command. `lines` are printed one by one, as they come."""
 
     document: Any
     lines: Iterable[str]

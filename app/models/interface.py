@@ -23,7 +23,7 @@ class FieldSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What a model's inputs and outputs are called, in the order in which they come."""
+    """Names of a model's inputs and outputs, in the order in which they come."""
 
     categorical: tuple[FieldSpec, ...] = ()
     multi_value: tuple[FieldSpec, ...] = ()

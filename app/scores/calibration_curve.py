@@ -1,4 +1,4 @@
-"""What groups of scores say beside their AUC: the calibration curve, its error, the lift of the highest scores.
+"""Statistics of groups of scores beside their AUC: the calibration curve, its error, the lift of the highest scores.
 
 Bins hold equal weight, not equal ranges of scores: where clicks are rare, all scores are in the first tenth of 0..1.
 """

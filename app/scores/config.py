@@ -9,7 +9,7 @@ from springtide_client.system.settings import SIZE, Settings
 
 
 class ScoresConfig(Settings, frozen=True, kw_only=True):
-    """What is measured of the predictions and of the stream beside AUC and logloss."""
+    """Measures of the predictions and of the stream beside AUC and logloss."""
 
     by: Annotated[
         tuple[str, ...],

@@ -1,4 +1,4 @@
-"""What ProgressiveScores measures beside the labels: a part of its state, so that every reader of a log measures alike.
+"""The plan of what ProgressiveScores measures: a part of its state, so that every reader of a log measures alike.
 
 A version that begins with another plan carries it; the compactor follows it without reading the configuration.
 """

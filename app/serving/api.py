@@ -53,7 +53,7 @@ ABOUT = "Embeddings, predictions and the model itself, moments after the click t
 
 
 class Application(NamedTuple):
-    """What a connection needs: the ASGI function, and the fast path beside it."""
+    """The application as a connection needs it: the ASGI function, and the fast path beside it."""
 
     middleware: HttpMiddleware
     fast_path: FastPath

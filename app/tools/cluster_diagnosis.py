@@ -1,4 +1,4 @@
-"""What `springtide check` says about several ranks that learn one model."""
+"""Diagnosis of several ranks that learn one model, for `springtide check`."""
 
 from typing import Literal
 

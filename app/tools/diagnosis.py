@@ -171,7 +171,7 @@ def check_disk_caps(config: Config) -> Diagnosis:
 
 
 def _net_bytes(config: Config) -> int:
-    """What a base holds beside rows: parameters and their optimizer's state, and the exported programs."""
+    """Bytes of a base beside its rows: parameters and their optimizer's state, and the exported programs."""
     model = build_model(config.model, model_spec(config), seed=0)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return NET_COPIES * 4 * num_parameters + PROGRAM_BYTES

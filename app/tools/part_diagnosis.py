@@ -1,4 +1,4 @@
-"""What `springtide check` says of a table that several servers hold in parts: does each answer, with its own part?"""
+"""Diagnosis of a table in parts, for `springtide check`: does each server answer, with its own part?"""
 
 import json
 from collections.abc import Iterator

@@ -82,7 +82,7 @@ AFFINITY = 0.15  # user x item: unpredictable, because the same pair is hardly e
 
 @dataclass(frozen=True)
 class Impressions:
-    """What was shown to whom, and the true probability of a click."""
+    """Items shown to users, and the true probability of a click."""
 
     user_N: Ints
     segment_N: Ints

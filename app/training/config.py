@@ -301,7 +301,7 @@ class TrainerConfig(Protocol):
 
     @property
     def losses(self) -> Sequence[LabelLoss]:
-        """What is minimized for each label of the schema."""
+        """The losses of the schema's labels."""
         ...
 
     @property

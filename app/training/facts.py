@@ -1,4 +1,4 @@
-"""What this rank has to say in a pass of the loop."""
+"""Collects this rank's vote in a pass of the loop."""
 
 from springtide.app.training.publisher import Publisher
 from springtide.app.training.ranks.loop_decision import NEVER, RankVote

@@ -40,7 +40,7 @@ class PublishSchedule:
 
     @property
     def heartbeat_at(self) -> float:
-        """The same for a version without samples."""
+        """The time, by the schedule's clock, from which on a version without samples may be written."""
         return self._started_at + max(self.publish_seconds, HEARTBEAT_SECONDS)
 
     def due_at(self, *, is_behind: bool) -> float:

@@ -112,7 +112,7 @@ class Trainer:
 
     @property
     def session(self) -> TrainingSession:
-        """What was loaded from the log; another object after a rollback or a repair."""
+        """The session loaded from the log; another object after a rollback or a repair."""
         assert self._session is not None
         return self._session
 

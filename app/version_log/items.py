@@ -57,7 +57,7 @@ class ItemLayout:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What two layouts must share for one to read what the other has written."""
+        """The form that two layouts must share for one to read what the other has written."""
         part = self.part
         return self.id_field, self.others, part.multi_value, part.sequence, part.dense
 

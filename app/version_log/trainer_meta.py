@@ -1,4 +1,4 @@
-"""What a version records about its trainer: the typed form of `VersionMeta.trainer`.
+"""A version's record about its trainer: the typed form of `VersionMeta.trainer`.
 
 `springtide_client` carries the field as plain JSON; only the trainer and the commands that write versions read it.
 """

@@ -183,7 +183,7 @@ class RankStatus(msgspec.Struct, frozen=True):
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer reports. Partitions are written "topic/0"; times are milliseconds since 1970."""
+    """A trainer's report. Partitions are written "topic/0"; times are milliseconds since 1970."""
 
     name: str = ""
     epoch: int = 0

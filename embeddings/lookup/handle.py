@@ -120,7 +120,7 @@ class JoinedLookup:
 
 
 class StepTable(Protocol):
-    """What a model's step needs of a table, or of several. A prefetch or lookup goes back to what gave it."""
+    """A table, or several, as a model's step needs it. A prefetch or lookup goes back to its giver."""
 
     @property
     def ops(self) -> Ops: ...

@@ -54,7 +54,7 @@ class PrefetchedRows:
         return PrefetchedRows(place_U, recalled)
 
     def keep(self, kept_U: BoolArray, num_unique: int) -> "PrefetchedRows":
-        """The same for a batch of `num_unique` keys that starts with the kept ones; the others are not recalled."""
+        """The rows for a batch of `num_unique` keys that starts with the kept ones; the others are not recalled."""
         place_V = np.full(num_unique, -1, np.int64)
         place_V[: np.count_nonzero(kept_U)] = self.place_U[kept_U]
         return PrefetchedRows(place_V, self.recalled)

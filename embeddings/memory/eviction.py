@@ -1,4 +1,4 @@
-"""What happens to evicted rows: dropped, spilled, kept for the next version; and retried when the spill fails."""
+"""Fate of evicted rows: dropped, spilled, kept for the next version; and retried when the spill fails."""
 
 # N rows
 from collections import deque

@@ -40,5 +40,5 @@ class PinSet:
         return min(self._pinned, default=otherwise)
 
     def protect_now(self) -> int:
-        """The same for an eviction between batches: if nothing is pinned, every row may be evicted."""
+        """The oldest tick to protect from an eviction between batches: if nothing is pinned, any row may go."""
         return self.protect_from(self.clock + 1)

@@ -20,7 +20,7 @@ BLOCK_BYTES = 64
 
 
 class SketchInfo(NamedTuple):
-    """What a version contains about the admission sketch besides its blocks."""
+    """The admission sketch's state besides its blocks, as a version contains it."""
 
     num_blocks: int  # also while nothing is counted
     counting: bool  # False: every id is admitted at once

@@ -35,7 +35,7 @@ class LastSeenFloor:
         self._num_keys += num_keys
 
     def state(self) -> dict[str, int]:
-        """What a version contains."""
+        """The state that a version contains."""
         return {"ms": self.ms, "clock_ms": self._clock_ms, "num_keys": self._num_keys}
 
     def restore(self, state: Mapping[str, Any]) -> None:

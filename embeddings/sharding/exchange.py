@@ -1,4 +1,4 @@
-"""What the ranks of a process group tell each other: rows for each rank, rows of all ranks, sums, and failures."""
+"""Exchange between the ranks of a process group: rows for each rank, rows of all ranks, sums, and failures."""
 
 # N rows sent, M rows received, B bytes of a row, R ranks, T tables
 from collections import Counter

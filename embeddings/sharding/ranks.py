@@ -1,4 +1,4 @@
-"""What belongs to which rank of a process group: folders, rows, parts of a state_dict."""
+"""Ownership among the ranks of a process group: folders, rows, parts of a state_dict."""
 
 # N rows
 from __future__ import annotations

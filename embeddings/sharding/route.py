@@ -97,7 +97,7 @@ class KeyRoute:
 
 @dataclass(frozen=True)
 class RequestedKeys:
-    """What the ranks request of one table, rank 0's keys first."""
+    """Keys that the ranks request of one table, rank 0's first."""
 
     features_P: Array
     ids_P: Array
@@ -107,7 +107,7 @@ class RequestedKeys:
 
     @property
     def columns(self) -> tuple[Array, Array, Array]:
-        """What a table looks up: features, ids, event times."""
+        """The columns to look up: features, ids, event times."""
         return self.features_P, self.ids_P, self.event_ms_P
 
 

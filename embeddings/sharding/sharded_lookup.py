@@ -24,7 +24,7 @@ class ShardedPrefetch:
 
 
 class FetchedRows(NamedTuple):
-    """What the owners sent of this rank's unique keys, and of each table here all columns of the rows requested for."""
+    """Rows that the owners sent of this rank's unique keys; of each table here all columns of the rows requested."""
 
     rows_UD: Tensor  # float32
     states_US: Tensor  # the last states

@@ -38,7 +38,7 @@ class RequestedIds:
         return ordered_UX
 
     def keys(self, ops: Ops, feature: int, now_ms: int) -> tuple[Array, Array, Array]:
-        """What the table looks up: features, ids, times."""
+        """The columns to look up: features, ids, times."""
         num_keys, xp = len(self.ids_P), ops.xp
         return xp.full(num_keys, feature, np.uint16), self.ids_P, xp.full(num_keys, now_ms, np.int64)
 
@@ -114,7 +114,7 @@ class ShardedRows:
     def read(
         self, table: EmbeddingTable, ids_K: Array, rows_of: Callable[[EmbeddingTable, Array], tuple[Array, Array]]
     ) -> tuple[Tensor, Tensor, Array]:
-        """The same rows and places, by `rows_of` at the owners, and the status of the ids requested, (P). All ranks."""
+        """Read rows by `rows_of` at the owners: rows, places, and the status of the ids requested, (P). All ranks."""
         requested = self.request(table, ids_K)
         rows_PD, status_P = rows_of(table, requested.ids_P)
         return self.answer(requested, table.ops.tensor_of(rows_PD)), requested.inverse_K, status_P

@@ -1,4 +1,4 @@
-"""What a table needs of the tiers below its memory: a spill, which it writes and reads, and a base, which it reads."""
+"""Tiers below a table's memory: a spill, which it writes and reads, and a base, which it reads."""
 
 # U unique keys, N rows, D dimension, S optimizer state width
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class RecalledRows:
     upload: RowUpload | None = None  # of the found rows, also those that have expired since
 
     def without_expired(self, cutoffs: ExpiryCutoffs) -> "RecalledRows":
-        """The same with expired rows as forgotten ones."""
+        """The recalled rows, of which the expired ones count as forgotten."""
         if not cutoffs or not self.found_U.any():
             return self
         expired_U = self.found_U & ~cutoffs.alive(self.rows.features, self.rows.last_seen)
@@ -71,7 +71,7 @@ class LowerTiers:
         return _recall(self.spill, self.base, features_U, ids_U)
 
     def recall_async(self, features_U: UInt16Array, ids_U: Int64Array) -> Future[RecalledRows]:
-        """The same while the caller computes; the rows are uploaded to the device too."""
+        """Recall rows while the caller computes; they are uploaded to the device too."""
         self.retry_spill()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix=RECALL_THREADS)

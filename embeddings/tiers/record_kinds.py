@@ -1,4 +1,4 @@
-"""What a spill knows of a key. Imports nothing: the spill's own process, which must start fast, uses it too."""
+"""Kinds of a spill's records of a key. Imports nothing: the spill's own process, which must start fast, uses it too."""
 
 ABSENT = 0  # nothing; a base may have a row
 ROW = 1

@@ -13,7 +13,7 @@ from springtide.kernels.types import Array
 
 
 class GradientSink(Protocol):
-    """What the two passes need of a table."""
+    """A table as the two passes need it."""
 
     @property
     def ops(self) -> Ops: ...

@@ -176,7 +176,7 @@ class Admin:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and how to fix it: a line each."""
+    """A problem, and how to fix it: a line each."""
 
     what: str
     fix: str

@@ -1,1 +1,1 @@
-"""What is minimized for each label, and how labels are weighed against each other."""
+"""The loss that is minimized for each label, and how labels are weighed against each other."""

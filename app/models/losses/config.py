@@ -17,7 +17,7 @@ LINKS = {"mse": "identity", "huber": "identity", "msle": "log1p"}
 
 
 class LabelConfig(Settings, frozen=True, kw_only=True):
-    """What is minimized for one label."""
+    """The loss that is minimized for one label."""
 
     loss: Annotated[
         LossName | None,

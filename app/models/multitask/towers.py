@@ -1,4 +1,4 @@
-"""What the nets for several labels share: a tower for each label on top of what they have in common."""
+"""Towers of the nets for several labels: one for each label, on top of what they have in common."""
 
 # N samples, E fields, D dimension, X normalized dense features, I inputs of the net, H inputs of a tower, L labels
 from collections.abc import Iterator, Sequence

@@ -40,7 +40,7 @@ class AcceptedResponse(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CommandResponse(msgspec.Struct, forbid_unknown_fields=True):
-    """What became of a command."""
+    """The state of a command."""
 
     command: str
     state: Literal["waiting", "claimed", "published", "durable"]
@@ -53,7 +53,7 @@ class CommandResponse(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AdminParts(NamedTuple):
-    """What the routes of this module use."""
+    """The objects that the routes of this module use."""
 
     log: LogConfig
     replica: Replica
@@ -136,7 +136,7 @@ async def status(request: Request, command_id: str) -> JsonResponse:
 
 
 def _note(state: str, trainer: TrainerStatus) -> str:
-    """What a command that is not executed yet waits for."""
+    """Say why a command is not executed yet."""
     if state not in ("waiting", "claimed"):
         return ""
     if trainer.trainer in ("stopped", "failed"):

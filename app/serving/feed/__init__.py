@@ -1,1 +1,1 @@
-"""What followers of the model read: versions, the log, bases, snapshots."""
+"""Routes for followers of the model: versions, the log, bases, snapshots."""

@@ -24,7 +24,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class BaseParts(NamedTuple):
-    """What the routes of this module use."""
+    """The objects that the routes of this module use."""
 
     log_path: Path
     replica: Replica

@@ -31,7 +31,7 @@ READ_INTERVAL_SECONDS = 2.0
 
 
 class LogParts(NamedTuple):
-    """What the route of this module uses."""
+    """The objects that the route of this module uses."""
 
     log_path: Path
     replica: Replica

@@ -18,7 +18,7 @@ routes = Routes("The model")
 
 
 class SnapshotParts(NamedTuple):
-    """What the route of this module uses."""
+    """The objects that the route of this module uses."""
 
     log_path: Path
     replica: Replica

@@ -58,7 +58,7 @@ VERSION: dict[str, Any] = {"scope": "read", "response": VersionResponse, "header
 
 
 class VersionParts(NamedTuple):
-    """What the routes of this module use."""
+    """The objects that the routes of this module use."""
 
     log_path: Path
     replica: Replica

@@ -62,7 +62,7 @@ ERROR_DESCRIPTIONS = {
 
 
 class ErrorInfo(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What was wrong; `index` and `field` say where in the request, `range` and `address` who holds the rows."""
+    """A mistake; `index` and `field` say where in the request, `range` and `address` who holds the rows."""
 
     code: Annotated[str, msgspec.Meta(description="Stable, for programs.")]
     message: str

@@ -23,7 +23,7 @@ INLINE_IDS, INLINE_JSON_NUMBERS = 1_024, 16_384
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """What a request asks for apart from its ids."""
+    """Options of a request, apart from its ids."""
 
     feature: str
     request_type: MediaType
@@ -79,7 +79,7 @@ def look_up(
 def encode_packed(
     view: ServedView, options: LookupOptions, request: LookupRequest, packed: npt.NDArray[np.uint8]
 ) -> tuple[bytes | memoryview, npt.NDArray[np.uint8]]:
-    """The same of rows and status that lie one after the other in bytes, as `lookup_packed` returns them."""
+    """Encode rows and status that lie one after the other in bytes, as `lookup_packed` returns them."""
     media_type, num_ids = options.response_type, len(request.ids_N)
     status_N = packed[len(packed) - num_ids :]
     if media_type.name == RAW and not media_type.float16:

@@ -50,7 +50,7 @@ class LookupResponse(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PackedLookupResponse(msgspec.Struct, forbid_unknown_fields=True):
-    """The same in MessagePack, with all vectors in one binary."""
+    """A look-up's response in MessagePack, with all vectors in one binary."""
 
     feature: str
     version: int
@@ -61,7 +61,7 @@ class PackedLookupResponse(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UnparsedLookupBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The same body with its ids not decoded yet."""
+    """A look-up's body whose ids are not decoded yet."""
 
     ids: msgspec.Raw
     max_staleness_ms: float | None = None

@@ -55,7 +55,7 @@ Answer = Callable[[bytes], tuple[dict[str, str], bytes | memoryview] | None]
 
 
 class CachedHead(NamedTuple):
-    """What a known head means: a batch lookup with these options."""
+    """A head seen before, and its meaning: a batch lookup with these options."""
 
     body_bytes: int
     options: LookupOptions
@@ -95,7 +95,7 @@ class FastPath:
             self._heads[data[: len(data) - len(body)]] = CachedHead(len(body), options)
 
     def remember_rows(self, data: bytes, scope: Scope, body: bytes, answer: Answer) -> None:
-        """The same of a request for rows of a part, which `answer` answers."""
+        """Remember the head of a request for rows of a part, which `answer` answers."""
         head_end = data.find(LENGTH)
         length = LENGTH_LINE.match(data, head_end + len(LENGTH))
         lengths = [name for name, _ in scope["headers"] if name == b"content-length"]

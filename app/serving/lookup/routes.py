@@ -81,7 +81,7 @@ class Neighbor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LookupParts(NamedTuple):
-    """What the routes of this module use."""
+    """The objects that the routes of this module use."""
 
     replica: Replica
     metrics: MetricsRegistry

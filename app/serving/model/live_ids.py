@@ -1,4 +1,4 @@
-"""What the versions of a followed log say of ids beside their rows, which are all that views keep: strings and items.
+"""Strings and items of a followed log's versions; views keep the rows alone.
 
 The following thread adds, any thread may look up.
 """

@@ -39,7 +39,7 @@ class Part:
 
     @property
     def words(self) -> str:
-        """What this server holds, as errors say it."""
+        """The rows that this server holds, in the words of errors."""
         if self.holds_all:
             return "all rows"
         return "no rows" if self.hash_range.is_empty else f"part {self.hash_range}"
@@ -92,7 +92,7 @@ class Part:
             raise misdirected(message, "ask a router, or tell this server the others: [serve] parts")
 
     def document(self, view: View | None) -> dict[str, Any] | None:
-        """What /v1/status says of the part, with the rows that a view holds; None where it is everything."""
+        """The part in /v1/status, with the rows that a view holds; None where it is everything."""
         if self.holds_all:
             return None
         return {

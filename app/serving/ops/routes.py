@@ -64,7 +64,7 @@ class ReadyResponse(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OpsParts(NamedTuple):
-    """What the routes of this module use."""
+    """The objects that the routes of this module use."""
 
     replica: Replica
     trainer: TrainerStatusReader
@@ -119,7 +119,7 @@ async def events(request: Request) -> StreamResponse:
 
 
 def _range(part: Part) -> str | msgspec.UnsetType | None:
-    """What probes tell of a server that does not hold everything."""
+    """The range in a probe's answer, of a server that does not hold everything."""
     if part.holds_all:
         return msgspec.UNSET
     return None if part.hash_range.is_empty else str(part.hash_range)

@@ -1,4 +1,4 @@
-"""What a part is asked at exactly one version, by servers and clients that ask every part: POST /v1/parts/rows,
+"""Handlers of requests to a part at exactly one version, from those that ask every part: POST /v1/parts/rows,
 /v1/parts/neighbors and /v1/parts/items.
 
 Answered as ASGI functions, before FastAPI sees the request.

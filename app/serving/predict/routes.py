@@ -25,7 +25,7 @@ INLINE_BYTES = 65_536
 
 
 class PredictParts(NamedTuple):
-    """What the route of this module uses."""
+    """The objects that the route of this module uses."""
 
     replica: Replica
     metrics: MetricsRegistry

@@ -50,7 +50,7 @@ class RetrievedItem(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Query(NamedTuple):
-    """What to search for, encoded."""
+    """An encoded search."""
 
     user: Features
     k: int

@@ -22,7 +22,7 @@ routes = Routes("Predictions")
 
 
 class RetrieveParts(NamedTuple):
-    """What the route of this module uses."""
+    """The objects that the route of this module uses."""
 
     replica: Replica
     retriever: Retriever

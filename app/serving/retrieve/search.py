@@ -24,7 +24,7 @@ INDEXED_CHANGES = 4_096  # fewer changed items are all compared
 
 @dataclass(frozen=True, eq=False)
 class ServedItems:
-    """What requests are answered from: a view, the items of an older version, and those that have changed since."""
+    """The source of answers: a view, the items of an older version, and those that have changed since."""
 
     towers: Towers
     base: ItemSet

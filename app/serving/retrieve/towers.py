@@ -35,7 +35,7 @@ class ItemVectors(NamedTuple):
 
 
 class UserInputs(NamedTuple):
-    """What the user's tower makes vectors of: rows in the order of `lookup_keys`, where lists end, and numbers."""
+    """Inputs of the user's tower: rows in the order of `lookup_keys`, where lists end, and numbers."""
 
     rows_KD: FloatArray
     offsets_LN1: Int64Array
@@ -43,7 +43,7 @@ class UserInputs(NamedTuple):
 
 
 class TowerTemplate:
-    """What the towers of a base's versions have in common."""
+    """Shapes and program that the towers of a base's versions have in common."""
 
     def __init__(self, view: ServedView) -> None:
         """ValueError if the view's model has no towers."""

@@ -17,7 +17,7 @@ MAX_HELD_BYTES = 65_536  # of requests that arrive before the response to one be
 
 
 class ConnectionParts(NamedTuple):
-    """What every connection of a process uses."""
+    """The objects that every connection of a process uses."""
 
     middleware: HttpMiddleware
     fast_path: FastPath

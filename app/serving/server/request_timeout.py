@@ -11,7 +11,7 @@ CHECK_INTERVAL_SECONDS = 1.0
 
 
 class ClientTimeouts:
-    """What one connection waits for from its client. For the event loop's thread alone."""
+    """Time-outs of one connection that waits for its client. For the event loop's thread alone."""
 
     __slots__ = ("_unsent", "waiting_since")
 
@@ -22,7 +22,7 @@ class ClientTimeouts:
     def expired(
         self, now: float, seconds: float, *, reads_paused: bool, num_unsent_bytes: int
     ) -> Literal["request", "response"] | None:
-        """What the client has delayed for longer than `seconds`: the rest of its request, or reading the response."""
+        """Name the delay of a client longer than `seconds`: the rest of its request, or reading the response."""
         if self.waiting_since is not None:
             if reads_paused:  # the server itself does not read at the moment
                 self.waiting_since = now

@@ -1,4 +1,4 @@
-"""What an evaluation says: lines as it goes, a table at the end, and one JSON object for programs."""
+"""The report of an evaluation: lines as it goes, a table at the end, and one JSON object for programs."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ def next_line(num: int) -> int:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What is known of one evaluation when it has ended."""
+    """The result of one evaluation."""
 
     config: str  # the file of the settings
     rows: int

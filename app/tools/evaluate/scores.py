@@ -41,7 +41,7 @@ class EvaluatedSamples:
 
 @dataclass(frozen=True)
 class Score:
-    """What is said of samples; None where it is not defined, such as an AUC of one class."""
+    """Scores of samples; None where one is not defined, such as an AUC of one class."""
 
     samples: int
     auc: float | None

@@ -40,7 +40,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may take: a number of settings to try, or seconds."""
+    """Budget of a search: a number of settings to try, or seconds."""
 
     runs: int | None = NUM_RUNS
     seconds: float | None = None

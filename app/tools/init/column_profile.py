@@ -1,4 +1,4 @@
-"""What the values of one column are like."""
+"""Profile of the values of one column."""
 
 import math
 from collections import Counter

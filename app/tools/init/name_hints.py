@@ -1,4 +1,4 @@
-"""What a field's name says about its role; its values have the last word."""
+"""Guesses a field's role by its name; its values have the last word."""
 
 import re
 from collections.abc import Collection

@@ -1,1 +1,1 @@
-"""What follows a backward pass: clipping, accumulation, the optimizer, averages."""
+"""Steps after a backward pass: clipping, accumulation, the optimizer, averages."""

@@ -1,4 +1,4 @@
-"""What follows a backward pass: gradients are gathered and clipped, the optimizer steps, averages follow.
+"""Update of the net after a backward pass: gradients are gathered and clipped, the optimizer steps, averages follow.
 
 Everything that depends on the stream is decided on the host before the batch; on a device nothing is read back.
 """

@@ -12,7 +12,7 @@ FINAL_CODES = (USER_ERROR_CODE, FINAL_CODE)
 
 
 class FinalError(SpringtideError):
-    """What was asked for cannot be done, and another try would not change that."""
+    """An error that another try would not change."""
 
 
 class RankLostError(SpringtideError):

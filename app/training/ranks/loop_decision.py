@@ -1,4 +1,4 @@
-"""What the ranks exchange in every pass of the loop, and what follows from it for all of them alike."""
+"""Votes that the ranks exchange in every pass of the loop, and the decision that follows for all of them alike."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ NEVER = 2**62  # an event time: this rank holds back nobody
 
 
 class RankVote(NamedTuple):
-    """What one rank says of itself. What goes by the clock or by files, rank 0 says for all."""
+    """The state of one rank. Whatever goes by the clock or by files, rank 0 says for all."""
 
     num_rows: int = 0  # of the batch that it has ready
     is_due: bool = False  # it has a batch ready, perhaps without samples

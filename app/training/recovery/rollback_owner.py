@@ -1,4 +1,4 @@
-"""What a rollback needs of the trainer that runs it."""
+"""The trainer as a rollback needs it."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ class RollbackOwner(Protocol):
 
     @property
     def session(self) -> TrainingSession:
-        """What was loaded from the log; `reload` replaces it."""
+        """The session loaded from the log; `reload` replaces it."""
         ...
 
     def vote(self) -> LoopDecision:

@@ -1,4 +1,4 @@
-"""What one of several ranks has learned since the ranks last exchanged: scores need the samples of all, in order."""
+"""Samples that one of several ranks has learned since the last exchange: scores need those of all, in order."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

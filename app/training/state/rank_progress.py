@@ -1,4 +1,4 @@
-"""What each rank sends to all others between two steps, before a checkpoint is taken or the status is written.
+"""Progress that each rank sends to all others between two steps, before a checkpoint or a status.
 
 Afterwards every rank knows what one process alone would know of the whole stream: positions, watermarks, dead letters,
 scores, record times. So rank 0's version is complete, and all ranks decide alike.
@@ -61,7 +61,7 @@ class RankProgress:
 
 @dataclass(frozen=True)
 class MergedProgress:
-    """What follows from the progress of all ranks, rank 0's first."""
+    """The progress of all ranks together, rank 0's first."""
 
     of_ranks: list[RankProgress]
 

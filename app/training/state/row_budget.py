@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class RowsOfDelta(NamedTuple):
-    """What the budget needs of the rows in a version; of many rows, those with a mixed key up to a bound are enough."""
+    """A version's rows as the budget needs them; of many rows, those with a mixed key up to a bound are enough."""
 
     num_rows: int
     features: UInt16Array

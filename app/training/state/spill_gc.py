@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class SpillTable(Protocol):
-    """What the garbage collection needs of the table."""
+    """The table as the garbage collection needs it."""
 
     def open_generation(self) -> int:
         """Start a new generation; returns the one that is closed by it."""

@@ -19,7 +19,7 @@ from springtide_client.format.records import VersionMeta
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """What one of several ranks knows of its partitions, and its dead letters since the last exchange."""
+    """One rank's knowledge of its partitions, and its dead letters since the last exchange."""
 
     positions: dict[Partition, Position]
     watermarks: dict[Partition, int]

@@ -1,4 +1,4 @@
-"""What the next version records beside the state itself: what happened since the previous one."""
+"""Events since the previous version, which the next one records beside the state itself."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""What the trainer reports about itself."""
+"""The trainer's reports about itself."""

@@ -1,4 +1,4 @@
-"""What each rank tells rank 0 for the status."""
+"""A rank's report to rank 0, for the status."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

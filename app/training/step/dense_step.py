@@ -44,7 +44,7 @@ class DenseStep(Protocol):
 
 
 class Gradients(NamedTuple):
-    """What a backward pass leaves; of many ranks, the samples and sums of all."""
+    """Gradients that a backward pass leaves; of many ranks, the samples and sums of all."""
 
     samples: Samples
     loss: Tensor

@@ -21,7 +21,7 @@ WORD_BITS = 62  # of facts that travel as one number
 
 
 class StepDecision(NamedTuple):
-    """What all ranks know of each other's parts before a step."""
+    """The decision before a step that follows from the batches of all ranks."""
 
     num_samples_R: list[int]
     are_prepared: bool = False  # every rank has the keys of this batch already

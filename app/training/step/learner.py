@@ -104,7 +104,7 @@ class Learner:
 
     @property
     def rows(self) -> StepTable | ShardedTable:
-        """What a step looks up in: the rows of all ranks; `table` has this rank's, and all other methods."""
+        """The rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods."""
         return self.table.rows if self.sharded_table is None else self.sharded_table
 
     @property

@@ -1,4 +1,4 @@
-"""What a step reports: the scores from before it learned, and its loss. On a device they arrive after the step."""
+"""Report of a step: the scores from before it learned, and its loss. On a device they arrive after the step."""
 
 # N samples, L labels
 from collections.abc import Callable

@@ -237,7 +237,7 @@ class WideStep:
 
 
 class _Rows(NamedTuple):
-    """What crosses are made of, of each row."""
+    """The parts of crosses, of each row."""
 
     usable_from_U: npt.NDArray[np.int64]  # the first sample of the batch that finds the row used before
     hashes_U: npt.NDArray[np.uint64]

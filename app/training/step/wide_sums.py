@@ -1,4 +1,4 @@
-"""What many ranks have learned in the wide part's own arrays, summed: see wide_ranks for what is added to weights."""
+"""Sums over many ranks for the wide part's own arrays: see wide_ranks for what is added to weights."""
 
 # L labels, D dense features, F fields, P pairs of fields
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def part_of_sum(
 
 @dataclass(frozen=True)
 class ArraySums:
-    """What is added to the arrays by one rank, later by all."""
+    """Additions to the arrays by one rank, later by all."""
 
     sums: dict[str, Float64Array]
 

@@ -1,4 +1,4 @@
-"""What rows and parameters mean: everything of the settings that a log's contents depend on."""
+"""The meaning of rows and parameters: everything of the settings that a log's contents depend on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ CROSSES_TABLE = "crosses"  # its rows have the numbers of one pair of ids, by la
 
 
 class ArrayForm(NamedTuple):
-    """What two parameters must share for one to take the other's values."""
+    """The form that two parameters must share for one to take the other's values."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -1,4 +1,4 @@
-"""What a start with other settings keeps of a log's newest version, what is reset, and what it drops."""
+"""The plan of a start with other settings: how much of a log's newest version is kept, reset, dropped."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

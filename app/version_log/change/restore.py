@@ -1,4 +1,4 @@
-"""What a rollback to a version from before a changed schema writes: all that the present schema can carry of it.
+"""Rollback to a version from before a changed schema: it writes all that the present schema can carry of it.
 
 Rows are told apart by their features' names, so a feature that was removed and added again gets its rows back. What the
 present design cannot carry stays as it is now (parameters of the net) or is deleted (rows of features that are new).

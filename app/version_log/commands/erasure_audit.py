@@ -78,7 +78,7 @@ class _Found(NamedTuple):
 
 
 class _Keepers:
-    """What keeps files beyond the newest bases: pins and the rule."""
+    """Pins and the rule, which keep files beyond the newest bases."""
 
     def __init__(self, log: LogConfig, directory: LogDirectory) -> None:
         pins = read_pins(directory.path)

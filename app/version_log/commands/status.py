@@ -1,4 +1,4 @@
-"""What became of a command: waiting, claimed, published or durable; and which files still hold the erased ids."""
+"""The state of a command: waiting, claimed, published or durable; and which files still hold the erased ids."""
 
 import os
 from pathlib import Path

@@ -11,7 +11,7 @@ LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 
 
 class Pending(NamedTuple):
-    """What is not in a base yet."""
+    """Versions that are in no base yet."""
 
     num_bytes: int
     is_idle: bool  # all of them are heartbeats: they only say that nothing came

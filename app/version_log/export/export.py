@@ -20,7 +20,7 @@ FORMATS = {"safetensors": ".safetensors", "arrow": ".arrow", "parquet": ".parque
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What to export; UserError if the format cannot hold it."""
+    """Options of an export; UserError if the format cannot hold it."""
 
     format: str
     version: int

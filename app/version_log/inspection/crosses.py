@@ -1,4 +1,4 @@
-"""What the wide part has learned of crosses at one version: the pairs of fields in use, and one cross of two ids."""
+"""Crosses that the wide part has learned at one version: the pairs of fields in use, and one cross of two ids."""
 
 # P pairs of fields, L labels, W numbers of the wide part beside a row
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class FieldPair:
 
 @dataclass(frozen=True)
 class CrossWeight:
-    """What one cross adds to the score of a label, and how much was learned about it (its information)."""
+    """One cross's weight in the score of a label, and how much was learned about it (its information)."""
 
     label: str
     weight: float

@@ -29,7 +29,7 @@ CHUNK_ROWS = 1 << 20  # of a base, read at a time
 
 @dataclass
 class RowCounts:
-    """What happened to the rows of one feature, in numbers."""
+    """Changes to the rows of one feature, in numbers."""
 
     added: int = 0
     changed: int = 0

@@ -24,7 +24,7 @@ GONE = "gone"  # deleted by a version that the log no longer has
 
 @dataclass(frozen=True)
 class RowEvent:
-    """What one version did to the row. The row's figures are None if the version deleted it."""
+    """A version's change to the row. The row's figures are None if the version deleted it."""
 
     version: int
     created_ms: int  # of the version

@@ -1,4 +1,4 @@
-"""What changed between two versions when the versions between them are no longer in the log: their images compared."""
+"""Differences of two versions when those between them are no longer in the log: their images compared."""
 
 # n rows
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a starting trainer resumes from: the newest base and every version between it and the end of the log."""
+"""Resumes a starting trainer from the newest base and every version between it and the end of the log."""
 
 from collections import deque
 from collections.abc import Iterator

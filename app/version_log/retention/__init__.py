@@ -1,1 +1,1 @@
-"""What a log keeps: pinned versions, and bases by rule."""
+"""Retention of a log: pinned versions, and bases by rule."""

@@ -1,4 +1,4 @@
-"""What follows from a damaged base, and what to do: no base is given up while its rows may be in no other file."""
+"""Advice about a damaged base: none is given up while its rows may be in no other file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class BaseProblem:
 
 
 class BaseAdvice:
-    """What to do about the problems of a log's bases, once all bases were checked."""
+    """Advice about the problems of a log's bases, once all bases were checked."""
 
     def __init__(self, directory: LogDirectory, numbers: Sequence[int], problems: Sequence[BaseProblem]) -> None:
         """`numbers`: of all bases of the log, oldest first."""

@@ -1,4 +1,4 @@
-"""What the writers of one log tell each other: through a store of torch.distributed, from their own threads.
+"""Messages between the writers of one log: through a store of torch.distributed, from their own threads.
 
 Rank 0 writes version records, each other rank the shard records of its rows. Ranks of one epoch speak only to each
 other: every key begins with the epoch, and the epoch itself is heard from rank 0 of the same launch.
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class RankStore(Protocol):
-    """What is used of `torch.distributed.Store`: TCPStore, FileStore, HashStore, or a PrefixStore over one."""
+    """The methods in use of `torch.distributed.Store`: TCPStore, FileStore, HashStore, or a PrefixStore over one."""
 
     def set(self, key: str, value: str) -> None: ...
 

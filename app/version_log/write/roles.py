@@ -1,4 +1,4 @@
-"""What a log's writer has to do with the writers of other ranks: nothing if it is alone, else what its rank asks.
+"""A log writer's duties to the writers of other ranks: none if it is alone, else those of its rank.
 
 Rank 0 writes a version record when all shard records of its number are written, and calls it durable when all are
 fsynced. Another rank reports both, and hears from rank 0 what is published and durable.

@@ -1,4 +1,4 @@
-"""What a starting trainer seals: how much of the log that its predecessors left is on the disk and can be read."""
+"""The valid log, which a starting trainer seals: as much as its predecessors left on the disk and can be read."""
 
 import logging
 import os

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NetState:
-    """What a version does not carry of the dense net. By default nothing: it carries everything that has changed."""
+    """The state of the dense net that a version leaves out. By default none: it carries everything that has changed."""
 
     state: PendingState | None = None  # the exact state at this version, to be written beside the log
     is_exact: bool = True  # without `state`: the net is as at the newest version that has an exact state

@@ -1,4 +1,4 @@
-"""What the net's output says of a label that is a value, such as a dwell time."""
+"""Links from the net's output to a label that is a value, such as a dwell time."""
 
 # N samples
 import numpy as np

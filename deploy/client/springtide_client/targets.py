@@ -1,4 +1,4 @@
-"""What a record holds beside its features: labels, weight and event time."""
+"""Targets of a record, beside its features: labels, weight and event time."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the parent process knows of a spill: the batches in its queue, and the databases on disk by generation."""
+"""A spill as the parent process knows it: the batches in its queue, and the databases on disk by generation."""
 
 import threading
 from collections import deque

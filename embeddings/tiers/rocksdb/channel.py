@@ -1,4 +1,4 @@
-"""What the table's process and the spill's process share: channels of shared memory, and the child's settings.
+"""Channels of shared memory between the table's process and the spill's, and the child's settings.
 
 Imports no numpy, like everything that the child imports, so that the child starts fast.
 """

@@ -4,7 +4,7 @@ from enum import Enum, auto
 
 
 class State(Enum):
-    """What a follower serves, and what it does to serve a newer version."""
+    """The version that a follower serves, and its way to a newer one."""
 
     EMPTY = auto()  # nothing is served; a view of the newest base catches up
     LIVE = auto()  # the served view follows the log, record by record
@@ -18,7 +18,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What changes the state of a follower."""
+    """An event that changes the state of a follower."""
 
     BASE_OPENED = auto()  # a view of a base starts to catch up
     CAUGHT_UP = auto()  # that view is served from now on

@@ -58,7 +58,7 @@ class CommandEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class VersionMeta(msgspec.Struct, kw_only=True):
-    """What a version records beside its tensors. Times are in ms since 1970."""
+    """A version's record beside its tensors. Times are in ms since 1970."""
 
     created_ms: int = 0
     # the version reflects every record that was readable at this wall time
@@ -208,7 +208,7 @@ class Record:
 
     @cached_property
     def meta(self) -> VersionMeta:
-        """What the version records beside its tensors; LogError when it cannot be read."""
+        """The record beside the version's tensors; LogError when it cannot be read."""
         try:
             return msgspec.json.decode(self._decoded[1]["version"], type=VersionMeta)
         except (KeyError, msgspec.MsgspecError) as error:

@@ -1,4 +1,4 @@
-"""What the ranks of one trainer write of a version, merged into what one rank alone would have written.
+"""Merges the shards of a version that the ranks of one trainer write into what one rank alone would have written.
 
 Every key belongs to one rank, so rows, forgotten keys, strings and items are set side by side. Two ranks may count keys
 in one block of the sketch, where their ranges meet: each counter then gets the larger count.

@@ -29,7 +29,7 @@ TABLE_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
 
 class TableSpec(msgspec.Struct, kw_only=True):
-    """What a follower must know about a table to read rows and to compute initial values."""
+    """A table as a follower must know it, to read rows and to compute initial values."""
 
     dim: int
     state_width: int  # float32 numbers of a row beside its `dim` values: the optimizer's, then the wide part's

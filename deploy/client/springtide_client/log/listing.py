@@ -61,7 +61,7 @@ class SealedSegment(msgspec.Struct, frozen=True):
 
 
 class LogManifest(msgspec.Struct, kw_only=True):
-    """What an epoch's trainer found when it started. Written once, never changed."""
+    """The log as an epoch's trainer found it when it started. Written once, never changed."""
 
     epoch: int
     sealed: list[SealedSegment]  # in order; one that is missing from the folder was deleted by retention
@@ -131,7 +131,7 @@ class Listing(NamedTuple):
 
 
 class SegmentDirectory(Protocol):
-    """What a cursor needs of a log's folder; LogDirectory says what each method returns."""
+    """A log's folder as a cursor needs it; LogDirectory says what each method returns."""
 
     path: Path
 

@@ -19,7 +19,7 @@ from springtide_client.wide.steps import WideSteps
 
 
 class WidePrediction(NamedTuple):
-    """What the deep net and the wide part say of N samples."""
+    """Predictions of the deep net and of the wide part for N samples."""
 
     logits_NL: Float64Array
     status_K: UInt8Array  # of the keys of `lookup_keys`

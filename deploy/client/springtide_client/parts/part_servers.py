@@ -39,7 +39,7 @@ class ResponseError(OSError):
 
 
 class ResponseHead(NamedTuple):
-    """What the head of a response says of its body and of its connection."""
+    """The head of a response, as far as its body and its connection need it."""
 
     status: int
     body_bytes: int
@@ -55,7 +55,7 @@ class ResponseHead(NamedTuple):
 
 
 class PartResponse(NamedTuple):
-    """What a server has responded."""
+    """A server's response."""
 
     status: int
     head: bytes

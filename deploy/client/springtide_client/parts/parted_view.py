@@ -57,7 +57,7 @@ class PartedSearch:
         return packed[:num_bytes].view(np.float32).reshape(num_keys, self.dim), packed[num_bytes:]
 
     def packed(self, features_K: UInt16Array, ids_K: Int64Array) -> UInt8Array:
-        """The same in one array of bytes: K rows of D float32, then K status bytes."""
+        """Look up into one array of bytes: K rows of D float32, then K status bytes."""
         num_keys, num_bytes = len(ids_K), 4 * self.dim * len(ids_K)
         out = np.empty(num_bytes + num_keys, np.uint8)
         rows_KD = out[:num_bytes].view(np.float32).reshape(num_keys, self.dim)

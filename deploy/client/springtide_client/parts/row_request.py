@@ -1,4 +1,4 @@
-"""What the server of a part is asked: rows of one table at exactly one version, as bytes both ways.
+"""Requests to the server of a part: rows of one table at exactly one version, as bytes both ways.
 
 POST /v1/parts/rows?version=&checksum=&range=&table=&states=&wait_ms=, and feature= where all keys are of one. The body
 is ids, int64 (K), and without feature= their features, uint16 (K). The response is K rows of D float32, K status

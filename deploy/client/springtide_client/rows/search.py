@@ -21,7 +21,7 @@ MIN_SORTED_KEYS = 512
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """What is searched: the layers and counts of one version. Immutable."""
+    """The layers and counts of one version, to search in. Immutable."""
 
     layers: tuple[RowLayer, ...]  # newest first, the base's rows last; empty layers are left out
     dim: int

@@ -1,1 +1,1 @@
-"""What every package needs of the operating system: whole files, sizes, the clock, retries."""
+"""The operating system as every package needs it: whole files, sizes, the clock, retries."""

@@ -50,5 +50,5 @@ class Backoff:
 
     @property
     def remaining_seconds(self) -> float:
-        """What is left of the pause; 0 when it is over."""
+        """The rest of the pause; 0 when it is over."""
         return max(0.0, self._over_at - self._clock())

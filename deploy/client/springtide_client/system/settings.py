@@ -60,7 +60,7 @@ class SettingsKey(msgspec.Struct, frozen=True):
 
     @property
     def allowed(self) -> str:
-        """What a value may be, in words."""
+        """The allowed values, in words."""
         return describe(self.kind)
 
     def convert(self, value: object) -> Any:

@@ -84,7 +84,7 @@ class LiveTables:
                 self._recent.add(mixed_N)
 
     def written(self, sequence: int | None) -> None:
-        """What was added is written up to this sequence number; None = unknown: RocksDB is asked from now on."""
+        """Note that RocksDB has written up to this sequence number; None = unknown: it is asked from now on."""
         if sequence is None:
             self.disable("the sequence number of its writes is unknown")
             return
