@@ -3,17 +3,182 @@
 Beside a wide part a net gives its `deep_scores` alone, 0 at first: all others are the wide part's.
 """
 
-# N samples, E fields (C + P + S), D dimension, X normalized dense features, L labels
-import itertools
+# N samples, E fields (C + P + S), D dimension, F dense features, X normalized dense features, L labels
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibration import Calibration
-from springtide.app.models.dense_features import DenseFeatureNormalizer
 from springtide.app.models.interface import DenseModel, ModelSpec, join_fields
-from springtide.app.models.value_scale import ValueScale
+
+MEMORY = 1e6  # values; older ones fade, and float32 can still count
+MAX_DEVIATIONS = 5.0  # standard deviations
+VARIANCE_FLOOR = 1e-4  # a constant feature has no variance: else its rounding errors would become a signal
+
+
+class DenseFeatureNormalizer(nn.Module):
+    """Signed log1p, then running standardization; a missing value is 0 with an indicator.
+
+    From raw values (N, F), NaN where missing, to (N, 2F): the standardized values, then the missing indicators.
+
+    `observe` updates the statistics (pairwise update of Chan, Golub and LeVeque 1979); `forward` only reads them. A
+    feature without any value so far is 0, as in the wide part.
+    """
+
+    mean_F: Tensor
+    variance_F: Tensor
+    count_F: Tensor
+
+    def __init__(self, num_dense: int) -> None:
+        super().__init__()
+        self.num_outputs = 2 * num_dense
+        self.register_buffer("mean_F", torch.zeros(num_dense))
+        self.register_buffer("variance_F", torch.ones(num_dense))
+        self.register_buffer("count_F", torch.zeros(num_dense))
+
+    @torch.no_grad()
+    def observe(self, dense_NF: Tensor) -> None:
+        """Count a batch."""
+        if dense_NF.numel() == 0:
+            return
+        known_NF = ~torch.isnan(dense_NF)
+        log_NF = torch.where(known_NF, _signed_log(dense_NF), 0.0)
+        new_F = known_NF.sum(0).float()
+        mean_F = log_NF.sum(0) / new_F.clamp(min=1)
+        variance_F = torch.where(known_NF, log_NF - mean_F, 0.0).square().sum(0) / new_F.clamp(min=1)
+        total_F = (self.count_F + new_F).clamp(min=1)
+        share_F = new_F / total_F  # 0 where the batch has no value: nothing changes then
+        shift_F = mean_F - self.mean_F
+        spread_F = (1 - share_F) * self.variance_F * (self.count_F > 0) + share_F * (
+            variance_F + shift_F.square() * (1 - share_F)
+        )
+        self.variance_F.copy_(torch.where(new_F > 0, spread_F, self.variance_F))
+        self.mean_F.add_(share_F * shift_F)
+        self.count_F.copy_((self.count_F + new_F).clamp(max=MEMORY))
+
+    def forward(self, dense_NF: Tensor) -> Tensor:
+        missing_NF = torch.isnan(dense_NF)
+        scale_F = torch.rsqrt(self.variance_F + VARIANCE_FLOOR)
+        standard_NF = ((_signed_log(dense_NF) - self.mean_F) * scale_F).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+        standard_NF = torch.where(missing_NF | (self.count_F == 0), 0.0, standard_NF)
+        return torch.cat([standard_NF, missing_NF.float()], dim=1)
+
+
+def _signed_log(x: Tensor) -> Tensor:
+    return torch.sign(x) * torch.log1p(x.abs())
+
+
+VALUE_MEMORY = 1e6  # samples; older ones fade
+MIN_SCALE = 1e-6
+# Once so many samples are known, a value counts as at most so many standard deviations from the mean: an absurd one,
+# such as nanoseconds sent for seconds, would else be remembered for a million samples.
+KNOWN_SAMPLES, MOST_DEVIATIONS = 1000.0, 100.0
+
+
+class ValueScale(nn.Module):
+    """Mean and variance so far of labels that are values, by which a net's scores become values.
+
+    A score of 0 is the mean, one of 1 a standard deviation above it, so a net learns seconds as fast as probabilities.
+    Running statistics of what a label's link makes of it; those of other labels are not used.
+    """
+
+    is_log_L: Tensor
+    is_value_L: Tensor
+    mean_L: Tensor
+    variance_L: Tensor
+    count_L: Tensor
+
+    def __init__(self, links: tuple[str, ...]) -> None:
+        """`links`: of each label, "logit" for a probability."""
+        super().__init__()
+        self.register_buffer("is_log_L", torch.tensor([link == "log1p" for link in links]), persistent=False)
+        self.register_buffer("is_value_L", torch.tensor([link != "logit" for link in links]), persistent=False)
+        self.register_buffer("mean_L", torch.zeros(len(links)))
+        self.register_buffer("variance_L", torch.zeros(len(links)))
+        self.register_buffer("count_L", torch.zeros(len(links)))
+
+    def forward(self, scores_NL: Tensor, logits_NL: Tensor) -> Tensor:
+        """Return the logits, with outputs made of scores where a label is a value."""
+        outputs_NL = self.mean_L + torch.sqrt(self.variance_L).clamp(min=MIN_SCALE) * scores_NL.float()
+        return torch.where(self.is_value_L, outputs_NL, logits_NL)
+
+    def scale_L(self) -> Tensor:
+        """Return the standard deviation of each label so far; 0 where nothing is known of it."""
+        return torch.where(self.count_L > 0, torch.sqrt(self.variance_L).clamp(min=MIN_SCALE), 0.0)
+
+    @torch.no_grad()
+    def observe(self, labels_NL: Tensor, weights_N: Tensor) -> None:
+        """Count a batch's labels; NaN is masked."""
+        targets_NL = targets_of(self.is_log_L, labels_NL)
+        weights_NL = torch.where(torch.isnan(labels_NL) | ~self.is_value_L, 0.0, weights_N[:, None])
+        targets_NL = torch.where(weights_NL > 0, targets_NL, 0.0)
+        is_known_L = (self.count_L >= KNOWN_SAMPLES) & (self.variance_L > 0)
+        most_L = torch.where(is_known_L, MOST_DEVIATIONS * torch.sqrt(self.variance_L), torch.inf)
+        targets_NL = targets_NL.clamp(self.mean_L - most_L, self.mean_L + most_L)
+        new_L = weights_NL.sum(0)
+        mean_L = (weights_NL * targets_NL).sum(0) / new_L.clamp(min=1e-12)
+        variance_L = (weights_NL * (targets_NL - mean_L).square()).sum(0) / new_L.clamp(min=1e-12)
+        share_L = new_L / (self.count_L + new_L).clamp(min=1e-12)
+        apart_L = mean_L - self.mean_L
+        # Chan et al. 1979: the variance of both parts, and of their means
+        self.variance_L.add_(share_L * (variance_L - self.variance_L + (1 - share_L) * apart_L.square()))
+        self.mean_L.add_(share_L * apart_L)
+        self.count_L.add_(new_L).clamp_(max=VALUE_MEMORY)
+
+
+def targets_of(is_log_L: Tensor, labels_NL: Tensor) -> Tensor:
+    """Return what the outputs of value labels should be: logarithms of 1 and the label where its link is log1p."""
+    return torch.where(is_log_L, torch.log1p(torch.where(is_log_L, labels_NL, 0.0)), labels_NL)
+
+
+PRIOR_COUNT, PRIOR_CLICKS = 4.0, 1.0
+PRIOR_INFORMATION = 100.0  # evidence needed to move trust away from 1
+RATE_MEMORY = 1e6  # samples; older ones fade
+INFORMATION_MEMORY = 1e4
+MIN_TRUST, MAX_TRUST = 0.05, 1.5
+
+
+class Calibration(nn.Module):
+    """logits = logit(base rate) + trust * (bias + scores). Rate and trust are statistics, the bias is a parameter.
+
+    Starting at the base rate, an untrained net loses nothing on rare clicks. Scores that are too large are scaled down
+    until the net has learned (Platt 1999, as a running Newton step).
+    """
+
+    rate_L: Tensor
+    count_L: Tensor
+    trust_L: Tensor
+    information_L: Tensor
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__()
+        self.bias_L = nn.Parameter(torch.zeros(num_labels))
+        self.register_buffer("rate_L", torch.full((num_labels,), PRIOR_CLICKS / PRIOR_COUNT))
+        self.register_buffer("count_L", torch.full((num_labels,), PRIOR_COUNT))
+        self.register_buffer("trust_L", torch.ones(num_labels))
+        self.register_buffer("information_L", torch.full((num_labels,), PRIOR_INFORMATION))
+
+    def forward(self, scores_NL: Tensor) -> Tensor:
+        return torch.logit(self.rate_L) + self.trust_L * (self.bias_L + scores_NL.float())
+
+    @torch.no_grad()
+    def observe(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
+        """Count a batch that `forward` has scored; NaN labels are ignored."""
+        weights_NL = torch.where(torch.isnan(labels_NL), 0.0, weights_N[:, None])
+        labels_NL = torch.nan_to_num(labels_NL)
+        scores_NL = (logits_NL - torch.logit(self.rate_L)) / self.trust_L
+        probabilities_NL = torch.sigmoid(logits_NL)
+        slope_L = (weights_NL * (probabilities_NL - labels_NL) * scores_NL).sum(0)
+        self.information_L.add_((weights_NL * probabilities_NL * (1 - probabilities_NL) * scores_NL.square()).sum(0))
+        self.trust_L.sub_(slope_L / self.information_L).clamp_(MIN_TRUST, MAX_TRUST)
+        self.information_L.clamp_(max=INFORMATION_MEMORY)
+
+        new_L = weights_NL.sum(0)
+        mean_L = (weights_NL * labels_NL).sum(0) / new_L.clamp(min=1e-12)
+        self.count_L.add_(new_L)
+        # with one class alone the rate must not reach 0 or 1, where the logit is infinite
+        self.rate_L.add_((mean_L - self.rate_L) * new_L / self.count_L).clamp_(1e-6, 1 - 1e-6)
+        self.count_L.clamp_(max=RATE_MEMORY)
 
 
 class CalibratedModel(DenseModel):
@@ -130,30 +295,3 @@ class CalibratedModel(DenseModel):
             sums_ND = sums_ND.repeat(1, -(-num_labels // dim))
         weights_NL: Tensor = self.first_order_scale * sums_ND[:, :num_labels]
         return weights_NL
-
-
-def perceptron(sizes: list[int], *, last_is_linear: bool) -> nn.Sequential:
-    """Return linear layers of these sizes, each but the last followed by ReLU, the last one unless `last_is_linear`."""
-    layers: list[nn.Module] = []
-    for num_in, num_out in itertools.pairwise(sizes):
-        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
-    return nn.Sequential(*(layers[:-1] if last_is_linear else layers))
-
-
-class ZeroLinear(nn.Module):
-    """A linear map without bias that starts at zero. The number of inputs may be 0."""
-
-    def __init__(self, num_in: int, num_out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(num_out, num_in))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight)
-
-
-def check_layer_sizes(name: str, sizes: object) -> list[int]:
-    """Return the sizes of hidden layers from a model's options; ValueError if they are not sizes."""
-    good = isinstance(sizes, (list, tuple)) and all(type(size) is int and 1 <= size <= 65536 for size in sizes)
-    if not good:
-        raise ValueError(f"{name} must be a list of layer sizes such as [128, 64], not {sizes!r}")
-    return list(sizes)  # type: ignore[call-overload, no-any-return]

@@ -11,7 +11,7 @@ from torch import nn
 from springtide.app.errors import UserError
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.losses.task_weights import add_task_weights
+from springtide.app.models.losses.loss import add_task_weights
 from springtide.app.models.registry import build_model
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.models.wide.wide_part import add_wide_part

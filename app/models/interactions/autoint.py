@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
-from springtide.app.models.field_vectors import DenseVectors, FieldProjection
+from springtide.app.models.calibrated_model import CalibratedModel
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.options import check_size
+from springtide.app.models.layers import DenseVectors, FieldProjection, check_layer_sizes, check_size, perceptron
 
 
 class InteractingLayer(nn.Module):

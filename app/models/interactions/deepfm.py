@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
-from springtide.app.models.field_vectors import FieldProjection
+from springtide.app.models.calibrated_model import CalibratedModel
 from springtide.app.models.interface import ModelSpec
+from springtide.app.models.layers import FieldProjection, ZeroLinear, check_layer_sizes, perceptron
 
 
 class DeepFM(CalibratedModel):

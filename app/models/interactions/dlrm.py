@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
-from springtide.app.models.field_vectors import FieldProjection
+from springtide.app.models.calibrated_model import CalibratedModel
 from springtide.app.models.interactions.dot_interaction import dot_interaction, pair_places
 from springtide.app.models.interface import ModelSpec
+from springtide.app.models.layers import FieldProjection, check_layer_sizes, perceptron
 
 
 class DLRM(CalibratedModel):

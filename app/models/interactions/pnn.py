@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import CalibratedModel, check_layer_sizes, perceptron
-from springtide.app.models.field_vectors import FieldProjection
+from springtide.app.models.calibrated_model import CalibratedModel
 from springtide.app.models.interactions.dot_interaction import dot_interaction, pair_places
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.options import check_choice
+from springtide.app.models.layers import FieldProjection, check_choice, check_layer_sizes, perceptron
 
 
 class PNN(CalibratedModel):

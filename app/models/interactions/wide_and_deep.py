@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
+from springtide.app.models.calibrated_model import CalibratedModel
 from springtide.app.models.interface import ModelSpec
+from springtide.app.models.layers import ZeroLinear, check_layer_sizes, perceptron
 
 
 class WideAndDeep(CalibratedModel):

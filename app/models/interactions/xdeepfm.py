@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import CalibratedModel, ZeroLinear, check_layer_sizes, perceptron
-from springtide.app.models.field_vectors import DenseVectors, FieldProjection
+from springtide.app.models.calibrated_model import CalibratedModel
 from springtide.app.models.interface import ModelSpec
+from springtide.app.models.layers import DenseVectors, FieldProjection, ZeroLinear, check_layer_sizes, perceptron
 
 
 class CompressedInteraction(nn.Module):

@@ -1,4 +1,10 @@
-"""The loss of a batch: each label's own, weighed and summed over labels and samples."""
+"""The loss of a batch: each label's own, weighed and summed over labels and samples.
+
+Losses of each sample by itself are sums over samples, so that a row's step does not depend on the batch. Losses of
+samples ranked against each other, within a batch or within groups of it, have the scale of the logistic loss: with a
+share r of positives a positive's gradient is about 1 - r and a negative's about r, however many samples the batch or
+the group has. A group without a positive or without a negative teaches nothing. Weights count as so many samples.
+"""
 
 # N samples, L labels, G fields that group samples
 import math
@@ -10,14 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
+from springtide.app.models.calibrated_model import MIN_SCALE, MOST_DEVIATIONS, targets_of
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.config import LabelLoss
-from springtide.app.models.losses.pointwise import binary_cross_entropy, focal, huber
-from springtide.app.models.losses.ranking import listwise, pairwise
-from springtide.app.models.losses.task_weights import task_weights_of
-from springtide.app.models.value_scale import MIN_SCALE, MOST_DEVIATIONS, targets_of
 from springtide_client.features import Features
 
 ModelLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -155,3 +158,94 @@ class Loss:
         targets_NL = targets_of(self.is_log_L, labels_NL)
         own_L = torch.sqrt((weights_NL * targets_NL.square()).sum(0) / weights_NL.sum(0).clamp(min=1e-12))
         return torch.where(scales_L > 0, scales_L, own_L.clamp(min=MIN_SCALE))
+
+
+def binary_cross_entropy(logits_N: Tensor, labels_N: Tensor, weights_N: Tensor) -> Tensor:
+    """Return the logistic loss of labels from 0 to 1."""
+    return binary_cross_entropy_with_logits(logits_N, labels_N, weights_N, reduction="sum")
+
+
+def focal(logits_N: Tensor, labels_N: Tensor, weights_N: Tensor, *, gamma: float, alpha: float | None) -> Tensor:
+    """Return the focal loss (Lin et al. 2017): a sample predicted with p of what came counts (1 - p) ** gamma."""
+    positive_N, negative_N = softplus(-logits_N), softplus(logits_N)  # -log p, -log(1 - p)
+    positive_N, negative_N = positive_N * torch.exp(-gamma * negative_N), negative_N * torch.exp(-gamma * positive_N)
+    share = (1.0, 1.0) if alpha is None else (alpha, 1.0 - alpha)
+    return (weights_N * (share[0] * labels_N * positive_N + share[1] * (1 - labels_N) * negative_N)).sum()
+
+
+def huber(errors_N: Tensor, weights_N: Tensor, *, delta: float) -> Tensor:
+    """Return half the squared errors up to `delta`, linear beyond it (Huber 1964)."""
+    sizes_N = errors_N.abs()
+    near_N = sizes_N.clamp(max=delta)
+    return (weights_N * near_N * (sizes_N - 0.5 * near_N)).sum()
+
+
+def pairwise(logits_N: Tensor, labels_N: Tensor, weights_N: Tensor, groups_N: Tensor | None) -> Tensor:
+    """Return the logistic loss of the difference of each two samples with different labels (RankNet, Burges 2005).
+
+    A pair counts the difference of its labels. `groups_N`: numbers below N; None: all samples are one group.
+    """
+    pairs_NN = (labels_N[:, None] - labels_N[None, :]).clamp(min=0) * weights_N[:, None]
+    if groups_N is not None:
+        pairs_NN = torch.where(groups_N[:, None] == groups_N[None, :], pairs_NN, 0.0)
+    shares_N = weights_N / _sums(weights_N, groups_N).clamp(min=torch.finfo(weights_N.dtype).tiny)
+    return (pairs_NN * shares_N[None, :] * softplus(logits_N[None, :] - logits_N[:, None])).sum()
+
+
+def listwise(logits_N: Tensor, labels_N: Tensor, weights_N: Tensor, groups_N: Tensor | None) -> Tensor:
+    """Return the softmax loss (ListNet, Cao et al. 2007): -log of each positive's share of its group's exp(logits)."""
+    counts_N = weights_N > 0
+    highest_N = _highest(torch.where(counts_N, logits_N.detach(), -torch.inf), groups_N)
+    highest_N = torch.where(torch.isfinite(highest_N), highest_N, 0.0)
+    above_N = torch.where(counts_N, logits_N - highest_N, 0.0)
+    total_N = _sums(weights_N * torch.exp(above_N), groups_N).clamp(min=torch.finfo(weights_N.dtype).tiny)
+    return (weights_N * labels_N * (torch.log(total_N) - above_N)).sum()
+
+
+def _sums(values_N: Tensor, groups_N: Tensor | None) -> Tensor:
+    """Return for each sample the sum over its group."""
+    if groups_N is None:
+        return values_N.sum().expand_as(values_N)
+    return torch.zeros_like(values_N).index_add(0, groups_N, values_N)[groups_N]
+
+
+def _highest(values_N: Tensor, groups_N: Tensor | None) -> Tensor:
+    """Return for each sample the highest value of its group."""
+    if groups_N is None:
+        return values_N.max().expand_as(values_N)
+    return torch.full_like(values_N, -torch.inf).scatter_reduce(0, groups_N, values_N, "amax")[groups_N]
+
+
+NAME = "task_weights"  # of the module in the net: its parameter is `task_weights.log_variances_L`
+
+
+class TaskWeights(nn.Module):
+    """Weights of labels by learned uncertainty (Kendall, Gal, Cipolla 2018, "Multi-task learning using uncertainty").
+
+    Each label has a learned log variance s; its loss counts exp(-s), and s / 2 for each sample keeps s from growing.
+    Serves training alone: the exported program does not use it.
+    """
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__()
+        self.num_labels = num_labels
+        self.log_variances_L = nn.Parameter(torch.zeros(num_labels))
+
+    def factors(self) -> Tensor:
+        """Return what each label's loss counts, (L)."""
+        return torch.exp(-self.log_variances_L)
+
+
+def add_task_weights(model: nn.Module, num_labels: int) -> None:
+    """Add them to the net, to be learned, published and resumed with it; ValueError if the name is taken."""
+    if hasattr(model, NAME):
+        raise ValueError(
+            f'the net has an attribute {NAME!r} of its own: rename it, or set [train] task_weights = "fixed"'
+        )
+    model.add_module(NAME, TaskWeights(num_labels))
+
+
+def task_weights_of(model: nn.Module) -> TaskWeights | None:
+    """Return the net's learned weights of labels, if it has them."""
+    weights = getattr(model, NAME, None)
+    return weights if isinstance(weights, TaskWeights) else None

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from springtide.app.models.calibrated_model import check_layer_sizes, perceptron
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.multitask.towers import MultitaskModel
+from springtide.app.models.layers import check_layer_sizes, perceptron
+from springtide.app.models.multitask.mixtures import MultitaskModel
 
 MAX_CONDITIONAL = 15.0  # of a conditional logit that is computed from two logits
 

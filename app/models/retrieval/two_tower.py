@@ -4,18 +4,125 @@ Both have length 1. Their dot product, divided by a temperature, is the score; t
 their vectors alone.
 """
 
-# N samples, E fields of a tower, D dimension of rows, O of the towers' vectors, L labels
+# N samples, E fields of a tower, D dimension of rows, O of the towers' vectors, L labels, B samples of a block,
+# R rows of scores, M hash functions, H buckets
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import check_layer_sizes, perceptron
-from springtide.app.models.calibration import Calibration
-from springtide.app.models.dense_features import DenseFeatureNormalizer
+from springtide.app.models.calibrated_model import Calibration, DenseFeatureNormalizer
 from springtide.app.models.interface import DenseModel, ModelSpec, join_fields
-from springtide.app.models.retrieval.in_batch_softmax import in_batch_softmax
-from springtide.app.models.retrieval.item_frequency import Frequencies, ItemFrequency
+from springtide.app.models.layers import check_layer_sizes, perceptron
+
+# odd multipliers of multiplicative hashing (Knuth): golden ratio, and the constants of SplitMix64
+MULTIPLIERS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
+
+
+class Frequencies(NamedTuple):
+    """The arrays after a batch."""
+
+    last_MH: Tensor
+    gap_MH: Tensor
+    num_samples_1: Tensor
+
+
+class ItemFrequency(nn.Module):
+    """`rate` is the weight of the newest gap in the average; of several hash functions the rarest estimate counts."""
+
+    last_MH: Tensor  # int64, the number of samples when an item of the bucket came last; 0: never
+    gap_MH: Tensor
+    num_samples_1: Tensor
+
+    def __init__(self, *, num_buckets: int, num_hashes: int = 2, rate: float = 0.05) -> None:
+        super().__init__()
+        if num_buckets < 2 or num_buckets & (num_buckets - 1):
+            raise ValueError(f"buckets must be a power of two, not {num_buckets}")
+        self.rate = rate
+        self.register_buffer("last_MH", torch.zeros(num_hashes, num_buckets, dtype=torch.int64))
+        self.register_buffer("gap_MH", torch.full((num_hashes, num_buckets), float(num_buckets)))
+        self.register_buffer("num_samples_1", torch.zeros(1, dtype=torch.int64))
+
+    def buckets(self, ids_N: Tensor) -> Tensor:
+        """Return the bucket of each id by each hash function, int64 (M, N)."""
+        num_hashes, num_buckets = self.last_MH.shape
+        # the shift is arithmetic: the mask takes the same bits of negative products
+        shift = 64 - num_buckets.bit_length()
+        return torch.stack([(ids_N * MULTIPLIERS[m]) >> shift & (num_buckets - 1) for m in range(num_hashes)])
+
+    @torch.no_grad()
+    def after(self, ids_N: Tensor) -> Frequencies:
+        """Return the arrays after a batch, whose order does not count. Nothing is written."""
+        buckets_MN = self.buckets(ids_N)
+        num_samples_1 = self.num_samples_1 + ids_N.shape[0]
+        counts_MH = torch.zeros_like(self.last_MH).scatter_add_(1, buckets_MN, torch.ones_like(buckets_MN))
+        seen_MH = counts_MH > 0
+        gaps_MH = (num_samples_1 - self.last_MH).float() / counts_MH.clamp(min=1)
+        # a bucket's first gap is the best guess there is; c gaps of equal length are c steps of the average
+        kept_MH = torch.where(self.last_MH == 0, 0.0, (1 - self.rate) ** counts_MH.float())
+        average_MH = kept_MH * self.gap_MH + (1 - kept_MH) * gaps_MH
+        return Frequencies(
+            torch.where(seen_MH, num_samples_1, self.last_MH),
+            torch.where(seen_MH, average_MH, self.gap_MH),
+            num_samples_1,
+        )
+
+    def log_probabilities(self, ids_N: Tensor, frequencies: Frequencies) -> Tensor:
+        """Return the logarithm of the share of samples that have each item, float32 (N)."""
+        gaps_MN = frequencies.gap_MH.gather(1, self.buckets(ids_N))
+        return -gaps_MN.max(dim=0).values.clamp(min=1).log()
+
+    @torch.no_grad()
+    def observe(self, frequencies: Frequencies) -> None:
+        """Write the arrays after a batch."""
+        for name, array in frequencies._asdict().items():
+            getattr(self, name).copy_(array)
+
+
+def in_batch_softmax(
+    users_ND: Tensor,
+    items_ND: Tensor,
+    ids_N: Tensor,
+    log_probabilities_N: Tensor,
+    weights_N: Tensor,
+    *,
+    temperature: float,
+    block: int,
+) -> Tensor:
+    """Return the sum of cross-entropies times weights, float32.
+
+    A sample of weight 0 learns nothing as a user, and its item is a negative for the others. Items come into a batch as
+    often as they come in the stream: subtracting the logarithm of that probability makes the popular ones no more
+    negative than the others. Another sample's equal item is no negative. `block`: so many samples see each other's
+    items, which bounds memory and time.
+    """
+    columns = (users_ND, items_ND, ids_N, log_probabilities_N, weights_N)
+    blocks = [slice(start, start + block) for start in range(0, len(ids_N), block)]
+    return torch.stack(
+        [_block_loss(*(column[rows] for column in columns), temperature=temperature) for rows in blocks]
+    ).sum()
+
+
+def _block_loss(
+    users_BD: Tensor,
+    items_BD: Tensor,
+    ids_B: Tensor,
+    log_probabilities_B: Tensor,
+    weights_B: Tensor,
+    *,
+    temperature: float,
+) -> Tensor:
+    own_B = torch.arange(len(ids_B), device=ids_B.device)
+    if not users_BD.is_cuda:  # where that costs no wait for a device: only the rows that learn
+        learning = weights_B.nonzero()[:, 0]
+        users_BD, weights_B, own_R = users_BD[learning], weights_B[learning], own_B[learning]
+    else:
+        own_R = own_B
+    scores_RB = users_BD.float() @ items_BD.float().T / temperature - log_probabilities_B
+    is_same_RB = (ids_B[own_R, None] == ids_B) & (own_R[:, None] != own_B)
+    log_shares_RB = scores_RB.masked_fill(is_same_RB, -torch.inf).log_softmax(dim=1)
+    return -(weights_B * log_shares_RB.gather(1, own_R[:, None])[:, 0]).sum()
 
 
 class Tower(nn.Module):

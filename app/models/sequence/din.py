@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import check_layer_sizes
 from springtide.app.models.interface import ModelSpec
+from springtide.app.models.layers import check_layer_sizes
 from springtide.app.models.sequence.history import History
 from springtide.app.models.sequence.sequence_model import SequenceModel
 

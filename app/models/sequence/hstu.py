@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.options import check_size
-from springtide.app.models.sequence.attention import split_heads
-from springtide.app.models.sequence.encoder_block import zero_norm
-from springtide.app.models.sequence.history import History
-from springtide.app.models.sequence.positions import append, element
+from springtide.app.models.layers import check_size
+from springtide.app.models.sequence.encoder_block import split_heads, zero_norm
+from springtide.app.models.sequence.history import History, append, element
 from springtide.app.models.sequence.sequence_model import SequenceModel
 
 

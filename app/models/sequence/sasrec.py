@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.options import check_size
+from springtide.app.models.layers import check_size
 from springtide.app.models.sequence.encoder_block import EncoderBlock, key_mask, zero_norm
-from springtide.app.models.sequence.history import History
-from springtide.app.models.sequence.positions import Positions, element
+from springtide.app.models.sequence.history import History, Positions, element
 from springtide.app.models.sequence.sequence_model import SequenceModel
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.models.dense_features import MAX_DEVIATIONS, VARIANCE_FLOOR
+from springtide.app.models.calibrated_model import MAX_DEVIATIONS, VARIANCE_FLOOR
 from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide.kernels.cpu.serving.towers import MAX, MEAN, SUM, encode_samples, encode_samples_holding_gil
 

@@ -4,8 +4,7 @@
 import torch
 from torch import Tensor
 
-from springtide.app.models.retrieval.item_frequency import Frequencies
-from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.models.retrieval.two_tower import Frequencies, TwoTower
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks
 from springtide.app.training.step.global_batch import GlobalBatch, Samples

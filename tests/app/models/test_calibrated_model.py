@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from springtide.app.models.calibrated_model import CalibratedModel, perceptron
+from springtide.app.models.calibrated_model import CalibratedModel, DenseFeatureNormalizer
+from springtide.app.models.layers import perceptron
 from tests.support.model_specs import spec_of_sizes
 
 SPEC = spec_of_sizes(2, dim=4)
@@ -51,3 +52,12 @@ def test_an_incomplete_net_fails_where_it_is_defined(missing):
     whole = {name: getattr(Net, name) for name in ("__init__", "deep_scores", "last_parameters")}
     with pytest.raises(TypeError, match=f"the net Incomplete must define {missing}"):
         type("Incomplete", (CalibratedModel,), {name: own for name, own in whole.items() if name != missing})
+
+
+def test_a_feature_without_a_value_so_far_is_zero() -> None:
+    normalizer = DenseFeatureNormalizer(2)
+    x = torch.tensor([[1e6, float("nan")], [3.0, float("nan")]])
+    assert normalizer(x).tolist() == [[0, 0, 0, 1], [0, 0, 0, 1]]
+    normalizer.observe(x)
+    assert normalizer(x)[:, 0].tolist() != [0, 0]
+    assert normalizer(torch.ones(1, 2))[0, 1] == 0  # only missing values were counted of it

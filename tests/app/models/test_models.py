@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from springtide.app.models.calibration import Calibration
+from springtide.app.models.calibrated_model import Calibration, DenseFeatureNormalizer
 from springtide.app.models.config import BUILT_IN_MODELS, ModelConfig
-from springtide.app.models.dense_features import DenseFeatureNormalizer
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.sequence.attention import MultiHeadAttention, naive_attention
+from springtide.app.models.sequence.encoder_block import MultiHeadAttention, naive_attention
 from springtide.app.models.sequence.transformer import Transformer
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from springtide.app.models.export.example_inputs import example_inputs
-from springtide.app.models.export.torch_export import export_model
+from springtide.app.models.export.torch_export import example_inputs, export_model
 from springtide.app.models.interactions import dot_interaction as ops
 from springtide.app.models.interactions.dlrm import DLRM
 from springtide.kernels.cuda.launchers.dot_interaction import DotInteraction

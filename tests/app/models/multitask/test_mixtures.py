@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from springtide.app.models.multitask.mmoe import MMoE
-from springtide.app.models.multitask.ple import PLE
-from springtide.app.models.multitask.shared_bottom import SharedBottom
+from springtide.app.models.multitask.mixtures import PLE, MMoE, SharedBottom
 from tests.support.model_specs import spec_of_sizes
 
 SPEC = spec_of_sizes(2, 0, 0, 1, 3)

@@ -1,4 +1,5 @@
 import io
+import math
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.registry import build_model
-from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.models.retrieval.two_tower import ItemFrequency, TwoTower, in_batch_softmax
 from springtide_client.model.exported_model import ExportedModel as ServedModel
 from springtide_client.model.inputs import ModelInputs
 from tests.app.models.test_models import inputs_of
@@ -106,3 +107,117 @@ def test_it_has_no_wide_part():
     assert ModelConfig(name="two_tower", wide="auto").for_device("cpu").has_wide_part is False
     with pytest.raises(ValueError, match=r'wide = true does not fit name = "two_tower"'):
         ModelConfig(name="two_tower", wide=True)
+
+
+def plain_loss(users, items, ids, log_probabilities, weights, temperature):
+    """Sample by sample, in float64 and plain Python."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, user in enumerate(users):
+        others = [j for j in range(len(ids)) if j == i or ids[j] != ids[i]]
+        scores = torch.stack([(user @ items[j]) / temperature - log_probabilities[j] for j in others])
+        total = total - weights[i] * (scores[others.index(i)] - torch.logsumexp(scores, 0))
+    return total
+
+
+def draw(num=7, dim=3):
+    generator = torch.Generator().manual_seed(0)
+    users, items = (torch.randn(num, dim, generator=generator, dtype=torch.float64) for _ in range(2))
+    ids = torch.tensor([4, 9, 4, 1, 2, 9, 4])[:num]
+    log_probabilities = torch.log(torch.rand(num, generator=generator, dtype=torch.float64))
+    weights = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5, 1.0, 0.0], dtype=torch.float64)[:num]
+    return users.requires_grad_(), items.requires_grad_(), ids, log_probabilities, weights
+
+
+def test_loss_and_gradients_equal_a_plain_reference():
+    users, items, ids, log_probabilities, weights = draw()
+    loss = in_batch_softmax(users, items, ids, log_probabilities, weights, temperature=0.2, block=100)
+    mine = torch.autograd.grad(loss, (users, items))
+    plain = plain_loss(users, items, ids.tolist(), log_probabilities, weights, 0.2)
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
+    for gradient, reference in zip(mine, torch.autograd.grad(plain, (users, items)), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_of_another_block_are_no_negatives():
+    users, items, ids, log_probabilities, weights = draw()
+    loss = in_batch_softmax(users, items, ids, log_probabilities, weights, temperature=0.2, block=4)
+    parts = [slice(0, 4), slice(4, 7)]
+    expected = sum(
+        plain_loss(users[p], items[p], ids[p].tolist(), log_probabilities[p], weights[p], 0.2).item() for p in parts
+    )
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_batch_without_a_positive_sample_has_no_loss_and_no_gradient():
+    users, items, ids, log_probabilities, weights = draw()
+    loss = in_batch_softmax(users, items, ids, log_probabilities, 0 * weights, temperature=0.2, block=4)
+    assert loss.item() == 0
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, (users, items)))
+
+
+def test_the_correction_makes_a_popular_item_no_worse_than_a_rare_one():
+    """Equal vectors, one item three times as frequent: corrected, the four items of the batch count as two equal ones.
+
+    Of user 0 with the rare item: exp(s) / q weighs 1 / 0.25 against 3 times 1 / 0.75, thus a half.
+    """
+    ones, ids = torch.ones(4, 1), torch.tensor([7, 8, 8, 8])
+    log_probabilities = torch.log(torch.tensor([0.25, 0.75, 0.75, 0.75]))
+    weights = torch.tensor([1.0, 0, 0, 0])
+    loss = in_batch_softmax(ones, ones, ids, log_probabilities, weights, temperature=1.0, block=4)
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-5)
+
+
+def observe(frequency, ids):
+    frequency.observe(frequency.after(torch.as_tensor(ids)))
+
+
+def shares(frequency, ids):
+    ids = torch.as_tensor(ids)
+    return frequency.log_probabilities(ids, frequency.after(ids[:0])).exp().numpy()
+
+
+def test_estimates_find_the_shares_of_items_whatever_the_size_of_batches():
+    draw = np.random.default_rng(0)
+    wanted = np.array([0.5, 0.3, 0.15, 0.05])
+    items = np.array([3, -8, 2**62, 17])
+    stream = items[draw.choice(4, 20_000, p=wanted)]
+    for size in (64, 1_000):
+        frequency = ItemFrequency(num_buckets=1 << 10)
+        for start in range(0, len(stream), size):
+            observe(frequency, stream[start : start + size])
+        np.testing.assert_allclose(shares(frequency, items), wanted, rtol=0.5)
+        assert int(frequency.num_samples_1[0]) == len(stream)
+
+
+def test_an_items_estimate_follows_its_drift():
+    frequency = ItemFrequency(num_buckets=1 << 10)
+    for _ in range(100):
+        observe(frequency, [5, *range(100, 199)])  # one in a hundred
+    before = shares(frequency, [5])[0]
+    for _ in range(100):
+        observe(frequency, [5] * 50 + list(range(100, 150)))
+    assert before == pytest.approx(0.01, rel=0.2)
+    assert shares(frequency, [5])[0] == pytest.approx(0.5, rel=0.2)
+
+
+def test_one_step_equals_the_formula_of_the_paper():
+    """Item 5 came at sample 10, its average gap is 10; it comes again 6 samples later, at rate 0.05."""
+    frequency = ItemFrequency(num_buckets=16, num_hashes=1)
+    observe(frequency, [5, *[6] * 9])
+    assert shares(frequency, [5])[0] == pytest.approx(1 / 10)
+    observe(frequency, [5, *[6] * 5])
+    assert shares(frequency, [5])[0] == pytest.approx(1 / (0.95 * 10 + 0.05 * 6))
+
+
+def test_two_items_in_one_bucket_are_told_apart_by_another_hash():
+    frequency = ItemFrequency(num_buckets=16)
+    buckets_MN = frequency.buckets(torch.arange(400))
+    same = [n for n in range(1, 400) if buckets_MN[0, n] == buckets_MN[0, 0] and buckets_MN[1, n] != buckets_MN[1, 0]]
+    for _ in range(100):
+        observe(frequency, [0, *[same[0]] * 9])
+    assert shares(frequency, [0])[0] == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_number_of_buckets_that_no_hash_gives_is_an_error():
+    with pytest.raises(ValueError, match="power of two, not 1000"):
+        ItemFrequency(num_buckets=1000)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.sequence.attention import MultiHeadAttention, naive_attention
 from springtide.app.models.sequence.din import TargetAttention
+from springtide.app.models.sequence.encoder_block import MultiHeadAttention, naive_attention
 from springtide.app.models.sequence.history import History, without_padding
 from springtide.app.models.sequence.hstu import HSTUEncoder
 from springtide.app.models.sequence.sasrec import CausalEncoder

@@ -10,8 +10,7 @@ from torch import nn
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.losses.config import LabelLoss
-from springtide.app.models.losses.loss import Loss
-from springtide.app.models.losses.task_weights import add_task_weights
+from springtide.app.models.losses.loss import Loss, add_task_weights
 from springtide.app.models.registry import build_model
 from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.training.config import TrainConfig, with_adagrad_eps

@@ -1,6 +1,12 @@
-"""Vectors of one width: of fields whose rows are narrower, and of dense features."""
+"""What nets are made of: perceptrons, vectors of one width, and checks of the options that say their sizes.
+
+A check returns the option, or raises a ValueError that says what it must be.
+"""
 
 # N samples, E fields, D dimension, d narrower dimension, F dense features, X normalized dense features
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -55,3 +61,54 @@ class DenseVectors(nn.Module):
         values_NF1 = dense_NX[:, : self.num_dense, None]
         missing_NF1 = dense_NX[:, self.num_dense :, None]
         return values_NF1 * self.value_FD + missing_NF1 * self.missing_FD
+
+
+LARGEST_SIZE = 65536
+
+
+def check_size(name: str, size: object, *, least: int = 1) -> int:
+    """Return a whole number from `least` to 65536."""
+    if type(size) is not int or not least <= size <= LARGEST_SIZE:
+        raise ValueError(f"{name} must be a whole number from {least} to {LARGEST_SIZE}, not {size!r}")
+    return size
+
+
+def check_choice(name: str, choice: object, choices: Sequence[str]) -> str:
+    """Return one of the choices."""
+    if choice not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {choice!r}")
+    return str(choice)
+
+
+def check_names(name: str, names: object) -> list[str]:
+    """Return a list of names."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+        raise ValueError(f'{name} must be a list of names such as ["user_id"], not {names!r}')
+    return list(names)
+
+
+def perceptron(sizes: list[int], *, last_is_linear: bool) -> nn.Sequential:
+    """Return linear layers of these sizes, each but the last followed by ReLU, the last one unless `last_is_linear`."""
+    layers: list[nn.Module] = []
+    for num_in, num_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
+    return nn.Sequential(*(layers[:-1] if last_is_linear else layers))
+
+
+class ZeroLinear(nn.Module):
+    """A linear map without bias that starts at zero. The number of inputs may be 0."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_out, num_in))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+def check_layer_sizes(name: str, sizes: object) -> list[int]:
+    """Return the sizes of hidden layers from a model's options; ValueError if they are not sizes."""
+    good = isinstance(sizes, (list, tuple)) and all(type(size) is int and 1 <= size <= 65536 for size in sizes)
+    if not good:
+        raise ValueError(f"{name} must be a list of layer sizes such as [128, 64], not {sizes!r}")
+    return list(sizes)  # type: ignore[call-overload, no-any-return]
