@@ -1,31 +1,64 @@
-"""The parts of an embedding table and how they are connected."""
+"""The parts of an embedding table and how they are connected, and the threads that share one of its operations."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
+from typing import TypeVar
 
 from springtide.embeddings.bulk import BulkOperations
 from springtide.embeddings.config import Admission, TableConfig
 from springtide.embeddings.counters import TableCounters
 from springtide.embeddings.eviction_policy import Priorities, ScoreFunction
-from springtide.embeddings.intra_op_pool import IntraOpPool
 from springtide.embeddings.lookup.materialize import Materializer
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.dirty_rows import DirtyRows
-from springtide.embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
-from springtide.embeddings.memory.eviction import EvictionSink
+from springtide.embeddings.memory.eviction import EvictedDirtyRows, EvictionSink
 from springtide.embeddings.memory.expiry_sweep import ExpirySweep
 from springtide.embeddings.memory.resident import ResidentRows
 from springtide.embeddings.optimizer import RowOptimizer
 from springtide.embeddings.policy.admission import AdmissionControl
-from springtide.embeddings.policy.last_seen_floor import LastSeenFloor
 from springtide.embeddings.policy.quotas import Quotas
 from springtide.embeddings.policy.removals import Removals
-from springtide.embeddings.policy.ttl import ExpiryCutoffs, TimeToLive
-from springtide.embeddings.tiers.disk_cap import DiskCap
+from springtide.embeddings.policy.ttl import ExpiryCutoffs, LastSeenFloor, TimeToLive
+from springtide.embeddings.tiers.disk_space import DiskCap
 from springtide.embeddings.tiers.interface import RowSource, Spill
 from springtide.embeddings.tiers.lower_tiers import LowerTiers
 from springtide.embeddings.tiers.no_spill import NoSpill
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
+
+R = TypeVar("R")
+
+MIN_SPLIT_KEYS = 4096  # fewer do not repay waking a second thread
+
+
+class IntraOpPool:
+    """`num_threads` threads, including the calling one, which takes the first part of the work."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
+
+    def map(self, work: Callable[[int, int], R], num: int) -> list[R]:
+        """The results of work(start, stop) for consecutive parts of 0..num, in their order."""
+        if self._pool is None or num < MIN_SPLIT_KEYS:
+            return [work(0, num)]
+        (_, end), *others = pairwise(num * part // self._num_threads for part in range(self._num_threads + 1))
+        futures = [self._pool.submit(work, start, stop) for start, stop in others]
+        try:
+            first = work(0, end)
+        finally:
+            wait(futures)  # also after an exception: no thread works on when this returns
+        return [first, *(future.result() for future in futures)]
+
+    def parallel_for(self, work: Callable[[int, int], None], num: int) -> None:
+        """Call work(start, stop) for consecutive parts of 0..num."""
+        for _ in self.map(work, num):
+            pass
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 class TableParts:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from springtide.embeddings.bulk import check_integrity
 from springtide.embeddings.config import TableConfig, TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
@@ -18,8 +19,7 @@ from springtide.embeddings.lookup.handle import LookupSlice, Occurrences, StepTa
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.lookup.read_only import UInt8Array, find_rows
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.memory.integrity import check_integrity
-from springtide.embeddings.memory.placement import PredictedMisses
+from springtide.embeddings.memory.resident import PredictedMisses
 from springtide.embeddings.parts import TableParts
 from springtide.embeddings.policy.admission import AdmissionControl, Decision, SketchInfo
 from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys

@@ -38,7 +38,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.collection import AnyTable, check_device_bytes, open_tables, table_configs
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig
 from springtide.embeddings.policy.admission import AdmissionControl
-from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import Spill

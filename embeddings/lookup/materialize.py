@@ -10,14 +10,12 @@ from springtide.embeddings.counters import TableCounters
 from springtide.embeddings.eviction_policy import Priorities
 from springtide.embeddings.lookup.prefetch import PrefetchedRows
 from springtide.embeddings.memory.eviction import EvictionSink
-from springtide.embeddings.memory.placement import Placement, PredictedMisses
-from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.memory.resident import Placement, PredictedMisses, ResidentRows
 from springtide.embeddings.policy.admission import AdmissionControl, Decision, RowlessKeys, share_rows
 from springtide.embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
-from springtide.embeddings.tiers.lower_tiers import LowerTiers, RecalledRows
-from springtide.embeddings.tiers.upload import recalled_flags
+from springtide.embeddings.tiers.lower_tiers import LowerTiers, RecalledRows, recalled_flags
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
 

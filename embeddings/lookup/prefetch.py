@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.memory.placement import PredictedMisses
+from springtide.embeddings.memory.resident import PredictedMisses
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.tiers.lower_tiers import RecalledRows
 from springtide.kernels.types import UniqueKeys

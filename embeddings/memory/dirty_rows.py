@@ -3,7 +3,7 @@
 # N rows, M some of them
 import numpy as np
 
-from springtide.embeddings.memory.evicted_dirty_rows import EvictedDirtyRows
+from springtide.embeddings.memory.eviction import EvictedDirtyRows
 from springtide.embeddings.memory.resident import ResidentRows
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import BoolArray, Int64Array, TableDelta, UInt16Array

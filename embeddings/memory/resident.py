@@ -1,20 +1,112 @@
 """The resident tier: finds and inserts keys, and evicts rows when their slots are needed."""
 
 # U unique keys, N some of them, V victims
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.memory.change_counters import ChangeCounters
 from springtide.embeddings.memory.eviction import EvictionReason, EvictionSink
-from springtide.embeddings.memory.pins import PinSet
-from springtide.embeddings.memory.placement import NO_NEW_KEYS, Placement, PredictedMisses
 from springtide.embeddings.policy.quotas import Quotas
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NO_SLOT, Array, RowColumns, RowLayout, Spread, run_inline
+
+
+class PinSet:
+    """The ticks of open lookups: each stamps its rows, and the oldest protects its own rows and all stamped since.
+
+    Used by one thread, except for `release_later`.
+    """
+
+    def __init__(self) -> None:
+        self.clock = 0  # one tick a lookup
+        self._pinned: set[int] = set()
+        self._released: deque[int] = deque()  # still in _pinned until `apply_releases`
+
+    def __len__(self) -> int:
+        """Lookups that were not released when `apply_releases` was last called."""
+        return len(self._pinned)
+
+    def pin(self) -> int:
+        """Start a new tick. Rows stamped with it stay in memory until it is released."""
+        self.clock += 1
+        self._pinned.add(self.clock)
+        return self.clock
+
+    def release_later(self, tick: int) -> None:
+        """Queue a release for the next `apply_releases`. Safe in any thread at any time, also in a finalizer."""
+        self._released.append(tick)
+
+    def apply_releases(self) -> bool:
+        """Apply the queued releases. Return True if there were any."""
+        any_ = bool(self._released)
+        while self._released:
+            self._pinned.discard(self._released.popleft())
+        return any_
+
+    def protect_from(self, otherwise: int) -> int:
+        """The oldest pinned tick: rows stamped with it or a later one must stay. `otherwise` if nothing is pinned."""
+        return min(self._pinned, default=otherwise)
+
+    def protect_now(self) -> int:
+        """The oldest tick to protect from an eviction between batches: if nothing is pinned, any row may go."""
+        return self.protect_from(self.clock + 1)
+
+
+class ChangeCounters:
+    """Counters to remember beside a fact about rows. The fact must be dropped as soon as one of them has moved.
+
+    - Rows recalled from the lower tiers ahead of their lookup depend on `writes`.
+    - The set of a batch's keys that are missing from memory depends on `writes` and `removals`.
+    - The slots of an open lookup depend on `erasures`; it then finds its slots again.
+    """
+
+    def __init__(self) -> None:
+        self.writes = 0  # keys were inserted or forgotten, or another base was mapped: a recall may be outdated
+        self.removals = 0  # rows left memory or changed slots, other than to make room for an insertion
+        self.erasures = 0  # those removals after which an open lookup's slot may be empty or another key's
+
+    def count_write(self) -> None:
+        self.writes += 1
+
+    def count_removal(self) -> None:
+        """Rows of no open lookup left memory."""
+        self.removals += 1
+
+    def count_erasure(self) -> None:
+        """Rows left memory or changed slots, perhaps rows of open lookups."""
+        self.removals += 1
+        self.erasures += 1
+
+
+NO_NEW_KEYS = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, np.int64)
+
+
+class Placement(NamedTuple):
+    """The slots of a batch's keys. N are the new keys, whose slots hold no row yet; their keys are on the host too."""
+
+    slots_U: Array
+    new_N: Array  # positions in U
+    positions_N: Int64Array  # the same on the host
+    features_N: UInt16Array
+    ids_N: Int64Array
+
+
+class PredictedMisses(NamedTuple):
+    """The keys of a batch that were not in memory when it was prefetched, in the order of the batch.
+
+    The prediction holds while the two counters are those of memory.changes.
+    """
+
+    writes: int
+    removals: int
+    positions_N: Int64Array  # in U
+    features_N: UInt16Array
+    ids_N: Int64Array
+
 
 EVICTED_ROWS_PER_STEP = 65536
 SMALL_BATCHES = 256  # batches in a row that fit the planned overflow area, before an enlarged one shrinks again

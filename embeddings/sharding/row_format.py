@@ -3,6 +3,7 @@
 # U rows, N of them that travel, D dimension, S other numbers of a row, B bytes of one
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -173,3 +174,16 @@ def numbers_of(bytes_NB: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _padded(bytes_NB: Tensor, num_bytes: int) -> Tensor:
     return torch.nn.functional.pad(bytes_NB, (0, num_bytes - bytes_NB.shape[1]))
+
+
+class Precision(msgspec.Struct, frozen=True):
+    """Each one float32, bfloat16 or int8; dense gradients float32 or bfloat16."""
+
+    rows: str = "float32"
+    gradients: str = "float32"
+    dense: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_formats(self.rows, self.gradients, self.dense)
+        if self.dense == "int8":
+            raise ValueError("gradients of the dense net can travel as float32 or bfloat16, not as int8")

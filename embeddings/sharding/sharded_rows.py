@@ -1,25 +1,69 @@
-"""A lookup over all ranks: unique ids to their owners, rows back; in the backward pass gradients to the owners."""
+"""The rows of one feature on all ranks: unique ids to their owners, rows back, and gradients in the backward pass; and
+what belongs to which rank: folders, rows, parts of a state_dict.
+"""
 
-# K keys of one call here, U unique ones, P keys that the ranks request of this one, D dimension
-from collections.abc import Callable
+# K keys of one call here, U unique ones, P keys that the ranks request of this one, D dimension, N rows
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from springtide.embeddings.config import TableConfig
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import Occurrences, TableLookup
-from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
+from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.rows import BoolArray, Rows
 from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.key_ranges import are_of_rank
 from springtide.embeddings.sharding.route import KeyRoute
 from springtide.embeddings.sharding.row_format import RowFormat
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
+
+
+@dataclass(frozen=True)
+class PrefetchedIds:
+    """A prefetch, valid for one call with the same ids in the same order."""
+
+    ids: torch.Tensor  # of the caller; on the host a copy
+    version: int  # of a tensor on a device, which is compared without looking at it
+    prefetch: Prefetch | None  # None: its rows are not being recalled
+
+    @staticmethod
+    def of(ids: torch.Tensor, prefetch: Prefetch | None) -> PrefetchedIds:
+        kept = ids.detach().clone() if ids.device.type == "cpu" else ids
+        return PrefetchedIds(kept, _version(ids), prefetch)
+
+    def are(self, ids: torch.Tensor) -> bool:
+        """Return True if these are the same ids. Does not wait for a device."""
+        if ids.device != self.ids.device or ids.dtype != self.ids.dtype or ids.numel() != self.ids.numel():
+            return False
+        if ids.device.type == "cpu":
+            return torch.equal(ids.reshape(-1), self.ids.reshape(-1))
+        is_same = ids is self.ids or (ids.data_ptr() == self.ids.data_ptr() and ids.stride() == self.ids.stride())
+        return is_same and _version(ids) == self.version >= 0
+
+    def seen_at(self, features_K: Array, ids_K: Array, times_K: Array) -> Prefetch | None:
+        """The prefetch for these arrays of the same ids, which are looked up at one time."""
+        if self.prefetch is None:
+            return None
+        unique = self.prefetch.unique
+        unique = unique._replace(last_seen_U=times_K[: len(unique.ids_U)])
+        return replace(self.prefetch, features_K=features_K, ids_K=ids_K, event_ms_K=times_K, unique=unique)
+
+
+def _version(ids: torch.Tensor) -> int:
+    """How often a tensor was changed in place; -1 if torch does not count it."""
+    return -1 if ids.is_inference() else ids._version
 
 
 @dataclass(frozen=True)
@@ -163,3 +207,59 @@ class _Embed(torch.autograd.Function):
         with ctx.call[0].ops.on_current_stream():
             ctx.rows.update(*ctx.call, grads[0].detach().to(torch.float32).contiguous())
         return (None,) * 5
+
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+KEY_COLUMNS = "features", "ids", "values", "states", "counts", "last_seen"
+
+
+def shards_of(
+    group: ProcessGroup, device: str, config: TableConfig, precisions: tuple[str, str], seed: int, feature: int
+) -> ShardedRows | None:
+    """None for a group of one rank, which has nothing to exchange. ValueError if it cannot be spread."""
+    rows, gradients = precisions
+    shards = ShardedRows(
+        group, device=device, feature=feature, dim=config.dim, rows=rows, gradients=gradients, seed=seed
+    )
+    return shards if shards.exchange.num_ranks > 1 else None
+
+
+def folder_of_rank(folder: Path, group: ProcessGroup | None) -> Path:
+    """The spill folder of this rank: a folder of several ranks has one in it for each."""
+    if group is None or dist.get_world_size(group) == 1:
+        return folder
+    return folder / f"rank-{dist.get_rank(group)}"
+
+
+def rows_of_rank(rows: Rows, shards: ShardedRows | None) -> Rows:
+    """Those of these rows that belong to this rank."""
+    return rows if shards is None else rows.take(np.flatnonzero(_is_here(rows.features, rows.ids, shards)))
+
+
+def state_of_rank(state: Mapping[str, Any], shards: ShardedRows | None) -> Mapping[str, Any]:
+    """The part of a state that this rank loads. ValueError if the rows of other ranks are missing in it."""
+    if "shard" not in state:
+        return state  # the check of the state says what it lacks
+    rank, num_ranks = (int(number) for number in state["shard"])
+    here = (0, 1) if shards is None else (shards.exchange.rank, shards.exchange.num_ranks)
+    if (rank, num_ranks) == here:
+        return state
+    if num_ranks > 1:
+        raise ValueError(
+            f"this is the state of rank {rank} of {num_ranks}, and this is rank {here[0]} of {here[1]}: for another "
+            "number of ranks let each rank `export` its rows, and import all of them into every rank"
+        )
+    assert shards is not None
+    features_N, ids_N = (state[name].detach().cpu().numpy() for name in ("features", "ids"))
+    own = torch.from_numpy(np.flatnonzero(_is_here(features_N, ids_N, shards)))
+    return {**state, **{name: state[name][own] for name in KEY_COLUMNS}}
+
+
+def _is_here(features_N: Any, ids_N: Any, shards: ShardedRows) -> BoolArray:
+    is_shared_N = features_N != shards.feature  # each rank has a shared row of its own
+    exchange = shards.exchange
+    keys_N = features_N.astype(np.uint16), ids_N.astype(np.int64)
+    own_N: BoolArray = is_shared_N | are_of_rank(*keys_N, exchange.rank, exchange.num_ranks)
+    return own_N

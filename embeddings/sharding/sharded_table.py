@@ -1,31 +1,112 @@
 """The tables of all ranks as one: unique keys travel to their owners, rows back, and later their gradients."""
 
-# K keys of a batch here, U unique ones, P keys that the ranks request of one table here, D dimension, T tables
+# K keys of a batch here, U unique ones, P keys that the ranks request of one table here, B bags, T tables,
+# D dimension, S state columns
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import LookupSlice, Occurrences, TableLookup
+from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, Occurrences, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
-from springtide.embeddings.policy.admission import Decision
+from springtide.embeddings.policy.admission import Decision, NotAdmitted, share_rows
 from springtide.embeddings.rows import as_keys
-from springtide.embeddings.sharding.admission import decide_together
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.key_ranges import border_blocks_of_rank
-from springtide.embeddings.sharding.pooling import pooled
-from springtide.embeddings.sharding.precision import Precision
 from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys
-from springtide.embeddings.sharding.row_format import RowFormat
-from springtide.embeddings.sharding.sharded_lookup import FetchedRows, ShardedLookup, ShardedPrefetch
+from springtide.embeddings.sharding.row_format import Precision, RowFormat
 from springtide.embeddings.table import EmbeddingTable
-from springtide.kernels.types import Array, UniqueKeys
+from springtide.kernels.ops import Ops
+from springtide.kernels.types import Array, RowColumns, UniqueKeys
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
+
+
+def decide_together(
+    exchange: Exchange,
+    tables_T: Sequence[EmbeddingTable],
+    unique: UniqueKeys,
+    route: KeyRoute,
+    requested_T: Sequence[RequestedKeys],
+) -> tuple[UniqueKeys, list[Decision | None]]:
+    """Replace the keys of this rank that get no row of their own by the shared keys of their features, which are yet to
+    be requested for: a shared row has an owner like any other. Return also what was decided here, by table. All ranks.
+    """
+    ops, xp = tables_T[0].ops, tables_T[0].ops.xp
+    decisions_T: list[Decision | None] = []
+    refused_T: list[Tensor] = []
+    with exchange.failing_together():
+        for table, requested in zip(tables_T, requested_T, strict=True):
+            refused_P, decision = xp.zeros(len(requested.ids_P), np.uint8), None
+            if table.parts.admission:
+                requested_unique, decision = table.decide(*requested.columns, requested.occurrences)
+                refused_V = xp.zeros(len(requested_unique.ids_U), np.uint8)
+                refused_V[ops.put(decision.not_admitted.positions_N)[0]] = 1
+                refused_P = refused_V[requested_unique.inverse_K]
+            decisions_T.append(decision)
+            refused_T.append(ops.tensor_of(refused_P).reshape(-1, 1))
+    refused_U = xp.zeros(len(unique.ids_U), np.uint8)
+    for order, refused in zip(route.order_T, route.to_requesters("admission", refused_T), strict=True):
+        refused_U[ops.array_of(order)] = ops.array_of(refused)[:, 0]
+    refused_N = ops.fetch(xp.flatnonzero(refused_U))[0]
+    if len(refused_N):
+        positions_N = ops.put(refused_N)[0]
+        columns = unique.features_U, unique.occurrences_U, unique.last_seen_U
+        not_admitted = NotAdmitted(refused_N, *ops.fetch(*(column[positions_N] for column in columns)))
+        unique, _ = share_rows(ops, unique, not_admitted)
+    return unique, decisions_T
+
+
+def pooled(ops: Ops, rows_UD: Tensor, inverse_K: Tensor, part: LookupSlice) -> Tensor:
+    """Return the row of each key, (K, D), or the bags of `part`, (B, D): zeros for an empty one."""
+    if part.offsets_B1 is None:
+        return functional.embedding(inverse_K, rows_UD)
+    if len(part.offsets_B1) == 1:
+        return rows_UD.new_zeros(0, rows_UD.shape[1])
+    (offsets_B1,) = ops.put(part.offsets_B1)
+    starts_B = ops.tensor_of(offsets_B1[:-1])
+    return functional.embedding_bag(inverse_K, rows_UD, starts_B, mode=part.mode)
+
+
+@dataclass(frozen=True)
+class ShardedPrefetch:
+    """The next batch's keys, at their owners already, and what these prefetch. Valid for a lookup of these arrays."""
+
+    keys_K: tuple[Array, Array, Array]
+    unique: UniqueKeys
+    route: KeyRoute
+    requested_T: list[RequestedKeys]
+    prefetches_T: list[Prefetch | None]
+
+
+class FetchedRows(NamedTuple):
+    """Rows that the owners sent of this rank's unique keys; of each table here all columns of the rows requested."""
+
+    rows_UD: Tensor  # float32
+    states_US: Tensor  # the last states
+    counts_U: Tensor
+    columns_T: list[RowColumns]  # if the table keeps them: of the unique keys of its lookup
+
+
+class ShardedLookup(JoinedLookup):
+    """A lookup at the owners. `unique` has this rank's keys; `rows_UD` is a leaf whose gradient the owners will get."""
+
+    def __init__(
+        self,
+        unique: UniqueKeys,
+        route: KeyRoute,
+        lookups_T: list[TableLookup],
+        fetched: FetchedRows,
+    ) -> None:
+        super().__init__(unique, lookups_T)
+        self.route, self.lookups_T = route, lookups_T
+        self.rows_UD, self.states_US, self.counts_U, self.columns_T = fetched
 
 
 class ShardedTable:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SpilledRows:
     """The result of `Spill.find`, row by row. The columns of `rows` are valid only where the kind is ROW."""
 
-    kinds: npt.NDArray[np.uint8]  # of springtide.embeddings.tiers.record_kinds
+    kinds: npt.NDArray[np.uint8]  # of springtide.embeddings.tiers.interface
     rows: Rows
 
 

@@ -1,6 +1,9 @@
-"""Recalls rows from the tiers below memory: from the spill, whose tombstones hide older rows, then from the base."""
+"""Recalls rows from the tiers below memory: from the spill, whose tombstones hide older rows, then from the base.
 
-# U unique keys
+What is found is uploaded to the device while that computes.
+"""
+
+# U unique keys, F of them that were found
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,8 +14,41 @@ from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
 from springtide.embeddings.tiers.interface import RowSource, Spill
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from springtide.embeddings.tiers.upload import RowUpload
 from springtide.kernels.ops import Ops
+from springtide.kernels.types import NEEDS_SPILL, SPILLED, Array, RowColumns
+
+
+@dataclass(frozen=True)
+class RowUpload:
+    """The found rows of a recall on their way to the device."""
+
+    positions_F: Int64Array  # among the recalled keys
+    _finish_copy: Callable[[], tuple[Array, ...]]
+
+    @staticmethod
+    def start(
+        ops: Ops, rows: Rows, found_U: BoolArray, from_spill_U: BoolArray, *, is_exclusive: bool = False
+    ) -> "RowUpload":
+        """Begin the copy. May be called in any thread."""
+        positions_F = np.flatnonzero(found_U)
+        if len(positions_F) < len(rows):
+            rows = rows.take(positions_F)
+        flags_F = recalled_flags(from_spill_U[positions_F], is_exclusive)
+        copy = ops.upload_async(positions_F, rows.values, rows.states, rows.counts, rows.last_seen, flags_F)
+        return RowUpload(positions_F, copy)
+
+    def finish(self) -> tuple[Array, RowColumns]:
+        """Positions and rows on the device. Does not wait: work queued after this call comes after the copy."""
+        positions_F, *columns = self._finish_copy()
+        return positions_F, RowColumns(*columns)
+
+
+def recalled_flags(from_spill_F: BoolArray, is_exclusive: bool) -> Int64Array:
+    """The flags of recalled rows: not NEEDS_SPILL if the lower tiers still have the same row."""
+    if is_exclusive:
+        return np.full(len(from_spill_F), NEEDS_SPILL, np.int64)
+    return np.where(from_spill_F, np.int64(SPILLED), np.int64(0))
+
 
 RECALL_THREADS = "recall"  # the names of threads that recall rows begin with it
 

@@ -18,13 +18,12 @@ from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.eviction_policy import ScoredRows, ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice
-from springtide.embeddings.lookup.prefetched_ids import PrefetchedIds
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.removals import RemovalReason
 from springtide.embeddings.rows import Rows
-from springtide.embeddings.sharding.pooling import pooled
-from springtide.embeddings.sharding.ranks import folder_of_rank, rows_of_rank
 from springtide.embeddings.sharding.row_format import check_formats
+from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, folder_of_rank, rows_of_rank
+from springtide.embeddings.sharding.sharded_table import pooled
 from springtide.embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
 from springtide.embeddings.torch_api.autograd import embed_slices
 from springtide.embeddings.torch_api.inference import FEATURE, features_of, inference_rows, rows_where

@@ -1,16 +1,21 @@
-"""The table of a DynamicEmbedding: it locks itself where autograd calls it, and owns a spill folder."""
+"""The table of a DynamicEmbedding: locks itself where autograd calls it, owns a spill folder, and tells listeners."""
 
 import os
+import secrets
+import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+import torch
+from filelock import FileLock, Timeout
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.errors import OwnershipError, SpillError
 from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice, TableLookup
 from springtide.embeddings.memory.capacity import Capacity
@@ -25,12 +30,115 @@ from springtide.embeddings.tiers.record_kinds import ABSENT
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.embeddings.tiers.rocksdb.worker import THREAD_NAME as SPILL_THREAD
 from springtide.embeddings.torch_api.inference import FEATURE
-from springtide.embeddings.torch_api.listeners import RemovalListeners
-from springtide.embeddings.torch_api.owner_lock import OwnerLock
-from springtide.embeddings.torch_api.spill_folder import SpillFolder
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NO_SLOT, Array
+
+
+class OwnerLock:
+    """A reentrant lock that raises OwnershipError in a forked process."""
+
+    def __init__(self) -> None:
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    def __enter__(self) -> None:
+        # a fork copies the lock in its present state: the child might wait for it for ever
+        if os.getpid() != self._process:
+            raise OwnershipError(
+                f"this DynamicEmbedding belongs to process {self._process} and was used in its fork {os.getpid()}: "
+                "let a data loader's workers return ids, and look them up in the process that trains"
+            )
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+
+OnEvict = Callable[[torch.Tensor, str], object]
+
+
+class RemovalListeners:
+    """False while there are none."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[OnEvict] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def add(self, callback: OnEvict) -> None:
+        self._callbacks.append(callback)
+
+    def remove(self, callback: OnEvict) -> None:
+        """ValueError if it was not added."""
+        self._callbacks.remove(callback)
+
+    def call(self, removed: Iterable[RemovedKeys]) -> None:
+        """Pass on the ids of each reason. An exception of a callback goes to the caller."""
+        for keys in removed:
+            for callback in list(self._callbacks):
+                callback(torch.from_numpy(keys.ids_N.copy()), keys.reason.value)
+
+
+LOCK = "lock"
+LOCK_SECONDS = 0.2
+ROWS = "rows-"  # followed by a name of its own for each owner, so that none writes into another's
+
+
+class SpillFolder:
+    """Holds a lock that the kernel frees when its holder dies. `rows` is a path at which nothing exists yet."""
+
+    def __init__(self, folder: Path) -> None:
+        """1. Create it. 2. Check that it has only files of a spill. 3. Lock it. 4. Delete rows of a former owner.
+
+        SpillError if one of these fails; other files are never changed.
+        """
+        self.folder = folder.absolute()
+        self.rows = self.folder / f"{ROWS}{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            if self.folder.exists() and not self.folder.is_dir():
+                raise SpillError(f"{folder} is a file: the spill needs a folder")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            names = sorted(entry.name for entry in self.folder.iterdir())
+            others = [name for name in names if name != LOCK and not name.startswith(ROWS)]
+            if others:
+                raise SpillError(f"{folder} contains {others[0]!r}, which is not of a spill: choose an empty folder")
+            self._lock = _acquire(self.folder / LOCK)
+            self._lock_stat = (self.folder / LOCK).stat()
+        except OSError as error:
+            raise SpillError(f"{folder} cannot be used as a spill folder: {error.strerror or error}") from None
+        for name in names:
+            if name.startswith(ROWS):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def release(self) -> None:
+        """Delete and unlock it, unless it was deleted and another created in its place."""
+        if _is_same_file(self._lock_stat, self.folder / LOCK):
+            (self.folder / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()  # fails if it is not empty
+        self._lock.release()
+
+
+def _acquire(path: Path) -> FileLock:
+    """Lock this file. SpillError if another process or object has locked it."""
+    lock = FileLock(path, thread_local=False)
+    try:
+        # retried for a moment: its holder may delete the file between our opening and our locking it
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise SpillError(
+            f"{path.parent} is in use as the spill of another DynamicEmbedding: close that one, "
+            "or choose another folder"
+        ) from None
+    return lock
+
+
+def _is_same_file(before: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(before, path.stat())
+    except OSError:
+        return False
 
 
 class ModuleTable(EmbeddingTable):

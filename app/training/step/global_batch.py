@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.embeddings.errors import ShardError
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.row_format import Precision
 from springtide.stream.columns import Batch
 
 WORD_BITS = 62  # of facts that travel as one number

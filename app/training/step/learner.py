@@ -31,7 +31,7 @@ from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import Lookup, StepTable
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.torch_api.autograd import embed_slices
 from springtide.stream.columns import Batch

@@ -19,9 +19,8 @@ from springtide.app.models.wide.wide_part import WidePart
 from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
 from springtide.app.training.step.wide_sums import ArraySums, part_of_sum
 from springtide.embeddings.collection import AnyTable
-from springtide.embeddings.sharding.precision import Precision
-from springtide.embeddings.sharding.sharded_lookup import ShardedLookup
-from springtide.embeddings.sharding.sharded_table import ShardedTable
+from springtide.embeddings.sharding.row_format import Precision
+from springtide.embeddings.sharding.sharded_table import ShardedLookup, ShardedTable
 from springtide.kernels.cpu.wide.arrays import WideArrays
 from springtide.kernels.cpu.wide.in_order import MAX_INFORMATION, PLAIN_EPS
 from springtide.kernels.cpu.wide.prepare import potential_crosses

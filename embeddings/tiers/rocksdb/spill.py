@@ -19,12 +19,10 @@ from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
 from springtide.embeddings.tiers.disk_space import folder_bytes
 from springtide.embeddings.tiers.interface import SpilledRows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from springtide.embeddings.tiers.rocksdb.catalog import Database
+from springtide.embeddings.tiers.rocksdb.catalog import Database, LastSeenHistogram
 from springtide.embeddings.tiers.rocksdb.child_process import Channel, ProcessLostError, RequestFailedError
-from springtide.embeddings.tiers.rocksdb.error_hints import with_hint
-from springtide.embeddings.tiers.rocksdb.last_seen_histogram import LastSeenHistogram
 from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat, UInt64Array, unmix_keys
-from springtide.embeddings.tiers.rocksdb.worker import SpillWorker
+from springtide.embeddings.tiers.rocksdb.worker import SpillWorker, with_hint
 from springtide.embeddings.tiers.write_batch import WriteBatch
 from springtide_client.keys import mix_keys
 

@@ -15,12 +15,32 @@ from springtide.embeddings.tiers.disk_space import DiskSpace
 from springtide.embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
 from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES
 from springtide.embeddings.tiers.rocksdb.child_process import ProcessLostError, RequestFailedError, SpillProcess
-from springtide.embeddings.tiers.rocksdb.error_hints import with_hint
+from springtide.embeddings.tiers.rocksdb.live_tables import LiveTables
 from springtide.embeddings.tiers.rocksdb.purge import Purge
 from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
-from springtide.embeddings.tiers.rocksdb.tables.live_tables import LiveTables
 from springtide.embeddings.tiers.write_batch import WriteBatch
 from springtide_client.system.backoff import Backoff
+
+OTHER_PROCESS = "another process has it open: give every trainer a disk_path of its own"
+RESTART = "restart the trainer: it reads the spilled rows back from the log"
+HINTS = {
+    "no space left": "free some space on its disk, or lower disk_bytes",
+    "file too large": "raise the limit on the size of files, or lower disk_bytes",
+    "lock hold": OTHER_PROCESS,
+    "lock file": OTHER_PROCESS,
+    "read-only file system": "make disk_path writable",
+    "permission denied": "make disk_path writable",
+    "vanished": RESTART,
+    "a record of": RESTART,
+    "corruption": f"check the disk, and {RESTART}",
+    "no rocksdb": "install rocksdb-py, or configure no spill",
+}
+
+
+def with_hint(why: str) -> str:
+    """The reason, with a hint if there is one for it."""
+    return next((f"{why} - {hint}" for sign, hint in HINTS.items() if sign in why.lower()), why)
+
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 1.0
 STALL_SECONDS = 1.0  # a caller that has waited this long is reported as stalled

@@ -28,7 +28,7 @@ from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
 from springtide.stream.batcher import BatchSize

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.auc import click_auc
-from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.row_format import Precision
 from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from tests.bench.harness.report import DATA, argument_parser, describe_run, fail

@@ -26,7 +26,7 @@ COLLECTIVES = "_all_to_all", "_all_gather", "_all_reduce"
 def learner_of(num_ranks: int, exchange: Any, precision: str, *, wide: bool = False, accumulate: int = 1) -> Any:
     """The learner of a rank, with one thread, or of one process, with two."""
     from springtide.app.training.config import TableSettings, TrainConfig
-    from springtide.embeddings.sharding.precision import Precision
+    from springtide.embeddings.sharding.row_format import Precision
     from springtide_client.schema import Schema
     from tests.bench.quality.one_pass import RunConfig, make_learner
 

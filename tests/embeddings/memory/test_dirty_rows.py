@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from springtide.embeddings import intra_op_pool
+from springtide.embeddings import parts
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.rows import TableDelta
@@ -24,7 +24,7 @@ def columns_of(delta: TableDelta) -> list[Any]:
 
 
 def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intra_op_pool, "MIN_SPLIT_KEYS", 8)
+    monkeypatch.setattr(parts, "MIN_SPLIT_KEYS", 8)
     capacity = Capacity(num_slots=64, num_overflow=256, num_evicted_dirty=100_000)
     tables = [
         EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=threads), seed=0, capacity=capacity)
@@ -55,7 +55,7 @@ def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest
 
 
 def test_resident_rows_are_in_the_order_of_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intra_op_pool, "MIN_SPLIT_KEYS", 8)
+    monkeypatch.setattr(parts, "MIN_SPLIT_KEYS", 8)
     table = EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=2), seed=0)
     for _ in range(2):
         learn(table, np.arange(1000))

@@ -11,7 +11,7 @@ from springtide.embeddings.config import TableConfig
 from springtide.embeddings.lookup.handle import LookupSlice
 from springtide.embeddings.rows import TableDelta
 from springtide.embeddings.sharding.exchange import Exchange, numbers_device_of
-from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops

@@ -16,7 +16,7 @@ from springtide.app.training.step.learner import Learner
 from springtide.embeddings.config import FeatureTable
 from springtide.embeddings.errors import ShardError, SpillError
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.precision import Precision
+from springtide.embeddings.sharding.row_format import Precision
 from springtide.kernels.cuda.ops import CudaOps
 from tests.app.training.random_clicks import SCHEMA
 from tests.app.training.step.rank_learners import (

@@ -4,22 +4,114 @@ A key is read here only if no write of it can be missing from the table files: t
 RocksDB has in memory, are known. What is not understood here is asked of RocksDB.
 """
 
-# U unique keys, M some of them, T tables, R runs, C columns
+# N keys, U unique keys, M some of them, T tables, R runs, C columns
 import logging
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from springtide.embeddings.rows import Int64Array, Rows
+from springtide.embeddings.rows import BoolArray, Int64Array, Rows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from springtide.embeddings.tiers.rocksdb.bloom_filter import KeyFilter, UInt64Array
-from springtide.embeddings.tiers.rocksdb.tables.manifest import LiveFile, Manifest, UnknownFormatError
-from springtide.embeddings.tiers.rocksdb.tables.recent_keys import RecentKeys, contains_any
-from springtide.embeddings.tiers.rocksdb.tables.table_file import TableFile
+from springtide.embeddings.tiers.rocksdb.table_files import LiveFile, Manifest, TableFile, UnknownFormatError
+from springtide.kernels.cpu.admission import bloom_filter
 from springtide.kernels.cpu.store.readahead import Readahead
 from springtide.kernels.cpu.table_file import blocks, find
+
+UInt64Array = npt.NDArray[np.uint64]
+LINE = 64
+FIRST_KEYS = 1 << 15
+GROWTH = 4
+
+
+class KeyFilter:
+    """Bloom filters of 2 bytes a key; each passes at most 0.2 % of absent keys. When full, a larger one is added.
+
+    One thread may add while others look up: a key is found once `add` has returned.
+    """
+
+    def __init__(self, num_keys: int = FIRST_KEYS) -> None:
+        """`num_keys`: how many keys the first filter has room for."""
+        self._parts: tuple[UInt64Array, ...] = ()
+        self._room = 0  # keys that still fit into the newest part
+        self._next_keys = max(FIRST_KEYS, num_keys)
+
+    def add(self, mixed_N: UInt64Array) -> None:
+        mixed_N = mixed_N[~self.contains(mixed_N)]
+        while len(mixed_N):
+            if self._room <= 0:
+                self._grow()
+            now, mixed_N = mixed_N[: self._room], mixed_N[self._room :]
+            self._room -= int(bloom_filter.add(self._parts[-1], now))
+
+    def contains(self, mixed_N: UInt64Array) -> BoolArray:
+        """Which keys may have been added; false means certainly not."""
+        maybe_N = np.zeros(len(mixed_N), np.bool_)
+        for words in reversed(self._parts):
+            maybe_N |= bloom_filter.contains(words, mixed_N)
+        return maybe_N
+
+    def num_bytes(self) -> int:
+        return sum(words.nbytes for words in self._parts)
+
+    def _grow(self) -> None:
+        num_blocks = -(-self._next_keys // bloom_filter.KEYS_A_BLOCK)
+        num_words = num_blocks * bloom_filter.BLOCK_WORDS
+        raw = np.zeros(num_words + LINE // 8, np.uint64)
+        start = -raw.ctypes.data % LINE // 8
+        self._parts = (*self._parts, raw[start : start + num_words])
+        self._room, self._next_keys = self._next_keys, self._next_keys * GROWTH
+
+
+@dataclass(eq=False)
+class _Segment:
+    keys: KeyFilter = field(default_factory=KeyFilter)
+    num_keys: int = 0
+    sequence: int | None = None  # of its last write; None while that is not known
+
+
+class RecentKeys:
+    """Filters of the keys written last, each forgotten when a table file holds all of its writes."""
+
+    def __init__(self) -> None:
+        self._segments: list[_Segment] = []
+
+    def add(self, mixed_N: UInt64Array) -> None:
+        """Add keys before they are written."""
+        if not self._segments or self._segments[-1].num_keys >= FIRST_KEYS:
+            self._segments.append(_Segment())
+        segment = self._segments[-1]
+        segment.sequence = None
+        segment.keys.add(mixed_N)
+        segment.num_keys += len(mixed_N)
+
+    def written(self, sequence: int) -> None:
+        """Note that everything added so far has been written, up to this sequence number."""
+        for segment in self._segments:
+            if segment.sequence is None:
+                segment.sequence = sequence
+
+    def forget(self, sequence: int) -> None:
+        """Forget the keys whose writes end at or before this sequence number."""
+        self._segments = [s for s in self._segments if s.sequence is None or s.sequence > sequence]
+
+    def filters(self) -> tuple[KeyFilter, ...]:
+        """A snapshot: it keeps what is forgotten later."""
+        return tuple(segment.keys for segment in self._segments)
+
+    def num_bytes(self) -> int:
+        return sum(segment.keys.num_bytes() for segment in self._segments)
+
+
+def contains_any(filters: tuple[KeyFilter, ...], mixed_N: UInt64Array) -> BoolArray:
+    """Which keys one of the filters may have."""
+    found_N = np.zeros(len(mixed_N), np.bool_)
+    for keys in filters:
+        found_N |= keys.contains(mixed_N)
+    return found_N
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ import pytest
 
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import Rows
-from springtide.embeddings.tiers.disk_cap import CHECK_CALLS, DiskCap
-from springtide.embeddings.tiers.disk_space import folder_bytes
+from springtide.embeddings.tiers.disk_space import CHECK_CALLS, DiskCap, folder_bytes
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from tests.embeddings.tiers.spill_support import assert_found, find, kill, numbered_rows

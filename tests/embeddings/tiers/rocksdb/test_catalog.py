@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.embeddings.tiers.rocksdb.last_seen_histogram import MAX_BUCKETS, LastSeenHistogram
+from springtide.embeddings.tiers.rocksdb.catalog import MAX_BUCKETS, LastSeenHistogram
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 2000)), min_size=1, max_size=50)
 
