@@ -26,6 +26,7 @@ from springtide.embeddings.tiers.lower_tiers import LowerTiers
 from springtide.embeddings.tiers.no_spill import NoSpill
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
+from springtide.kernels.row_optimizers import check_device
 
 R = TypeVar("R")
 
@@ -84,6 +85,7 @@ class TableParts:
             raise ValueError("a host tier needs a spill below it: set disk_path, or host_bytes = 0")
         self.ops = ops = backend(device)
         self.optimizer = RowOptimizer.of(config.optimizer)
+        check_device(self.optimizer.name, ops.device)
         self.layout = config.layout
         state_width = self.layout.state_width
         capacity = (capacity or Capacity.of_bytes(config, ops, tracked=tracked)).in_buckets_of(ops.width)

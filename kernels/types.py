@@ -77,7 +77,7 @@ class RowLayout(NamedTuple):
 class OptimizerStep(NamedTuple):
     """The settings of an optimizer step; an optimizer ignores those it does not use."""
 
-    name: str  # one of OPTIMIZERS
+    name: str  # of kernels/row_optimizers.py
     lr: float
     eps: float = 1e-8
     beta1: float = 0.9
@@ -88,14 +88,6 @@ class OptimizerStep(NamedTuple):
     weight_decay: float = 0.0
     clip_norm: float = 0.0  # 0: gradients are not clipped
     seed: int = 0  # of the stochastic rounding to bfloat16
-
-
-OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")
-
-
-def state_width_of(name: str, dim: int) -> int:
-    """The number of float32 state values per row: adagrad s; adam m, v, steps; ftrl z, n."""
-    return {"sgd": 0, "rowwise-adagrad": 1, "adagrad": dim, "ftrl": 2 * dim, "adam": 2 * dim + 1}[name]
 
 
 @dataclass

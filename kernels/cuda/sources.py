@@ -14,7 +14,7 @@ KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(
 # operation (denormals apart: CuPy adds -ftz=true)
 OPTIONS = ("--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true")
 
-Defines = tuple[tuple[str, int], ...]
+Defines = tuple[tuple[str, int | str], ...]
 
 
 def names() -> list[str]:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from springtide.kernels.types import OptimizerStep, state_width_of
+from springtide.kernels.row_optimizers import OPTIMIZERS
+from springtide.kernels.types import OptimizerStep
 from springtide_client.keys import SHARED_ROW_OFFSET
 from tests.kernels.oracle import Key, Row, Sketch, mixed, unique
 
@@ -64,7 +65,7 @@ class DictTable:
         return Taken([taken[u] for u in inverse], times, counted)
 
     def new_row(self, key: Key) -> Row:
-        width = state_width_of(self.step.name, DIM) + self.wide
+        width = OPTIMIZERS[self.step.name].state_width(DIM) + self.wide
         return Row(key, dim=DIM, seed=SEED, scale=SCALE, dtype=self.dtype, width=width)
 
     def is_alive(self, key: Key) -> bool:

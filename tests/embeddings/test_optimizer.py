@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from springtide.embeddings.optimizer import RowOptimizer
-from springtide.kernels.types import OPTIMIZERS, OptimizerStep
+from springtide.kernels.row_optimizers import OPTIMIZERS
+from springtide.kernels.types import OptimizerStep
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

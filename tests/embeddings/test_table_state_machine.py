@@ -26,7 +26,7 @@ from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import Spill
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.backend import backend
-from springtide.kernels.types import state_width_of
+from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide_client.keys import SHARED_ROW_OFFSET
 from tests.embeddings.backends import host, ops_of, uses_shared_row
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, Taken, arrays
@@ -85,7 +85,7 @@ class TableMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="springtide-machine-"))
         self.epoch, self.samples, self.clock = 0, 0, 0
         step = RowOptimizer.of(optimizer).step(optimizer["lr"], SEED)
-        self.width = state_width_of(step.name, DIM) + wide
+        self.width = OPTIMIZERS[step.name].state_width(DIM) + wide
         self.truth = DictTable(step, dtype, {2: MIN_COUNT} if admits else {}, wide)
         self.log: list[tuple[TableDelta, Any]] = []  # deltas since the mapped base
         self.base, self.base_sketch = DictBase({}, self.width), (np.empty(0, np.int64), np.empty((0, 64), np.uint8))

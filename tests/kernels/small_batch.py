@@ -7,7 +7,8 @@ import numpy as np
 
 from springtide.kernels.backend import backend
 from springtide.kernels.cpu.index.buckets import WIDTH
-from springtide.kernels.types import OptimizerStep, RowLayout, state_width_of
+from springtide.kernels.row_optimizers import OPTIMIZERS
+from springtide.kernels.types import OptimizerStep, RowLayout
 from tests.kernels.oracle import Key, Row
 
 OPS = backend()
@@ -31,7 +32,7 @@ class SmallBatch:
         self, keys: list[Key], times: Any, *, dim: int, name: str, dtype: str = "float32", wide: int = 0
     ) -> None:
         self.unique = OPS.unique(*arrays(keys), np.asarray(times, np.int64))
-        width = state_width_of(name, dim) + wide
+        width = OPTIMIZERS[name].state_width(dim) + wide
         self.store = OPS.allocate(WIDTH * 2, 64, RowLayout(dim, width, dtype, wide))  # so small that some rows overflow
         names = list(zip(self.unique.features_U.tolist(), self.unique.ids_U.tolist(), strict=True))
         self.slots = placed(self.store, names)

@@ -16,9 +16,10 @@ from springtide.kernels.cpu.index.eviction_score import with_priority
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, prefetch_lanes, store, zeros
 from springtide.kernels.cpu.intrinsics.specialize import named_specialization
-from springtide.kernels.cpu.rows.optimizers import NUM_CORRECTIONS, adagrad, adam, correction, ftrl
+from springtide.kernels.cpu.rows.optimizers import CPU_KERNELS
 from springtide.kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR
 from springtide.kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
+from springtide.kernels.row_optimizers import OPTIMIZERS
 
 AHEAD = 16  # rows asked for before their turn
 U0, U1, U2, U4, U8 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(8)
@@ -107,11 +108,10 @@ def compiled_update(dim: int, name: str, is_half: bool, count_priority: bool) ->
     """The update for these: see kernels/ops.py."""
     num = num_lanes(dim)
     num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
-    is_rowwise, is_adagrad, is_adam = name == "rowwise-adagrad", name == "adagrad", name == "adam"
-    is_ftrl, is_plain = name == "ftrl", name in ("sgd", "rowwise-adagrad")
-    in_record = is_adagrad and dim == 1
-    own_width = 8 if in_record else {"adagrad": dim, "adam": 2 * dim, "ftrl": 2 * dim}.get(name, 0)
-    state_at = np.uint64(SCALAR if in_record else 0)
+    kind, (begin, move) = OPTIMIZERS[name], CPU_KERNELS[name]
+    in_record, has_scalar, sees_new_rows = kind.is_in_record(dim), kind.scalars > 0, kind.sees_new_rows
+    own_width = 8 if in_record else kind.vectors * dim
+    state_at, last_at = np.uint64(SCALAR if in_record else 0), np.uint64(max(0, kind.vectors - 1) * dim)
     num_state_pieces = -(-own_width // num)
     divisor = np.float32(dim)
     is_keyed = is_half or count_priority
@@ -175,40 +175,24 @@ def compiled_update(dim: int, name: str, is_half: bool, count_priority: bool) ->
                 if is_half:
                     mixed = mixed_of(words, features, features_O, ids_O, num_slots, slot)
                     bits = bits_of(mixed, mixed_seed, np.uint64(count))
-                rate, correction2, is_new = c.lr, np.float32(1), False
-                if is_rowwise:
-                    scalars[scalar] += squares / divisor
-                    rate = c.lr / (np.sqrt(scalars[scalar]) + c.eps)
-                if is_adam:
-                    t = scalars[scalar] + np.float32(1)
-                    scalars[scalar] = t
-                    if t >= 1 and t <= NUM_CORRECTIONS:
-                        rate = c.lr * corrections[np.uint64(t) * U2 - U2]
-                        correction2 = corrections[np.uint64(t) * U2 - U1]
-                    else:
-                        rate = c.lr * correction(c.exact_beta1, np.float64(t))
-                        correction2 = correction(c.exact_beta2, np.float64(t))
-                if is_ftrl:
+                state, rate, correction2 = begin(c, corrections, scalars[scalar], squares / divisor)
+                if has_scalar:
+                    scalars[scalar] = state
+                is_new = False
+                if sees_new_rows:
                     lane_squares = blank
                     for piece in range(num_pieces):
                         d = np.uint64(piece) * lanes
                         rest = lanes if even else min(lanes, width - d)
-                        lane_squares = lane_squares + load(blank, states, slot * state_width + width + d, rest)
+                        lane_squares = lane_squares + load(blank, states, slot * state_width + last_at + d, rest)
                     is_new = horizontal_sum(lane_squares) == 0
                 for piece in range(num_pieces):
                     d = np.uint64(piece) * lanes
                     rest = lanes if even else min(lanes, width - d)
-                    at, state = slot * width + d, slot * state_width + state_at + d
+                    at, state_from = slot * width + d, slot * state_width + state_at + d
                     g = load(blank, sum_D, d, lanes) * factor
                     row = load(blank, values, at, rest) * c.keep
-                    if is_plain:
-                        row = row - g * rate
-                    if is_adagrad:
-                        row = adagrad(row, g, states, state, rest, c)
-                    if is_adam:
-                        row = adam(row, g, states, state, width, rest, c, rate, correction2)
-                    if is_ftrl:
-                        row = ftrl(row, g, states, state, width, rest, c, is_new)
+                    row = move(row, g, states, state_from, width, rest, c, rate, correction2, is_new)
                     if is_half:
                         store_rounded(values, at, rest, row, d, bits)
                     else:

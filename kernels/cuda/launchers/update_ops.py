@@ -1,6 +1,7 @@
 """The update: gradients summed by key, and one optimizer step per row."""
 
 # K keys of a batch, U unique keys, B rows of gradients, D dimension
+import re
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from springtide.kernels.cuda.device import Array, Device
 from springtide.kernels.cuda.launchers.key_ops import MASK
 from springtide.kernels.cuda.launchers.launcher import Launcher
 from springtide.kernels.cuda.launchers.row_ops import NULL, defines_of
+from springtide.kernels.cuda.sources import Defines, source_of
 from springtide.kernels.cuda.store import arrays_of
-from springtide.kernels.types import OPTIMIZERS, OptimizerStep, Store
+from springtide.kernels.row_optimizers import OPTIMIZERS, RowOptimizerKind, check_device, check_kernels
+from springtide.kernels.types import OptimizerStep, Store
 from springtide_client.keys import mix64
 
 LONG = 256  # occurrences of a key beyond which they are summed in parts: gradients.cuh
@@ -33,7 +36,18 @@ def num_part_floats(num_keys: int, dim: int) -> int:
     return 2 * (-(-num_keys // LONG) + 1) * (-(-dim // lanes) * lanes)
 
 
-OPTIMIZER_NUMBERS = {name: number for number, name in enumerate(OPTIMIZERS)}  # as in optimizers.cuh
+CUDA_KINDS = {kind.cuda: kind for kind in OPTIMIZERS.values() if kind.cuda is not None}
+check_kernels(
+    "CUDA", dict.fromkeys(re.findall(r"^struct (\w+) : RowOptimizer ", source_of("update"), re.M)), CUDA_KINDS
+)
+
+
+def optimizer_defines(kind: RowOptimizerKind) -> Defines:
+    """What the update is compiled for besides the rows. ValueError if the optimizer has no CUDA kernel."""
+    check_device(kind.name, "cuda")
+    assert kind.cuda is not None
+    states = ("STATE_VECTORS", kind.vectors), ("STATE_SCALARS", kind.scalars)
+    return ("OPTIMIZER", kind.cuda), *states, ("SEES_NEW_ROWS", int(kind.sees_new_rows))
 
 
 class UpdateOps(Launcher):
@@ -69,7 +83,7 @@ class UpdateOps(Launcher):
         bags = NULL if bags_K is None else self._array("bags", bags_K, np.int64, num_keys)
         scales = NULL if scales_K is None else self._array("scales", scales_K, np.float32, num_keys)
         batch = (order_K, offsets_U1, np.int64(num_unique), grads_BD, bags, scales)
-        defines = (*defines_of(store), ("ONLY", OPTIMIZER_NUMBERS[step.name]))
+        defines = (*defines_of(store), *optimizer_defines(OPTIMIZERS[step.name]))
         parts = device.empty(num_part_floats(num_keys, dim), np.float32)
         windows = -(-num_keys // LONG)
         self._launch("update", "sum_parts", windows * group_of(dim), *batch, parts, defines=defines)
@@ -78,7 +92,7 @@ class UpdateOps(Launcher):
         *numbers, exact_beta1, exact_beta2 = constants_of(step)
         self._launch(
             "update",
-            f"update_{step.name.replace('-', '_')}",
+            "update_rows",
             num * group_of(dim),
             *(*p.keys, p.values_CD, p.meta, p.states_CS, np.int64(p.states_CS.shape[1])),
             *(slots_U, *batch, parts, last_seen_U),

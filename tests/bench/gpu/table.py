@@ -18,7 +18,8 @@ from springtide.kernels.cuda.cupy_device import CupyDevice
 from springtide.kernels.cuda.device import Device
 from springtide.kernels.cuda.ops import CudaOps
 from springtide.kernels.cuda.store import KEY_BYTES, WIDTH
-from springtide.kernels.types import OptimizerStep, RowLayout, Store, state_width_of
+from springtide.kernels.row_optimizers import OPTIMIZERS
+from springtide.kernels.types import OptimizerStep, RowLayout, Store
 from tests.bench.harness.report import Case, arguments, describe_case, fail, report
 
 HKV = "HierarchicalKV on an A100, published, x 4.8/1.935"
@@ -259,7 +260,7 @@ def table_cases(bench: Bench, dim: int, load: float, bandwidth: float) -> list[C
 def step_case(bench: Bench, name: str, bandwidth: float) -> Case:
     """Measure a training step: unique keys, slots, rows, and the optimizer's step on given gradients."""
     dim, num, ops = bench.size.step_dim, bench.size.num_keys, bench.ops
-    width = state_width_of(name, dim)
+    width = OPTIMIZERS[name].state_width(dim)
     num_slots = -(-bench.size.num_rows // WIDTH) * WIDTH * 5 // 4 // WIDTH * WIDTH
     store = ops.allocate(num_slots, 1024, RowLayout(dim, width))
     grads = bench.device.put(bench.rng.standard_normal((num, dim), np.float32))

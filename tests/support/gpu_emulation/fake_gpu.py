@@ -100,8 +100,7 @@ class RawModule:
         assert backend == "nvrtc"
         assert options[: len(OPTIONS)] == OPTIONS
         pairs = (option.removeprefix("-D").split("=") for option in options[len(OPTIONS) :])
-        # all optimizers in one library, as the other emulated device has them
-        defines = tuple((key, int(value)) for key, value in pairs if key != "ONLY")
+        defines = tuple((key, int(value) if value.isdigit() else value) for key, value in pairs)
         family = FAMILY.match(code)
         assert family
         assert code == source_of(family[1])

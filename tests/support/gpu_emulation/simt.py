@@ -129,9 +129,8 @@ class SimtDevice:
         self, family: str, kernel: str, num_blocks: int, arguments: Sequence[Any], defines: Defines = ()
     ) -> None:
         self.num_launches += 1
-        # all optimizers at once: ten compilations of one take longer than one of ten
         with LAUNCHING:
-            functions = library(family, tuple(pair for pair in defines if pair[0] != "ONLY"))
+            functions = library(family, defines)
             call(functions, kernel, arguments, num_blocks=num_blocks, threads=self.threads, seed=self.seed)
         fences = [fence for array in arguments for fence in getattr(array, "fences", ())]
         assert all((fence == FENCE).all() for fence in fences), f"{kernel} wrote beside an array"

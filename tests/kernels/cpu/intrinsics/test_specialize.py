@@ -7,9 +7,9 @@ import pytest
 from springtide.kernels.cpu.rows.gather import compiled_gather
 from springtide.kernels.cpu.rows.pooled_gather import compiled_pool
 from springtide.kernels.cpu.rows.update import compiled_update
+from springtide.kernels.row_optimizers import OPTIMIZERS
 
 DIMS = (1, 4, 12, 16, 64, 65)
-OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad", "adam", "ftrl")
 MADE = {
     "gather": [compiled_gather(dim) for dim in DIMS],
     "pool": [compiled_pool(dim, mode) for dim, mode in product(DIMS, ("sum", "mean", "max"))],

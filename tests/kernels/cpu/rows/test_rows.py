@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from springtide.kernels.backend import backend
-from springtide.kernels.types import NO_SLOT, OPTIMIZERS, RowLayout, state_width_of
+from springtide.kernels.row_optimizers import OPTIMIZERS
+from springtide.kernels.types import NO_SLOT, RowLayout
 from tests.kernels.oracle import nearest
 from tests.kernels.small_batch import placed
 
@@ -33,7 +34,7 @@ def filled(layout: RowLayout, num: int = 30) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("dim", [1, 2, 3, 16, 64, 100])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_scattered_is_read_and_outlives_a_larger_overflow_area(dim: int, name: str, dtype: str) -> None:
-    store, slots, columns = filled(RowLayout(dim, state_width_of(name, dim), dtype))
+    store, slots, columns = filled(RowLayout(dim, OPTIMIZERS[name].state_width(dim), dtype))
     values = columns.values_ND if dtype == "float32" else nearest(columns.values_ND)
     for held in (store, OPS.grow_overflow(store, 40)):
         read = OPS.read(held, slots)
@@ -59,7 +60,7 @@ def test_what_is_scattered_is_gathered(dim: int, dtype: str) -> None:
 
 def test_a_created_row_forgets_whose_slot_it_had() -> None:
     for name in OPTIMIZERS:
-        store, slots, _ = filled(RowLayout(3, state_width_of(name, 3)))
+        store, slots, _ = filled(RowLayout(3, OPTIMIZERS[name].state_width(3)))
         features, ids = OPS.keys_of(store, slots)
         OPS.create(store, slots, features, ids, 5, 0.5)
         read = OPS.read(store, slots)
@@ -80,7 +81,7 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_no_number() -> None:
 def test_a_store_counts_every_byte_of_a_slot() -> None:
     for name in OPTIMIZERS:
         for dtype in ("float32", "bfloat16"):
-            layout = RowLayout(16, state_width_of(name, 16), dtype)
+            layout = RowLayout(16, OPTIMIZERS[name].state_width(16), dtype)
             small, large = (OPS.allocate(num, 16, layout).num_bytes for num in (160, 320))
             assert large - small == 160 * OPS.slot_bytes(layout)
 

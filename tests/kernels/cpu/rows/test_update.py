@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from springtide.kernels.backend import backend
 from springtide.kernels.cpu.index.buckets import WIDTH
-from springtide.kernels.types import DIRTY, OPTIMIZERS, TICK_BITS, OptimizerStep, RowLayout, state_width_of
+from springtide.kernels.row_optimizers import OPTIMIZERS
+from springtide.kernels.types import DIRTY, TICK_BITS, OptimizerStep, RowLayout
 from tests.kernels.oracle import Key
 from tests.kernels.small_batch import SmallBatch, placed
 
@@ -237,6 +238,6 @@ def test_what_does_not_fit_the_store_is_refused_before_a_kernel_sees_it() -> Non
         update(grads, OptimizerStep("adamw", 0.1))
     with pytest.raises(ValueError, match="occurrences"):
         update(grads, OptimizerStep("rowwise-adagrad", 0.1), scales_K=np.ones(2, np.float32))
-    ftrl = OPS.allocate(64, 16, RowLayout(4, state_width_of("ftrl", 4)))
+    ftrl = OPS.allocate(64, 16, RowLayout(4, OPTIMIZERS["ftrl"].state_width(4)))
     with pytest.raises(ValueError, match="divides by lr"):
         OPS.update(ftrl, slots, one, np.array([0, 1]), grads, one, OptimizerStep("ftrl", 0.0), False, 0, 1)

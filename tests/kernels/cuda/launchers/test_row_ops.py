@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from springtide.kernels.cuda.launchers.update_ops import LONG, OPTIMIZER_NUMBERS, group_of, num_part_floats
+from springtide.kernels.cuda.launchers.update_ops import LONG, group_of, num_part_floats
 from springtide.kernels.cuda.ops import CudaOps
-from springtide.kernels.types import NO_SLOT, OptimizerStep, RowColumns, RowLayout, state_width_of
+from springtide.kernels.row_optimizers import OPTIMIZERS
+from springtide.kernels.types import NO_SLOT, OptimizerStep, RowColumns, RowLayout
 from tests.kernels.oracle import Row, mixed, nearest
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
@@ -25,7 +26,7 @@ class FilledStore:
         self.ops, self.put = CudaOps(device, late=late), device.put
         self.features = self.put((np.arange(NUM_KEYS) % 3).astype(np.uint16))
         self.ids = self.put(np.arange(NUM_KEYS, dtype=np.int64) * 977 - 5)
-        width = state_width_of(name, dim) + wide
+        width = OPTIMIZERS[name].state_width(dim) + wide
         self.store = self.ops.allocate(128, 16, RowLayout(dim, width, dtype, wide))
         mixed_keys = self.ops.mix_keys(self.features, self.ids)
         self.slots = self.ops.find_or_insert(self.store, self.features, self.ids, mixed_keys, 1, 1).slots_U
@@ -218,7 +219,6 @@ def test_a_step_waits_for_nothing(name: str) -> None:
 
 
 def test_numbers_that_two_languages_share_are_the_same() -> None:
-    assert OPTIMIZER_NUMBERS == {"sgd": 0, "adagrad": 1, "rowwise-adagrad": 2, "adam": 3, "ftrl": 4}
     assert [group_of(dim) for dim in (1, 2, 8, 9, 17, 33, 64, 128, 1000)] == [1, 2, 2, 4, 8, 16, 16, 16, 16]
     assert num_part_floats(LONG, 8) == 2 * 2 * 8
     assert num_part_floats(3 * LONG + 1, 68) == 2 * 5 * 128
