@@ -26,8 +26,7 @@ from springtide.app.serving.lookup.neighbors import rank_neighbors
 from springtide.app.serving.openapi import complete_document
 from springtide.app.serving.ops import routes as ops
 from springtide.app.serving.pages import routes as pages
-from springtide.app.serving.parts.demanded_views import DemandedViews
-from springtide.app.serving.parts.handlers import PartRankingHandler, PartRowsHandler, Ranker
+from springtide.app.serving.parts.handlers import DemandedViews, PartRankingHandler, PartRowsHandler, Ranker
 from springtide.app.serving.predict import routes as predict
 from springtide.app.serving.retrieve import routes as retrieve
 from springtide.app.serving.retrieve.ranking import rank_items

@@ -21,7 +21,7 @@ from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.ops.scrape import MetricsScraper
 from springtide.app.serving.ops.status import ServerStatusReporter
 from springtide.app.serving.ops.status_history import StatusHistory
-from springtide.app.serving.parts.demanded_views import RecentViews
+from springtide.app.serving.parts.handlers import RecentViews
 from springtide.app.serving.parts.lookup_batcher import LookupBatcher
 from springtide.app.serving.predict.micro_batcher import MicroBatcher
 from springtide.app.serving.retrieve.retriever import Retriever

@@ -1,16 +1,118 @@
 """The best items for a user over this server's rows, and over those of all servers of parts."""
 
-import numpy as np
+# X excluded items
+from typing import Annotated, Any, NamedTuple
 
-from springtide.app.serving.http.errors import bad_request
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from springtide.app.models.retrieval.schema_part import SchemaPart
+from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
+from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
+from springtide.app.serving.http.route import RequestId
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.retrieve.item_set import ItemFilter, NumberRange
-from springtide.app.serving.retrieve.request import Query, RetrieveBody, encode_query
 from springtide.app.serving.retrieve.retriever import Retriever
-from springtide.app.serving.retrieve.search import ServedItems
+from springtide.app.serving.retrieve.served_items import ItemFilter, NumberRange, ServedItems
 from springtide.app.serving.retrieve.towers import TowerTemplate, UserInputs
+from springtide_client.encode import encode_instances, parse_number
+from springtide_client.errors import EncodeError
+from springtide_client.features import Features
+from springtide_client.keys import encode_id
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.parts.rankings import ItemsRequest, RankedIds, ask_rankings
+
+EXAMPLE = 'send {"user": {...}, "k": 10, "filter": {"genre": ["jazz"], "price": {"max": 20}}, "exclude": [17]}'
+
+
+class RetrieveBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A misspelt field is an error: it is never ignored."""
+
+    user: Annotated[dict[str, Any], Meta(description="Raw values by field name, as in the stream.")]
+    k: Annotated[int, Meta(extra_json_schema={"minimum": 1})] = 10
+    filter: Annotated[
+        dict[str, Any],
+        Meta(description="By feature of the items: ids of which an item must have one, or a range of numbers."),
+    ] = {}
+    exclude: list[RequestId] = []
+    exact: Annotated[bool, Meta(description="Compare all vectors instead of asking the index.")] = False
+    max_staleness_ms: MaxStalenessMs = None
+
+
+class RetrieveResponse(msgspec.Struct, forbid_unknown_fields=True):
+    """The best items, the best first."""
+
+    items: list["RetrievedItem"]
+    version: int
+
+
+class RetrievedItem(msgspec.Struct, forbid_unknown_fields=True):
+    """An item with its score."""
+
+    id: Any
+    score: float
+
+
+class Query(NamedTuple):
+    """An encoded search."""
+
+    user: Features
+    k: int
+    wanted: ItemFilter
+    excluded_X: npt.NDArray[np.int64]
+    exact: bool
+
+
+def decode_retrieve_request(body: bytes, *, max_k: int, max_excluded: int) -> RetrieveBody:
+    """Decode a request; ApiError 400 if it is not JSON of this shape, 413 or 422 if it asks for too much."""
+    try:
+        request = msgspec.json.decode(body, type=RetrieveBody)
+    except DECODE_ERRORS as error:
+        raise bad_request(f"the body cannot be decoded: {error}", EXAMPLE) from None
+    if not 1 <= request.k <= max_k:
+        raise invalid(f"k is {request.k}, it must be from 1 to {max_k}", "ask for fewer items")
+    if len(request.exclude) > max_excluded:
+        message = f"{len(request.exclude)} items to exclude, the limit is {max_excluded}"
+        raise ApiError(413, "too_many_ids", message, "exclude fewer")
+    check_max_staleness(request.max_staleness_ms)
+    return request
+
+
+def encode_query(request: RetrieveBody, user_part: SchemaPart, item_part: SchemaPart) -> Query:
+    """Encode the user's features, the filter and the excluded items; ApiError 422 names what cannot be encoded."""
+    try:
+        user = encode_instances(user_part, [request.user])
+    except EncodeError as error:
+        details = {"field": error.field}
+        raise ApiError(422, error.reason, f"user: {error}", "correct or remove this field", details=details) from None
+    wanted = {name: _condition(name, value, item_part) for name, value in request.filter.items()}
+    excluded = np.array(_ids("exclude", request.exclude), np.int64)
+    return Query(user, request.k, wanted, excluded, request.exact)
+
+
+def _condition(name: str, value: Any, part: SchemaPart) -> tuple[int, ...] | NumberRange:
+    if name in part.features:
+        if not isinstance(value, list) or not value:
+            raise invalid(f"filter: {name} needs a list of ids, of which an item must have one", EXAMPLE)
+        return _ids(name, value)
+    if name not in part.dense:
+        known = ", ".join((*part.features, *part.dense))
+        raise invalid(f"filter: {name!r} is no feature of an item", f"the features of an item are {known}")
+    if not isinstance(value, dict) or not value or not value.keys() <= {"min", "max"}:
+        raise invalid(f'filter: {name} is a number and needs {{"min": ..., "max": ...}} or one of the two', EXAMPLE)
+    try:
+        limits = {bound: parse_number(limit) for bound, limit in value.items()}
+    except EncodeError as error:
+        raise invalid(f"filter: {name}: {error}", EXAMPLE) from None
+    return NumberRange(limits.get("min", -np.inf), limits.get("max", np.inf))
+
+
+def _ids(name: str, values: list[Any]) -> tuple[int, ...]:
+    try:
+        return tuple(encode_id(value)[0] for value in values)
+    except EncodeError as error:
+        raise invalid(f"{name}: {error}", "send ids as in the stream: integers or strings") from None
 
 
 def find_items(retriever: Retriever, served: ServedItems, body: RetrieveBody) -> RankedIds:

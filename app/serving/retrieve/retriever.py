@@ -5,6 +5,7 @@ Each new version changes the towers a little, and with them every vector: the in
 share of the thread's time.
 """
 
+# N users, C categorical features, R rows looked at
 import logging
 import threading
 import time
@@ -19,16 +20,16 @@ from springtide.app.serving.http.errors import ApiError, not_ready, version_gone
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.part import WHOLE, Part
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.retrieve.inverted_file import InvertedFile
-from springtide.app.serving.retrieve.item_set import ItemSet
-from springtide.app.serving.retrieve.sampled_users import sample_users
-from springtide.app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
+from springtide.app.serving.retrieve.served_items import MIN_CANDIDATES, ItemSet, ServedItems
 from springtide.app.serving.retrieve.towers import Towers, TowerTemplate, UserInputs
-from springtide.app.serving.retrieve.vector_index import FloatArray
+from springtide.app.serving.retrieve.vector_index import FloatArray, InvertedFile
 from springtide.app.serving.retrieve.warmup import warm_up
 from springtide.app.version_log.item_columns import ItemColumns
 from springtide.app.version_log.items import ItemLayout
 from springtide_client.errors import PartError
+from springtide_client.features import Features, Ragged
+from springtide_client.keys import MISSING_ID
+from springtide_client.schema import Schema
 
 INDEXED_ITEMS = 20_000  # fewer are compared one by one
 REBUILD_SHARE = 0.1  # of the thread's time
@@ -324,3 +325,35 @@ def recall(
         )
         shares.append((found_K >= exact_K[-1] - TIE).sum() / len(exact_K) if len(exact_K) else 1.0)
     return float(np.mean(shares))
+
+
+NUM_ROWS = 16_384  # looked at of each layer
+LIST_LENGTH = 4
+
+
+def sample_users(view: ServedView, part: Schema, num: int) -> Features:
+    """Return users with random ids of each of their fields, the same for the same view; numbers are missing.
+
+    An index is tuned to them before anybody has asked.
+    """
+    draw = np.random.default_rng(0)
+
+    def ids_of(name: str, size: int) -> np.ndarray:
+        known = _known_ids(view, part.number(name), draw)
+        return draw.choice(known, size) if len(known) else np.full(size, MISSING_ID)
+
+    columns = [ids_of(name, num) for name in part.categorical]
+    offsets = LIST_LENGTH * np.arange(num + 1)
+    return Features(
+        np.stack(columns, axis=1) if columns else np.zeros((num, 0), np.int64),
+        tuple(Ragged(ids_of(name, LIST_LENGTH * num), offsets) for name in part.lists),
+        np.full((num, len(part.dense)), np.nan, np.float32),
+    )
+
+
+def _known_ids(view: ServedView, number: int, draw: np.random.Generator) -> np.ndarray:
+    found = []
+    for layer in view.layers_of(number):
+        rows_R = draw.integers(0, len(layer), NUM_ROWS) if len(layer) > NUM_ROWS else np.arange(len(layer))
+        found.append(layer.id[rows_R][layer.feature[rows_R] == number])
+    return np.concatenate(found) if found else np.zeros(0, np.int64)

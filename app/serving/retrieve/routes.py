@@ -13,8 +13,13 @@ from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.asking import at_one_version
-from springtide.app.serving.retrieve.ranking import find_items, find_items_everywhere
-from springtide.app.serving.retrieve.request import RetrieveBody, RetrieveResponse, decode_retrieve_request
+from springtide.app.serving.retrieve.ranking import (
+    RetrieveBody,
+    RetrieveResponse,
+    decode_retrieve_request,
+    find_items,
+    find_items_everywhere,
+)
 from springtide.app.serving.retrieve.retriever import Retriever
 from springtide_client.parts.rankings import RankedIds
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from springtide.app.serving.retrieve.compiled_tower import FEW_SAMPLES, CompiledTower
-from springtide.app.serving.retrieve.inverted_file import InvertedFile
+from springtide.app.serving.retrieve.towers import FEW_SAMPLES, CompiledTower
+from springtide.app.serving.retrieve.vector_index import InvertedFile
 from springtide.app.version_log.item_columns import NO_ITEMS, ItemColumns
 from springtide.kernels.cpu.serving.item_columns import (
     keep_passing,

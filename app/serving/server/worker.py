@@ -16,9 +16,13 @@ import uvicorn
 
 from springtide.app.serving.api import build_application
 from springtide.app.serving.server.accept_balancer import AcceptBalancer
-from springtide.app.serving.server.connection import ConnectionConfig, ConnectionParts, HttpConnection
+from springtide.app.serving.server.connection import (
+    ConnectionConfig,
+    ConnectionParts,
+    HttpConnection,
+    enforce_client_timeouts,
+)
 from springtide.app.serving.server.drain import GRACEFUL, IMMEDIATE, ConnectionDrain, DrainPolicy
-from springtide.app.serving.server.request_timeout import enforce_client_timeouts
 from springtide.app.serving.server.warmup import warm_up
 from springtide.app.serving.service import Service
 

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from springtide.app.serving.retrieve.inverted_file import InvertedFile
 from springtide.app.serving.retrieve.ranking import find_items
-from springtide.app.serving.retrieve.request import decode_retrieve_request
 from springtide.app.serving.retrieve.retriever import Retriever, recall
-from springtide.app.serving.retrieve.search import MIN_CANDIDATES, ServedItems
-from springtide.app.serving.retrieve.vector_index import largest
+from springtide.app.serving.retrieve.routes import decode_retrieve_request
+from springtide.app.serving.retrieve.served_items import MIN_CANDIDATES, ServedItems
+from springtide.app.serving.retrieve.vector_index import InvertedFile, largest
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features
 

@@ -9,9 +9,8 @@ from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
 from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.retrieve.inverted_file import InvertedFile
-from springtide.app.serving.retrieve.retriever import Retriever, recall
-from springtide.app.serving.retrieve.sampled_users import sample_users
+from springtide.app.serving.retrieve.retriever import Retriever, recall, sample_users
+from springtide.app.serving.retrieve.vector_index import InvertedFile
 from springtide_client.encode import encode_instances
 from springtide_client.model.view import KNOWN
 from tests.app.serving.retrieve.retrieval_log import RetrievalLog
@@ -123,7 +122,7 @@ def test_an_index_finds_what_exact_search_finds(log):
 
 
 def test_a_filter_that_many_items_pass_asks_the_index_for_more(log, monkeypatch):
-    monkeypatch.setattr("springtide.app.serving.retrieve.search.EXACT_ITEMS", 10)
+    monkeypatch.setattr("springtide.app.serving.retrieve.served_items.EXACT_ITEMS", 10)
     followed = Followed(log, indexed_items=100)
     some = tuple(range(0, 1_500, 2))
     found = followed.found(10, wanted={"item_id": some})
@@ -133,7 +132,7 @@ def test_a_filter_that_many_items_pass_asks_the_index_for_more(log, monkeypatch)
 
 def test_many_changed_items_have_the_cells_of_the_index(log, monkeypatch):
     """They are in sets, each far larger than the next newer one; an item in several is described by the newest."""
-    monkeypatch.setattr("springtide.app.serving.retrieve.search.INDEXED_CHANGES", 50)
+    monkeypatch.setattr("springtide.app.serving.retrieve.served_items.INDEXED_CHANGES", 50)
     followed = Followed(log, indexed_items=100)
     followed.retriever._built_seconds = 1e9
     followed.now = -1.0

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from springtide.app.serving.retrieve.inverted_file import InvertedFile
-from springtide.app.serving.retrieve.vector_index import ExactIndex
+from springtide.app.serving.retrieve.vector_index import ExactIndex, InvertedFile
 
 
 def unit_vectors(num: int, dim: int, seed: int = 0) -> np.ndarray:

@@ -1,12 +1,10 @@
-"""Bytes that are hardly HTTP: framing, heads, pipelines, tokens. Errors have the usual form, and keep their order."""
-
 import hmac
 
 import msgspec
 import pytest
 
 from springtide.app.serving.http import tokens
-from springtide.app.serving.server.connection import MAX_FRAMING_BYTES
+from springtide.app.serving.server.connection import MAX_FRAMING_BYTES, ClientTimeouts
 from tests.app.serving.attacked_server import ADMIN, BODIES
 from tests.app.serving.raw_connection import JSON, RAW, error_code, get, request
 
@@ -130,3 +128,30 @@ def test_every_token_is_compared_in_full(monkeypatch):
     known.check("Bearer token-0", "read")
     assert len(compared) == 5
     assert {len(digest) for pair in compared for digest in pair} == {32}
+
+
+IDLE = {"reads_paused": False, "num_unsent_bytes": 0}
+
+
+def test_a_request_that_does_not_complete_expires():
+    timeouts = ClientTimeouts()
+    assert timeouts.expired(100.0, 5.0, **IDLE) is None  # no request has begun
+    timeouts.waiting_since = 100.0
+    assert timeouts.expired(105.0, 5.0, **IDLE) is None
+    assert timeouts.expired(105.1, 5.0, **IDLE) == "request"
+
+
+def test_time_in_which_the_server_does_not_read_does_not_count():
+    timeouts = ClientTimeouts()
+    timeouts.waiting_since = 0.0
+    assert timeouts.expired(10.0, 5.0, reads_paused=True, num_unsent_bytes=0) is None
+    assert timeouts.expired(14.0, 5.0, **IDLE) is None
+    assert timeouts.expired(15.1, 5.0, **IDLE) == "request"
+
+
+def test_a_response_expires_only_if_no_byte_of_it_is_read():
+    timeouts = ClientTimeouts()
+    for now, unsent in ((0.0, 900), (4.0, 900), (5.0, 800), (9.0, 800)):
+        assert timeouts.expired(now, 5.0, reads_paused=False, num_unsent_bytes=unsent) is None
+    assert timeouts.expired(10.1, 5.0, reads_paused=False, num_unsent_bytes=800) == "response"
+    assert timeouts.expired(10.2, 5.0, **IDLE) is None

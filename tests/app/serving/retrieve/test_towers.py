@@ -5,7 +5,7 @@ import torch
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide.app.models.retrieval.two_tower import TwoTower
-from springtide.app.serving.retrieve.compiled_tower import CompiledTower
+from springtide.app.serving.retrieve.towers import CompiledTower
 from springtide_client.features import Features, Ragged
 from springtide_client.model.inputs import assemble
 from springtide_client.schema import Schema

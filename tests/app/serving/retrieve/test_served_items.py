@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from springtide.app.serving.retrieve.item_set import ItemSet, NumberRange
+from springtide.app.serving.retrieve.served_items import ItemSet, NumberRange
 from springtide.app.serving.retrieve.vector_index import ExactIndex
 from springtide.app.version_log.item_columns import ItemColumns
 from springtide.app.version_log.items import ItemLayout
