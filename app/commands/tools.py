@@ -69,9 +69,8 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
 def init(arguments: argparse.Namespace) -> int:
     from springtide.app.errors import UserError
     from springtide.app.tools.init.proposal import propose
-    from springtide.app.tools.init.proposal_text import default_name, format_proposal
+    from springtide.app.tools.init.proposal_text import default_name, format_proposal, try_proposal
     from springtide.app.tools.init.sampled_rows import sample_file, sample_topic
-    from springtide.app.tools.init.trial import try_proposal
     from springtide.app.tools.input_file import InputFile
     from springtide.stream.kafka.config import KafkaConfig
 

@@ -1,5 +1,6 @@
 """Finds what keeps a model from running: its configuration, the dense net, broker, topic, disk, port, GPU."""
 
+import json
 import os
 import shutil
 import socket
@@ -8,14 +9,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from torch.distributed import is_nccl_available
 
 from springtide.app.config.load import Config
 from springtide.app.errors import UserError
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.losses.config import AGAINST_WIDE
 from springtide.app.models.registry import build_model
-from springtide.app.tools.cluster_diagnosis import check_cluster
-from springtide.app.tools.part_diagnosis import check_parts
+from springtide.app.serving.config import ServeConfig
 from springtide.app.training.bootstrap import add_parts, design_of, model_spec, with_wide_columns
 from springtide.app.training.device.device import resolve_device
 from springtide.app.version_log.change.design import Design
@@ -28,8 +29,62 @@ from springtide.kernels.backend import backend
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
 from springtide.stream.errors import EmbeddedBrokerError
 from springtide.stream.kafka.admin import check_kafka
-from springtide_client.errors import LogError
+from springtide_client.errors import LogError, PartError
 from springtide_client.log.directory import LogDirectory
+from springtide_client.parts.part_servers import PartServers
+
+
+def check_cluster(config: Config) -> tuple[Literal["ok", "note"], str]:
+    """Say how several ranks would exchange what they learn, or what keeps them from it."""
+    cluster = config.cluster
+    start = "several ranks (`springtide train --ranks R`)"
+    if config.train.device == "cuda":
+        num_gpus = torch.cuda.device_count()
+        if config.train.cuda_graphs:
+            return "note", "cluster: only one rank can learn so, as [train] cuda_graphs does not go with several"
+        if num_gpus < 2 or not is_nccl_available():
+            return "note", (
+                f"cluster: several ranks need a GPU each and NCCL: torch sees {num_gpus} here, and "
+                f'{"has" if is_nccl_available() else "lacks"} NCCL; with [train] device = "cpu" they learn on the CPU'
+            )
+        start = f"up to {num_gpus} ranks (`springtide train --ranks R`), one for each GPU,"
+    formats = {"rows": cluster.rows, "gradients": cluster.gradients, "those of the net": cluster.dense_gradients}
+    text = ", ".join(f"{name} as {kind}" for name, kind in formats.items())
+    return (
+        "ok",
+        f"cluster: {start} would exchange {text}; one that is silent for {cluster.timeout_seconds:g} s counts as dead",
+    )
+
+
+TIMEOUT_SECONDS = 2.0
+
+
+def check_parts(config: ServeConfig) -> Iterator[tuple[Literal["ok", "note", "problem"], str]]:
+    """Ask the server of each part which range it holds."""
+    if not config.parts:
+        if config.range is not None:
+            hint = "set [serve] parts to the addresses of all servers if it is to predict, or to answer for other keys"
+            yield "note", f"part: this server looks up the rows of {config.range}, and nothing else: {hint}"
+        return
+    servers = PartServers(config.parts, timeout_seconds=TIMEOUT_SECONDS)
+    for index, url in enumerate(servers.urls):
+        wanted = str(servers.range_of(index))
+        name = f"part: {wanted} at {url}"
+        try:
+            response = servers.get(index, "/healthz", {})
+            found = json.loads(response.body).get("range", "1/1")
+        except PartError as error:
+            yield "note", f"{name}: {error}"
+        except (ValueError, AttributeError):
+            yield "problem", f"{name} is not a Springtide server: it responded {response.status} to /healthz"
+        else:
+            if found == wanted:
+                yield "ok", f"{name} answers"
+            else:
+                held = "no rows" if found is None else f"part {found}"
+                yield "problem", f'{name} holds {held}: start it with range = "{wanted}", or correct [serve] parts'
+    servers.close()
+
 
 MIN_FREE_BYTES = 1 << 30
 NET_COPIES, PROGRAM_BYTES = 5, 200_000  # parameters, two moments, two exported programs; their code

@@ -10,9 +10,8 @@ import numpy as np
 
 from springtide.app.errors import UserError
 from springtide.app.scores.auc import exact_auc
-from springtide.app.tools.evaluate.auc_error import difference_error
 from springtide.app.tools.evaluate.report import EvaluationResult, score_text, table
-from springtide.app.tools.evaluate.scores import EvaluatedSamples, losses
+from springtide.app.tools.evaluate.scores import EvaluatedSamples, difference_error, losses
 
 
 @dataclass(frozen=True)

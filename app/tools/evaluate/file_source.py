@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from springtide.app.tools.evaluate.segments import SegmentField
+from springtide.app.tools.evaluate.scores import SegmentField
 from springtide.app.tools.input_file import FileRow, InputFile
 from springtide.app.training.input.feature_values import FeatureValues
 from springtide.stream.columns import Columns, RawRecords

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from springtide.app.tools.evaluate.evaluation import Evaluation
-from springtide.app.tools.evaluate.scores import EvaluatedSamples, Score, score_of
-from springtide.app.tools.evaluate.segments import MISSING
+from springtide.app.tools.evaluate.scores import MISSING, EvaluatedSamples, Score, score_of
 from springtide.app.tools.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"

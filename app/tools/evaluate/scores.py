@@ -1,14 +1,69 @@
-"""Scored samples and what is said of them: AUC, logloss, normalized entropy, calibration, and how certain they are."""
+"""Scores of the samples of an evaluation, of all and by the values of a field, with the standard errors of AUCs.
 
-# N samples, L labels
+Errors of an AUC and of the difference of two AUCs of the same samples are by DeLong et al. 1988, which takes the
+samples as independent; computed by ranks, in n log n, as Sun and Xu 2014 do; weights are allowed.
+"""
+
+# N samples, L labels, S segments
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.auc import Float64Array, exact_auc
 from springtide.app.scores.calibration_curve import normalized_entropy
-from springtide.app.tools.evaluate.auc_error import standard_error
+
+
+def standard_error(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array) -> float | None:
+    """Return the standard error of an AUC from each sample's weight as a positive and as a negative.
+
+    None with fewer than two samples of a class.
+    """
+    return _error(placements(scores_N, positive_N, negative_N), positive_N, negative_N)
+
+
+def difference_error(
+    scores_N: Float64Array, others_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array
+) -> float | None:
+    """Return the standard error of the AUC of `scores_N` minus that of `others_N`, for the same samples."""
+    first = placements(scores_N, positive_N, negative_N)
+    second = placements(others_N, positive_N, negative_N)
+    return _error((first[0] - second[0], first[1] - second[1]), positive_N, negative_N)
+
+
+def placements(
+    scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array
+) -> tuple[Float64Array, Float64Array]:
+    """Return for each sample the share of negatives below its score, and of positives above it; ties count half.
+
+    The mean of the first over the positives is the AUC, as is the mean of the second over the negatives.
+    """
+    _, place_N = np.unique(scores_N, return_inverse=True)
+    negative_P, positive_P = np.bincount(place_N, negative_N), np.bincount(place_N, positive_N)
+    below_P = np.cumsum(negative_P) - 0.5 * negative_P
+    above_P = positive_P.sum() - np.cumsum(positive_P) + 0.5 * positive_P
+    return (
+        (below_P / max(float(negative_P.sum()), 1e-300))[place_N],
+        (above_P / max(float(positive_P.sum()), 1e-300))[place_N],
+    )
+
+
+def _error(
+    placed: tuple[Float64Array, Float64Array], positive_N: Float64Array, negative_N: Float64Array
+) -> float | None:
+    variance = 0.0
+    for values_N, weights_N in zip(placed, (positive_N, negative_N), strict=True):
+        num, total = int(np.count_nonzero(weights_N)), float(weights_N.sum())
+        if num < 2:
+            return None
+        mean = float((weights_N * values_N).sum()) / total
+        spread = float((np.square(weights_N) * np.square(values_N - mean)).sum())
+        variance += spread / total**2 * num / (num - 1)
+    return math.sqrt(variance)
 
 
 @dataclass(frozen=True)
@@ -76,3 +131,45 @@ def losses(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64
     """Return each sample's weighted logloss."""
     found: Float64Array = positive_N * np.logaddexp(0.0, -scores_N) + negative_N * np.logaddexp(0.0, scores_N)
     return found
+
+
+MAX_SEGMENTS = 20
+MISSING = "(missing)"
+
+
+class SegmentField:
+    """Reads one field of each message; it need not be a field of the schema."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        row_type = msgspec.defstruct("Row", [("value", Any, msgspec.field(name=name, default=None))])
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(row_type)
+        self._code_of: dict[str, int] = {}
+        self._codes: list[npt.NDArray[np.int64]] = []
+
+    def add(self, messages: Sequence[bytes]) -> None:
+        """Note the segments of samples, whose messages are valid JSON objects."""
+        code_of = self._code_of
+        texts = [segment_text(self._decoder.decode(message).value) for message in messages]
+        self._codes.append(np.array([code_of.setdefault(text, len(code_of)) for text in texts], np.int64))
+
+    def scores(self, samples: EvaluatedSamples, *, label: int = 0) -> list[tuple[str, Score]]:
+        """Return the scores of the most frequent segments, at most MAX_SEGMENTS, then those of all "others"."""
+        codes_N = np.concatenate(self._codes)[: len(samples)] if self._codes else np.zeros(0, np.int64)
+        texts = list(self._code_of)
+        counts_S = np.bincount(codes_N, minlength=len(texts))
+        order_S = np.lexsort((np.arange(len(texts)), -counts_S))
+        shown = [code for code in order_S[:MAX_SEGMENTS].tolist() if counts_S[code]]
+        found = [(texts[code], score_of(samples.where(codes_N == code), label=label)) for code in shown]
+        others_N = ~np.isin(codes_N, shown)
+        num_others = int(np.count_nonzero(counts_S)) - len(shown)
+        if num_others:
+            found.append((f"others ({num_others:,})", score_of(samples.where(others_N), label=label)))
+        return found
+
+
+def segment_text(value: Any) -> str:
+    """Return a field's value as text; `7` and `"7"` are one segment, as they are one id."""
+    if value is None:
+        return MISSING
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

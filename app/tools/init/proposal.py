@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from springtide.app.errors import UserError
 from springtide.app.tools.init import name_hints as hints
-from springtide.app.tools.init.column_profile import ColumnProfile
+from springtide.app.tools.init.column_profile import FUTURE_MS, ColumnProfile, odd_rows
 from springtide.app.tools.init.leaks import leak_of
-from springtide.app.tools.init.odd_rows import FUTURE_MS, odd_rows
 from springtide.app.tools.init.sampled_rows import Row, SampledRows
 from springtide_client.system.settings import nearest
 from springtide_client.targets import EARLIEST_MS

@@ -1,17 +1,25 @@
 """`springtide check` says whether the limits of disk and memory can work together."""
 
+import json
 import re
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from springtide.app.config.load import load_config
+from springtide.app.serving.config import ServeConfig
 from springtide.app.tools.diagnosis import (
     Diagnosis,
+    check_cluster,
     check_disk,
     check_disk_caps,
     check_losses,
     check_memory,
     check_model,
+    check_parts,
 )
+from tests.support.ports import free_port
 
 SMALL = """
 name = "shop"
@@ -103,3 +111,82 @@ def test_a_wide_part_that_the_gpu_leaves_out_is_said_aloud(tmp_path: Path) -> No
         notes = [found.text for found in check_model(config) if found.state == "note"]
         assert notes == list(config.notes)
         assert [note.startswith("model: without the wide part") for note in notes] == [True] * is_noted
+
+
+CONFIG = """
+name = "shop"
+[schema]
+label = "click"
+categorical = ["user_id", "item_id"]
+"""
+
+
+def check_ranks(tmp_path, text: str) -> tuple[str, str]:
+    path = tmp_path / "springtide.toml"
+    path.write_text(CONFIG + text)
+    return check_cluster(load_config(path))
+
+
+def test_formats_and_the_time_after_which_a_rank_is_dead_are_told(tmp_path):
+    state, text = check_ranks(tmp_path, '[cluster]\nrows = "int8"\ntimeout_seconds = 5\n')
+    assert state == "ok"
+    assert "rows as int8, gradients as float32" in text
+    assert text.endswith("silent for 5 s counts as dead")
+
+
+def test_a_rank_needs_a_gpu_of_its_own(tmp_path, monkeypatch):
+    on_gpu = '[train]\ndevice = "cuda"\n'
+    for num_gpus, nccl, found in [
+        (1, True, ("note", "torch sees 1 here, and has NCCL")),
+        (2, False, ("note", "torch sees 2 here, and lacks NCCL")),
+        (4, True, ("ok", "up to 4 ranks (`springtide train --ranks R`), one for each GPU, would exchange rows as")),
+    ]:
+        monkeypatch.setattr("torch.cuda.device_count", lambda num_gpus=num_gpus: num_gpus)
+        monkeypatch.setattr("springtide.app.tools.diagnosis.is_nccl_available", lambda nccl=nccl: nccl)
+        state, text = check_ranks(tmp_path, on_gpu)
+        assert state == found[0]
+        assert found[1] in text
+    state, text = check_ranks(tmp_path, on_gpu + "cuda_graphs = true\n")
+    assert (state, "cuda_graphs does not go with several" in text) == ("note", True)
+
+
+@contextmanager
+def responding(body: bytes):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=lambda: server.serve_forever(0.01))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_each_part_is_asked_what_it_holds() -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    with (
+        responding(json.dumps({"status": "ok", "range": "1/4"}).encode()) as first,
+        responding(json.dumps({"status": "ok"}).encode()) as whole,
+        responding(b"<html>") as stranger,
+    ):
+        found = list(check_parts(ServeConfig(parts=(first, whole, stranger, gone))))
+        assert [state for state, _ in found] == ["ok", "problem", "problem", "note"]
+        texts = [text for _, text in found]
+        assert texts[0] == f"part: 1/4 at {first} answers"
+        assert 'holds part 1/1: start it with range = "2/4"' in texts[1]
+        assert "is not a Springtide server: it responded 200" in texts[2]
+        assert f"part 4/4 at {gone} does not answer" in texts[3]
+
+
+def test_a_part_alone_and_a_server_of_everything() -> None:
+    assert list(check_parts(ServeConfig())) == []
+    ((state, text),) = check_parts(ServeConfig(range="1/4"))
+    assert (state, text.startswith("part: this server looks up the rows of 1/4, and nothing else")) == ("note", True)

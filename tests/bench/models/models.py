@@ -25,7 +25,7 @@ from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.scores.auc import click_auc
-from springtide.app.tools.evaluate.auc_error import standard_error
+from springtide.app.tools.evaluate.scores import standard_error
 from tests.bench.harness.report import DATA, argument_parser, describe_run
 from tests.bench.quality.contenders import Log
 from tests.bench.quality.one_pass import RunConfig, learn_once

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from springtide.app.scores.auc import click_auc
-from springtide.app.tools.evaluate.auc_error import difference_error
+from springtide.app.tools.evaluate.scores import difference_error
 from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema

@@ -23,7 +23,7 @@ import torch
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.losses.config import LabelLoss
 from springtide.app.scores.auc import click_auc
-from springtide.app.tools.evaluate.auc_error import difference_error
+from springtide.app.tools.evaluate.scores import difference_error
 from springtide.stream.columns import Batch
 from tests.bench.harness.report import DATA, argument_parser, describe_run
 from tests.bench.quality.one_pass import RunConfig, learn_labels

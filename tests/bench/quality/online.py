@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from springtide.app.scores.auc import click_auc
-from springtide.app.tools.evaluate.auc_error import difference_error, standard_error
+from springtide.app.tools.evaluate.scores import difference_error, standard_error
 from springtide.stream.columns import Batch
 from springtide_client.schema import Schema
 from tests.bench.harness.peer_process import Peers

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from springtide.app.scores.auc import exact_auc
-from springtide.app.tools.evaluate.auc_error import difference_error, placements, standard_error
+from springtide.app.tools.evaluate.scores import difference_error, placements, standard_error
 
 
 def draw(seed: int, num: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
