@@ -24,7 +24,7 @@ class Report(NamedTuple):
     exit_code: int = 0
 
 
-class Command(NamedTuple):
+class Subcommand(NamedTuple):
     """A subcommand. Heavy imports are inside `run`, which returns a report, or the exit code if it has none."""
 
     help: str

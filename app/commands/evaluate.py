@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from springtide.app.commands.command import Command, Report, add_json
+from springtide.app.commands.command import Report, Subcommand, add_json
 
 if TYPE_CHECKING:
     import threading
@@ -121,7 +121,7 @@ def _search(
     return Report(found.document(), found.lines())
 
 
-EVALUATE = Command(
+EVALUATE = Subcommand(
     "learn files (CSV, TSV, JSONL, Parquet) in one pass, without a broker, and say how well they are predicted",
     add_arguments,
     run,

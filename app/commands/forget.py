@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from springtide.app.commands.command import Command, Report, add_json
+from springtide.app.commands.command import Report, Subcommand, add_json
 
 if TYPE_CHECKING:
     from springtide.app.config.load import Config
@@ -157,4 +157,4 @@ def result_of(status: "CommandStatus") -> Report:
     return Report(document, [f"command {status.id}: executed in {place} ({status.state}): {figures}", *changes])
 
 
-FORGET = Command("erase ids from the model and from every follower", add_arguments, forget)
+FORGET = Subcommand("erase ids from the model and from every follower", add_arguments, forget)

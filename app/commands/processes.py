@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from springtide.app.commands.command import VERSION_NAMES, Command
+from springtide.app.commands.command import VERSION_NAMES, Subcommand
 
 CHECK_SECONDS = 0.1
 
@@ -131,17 +131,17 @@ def run_broker(arguments: argparse.Namespace) -> int:
     return 0
 
 
-RUN = Command(
+RUN = Subcommand(
     "run everything until Ctrl-C: the embedded broker if no other is named, trainer, compactor, server",
     add_run_arguments,
     run,
 )
-COMPACT = Command(
+COMPACT = Subcommand(
     "write the log's next bases and delete what they cover (train runs this itself, unless --no-compact)",
     add_compact_arguments,
     run_compactor,
 )
-SERVE = Command(
+SERVE = Subcommand(
     "serve the log over HTTP: embeddings, predictions, versions, the dashboard", add_serve_arguments, run_server
 )
-BROKER = Command("run the embedded Kafka broker alone until Ctrl-C", add_broker_arguments, run_broker)
+BROKER = Subcommand("run the embedded Kafka broker alone until Ctrl-C", add_broker_arguments, run_broker)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from springtide.app.commands.command import Command, Report, add_json
+from springtide.app.commands.command import Report, Subcommand, add_json
 
 if TYPE_CHECKING:
     from springtide.stream.kafka.config import KafkaConfig
@@ -240,23 +240,23 @@ def benchmarks(folder: Path) -> dict[str, str]:
     return found
 
 
-DEMO = Command(
+DEMO = Subcommand(
     "see it work: broker, simulated clicks, trainer, server and dashboard, in ./var/demo", add_demo_arguments, run_demo
 )
-CHECK = Command(
+CHECK = Subcommand(
     "check configuration, broker, topic, disk, port and GPU: what is wrong, and how to fix it",
     add_check_arguments,
     check,
 )
-INIT = Command("look at a file or a topic and propose a configuration for it", add_init_arguments, init)
-REPLAY = Command(
+INIT = Subcommand("look at a file or a topic and propose a configuration for it", add_init_arguments, init)
+REPLAY = Subcommand(
     "send a CSV, TSV, JSONL or Parquet file into the topic, in the file's order", add_replay_arguments, replay
 )
-SIMULATE = Command(
+SIMULATE = Subcommand(
     "send simulated clicks with drifting preferences into the topic (as demo does)",
     add_simulate_arguments,
     run_simulator,
 )
-BENCH = Command(
+BENCH = Subcommand(
     "run a benchmark of this checkout: NAME such as train.e2e; without NAME, list them", add_bench_arguments, bench
 )

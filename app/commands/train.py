@@ -8,7 +8,7 @@ import traceback
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from springtide.app.commands.command import Command, Report, add_json
+from springtide.app.commands.command import Report, Subcommand, add_json
 
 if TYPE_CHECKING:
     from springtide.app.training.ranks.ranks import Ranks
@@ -170,4 +170,4 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
     return launch(options, num_ranks=arguments.ranks, max_restarts=max_restarts)
 
 
-TRAIN = Command("learn from the stream and write versions to the log", add_arguments, run)
+TRAIN = Subcommand("learn from the stream and write versions to the log", add_arguments, run)

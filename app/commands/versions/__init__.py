@@ -2,7 +2,7 @@
 
 import argparse
 
-from springtide.app.commands.command import Command, Report
+from springtide.app.commands.command import Report, Subcommand
 from springtide.app.commands.versions.changes import PIN, ROLLBACK, UNPIN
 from springtide.app.commands.versions.diff import DIFF
 from springtide.app.commands.versions.overview import EXPORT, LIST, VERIFY
@@ -43,4 +43,6 @@ def run(arguments: argparse.Namespace) -> Report:
         raise LogError(message) from None
 
 
-VERSIONS = Command("list, show, compare, export, verify, pin or roll back the versions of the log", add_arguments, run)
+VERSIONS = Subcommand(
+    "list, show, compare, export, verify, pin or roll back the versions of the log", add_arguments, run
+)
