@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ from springtide.app.version_log.compact.kept_size import kept_size
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
 from springtide.embeddings.collection import check_device_bytes
+from springtide.embeddings.errors import SpillError
+from springtide.embeddings.tiers.rocksdb.spill import unknown_format
 from springtide.kernels.backend import backend
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
 from springtide.stream.errors import EmbeddedBrokerError
@@ -105,6 +108,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield from check_model(config)
     yield from check_broker(config)
     yield from check_disk(config)
+    yield from check_spill_format()
     yield from check_memory(config)
     yield check_disk_caps(config)
     yield from check_kept_versions(config.log)
@@ -192,6 +196,19 @@ def check_disk(config: Config) -> Iterator[Diagnosis]:
             yield Diagnosis("ok", text)
         else:
             yield Diagnosis("problem", f"{text}: free some space, or set another {KEYS[name]}")
+
+
+def check_spill_format() -> Iterator[Diagnosis]:
+    """Look whether RocksDB writes table files whose format is read here."""
+    with TemporaryDirectory() as folder:
+        try:
+            unknown = unknown_format(Path(folder) / "spill")
+        except SpillError as error:
+            yield Diagnosis("problem", f"spill: {error}")
+            return
+    if unknown:
+        how = "rows on disk are read through RocksDB, more slowly: install the rocksdb-py of constraints.txt"
+        yield Diagnosis("note", f"spill: this RocksDB writes a format that is unknown here ({unknown}); {how}")
 
 
 def check_memory(config: Config) -> Iterator[Diagnosis]:

@@ -49,6 +49,7 @@ PLAIN_COUNTERS = {
     "spill_purged": "Rows removed from disk to stay within disk_bytes.",
     "spill_starts": "Starts of the spill process.",
     "spill_failures": "Failed writes to disk.",
+    "spill_unknown_formats": "Databases that are read through RocksDB only, slower: their format is unknown.",
 }
 
 

@@ -7,6 +7,7 @@ RocksDB has in memory, are known. What is not understood here is asked of RocksD
 # N keys, U unique keys, M some of them, T tables, R runs, C columns
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,9 +159,11 @@ class MappedTables:
 class LiveTables:
     """Any thread may read. `add`, `written` and `refresh` belong to the thread that writes."""
 
-    def __init__(self, folder: Path, record_bytes: int) -> None:
-        """`folder` need not exist yet."""
-        self.folder, self.record_bytes = folder, record_bytes
+    def __init__(
+        self, folder: Path, record_bytes: int, *, on_unknown_format: Callable[[str], None] = lambda why: None
+    ) -> None:
+        """`folder` need not exist yet. `on_unknown_format`: called once if RocksDB writes what is not read here."""
+        self.folder, self.record_bytes, self._on_unknown_format = folder, record_bytes, on_unknown_format
         self.is_disabled = False
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
@@ -253,7 +256,11 @@ class LiveTables:
                 return None
             try:
                 self._refresh()
-            except (UnknownFormatError, OSError) as error:
+            except UnknownFormatError as error:
+                self._disable(str(error))
+                self._on_unknown_format(str(error))
+                return None
+            except OSError as error:
                 self._disable(str(error))
                 return None
             return self._view, self._recent.filters()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
-from springtide.embeddings.tiers.disk_space import folder_bytes
+from springtide.embeddings.tiers.disk_space import MIN_PART_BYTES, folder_bytes
 from springtide.embeddings.tiers.interface import SpilledRows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb.catalog import Database, LastSeenHistogram
@@ -30,8 +30,9 @@ QUEUE_BYTES = 64 << 20
 QUEUED_KEY_BYTES = 18  # mixed key, feature, id
 PATIENCE_SECONDS = 30.0
 RETRY_SECONDS = 0.05
+TRIAL_DIM, TRIAL_ROWS = 64, 8000  # of more than MIN_PART_BYTES
 FIND_COUNTS = "spill_lookups", "spill_queue_hits", "spill_filter_negatives", "spill_hits", "spill_misses"
-WORKER_COUNTS = "spill_written", "spill_purged", "spill_starts", "spill_failures"
+WORKER_COUNTS = "spill_written", "spill_purged", "spill_starts", "spill_failures", "spill_unknown_formats"
 
 
 class RocksSpill:
@@ -308,3 +309,21 @@ class RocksSpill:
             except RequestFailedError as error:
                 self._pause_or_raise(error, deadline)
         return parts
+
+
+def unknown_format(folder: Path) -> str:
+    """Write a table file in this folder, which must not exist and is deleted; return what of it only RocksDB can read,
+    "" for nothing. SpillError.
+    """
+    spill = RocksSpill(folder, dim=TRIAL_DIM, state_width=0)
+    try:
+        # the second write goes to another database, and what the first one wrote to a table file
+        spill.set_limit(16 * MIN_PART_BYTES)
+        for ids in (np.arange(TRIAL_ROWS), np.arange(1)):
+            rows = Rows.empty_of(np.zeros(len(ids), np.uint16), ids, TRIAL_DIM, 0)
+            spill.write(rows, len(ids))
+            spill.drain()
+        spill.find(np.zeros(TRIAL_ROWS, np.uint16), np.arange(TRIAL_ROWS))
+        return spill._worker.unknown_format
+    finally:
+        spill.close()

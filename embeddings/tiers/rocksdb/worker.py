@@ -1,5 +1,6 @@
 """The background thread of a spill: the only one that starts its process, writes, purges and deletes databases."""
 
+import logging
 import math
 import os
 import shutil
@@ -42,6 +43,8 @@ def with_hint(why: str) -> str:
     return next((f"{why} - {hint}" for sign, hint in HINTS.items() if sign in why.lower()), why)
 
 
+logger = logging.getLogger(__name__)
+
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 1.0
 STALL_SECONDS = 1.0  # a caller that has waited this long is reported as stalled
 THREAD_NAME = "spill-worker"
@@ -61,6 +64,7 @@ class SpillWorker:
         self._process: SpillProcess | None = None
         self._process_wanted = False  # a find waits for a process
         self._last_failure = ""
+        self.unknown_format = ""  # what RocksDB writes that is not read here
         self._callers: dict[int, float] = {}  # thread -> since when it has been waiting
         self._full_since = math.inf  # since when there was no room for what is to be written
         self._backoff = Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)
@@ -177,7 +181,16 @@ class SpillWorker:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _tables_of(self, number: int) -> LiveTables:
-        return LiveTables(self.folder / f"{number:06d}", self.record_format.num_bytes)
+        folder, record_bytes = self.folder / f"{number:06d}", self.record_format.num_bytes
+        return LiveTables(folder, record_bytes, on_unknown_format=self._note_unknown_format)
+
+    def _note_unknown_format(self, why: str) -> None:
+        """Count a database whose table files only RocksDB can read. Any thread."""
+        with self._changed:
+            self.counts["spill_unknown_formats"] += 1
+            is_first, self.unknown_format = not self.unknown_format, why
+        if is_first:
+            logger.warning("the format of the spill's tables is unknown, RocksDB reads them", extra={"reason": why})
 
     def _is_ended(self) -> bool:
         return self._error is not None or self._closing

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
+
 from springtide.app.config.load import load_config
 from springtide.app.serving.config import ServeConfig
 from springtide.app.tools.diagnosis import (
@@ -18,7 +20,9 @@ from springtide.app.tools.diagnosis import (
     check_memory,
     check_model,
     check_parts,
+    check_spill_format,
 )
+from springtide.embeddings.tiers.rocksdb import table_files
 from tests.support.ports import free_port
 
 SMALL = """
@@ -190,3 +194,11 @@ def test_a_part_alone_and_a_server_of_everything() -> None:
     assert list(check_parts(ServeConfig())) == []
     ((state, text),) = check_parts(ServeConfig(range="1/4"))
     assert (state, text.startswith("part: this server looks up the rows of 1/4, and nothing else")) == ("note", True)
+
+
+def test_a_spill_whose_format_only_rocksdb_reads_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(check_spill_format()) == []
+    monkeypatch.setattr(table_files, "FORMAT_VERSION", 99)
+    (noted,) = check_spill_format()
+    assert noted.state == "note"
+    assert "unknown here (another version of the table format); rows on disk are read through RocksDB" in noted.text

@@ -11,7 +11,8 @@ import pytest
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.rows import Rows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
-from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide.embeddings.tiers.rocksdb import table_files
+from springtide.embeddings.tiers.rocksdb.spill import RocksSpill, unknown_format
 from tests.embeddings.tiers.spill_support import await_start, impatient
 
 DIM = 4
@@ -170,3 +171,18 @@ def test_num_bytes_works_while_folders_are_deleted(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     assert not (spill.folder / "000007").exists()
     spill.close()
+
+
+def test_what_the_installed_rocksdb_writes_is_read_here(tmp_path: Path) -> None:
+    assert unknown_format(tmp_path / "trial") == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_format_is_said_once_and_rocksdb_reads_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(table_files, "FORMAT_VERSION", 99)
+    assert unknown_format(tmp_path / "trial") == "another version of the table format"
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the format of the spill's tables is unknown, RocksDB reads them"
+    ]
