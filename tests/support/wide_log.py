@@ -9,10 +9,10 @@ import numpy as np
 
 from springtide_client.keys import CROSSES, SHARED_ROW_OFFSET
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.wide.crosses import cross_ids, row_hashes
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
 from springtide_client.wide.parameters import WideParameters
+from springtide_client.wide.slots import cross_ids, row_hashes
 from tests.support.logs import HandWrittenLog, Key
 from tests.support.toy_model import DIM, TOY_SCHEMA, toy_archive
 from tests.support.wide_oracle import WideOracle

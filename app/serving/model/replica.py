@@ -24,7 +24,7 @@ from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.follow.follower import Follower
 from springtide_client.follow.listeners import AppliedVersion
-from springtide_client.follow.memory_limit import DISK_BYTES
+from springtide_client.follow.views import DISK_BYTES
 from springtide_client.format.records import Record
 from springtide_client.model.view import View
 from springtide_client.system.clock import wall_ms

@@ -20,7 +20,7 @@ from springtide.stream.columns import Batch
 from springtide_client.features import Features
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
-from springtide_client.wide.bins import bin_ids, signed_logs
+from springtide_client.wide.fields import bin_ids, signed_logs
 from springtide_client.wide.slots import bin_keys
 
 KEY_COLUMNS = ("features_K", "ids_K", "event_ms_K", "scores_K")

@@ -28,10 +28,9 @@ from springtide.stream.columns import Batch
 from springtide_client.keys import CROSSES
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
-from springtide_client.wide.crosses import row_hashes
 from springtide_client.wide.layout import born_column, born_of
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.slots import Slots, num_crossed, slots_of
+from springtide_client.wide.slots import Slots, num_crossed, row_hashes, slots_of
 
 MAX_CROSSES = 1 << 18  # looked up at once
 FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for its rows

@@ -115,7 +115,7 @@ def _reason(error: OSError) -> str:
 def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
     from springtide.app.version_log.export.snapshot_file import SnapshotFile
     from springtide.app.version_log.read.version_range import RANGE_BYTES, VersionRange
-    from springtide_client.follow.memory_limit import MemoryLimit
+    from springtide_client.follow.views import MemoryLimit
     from springtide_client.model.view import View
 
     base = index.base_before(config.version)

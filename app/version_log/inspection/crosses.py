@@ -11,11 +11,10 @@ from springtide_client.array_types import Float32Array
 from springtide_client.keys import CROSSES, encode_id
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
-from springtide_client.wide.bins import bin_ids, signed_logs, standardize
-from springtide_client.wide.crosses import cross_ids, row_hashes
-from springtide_client.wide.fields import WideFields
+from springtide_client.wide.fields import WideFields, bin_ids, signed_logs, standardize
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT, born_column
 from springtide_client.wide.parameters import PREFIX, WideParameters
+from springtide_client.wide.slots import cross_ids, row_hashes
 
 OF_A_CROSS = [WEIGHT, INFORMATION]
 

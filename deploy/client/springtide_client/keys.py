@@ -23,7 +23,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 # all ids of a feature that are not admitted share the row (feature + SHARED_ROW_OFFSET, id 0); features are below it
 SHARED_ROW_OFFSET = 32768
-# the feature number of the rows of crosses (springtide_client.wide.crosses); features are below it
+# the feature number of the rows of crosses (springtide_client.wide.slots); features are below it
 CROSSES = 32767
 
 

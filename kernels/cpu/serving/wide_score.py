@@ -19,11 +19,10 @@ from springtide.kernels.cpu.wide.score import (
     WEIGHT,
 )
 from springtide_client.array_types import Float32Array, Int64Array
-from springtide_client.wide.bins import Float64Array
-from springtide_client.wide.crosses import CrossSlots
+from springtide_client.wide.fields import Float64Array
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows
-from springtide_client.wide.slots import Slots
+from springtide_client.wide.slots import CrossSlots, Slots
 
 
 class _Samples(NamedTuple):

@@ -1,4 +1,4 @@
-"""Numbers, slots and crosses of samples that are scored, compiled: equal to springtide_client.wide.steps bit by bit."""
+"""Numbers, slots and crosses of samples that are scored, compiled: equal to springtide_client.wide.score bit by bit."""
 
 # N samples, D dense features, X numbers of a sample, F fields, L list features, K keys, S slots, C crosses,
 # W columns of the wide part
@@ -14,10 +14,9 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
-from springtide_client.wide.bins import Float64Array, signed_logs
-from springtide_client.wide.crosses import CrossSlots
+from springtide_client.wide.fields import Float64Array, signed_logs
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.slots import MAX_CROSSED, Slots
+from springtide_client.wide.slots import MAX_CROSSED, CrossSlots, Slots
 
 # what a field is made of, and in a field's line: its kind, its place among those, whether its last elements are crossed
 CATEGORICAL, LIST, DENSE = 0, 1, 2
@@ -26,7 +25,7 @@ ALL_CROSSES = 1 << 62
 
 
 def compiled_numbers(dense_ND: Float32Array, statistics_3D: Float64Array) -> tuple[Float64Array, Int64Array]:
-    """Return standardized numbers (N, X) and bins (N, D), as springtide_client.wide.steps.numbers_and_bins does."""
+    """Return standardized numbers (N, X) and bins (N, D), as springtide_client.wide.score.numbers_and_bins does."""
     x_NX, bins_ND = _numbers(signed_logs(dense_ND), statistics_3D)
     return x_NX, bins_ND
 
@@ -46,7 +45,7 @@ class CompiledSlots:
         ids_K: Int64Array,
         wide_KW: Float32Array,
     ) -> tuple[Slots, CrossSlots]:
-        """Return slots and crosses, as springtide_client.wide.steps.slots_and_crosses does."""
+        """Return slots and crosses, as springtide_client.wide.score.slots_and_crosses does."""
         known, fields_F3 = self._known
         if known is not schema:
             fields_F3 = fields_of(schema)

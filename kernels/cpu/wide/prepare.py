@@ -16,7 +16,7 @@ MAX_COUNT = 1e6  # values that statistics remember
 
 @njit(nogil=True, cache=True)
 def running_numbers(logs_ND: Any, statistics_3D: Any) -> Any:
-    """Return numbers (N, X) as springtide_client.wide.bins.standardize does, by the statistics before each sample.
+    """Return numbers (N, X) as springtide_client.wide.fields.standardize does, by the statistics before each sample.
 
     `statistics_3D` is brought up to date.
     """

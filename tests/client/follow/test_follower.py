@@ -11,9 +11,30 @@ import pytest
 
 from springtide_client.encode import encode_instances
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.follow.follower import Follower
+from springtide_client.follow.follower import TRANSITIONS, Event, Follower, State
 from springtide_client.log.directory import LogDirectory
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_leads_to_live(state: State) -> None:
+    reached = {state}
+    for _ in State:
+        reached |= {new for (old, _), new in TRANSITIONS.items() if old in reached}
+    assert State.LIVE in reached
+
+
+def test_a_follower_that_serves_a_view_never_becomes_empty() -> None:
+    assert {old for (old, _), new in TRANSITIONS.items() if new is State.EMPTY} == {State.EMPTY}
+
+
+def test_only_a_followed_view_can_break() -> None:
+    assert {old for old, event in TRANSITIONS if event is Event.CHAIN_BROKE} == {s for s in State if s.is_followed}
+
+
+def test_a_view_that_caught_up_is_live() -> None:
+    assert {new for (_, event), new in TRANSITIONS.items() if event is Event.CAUGHT_UP} == {State.LIVE}
+
 
 INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1, 2], "last_items": [2]}]
 
@@ -219,7 +240,7 @@ def test_a_base_without_a_model_is_named_in_the_error(follow, make_log) -> None:
 
 
 def test_a_newer_base_replaces_many_changed_rows(follow, make_log, monkeypatch) -> None:
-    monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_ROWS", 100)
+    monkeypatch.setattr("springtide_client.follow.views.REBASE_ROWS", 100)
     log = make_log()
     follower = follow(log)
     settle(follower, log.append({(0, i): row(log, i) for i in range(150)}, [(0, 151)]))
@@ -251,7 +272,7 @@ def test_memory_stays_within_cache_bytes(follow, make_log, tmp_path) -> None:
 
 
 def test_when_memory_and_disk_are_full_the_version_stays_until_a_newer_base(follow, make_log, monkeypatch) -> None:
-    monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_SECONDS", 0.0)
+    monkeypatch.setattr("springtide_client.follow.views.REBASE_SECONDS", 0.0)
     monkeypatch.setattr("springtide_client.follow.follower.RETRY_SECONDS_MAX", 0.0)
     log = make_log()
     follower = follow(log, cache_bytes=32 << 10, disk_bytes=8 << 10)

@@ -140,8 +140,8 @@ def test_a_base_beyond_the_disk_limit_is_refused_with_the_bytes_it_needs(serve, 
 
 
 def test_versions_are_applied_while_a_newer_base_is_downloaded(serve, follow, monkeypatch) -> None:
-    monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_ROWS", 1)
-    monkeypatch.setattr("springtide_client.follow.base_opener.REBASE_SECONDS", 0.0)
+    monkeypatch.setattr("springtide_client.follow.views.REBASE_ROWS", 1)
+    monkeypatch.setattr("springtide_client.follow.views.REBASE_SECONDS", 0.0)
     server = serve()
     log = server.log
     log.append({(0, 1): row(log, 1)})

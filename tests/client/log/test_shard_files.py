@@ -7,7 +7,7 @@ import pytest
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import Record
 from springtide_client.http.http_client import HttpClient
-from springtide_client.http.record_stream import RecordStream
+from springtide_client.http.http_log import RecordStream
 from springtide_client.log.listing import shard_segment_name
 from tests.client.log_server import TOKEN, FaultyLogServer
 from tests.support.team_log import TeamLog

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from springtide_client.encode import encode_instances
 from springtide_client.errors import GapError, LogError
-from springtide_client.follow.memory_limit import MemoryLimit
+from springtide_client.follow.views import MemoryLimit
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View

@@ -7,7 +7,7 @@ from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.encode import encode_instances
 from springtide_client.errors import LogError
-from springtide_client.follow.memory_limit import MemoryLimit
+from springtide_client.follow.views import MemoryLimit
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.inputs import assemble, lookup_keys

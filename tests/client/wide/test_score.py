@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from springtide_client.keys import CROSSES
-from springtide_client.wide.bins import standardize
-from springtide_client.wide.crosses import CrossSlots
+from springtide_client.wide.fields import standardize
 from springtide_client.wide.parameters import PREFIX, WideParameters
 from springtide_client.wide.score import WideRows, score
-from springtide_client.wide.slots import Slots
+from springtide_client.wide.slots import CrossSlots, Slots
 from tests.support.wide_log import columns, parameters_of
 from tests.support.wide_oracle import WideOracle
 

@@ -8,11 +8,19 @@ from springtide_client.features import Features, Ragged
 from springtide_client.keys import GOLDEN, MASK, MISSING_ID, mix64
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.schema import Schema
-from springtide_client.wide.bins import bin_ids, signed_logs, standardize
-from springtide_client.wide.crosses import CROSS_SEED, all_pairs, cross_slots, pairs_to_try, row_hashes
-from springtide_client.wide.fields import WideFields
+from springtide_client.wide.fields import WideFields, bin_ids, signed_logs, standardize
 from springtide_client.wide.layout import born_of, buckets_of, wide_width
-from springtide_client.wide.slots import MAX_CROSSED, bin_keys, num_crossed, slots_of
+from springtide_client.wide.slots import (
+    CROSS_SEED,
+    MAX_CROSSED,
+    all_pairs,
+    bin_keys,
+    cross_slots,
+    num_crossed,
+    pairs_to_try,
+    row_hashes,
+    slots_of,
+)
 
 SCHEMA = Schema(
     labels=("click",),

@@ -9,16 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 
 from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
-from springtide_client.follow.base_opener import BaseOpener
 from springtide_client.follow.listeners import AppliedVersion, Listener, Listeners
-from springtide_client.follow.log_source import LogSource
-from springtide_client.follow.memory_limit import DISK_BYTES, MemoryLimit
-from springtide_client.follow.open_cursors import OpenCursors
-from springtide_client.follow.retired_views import RetiredViews
-from springtide_client.follow.states import TRANSITIONS, Event, State
+from springtide_client.follow.log_source import LogSource, OpenCursors
+from springtide_client.follow.views import DISK_BYTES, BaseOpener, MemoryLimit, RetiredViews
 from springtide_client.format.records import Tip, version_name
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
@@ -26,7 +23,48 @@ from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.search import NumpySearch, SearchFactory
 from springtide_client.system.backoff import Backoff
 from springtide_client.system.clock import wall_ms
-from springtide_client.wide.steps import NUMPY_STEPS, WideSteps
+from springtide_client.wide.score import NUMPY_STEPS, WideSteps
+
+
+class State(Enum):
+    """The version that a follower serves, and its way to a newer one."""
+
+    EMPTY = auto()  # nothing is served; a view of the newest base catches up
+    LIVE = auto()  # the served view follows the log, record by record
+    REBUILDING = auto()  # the same, and a view of a newer base catches up: it needs less memory
+    BROKEN = auto()  # the log does not continue the served view; a view of the newest base has to pass it
+
+    @property
+    def is_followed(self) -> bool:
+        """True when the served view takes the log's next record."""
+        return self in (State.LIVE, State.REBUILDING)
+
+
+class Event(Enum):
+    """An event that changes the state of a follower."""
+
+    BASE_OPENED = auto()  # a view of a base starts to catch up
+    CAUGHT_UP = auto()  # that view is served from now on
+    CHAIN_BROKE = auto()  # the log does not continue the served view
+    REBUILD_FAILED = auto()  # the log does not continue the view that catches up
+    ENDED_AT_SERVED = auto()  # the same, and that view had reached the served version: nothing lies beyond it
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.EMPTY, Event.BASE_OPENED): State.EMPTY,
+    (State.EMPTY, Event.CAUGHT_UP): State.LIVE,
+    (State.LIVE, Event.BASE_OPENED): State.REBUILDING,
+    (State.LIVE, Event.CHAIN_BROKE): State.BROKEN,
+    (State.REBUILDING, Event.CAUGHT_UP): State.LIVE,
+    (State.REBUILDING, Event.CHAIN_BROKE): State.BROKEN,
+    (State.REBUILDING, Event.REBUILD_FAILED): State.LIVE,
+    (State.REBUILDING, Event.ENDED_AT_SERVED): State.LIVE,
+    (State.BROKEN, Event.BASE_OPENED): State.BROKEN,
+    (State.BROKEN, Event.CAUGHT_UP): State.LIVE,
+    (State.BROKEN, Event.REBUILD_FAILED): State.BROKEN,
+    (State.BROKEN, Event.ENDED_AT_SERVED): State.LIVE,
+}
+
 
 # how long one poll may rebuild beside a live view: freshness comes before less memory
 REBUILD_SECONDS = 0.02

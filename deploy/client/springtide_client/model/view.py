@@ -21,8 +21,7 @@ from springtide_client.format.records import Record, Tip, VersionMeta
 from springtide_client.links import value_of
 from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
-from springtide_client.model.model_rows import ModelRows
-from springtide_client.model.view_table import ViewTable
+from springtide_client.model.view_table import ModelRows, ViewTable
 from springtide_client.model.wide_prediction import WidePrediction, predict_wide
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
@@ -36,7 +35,7 @@ from springtide_client.schema import Schema
 from springtide_client.system.switch_interval import short_switch_interval
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.steps import NUMPY_STEPS, WideSteps
+from springtide_client.wide.score import NUMPY_STEPS, WideSteps
 
 if TYPE_CHECKING:
     from springtide_client.model.exported_model import ExportedModel, ModelParameters

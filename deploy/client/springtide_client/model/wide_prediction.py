@@ -9,13 +9,12 @@ import numpy as np
 from springtide_client.array_types import Float32Array, UInt8Array
 from springtide_client.features import Features
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
-from springtide_client.model.model_rows import ModelRows
+from springtide_client.model.view_table import ModelRows
 from springtide_client.schema import Schema
-from springtide_client.wide.bins import Float64Array
+from springtide_client.wide.fields import Float64Array
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.score import WideRows
+from springtide_client.wide.score import WideRows, WideSteps
 from springtide_client.wide.slots import bin_keys
-from springtide_client.wide.steps import WideSteps
 
 
 class WidePrediction(NamedTuple):

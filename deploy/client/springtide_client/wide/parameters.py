@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide_client.array_types import Int64Array
-from springtide_client.wide.bins import Float64Array
-from springtide_client.wide.crosses import pairs_to_try
-from springtide_client.wide.fields import WideFields
+from springtide_client.wide.fields import Float64Array, WideFields
 from springtide_client.wide.layout import NUM_BUCKETS
+from springtide_client.wide.slots import pairs_to_try
 
 PREFIX = "wide."
 MAX_PAIRS = 1024  # that live at first; pairs grow with the square of the fields

@@ -21,8 +21,8 @@ from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
-from springtide_client.wide.crosses import cross_ids, row_hashes
 from springtide_client.wide.layout import born_column, wide_width
+from springtide_client.wide.slots import cross_ids, row_hashes
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 TABLE = TableConfig(dim=4, device_bytes="16MiB")

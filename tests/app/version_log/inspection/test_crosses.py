@@ -21,10 +21,9 @@ from springtide_client.keys import CROSSES, encode_id
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
-from springtide_client.wide.crosses import cross_slots, row_hashes
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.slots import slots_of
+from springtide_client.wide.slots import cross_slots, row_hashes, slots_of
 from tests.support.writer_log import config
 
 CONFIG = """

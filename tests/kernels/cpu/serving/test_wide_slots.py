@@ -9,8 +9,8 @@ from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
 from springtide_client.wide.parameters import WideParameters
+from springtide_client.wide.score import NUMPY_STEPS
 from springtide_client.wide.slots import bin_keys
-from springtide_client.wide.steps import NUMPY_STEPS
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 PLAIN = Schema(labels=("click", "order"), categorical=("user_id", "item_id"))

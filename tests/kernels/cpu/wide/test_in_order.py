@@ -13,13 +13,11 @@ from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, poten
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
-from springtide_client.wide.bins import bin_ids, signed_logs, standardize
-from springtide_client.wide.crosses import cross_ids, cross_slots, row_hashes
-from springtide_client.wide.fields import WideFields
+from springtide_client.wide.fields import WideFields, bin_ids, signed_logs, standardize
 from springtide_client.wide.layout import born_column, born_of, wide_width
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows, score
-from springtide_client.wide.slots import MAX_CROSSED, bin_keys, slots_of
+from springtide_client.wide.slots import MAX_CROSSED, bin_keys, cross_ids, cross_slots, row_hashes, slots_of
 from tests.support.wide_oracle import WideOracle
 
 DIM = 4

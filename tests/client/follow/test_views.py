@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 
 from springtide_client.follow.follower import Follower
-from springtide_client.follow.retired_views import RetiredViews
+from springtide_client.follow.views import RetiredViews
 from springtide_client.log.directory import LogDirectory
 
 
