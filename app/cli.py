@@ -18,8 +18,8 @@ from springtide.app.commands.forget import FORGET
 from springtide.app.commands.train import TRAIN
 from springtide.app.commands.versions import VERSIONS
 from springtide.app.errors import UserError
-from springtide.app.processes.parent_death import die_with_supervisor
-from springtide.app.processes.report_error import report_error
+from springtide.app.processes.signals import die_with_supervisor
+from springtide.app.processes.stderr import report_error
 
 COMMANDS = {  # in the order of --help
     "demo": tools.DEMO,
@@ -102,7 +102,7 @@ def check_command(argv: list[str]) -> list[str]:
 
 def set_up_logging(debug: bool) -> None:
     """Write log events to stderr, one line each."""
-    from springtide.app.processes.log_format import LogFormatter
+    from springtide.app.processes.stderr import LogFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())

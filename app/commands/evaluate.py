@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Report:
     from springtide.app.processes.tuning import tune_process
 
     tune_process()
-    from springtide.app.config.assignments import parse_assignment
+    from springtide.app.config.document import parse_assignment
     from springtide.app.errors import UserError
     from springtide.app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
     from springtide.app.tools.evaluate.passes import evaluate_files

@@ -18,8 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     stopping = stop_on_signals()
     from springtide.app.config.load import load_config
-    from springtide.app.processes.broker_supervisor import BrokerSupervisor
-    from springtide.app.processes.supervisor import ChildSpec, Supervisor
+    from springtide.app.processes.supervisor import BrokerSupervisor, ChildSpec, Supervisor
     from springtide.app.serving.server.address import wait_until_free as wait_for_port
     from springtide.app.version_log.write.epoch import make_log_folder
     from springtide.app.version_log.write.trainer_lock import wait_until_free as wait_for_lock
@@ -58,8 +57,8 @@ def run_compactor(arguments: argparse.Namespace) -> int:
 
     tune_process()
     from springtide.app.config.load import load_config
-    from springtide.app.processes.priority import yield_to_others
     from springtide.app.processes.signals import stop_on_signals
+    from springtide.app.processes.tuning import yield_to_others
     from springtide.app.version_log.compact.compactor import Compactor
 
     yield_to_others()

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> Report | int:
         from springtide.app.training.ranks.launch import take_gpu
 
         take_gpu()
-    from springtide.app.processes.compactor_supervisor import CompactorSupervisor
+    from springtide.app.processes.supervisor import CompactorSupervisor
     from springtide.app.tools.status_text import status_lines
     from springtide.app.training.ranks.ranks import Ranks
     from springtide.app.training.trainer import Trainer
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> Report | int:
 
 def end_rank(error: Exception, ranks: "Ranks", *, debug: bool) -> int:
     """Report a rank's error, unless another rank has reported the same one; return the exit code for the launcher."""
-    from springtide.app.processes.report_error import report_error
+    from springtide.app.processes.stderr import report_error
     from springtide.app.training.ranks.errors import exit_code
 
     if debug:

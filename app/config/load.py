@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from springtide.app.config.assignments import merge_document
-from springtide.app.config.features import FeatureConfig, feature_policies, feature_tables
-from springtide.app.config.schema import SchemaConfig
-from springtide.app.config.unknown_keys import check_keys, has_key, unknown_key_error
+from springtide.app.config.document import check_keys, has_key, merge_document, unknown_key_error
+from springtide.app.config.schema import FeatureConfig, SchemaConfig, feature_policies, feature_tables
 from springtide.app.errors import UserError
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of

@@ -1,18 +1,79 @@
-"""The keys of `[schema]`, and the schema that they and `[features.*]` make."""
+"""The keys of `[schema]` and `[features.*]`: fields and their roles, and what is said of single features."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from springtide.app.config.features import FeatureConfig
-from springtide.app.config.unknown_keys import unknown_key_error
+from springtide.app.config.document import unknown_key_error
 from springtide.app.errors import UserError
+from springtide.embeddings.config import FeaturePolicy, FeatureTable, MinCount, Quota, TableConfig, Ttl
+from springtide.embeddings.optimizer import RowOptimizer
 from springtide_client.schema import Schema
 from springtide_client.system.settings import Settings
 
 Names = tuple[str, ...]
+
+
+class FeatureAdmission(Settings, frozen=True, kw_only=True):
+    """When an id of one feature gets a row."""
+
+    min_count: Annotated[
+        MinCount | None, Meta(description="An id of the feature gets a row when it is seen this many times.")
+    ] = None
+
+
+class FeatureConfig(Settings, frozen=True, kw_only=True):
+    """How long a feature's rows live, how much memory they may take, which ids get one; how its lists are read."""
+
+    max_length: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Longest list: `multi_value` keeps the first elements, `sequence` the last. Default: 50."),
+    ] = None
+    pooling: Annotated[
+        Literal["mean", "sum", "max"] | None,
+        Meta(description="How a `multi_value` list becomes one vector; an empty list gives zeros. Default: mean."),
+    ] = None
+    ttl_seconds: Annotated[
+        Ttl | None,
+        Meta(
+            description="Rows not seen for this long (event time) are deleted. Features that share rows use the "
+            "owner's value."
+        ),
+    ] = None
+    quota_bytes: Annotated[
+        Quota | None,
+        Meta(description="Memory for the feature's rows; beyond it the feature's own rows are evicted first."),
+    ] = None
+    admission: Annotated[
+        FeatureAdmission | None, Meta(description="Which ids get a row. Default: `[table] admission`.")
+    ] = None
+
+    dim: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        Meta(
+            description="Numbers in a row of the feature. Default: `[table] dim`. The net sees the widest: others end "
+            "in zeros."
+        ),
+    ] = None
+    optimizer: Annotated[
+        Mapping[str, Any] | None,
+        Meta(
+            description="Optimizer of the feature's rows. Default: `[table] optimizer`.", extra={"table": RowOptimizer}
+        ),
+    ] = None
+
+    @property
+    def min_count(self) -> int | None:
+        """How often an id must be seen before it gets a row; None: as `[table] admission` says."""
+        return None if self.admission is None else self.admission.min_count
+
+    @property
+    def row_keys(self) -> list[str]:
+        """The keys set here that concern rows: of features that share rows, only the owner may set them."""
+        keys = ("ttl_seconds", "quota_bytes", "admission", "dim", "optimizer")
+        return [key for key in keys if getattr(self, key) is not None]
 
 
 class SchemaConfig(Settings, frozen=True, kw_only=True):
@@ -64,3 +125,55 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
             return replace(schema, max_length=lengths, pooling={n: way for n, way in pooling.items() if way != "mean"})
         except ValueError as error:
             raise UserError(f"[features] {error}") from None
+
+
+def feature_policies(schema: Schema, features: Mapping[str, FeatureConfig]) -> dict[int, FeaturePolicy]:
+    """Return the policies of the features that have one, by feature number; UserError where rows are shared."""
+    policies = {}
+    for name, feature in features.items():
+        if not feature.row_keys:
+            continue
+        if name in schema.share:
+            owner = schema.share[name]
+            raise UserError(
+                f"[features.{name}] {feature.row_keys[0]}: {name} shares the rows of {owner}, "
+                f"so it goes into [features.{owner}]"
+            )
+        policies[schema.number(name)] = FeaturePolicy(
+            ttl_seconds=feature.ttl_seconds, quota_bytes=feature.quota_bytes, min_count=feature.min_count
+        )
+    return policies
+
+
+def feature_tables(
+    schema: Schema, features: Mapping[str, FeatureConfig], table: TableConfig
+) -> dict[str, FeatureTable]:
+    """Return the tables by name, the main one ("") first: features of equal `dim` and optimizer share one.
+
+    {} where there is one table. UserError if the main one would have no id feature left.
+    """
+    wanted: dict[tuple[int, str], list[int]] = {}
+    optimizers: dict[str, Mapping[str, Any] | None] = {"": None}
+    owners = [name for name in schema.features if name not in schema.share]
+    for name in owners:
+        feature = features.get(name, FeatureConfig())
+        optimizer, is_own = feature.optimizer, feature.optimizer is not None and feature.optimizer != table.optimizer
+        key = str(sorted(optimizer.items())) if optimizer is not None and is_own else ""
+        optimizers[key] = optimizer if is_own else None
+        wanted.setdefault((feature.dim or table.dim, key), []).append(schema.number(name))
+    main = wanted.pop((table.dim, ""), [])
+    if not wanted:
+        return {}
+    if not main:
+        dims = sorted({dim for dim, _ in wanted})
+        raise UserError(
+            f"every feature has a [features.*] dim or optimizer of its own, so nothing uses [table] dim = {table.dim}: "
+            f"give [table] the dim ({', '.join(map(str, dims))}) and the optimizer of one of them"
+        )
+    tables = {"": FeatureTable(dim=table.dim, features=tuple(main))}
+    for (dim, key), numbers in sorted(wanted.items(), key=lambda item: (item[0][0], min(item[1]))):
+        own = optimizers[key]
+        name = f"dim{dim}" if own is None else f"dim{dim}-{own.get('name', RowOptimizer().name)}"
+        unique = next(n for n in (name, *(f"{name}-{number}" for number in range(2, 1 << 16))) if n not in tables)
+        tables[unique] = FeatureTable(dim=dim, optimizer=own, features=tuple(sorted(numbers)))
+    return tables

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: handlers that set an event or exit, and handlers that are restored afterwards."""
+"""SIGTERM and Ctrl-C, and the death of a parent: handlers that set an event or exit, and are restored afterwards."""
 
 import os
 import select
@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
+
+from springtide_client.system.parent_death import die_with_parent
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -130,3 +132,21 @@ class StopSignals:
         if self._event.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._event.set()
+
+
+PARENT_VARIABLE = "SPRINGTIDE_PARENT"
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment for a child that calls `die_with_supervisor`."""
+    return dict(os.environ) | {PARENT_VARIABLE: str(os.getpid())}
+
+
+def die_with_supervisor() -> None:
+    """In a supervised child: be sent SIGTERM when the supervisor dies. In any other process: do nothing.
+
+    The variable is removed, so that the child's own children do not inherit it.
+    """
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is not None:
+        die_with_parent(int(parent))

@@ -1,16 +1,26 @@
-"""Supervises child processes: starts them, forwards their output, restarts dead ones with backoff, stops all."""
+"""Supervised children: started, their output forwarded, restarted with backoff when dead, stopped together.
+
+`Supervisor` has subcommands of ours, `BrokerSupervisor` the embedded broker, `CompactorSupervisor` a trainer's
+compactor.
+"""
 
 import logging
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from springtide.app.errors import UserError
-from springtide.app.processes.parent_death import child_environment
+from springtide.app.processes.signals import child_environment
+from springtide.stream.broker.embedded import EmbeddedBroker, find_broker
+from springtide.stream.config import SourceConfig
+from springtide.stream.errors import EmbeddedBrokerError
 from springtide_client.system.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -167,3 +177,74 @@ class Supervisor:
             if not has_exited:
                 logger.warning("%s did not exit in time and was killed", child.spec.name)
         return all(exited)
+
+
+class BrokerSupervisor(AbstractContextManager["BrokerSupervisor"]):
+    """Runs the embedded broker, unless the source names another broker or another process runs the embedded one."""
+
+    def __init__(self, source: SourceConfig, log_path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, clock=clock)
+        is_needed = source.uses_embedded_broker and find_broker(log_path) is None
+        self.broker = EmbeddedBroker(log_path) if is_needed else None
+
+    def __enter__(self) -> "BrokerSupervisor":
+        if self.broker is not None:
+            self.broker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.broker is not None:
+            self.broker.stop()
+
+    def restart_if_dead(self) -> None:
+        """Restart the broker if it is dead and the pause is over. Its topics are lost; readers see that by the ids."""
+        if self.broker is None or self.broker.alive or not self._backoff.is_over:
+            return
+        logger.warning("the embedded broker died and is restarted; its topics are lost")
+        self._backoff.fail()
+        try:
+            self.broker.stop()
+            self.broker.start()
+        except EmbeddedBrokerError as error:
+            logger.warning("the embedded broker does not start: %s", error)
+
+
+CHECK_SECONDS = 0.5
+REFUSED_PAUSE_SECONDS = 10.0  # after the child refused its configuration, which can be corrected meanwhile
+COMPACTOR_STOP_SECONDS = 1.0  # a compaction under way is abandoned; the next compactor starts it again
+TIME_OF_DAY = re.compile(r"\d\d:\d\d:\d\d ")
+
+
+class CompactorSupervisor(AbstractContextManager["CompactorSupervisor"]):
+    """Supervises `springtide compact` from a thread of its own, so that learning never waits for it."""
+
+    def __init__(self, config_path: Path, log_path: Path) -> None:
+        """`log_path`: the trainer's log; the compactor stays with it, whatever is written to the file meanwhile."""
+        spec = ChildSpec("compact", ["compact", "--config", str(config_path), "--log", str(log_path)])
+        self._supervisor = Supervisor([spec], on_line=log_line)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="compactor-supervisor", daemon=True)
+
+    def __enter__(self) -> "CompactorSupervisor":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._supervisor.stop(COMPACTOR_STOP_SECONDS)
+
+    def _supervise(self) -> None:
+        self._supervisor.start()
+        while not self._stopping.wait(CHECK_SECONDS):
+            try:
+                self._supervisor.restart_dead()
+            except UserError as error:
+                logger.warning("the compactor does not start, trying again: %s", error)
+                if not self._stopping.wait(REFUSED_PAUSE_SECONDS):
+                    self._supervisor.start()
+
+
+def log_line(name: str, line: str) -> None:
+    """Log a child's output line; its time of day is dropped, because the event gets one."""
+    logger.info("%s: %s", name, TIME_OF_DAY.sub("", line, count=1))

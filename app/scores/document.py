@@ -15,7 +15,7 @@ from springtide.app.scores.calibration_curve import (
     top_decile_lift,
 )
 from springtide.app.scores.samples import Arrays, LabelSamples, all_samples_of_label
-from springtide.app.scores.segments.histograms import NO_VALUE, SegmentHistograms
+from springtide.app.scores.segments import NO_VALUE, SegmentHistograms
 
 MAX_SHOWN = 20  # values of a feature; the others are one more
 

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.config import ScoresConfig
-from springtide.app.scores.drift.drift import MAX_COLUMNS, next_snapshot, sampling_stride
-from springtide.app.scores.drift.feature_codes import Column, columns_of, feature_codes
+from springtide.app.scores.drift import MAX_COLUMNS, Column, columns_of, feature_codes, next_snapshot, sampling_stride
 from springtide.app.scores.samples import Arrays
-from springtide.app.scores.segments.histograms import BYTES
+from springtide.app.scores.segments import BYTES
 from springtide_client.features import Features
 from springtide_client.schema import Schema
 

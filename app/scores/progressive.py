@@ -11,7 +11,7 @@ import numpy.typing as npt
 from springtide.app.scores.auc import HISTOGRAM_ARRAYS, Float64Array, RocHistogram, exact_groups
 from springtide.app.scores.config import ScoresConfig
 from springtide.app.scores.document import label_scores, segments_document, value_scores
-from springtide.app.scores.drift.drift import WindowDrift
+from springtide.app.scores.drift import WindowDrift
 from springtide.app.scores.plan import IDS, ScoresPlan
 from springtide.app.scores.samples import (
     SAMPLES,
@@ -23,7 +23,7 @@ from springtide.app.scores.samples import (
     samples_of_label,
     with_terms,
 )
-from springtide.app.scores.segments.histograms import NO_VALUE, SegmentHistograms
+from springtide.app.scores.segments import NO_VALUE, SegmentHistograms
 from springtide_client.features import Features
 from springtide_client.schema import Schema
 

@@ -9,15 +9,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from springtide.app.serving.admin import routes as admin
+from springtide.app.serving import admin
 from springtide.app.serving.feed import base_file_routes as base_files
 from springtide.app.serving.feed import log_routes as log
 from springtide.app.serving.feed import snapshot_routes as snapshots
 from springtide.app.serving.feed import version_routes as versions
-from springtide.app.serving.http.access_log import AccessLog
 from springtide.app.serving.http.authorization import Authorizer
 from springtide.app.serving.http.errors import CODES_BY_STATUS, ApiError, internal_error
-from springtide.app.serving.http.middleware import HttpMiddleware
+from springtide.app.serving.http.middleware import AccessLog, HttpMiddleware
 from springtide.app.serving.http.route import RouteTable
 from springtide.app.serving.lookup import routes as lookup
 from springtide.app.serving.lookup.fast_path import FastPath

@@ -7,10 +7,10 @@ from pathlib import Path
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.cache_folder import CacheFolder
 from springtide.app.serving.config import ServeConfig
-from springtide.app.serving.feed.record_cache import RecordCache
-from springtide.app.serving.feed.snapshot_cache import SnapshotCache
-from springtide.app.serving.http.request_limits import RequestLimits
-from springtide.app.serving.http.tokens import Tokens, read_token
+from springtide.app.serving.feed.log_routes import RecordCache
+from springtide.app.serving.feed.snapshot_routes import SnapshotCache
+from springtide.app.serving.http.authorization import Tokens, read_token
+from springtide.app.serving.http.middleware import RequestLimits
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
 from springtide.app.serving.metrics.shared_metrics import WorkerSlot
@@ -19,8 +19,7 @@ from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.ops.scrape import MetricsScraper
-from springtide.app.serving.ops.status import ServerStatusReporter
-from springtide.app.serving.ops.status_history import StatusHistory
+from springtide.app.serving.ops.status import ServerStatusReporter, StatusHistory
 from springtide.app.serving.parts.handlers import RecentViews
 from springtide.app.serving.parts.lookup_batcher import LookupBatcher
 from springtide.app.serving.predict.micro_batcher import MicroBatcher

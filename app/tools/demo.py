@@ -15,8 +15,7 @@ from typing import Any, TextIO
 
 from springtide.app.config.load import Config, load_config
 from springtide.app.errors import UserError
-from springtide.app.processes.broker_supervisor import BrokerSupervisor
-from springtide.app.processes.supervisor import ChildSpec, Supervisor
+from springtide.app.processes.supervisor import BrokerSupervisor, ChildSpec, Supervisor
 from springtide.app.scores.best_auc import read_best_auc
 from springtide.app.tools.status_text import status_line
 from springtide.app.version_log.write.trainer_lock import wait_until_free

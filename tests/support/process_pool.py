@@ -113,7 +113,7 @@ def warm_up() -> None:
     """Import everything and load every kernel that the commands need; leaves no thread behind."""
     import springtide.app.commands.processes
     import springtide.app.commands.train
-    import springtide.app.processes.compactor_supervisor
+    import springtide.app.processes.supervisor
     import springtide.app.serving.server.serve
     import springtide.app.training.ranks.ranks
     import springtide.app.training.trainer

@@ -1,6 +1,8 @@
-"""The route of the log itself: a live stream of version records for followers."""
+"""The route of the log itself: a live stream of version records for followers, from memory or from the log."""
 
 import asyncio
+import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -8,10 +10,8 @@ from typing import Annotated, NamedTuple
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from springtide.app.serving.feed.log_reader import LogReader
-from springtide.app.serving.feed.record_cache import RecordCache
 from springtide.app.serving.http.errors import gone, invalid, refuse_if_fixed
-from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.http.middleware import RequestLimits
 from springtide.app.serving.http.responses import StreamResponse
 from springtide.app.serving.http.route import BINARY, RAW, Routes
 from springtide.app.serving.model.replica import Replica
@@ -21,6 +21,81 @@ from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 from springtide_client.log.shard_choice import ShardChoice
+
+
+class LogReader:
+    """Reads records after a version. `close` may be called during a read: the reading thread then closes the file."""
+
+    def __init__(self, directory: LogDirectory, start: Tip) -> None:
+        self.start = start
+        self._directory = directory
+        self._cursor = directory.follow(start)
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def read(self, tip: Tip, limit_bytes: int) -> list[Record]:
+        """Read about `limit_bytes` of the records after `tip`; raises LogError as LogCursor.read does."""
+        try:
+            with self._lock:
+                if self._is_closed:
+                    return []
+                if self._cursor.tip != tip:  # it fell behind while the client was sent cached records
+                    self._cursor.close()
+                    self._cursor = self._directory.follow(tip)
+                return self._cursor.read(limit_bytes)
+        finally:
+            if self._is_closed:
+                self.close()
+
+    def close(self) -> None:
+        """Close the file, at once or at the end of the read in progress; never blocks."""
+        self._is_closed = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._cursor.close()
+            finally:
+                self._lock.release()
+
+
+MAX_BYTES = 32 << 20
+
+
+class RecordCache:
+    """The newest records by the checksum of their parent, up to `max_bytes`. One thread adds, any thread may read."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+        self._by_parent: OrderedDict[int, Record] = OrderedDict()
+
+    def add(self, record: Record) -> None:
+        """Add a verified record; the oldest ones are dropped when the cache is full.
+
+        One without all its shard records is not kept: each client needs others.
+        """
+        if record.num_left_out:
+            return
+        with self._lock:
+            if (same := self._by_parent.pop(record.parent, None)) is not None:
+                self._num_bytes -= same.num_bytes
+            self._by_parent[record.parent] = record
+            self._num_bytes += record.num_bytes
+            while self._num_bytes > self._max_bytes:
+                _, oldest = self._by_parent.popitem(last=False)
+                self._num_bytes -= oldest.num_bytes
+
+    def after(self, tip: Tip, limit_bytes: int) -> list[Record]:
+        """About `limit_bytes` of the records that follow a version; empty if the first of them is not cached."""
+        found: list[Record] = []
+        with self._lock:
+            while limit_bytes > 0 and (record := self._by_parent.get(tip.checksum)) is not None:
+                if record.number <= tip.number:
+                    break
+                found.append(record)
+                tip, limit_bytes = record.tip, limit_bytes - record.num_bytes
+        return found
+
 
 routes = Routes("The model")
 

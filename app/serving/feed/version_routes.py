@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import gone
-from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.http.middleware import RequestLimits
 from springtide.app.serving.http.responses import json_with_etag
 from springtide.app.serving.http.route import ETAGS, NOT_MODIFIED, Routes
 from springtide.app.serving.model.replica import Replica

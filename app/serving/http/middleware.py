@@ -8,19 +8,83 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from springtide.app.serving.http.access_log import AccessLog
 from springtide.app.serving.http.authorization import Authorizer
 from springtide.app.serving.http.errors import (
     REJECTION_REASONS,
     ApiError,
     bad_request,
     body_too_large,
+    busy,
     internal_error,
+    too_many_requests,
     unsupported_encoding,
 )
 from springtide.app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
-from springtide.app.serving.http.request_limits import RequestLimits
 from springtide.app.serving.metrics.registry import MetricsRegistry
+
+logger = logging.getLogger(__name__)
+
+
+class AccessLog:
+    """Logs an evenly spaced sample of the requests. For the event loop's thread alone."""
+
+    def __init__(self, sample_rate: float) -> None:
+        """`sample_rate` 0.01 logs every hundredth request."""
+        self._sample_rate = sample_rate
+        self._due = 0.0
+
+    def record(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Log a finished request, if it is its turn."""
+        self._due += self._sample_rate
+        if self._due >= 1.0:
+            self._due -= 1.0
+            extra = {"method": method, "route": route, "status": status, "ms": round(seconds * 1000, 3)}
+            logger.info("request", extra=extra)
+
+
+class RequestLimits:
+    """Counts requests in flight and open streams. For the event loop's thread alone."""
+
+    def __init__(self, *, max_in_flight: int, max_streams: int) -> None:
+        self._max_in_flight, self._max_streams = max_in_flight, max_streams
+        self.num_in_flight = self.num_streams = 0
+
+    def begin_request(self) -> None:
+        """Count one more request in flight; ApiError 429 beyond the limit."""
+        if self.num_in_flight >= self._max_in_flight:
+            raise too_many_requests("requests", self._max_in_flight)
+        self.num_in_flight += 1
+
+    def end_request(self) -> None:
+        """The request was answered."""
+        self.num_in_flight -= 1
+
+    def open_stream(self) -> None:
+        """Count one more open stream; ApiError 503 beyond the limit."""
+        if self.num_streams >= self._max_streams:
+            raise busy()
+        self.num_streams += 1
+
+    def close_stream(self) -> None:
+        """The stream ended."""
+        self.num_streams -= 1
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """Return the body; ApiError 413 beyond the limit, ConnectionResetError when the client is gone."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError("the client disconnected before it had sent the whole request")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_bytes:
+            raise body_too_large(max_bytes)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
 
 SINGLETON_HEADERS = (
     b"host",
@@ -29,8 +93,6 @@ SINGLETON_HEADERS = (
     MAX_STALENESS.encode(),
     MIN_VERSION.encode(),
 )
-
-logger = logging.getLogger(__name__)
 
 
 class DirectHandler(Protocol):

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from starlette.types import Scope
 
-from springtide.app.serving.http.access_log import AccessLog
 from springtide.app.serving.http.errors import ApiError
+from springtide.app.serving.http.middleware import AccessLog
 from springtide.app.serving.lookup.batch_lookup import (
     INLINE_IDS,
     LookupOptions,

@@ -6,7 +6,7 @@ from functools import partial
 from starlette.types import Receive, Scope, Send
 
 from springtide.app.serving.bounded_pool import BoundedPool
-from springtide.app.serving.http.request_body import read_body
+from springtide.app.serving.http.middleware import read_body
 from springtide.app.serving.http.route import ARROW, BINARY, JSON, MSGPACK, PRECONDITIONS, RAW, VERSION_HEADER, Route
 from springtide.app.serving.lookup.batch_lookup import (
     LookupOptions,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide.app.processes.priority import take_short_slices
+from springtide.app.processes.tuning import take_short_slices
 from springtide.app.serving.http.errors import not_ready
 from springtide.app.serving.http.preconditions import NO_PRECONDITIONS, VERSION_NOT_REACHED, Preconditions
 from springtide.app.serving.metrics.registry import MetricsRegistry

@@ -2,7 +2,7 @@
 
 import threading
 
-from springtide.app.serving.http.request_limits import RequestLimits
+from springtide.app.serving.http.middleware import RequestLimits
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.shared_metrics import MetricValues, WorkerSlot
 from springtide.app.serving.metrics.trainer_metrics import update_trainer_metrics

@@ -20,7 +20,7 @@ from springtide.app.serving.http.errors import (
     version_not_reached,
     versions_differ,
 )
-from springtide.app.serving.http.request_body import read_body
+from springtide.app.serving.http.middleware import read_body
 from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from springtide.app.processes.priority import take_short_slices
+from springtide.app.processes.tuning import take_short_slices
 from springtide.app.serving.http.errors import ApiError, not_ready, version_gone
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.part import WHOLE, Part

@@ -12,7 +12,7 @@ from pathlib import Path
 from springtide.app.errors import UserError
 from springtide.app.processes.signals import Handler, SignalEvent, handled_signals
 from springtide.app.serving.config import ServeConfig
-from springtide.app.serving.http.tokens import Tokens, load_tokens
+from springtide.app.serving.http.authorization import Tokens, load_tokens
 from springtide.app.serving.metrics.shared_metrics import WorkerSlot
 from springtide.app.serving.server.accept_balancer import AcceptBalancer, ConnectionCounts
 from springtide.app.serving.server.address import bind

@@ -14,9 +14,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from springtide.app.config.assignments import merge_document, parse_assignment
+from springtide.app.config.document import format_toml, merge_document, parse_assignment
 from springtide.app.config.load import DEFAULT_PATH, Config, load_config, read_document
-from springtide.app.config.toml_text import format_toml
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.comparison import Difference, compare, difference_text
 from springtide.app.tools.evaluate.evaluation import Evaluation

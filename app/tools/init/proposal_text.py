@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from springtide.app.config.document import format_toml_key, format_toml_string
 from springtide.app.config.load import Config, load_config
-from springtide.app.config.toml_text import format_toml_key, format_toml_string
 from springtide.app.tools.init.proposal import Proposal
 from springtide.app.tools.init.sampled_rows import SampledRows
 from springtide.stream.columns import RawRecords

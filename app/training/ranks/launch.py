@@ -8,7 +8,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from springtide.app.errors import UserError
-from springtide.app.processes.parent_death import PARENT_VARIABLE
+from springtide.app.processes.signals import PARENT_VARIABLE
 from springtide.app.training.ranks.errors import FINAL_CODES, USER_ERROR_CODE
 
 logger = logging.getLogger(__name__)

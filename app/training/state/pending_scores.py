@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.scores.segments.names import SegmentNames
+from springtide.app.scores.segments import SegmentNames
 from springtide.app.training.step.report import StepReport
 from springtide_client.features import Features, IdStrings
 from springtide_client.format.tensors import Arrays

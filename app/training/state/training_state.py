@@ -10,7 +10,7 @@ import torch
 from springtide.app.errors import UserError
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.scores.segments.names import SegmentNames
+from springtide.app.scores.segments import SegmentNames
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.limit_overrides import LimitOverrides
 from springtide.app.training.state.pending_scores import PendingScores

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from springtide.app.processes.priority import take_short_slices, yield_to_learning
+from springtide.app.processes.tuning import take_short_slices, yield_to_learning
 from springtide.app.version_log.errors import FencedError
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.write.encoder import PendingRecord, RecordEncoder

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from springtide.app.processes.priority import yield_to_learning
+from springtide.app.processes.tuning import yield_to_learning
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.read.exact_state import StateManifest
 from springtide.app.version_log.write.encoder import PendingRecord

@@ -1,5 +1,6 @@
-"""Children are restarted with backoff, their output is forwarded, and none outlives its parent."""
+"""Children are restarted with backoff, their output is forwarded, and none outlives its parent; the compactor too."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from springtide.app.errors import UserError
-from springtide.app.processes.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, Supervisor
+from springtide.app.processes import supervisor
+from springtide.app.processes.supervisor import FIRST_PAUSE_SECONDS, ChildSpec, CompactorSupervisor, Supervisor
 from tests.support.processes import IMPORT_PATH
 from tests.support.waiting import wait_until
 
@@ -87,7 +89,7 @@ def test_children_die_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.M
     child(
         tmp_path,
         "orphan",
-        "import os, signal\nfrom springtide.app.processes.parent_death import die_with_supervisor\n"
+        "import os, signal\nfrom springtide.app.processes.signals import die_with_supervisor\n"
         "die_with_supervisor()\n"
         "print(os.getpid(), flush=True)\nsignal.pause()",
         monkeypatch,
@@ -114,9 +116,23 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_parent_that_is_already_dead_is_noticed() -> None:
-    code = "from springtide.app.processes.parent_death import die_with_supervisor\n"
+    code = "from springtide.app.processes.signals import die_with_supervisor\n"
     code += "die_with_supervisor(); print('still here')"
     environment = dict(os.environ) | {"SPRINGTIDE_PARENT": "999999999", "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == ""
+
+
+def test_a_refused_configuration_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "REFUSED_PAUSE_SECONDS", 0.01)
+    config = tmp_path / "springtide.toml"
+    config.write_text("not valid TOML")
+
+    def num_refusals() -> int:
+        return sum("does not start" in record.getMessage() for record in caplog.records)
+
+    with caplog.at_level(logging.WARNING), CompactorSupervisor(config, tmp_path / "log"):
+        wait_until(lambda: num_refusals() >= 2, "a second start")

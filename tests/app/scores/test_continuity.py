@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from springtide.app.scores.changed_labels import with_labels
 from springtide.app.scores.config import ScoresConfig
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.scores.segments.histograms import BLOCK, BYTES
+from springtide.app.scores.segments import BLOCK, BYTES
 from springtide_client.schema import Schema
-from tests.app.scores.drift.test_drift import features
+from tests.app.scores.test_drift import features
 from tests.app.scores.test_progressive import draw
 
 NUM = BLOCK + 1500

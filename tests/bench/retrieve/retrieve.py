@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from springtide.app.config.load import load_config
-from springtide.app.processes.priority import take_short_slices
+from springtide.app.processes.tuning import take_short_slices
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
 from springtide.app.serving.model.replica import Replica

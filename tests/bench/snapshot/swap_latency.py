@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from springtide.app.config.load import load_config
-from springtide.app.processes.priority import yield_to_others
+from springtide.app.processes.tuning import yield_to_others
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client import HotModel

@@ -1,13 +1,21 @@
+"""The stream of version records, and the records kept in memory for it."""
+
+import contextlib
 import socket
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from springtide.app.serving.feed.log_routes import LogReader, RecordCache
+from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
-from springtide_client.format.records import VersionMeta, encode_pieces, encode_shard_pieces
+from springtide_client.format.records import Record, Tip, VersionMeta, encode_pieces, encode_shard_pieces
 from springtide_client.format.shards import ShardEntry
 from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import mix_keys
+from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import shard_segment_name
 from springtide_client.model.view import View
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange, owners_of
@@ -16,6 +24,64 @@ from tests.support.logs import HandWrittenLog, Tensors
 from tests.support.records import decode_record
 from tests.support.toy_model import TOY_SCHEMA, toy_archive
 from tests.support.waiting import wait_until
+
+
+class SlowCursor:
+    """A read that lasts until `release`; records whether the cursor was closed meanwhile."""
+
+    def __init__(self) -> None:
+        self.reading, self.release = threading.Event(), threading.Event()
+        self.tip, self.num_closed, self.closed_during_read = Tip(1, 1), 0, False
+
+    def read(self, limit_bytes: int) -> list[Record]:
+        self.reading.set()
+        self.release.wait()
+        self.closed_during_read = self.num_closed > 0
+        raise LogError("over")
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def test_a_reader_closed_during_a_read_is_closed_by_the_reading_thread(tmp_path: Path) -> None:
+    reader, cursor = LogReader(LogDirectory(tmp_path), Tip(1, 1)), SlowCursor()
+    reader._cursor = cursor
+
+    def read() -> None:
+        with contextlib.suppress(LogError):
+            reader.read(Tip(1, 1), 1)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    cursor.reading.wait()
+    reader.close()
+    assert cursor.num_closed == 0
+    cursor.release.set()
+    thread.join()
+    assert (cursor.num_closed, cursor.closed_during_read) == (1, False)
+    assert reader.read(Tip(1, 1), 1) == []
+
+
+def make(number: int, parent: int, size: int = 10) -> Record:
+    return Record(epoch=1, number=number, parent=parent, checksum=number * 1000, payload=bytes(size))
+
+
+def test_records_after_a_version_are_given_in_order() -> None:
+    recent = RecordCache()
+    for number in range(1, 6):
+        recent.add(make(number, (number - 1) * 1000))
+    assert [record.number for record in recent.after(Tip(2, 2000), 1 << 20)] == [3, 4, 5]
+    assert [record.number for record in recent.after(Tip(2, 2000), 1)] == [3]
+    assert recent.after(Tip(5, 5000), 1 << 20) == []
+    assert recent.after(Tip(2, 999), 1 << 20) == []  # another version of that number
+
+
+def test_the_oldest_records_are_dropped_and_repeated_records_count_once() -> None:
+    recent = RecordCache(max_bytes=3 * make(1, 0).num_bytes)
+    for number in (1, 2, 2, 3, 4):
+        recent.add(make(number, (number - 1) * 1000))
+    assert recent.after(Tip(0, 0), 1 << 20) == []
+    assert [record.number for record in recent.after(Tip(1, 1000), 1 << 20)] == [2, 3, 4]
 
 
 def test_the_log_stream_has_the_bytes_of_the_segments(world):

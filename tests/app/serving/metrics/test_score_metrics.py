@@ -1,7 +1,7 @@
 import msgspec
 
 from springtide.app.serving.metrics.registry import MetricsRegistry
-from springtide.app.serving.metrics.score_metrics import declare_score_metrics, update_score_metrics
+from springtide.app.serving.metrics.trainer_metrics import declare_score_metrics, update_score_metrics
 from springtide.app.version_log.trainer_status import ScoresStatus, ScoreStatus, TaskStatus
 
 SCORES = msgspec.convert(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.config.assignments import parse_assignment
+from springtide.app.config.document import parse_assignment
 from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.passes import evaluate_files

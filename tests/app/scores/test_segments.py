@@ -7,8 +7,8 @@ from springtide.app.scores.auc import exact_auc
 from springtide.app.scores.config import ScoresConfig
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.scores.samples import with_terms
-from springtide.app.scores.segments.histograms import BLOCK, BYTES, SegmentHistograms
-from tests.app.scores.drift.test_drift import SCHEMA, features
+from springtide.app.scores.segments import BLOCK, BYTES, SegmentHistograms
+from tests.app.scores.test_drift import SCHEMA, features
 from tests.app.scores.test_progressive import draw
 
 

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from springtide.app.scores.config import ScoresConfig
-from springtide.app.scores.drift.drift import WindowDrift, next_snapshot, sampling_stride
-from springtide.app.scores.drift.feature_codes import id_codes, number_codes
-from springtide.app.scores.drift.psi import psi, psi_level
+from springtide.app.scores.drift import (
+    WindowDrift,
+    id_codes,
+    next_snapshot,
+    number_codes,
+    psi,
+    psi_level,
+    sampling_stride,
+)
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID

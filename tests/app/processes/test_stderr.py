@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 
-from springtide.app.processes.log_format import LogFormatter
+from springtide.app.processes.stderr import LogFormatter
 
 
 def line(level: int, **extra: object) -> str:

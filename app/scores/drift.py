@@ -1,18 +1,100 @@
-"""Drift: label rate, score distribution and features of the newest window, compared with an earlier window by PSI.
+"""Drift: the newest samples against an earlier window, by population stability indices of labels, scores, features."""
 
-Features are compared on SAMPLED samples at most of a window, every k-th of the stream.
-"""
-
+# B bins
+# N samples, R of them chosen, D columns
 # L labels, R sampled rows of the window, D columns, B bins
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.scores.drift.feature_codes import ABSENT, MISSING, Codes, Column
-from springtide.app.scores.drift.psi import LEVELS, Level, psi, psi_level
 from springtide.app.scores.samples import Arrays, samples_of_label
+from springtide_client.features import Features
+from springtide_client.keys import MISSING_ID
+from springtide_client.schema import Schema
+
+MODERATE, LARGE = 0.1, 0.25
+# two samples of one distribution differ by (bins - 1) (1/n + 1/m) on average; so many times that is no chance
+CHANCE = 4.0
+
+Level = Literal["none", "moderate", "large"]
+LEVELS: tuple[Level, ...] = ("none", "moderate", "large")
+Counts = npt.NDArray[Any]
+
+
+def psi(reference_B: Counts, recent_B: Counts) -> float | None:
+    """Return the index of two histograms with the same bins; None if one is empty.
+
+    Half a sample is added to each bin that either uses, so that an empty one does not make it infinite.
+    """
+    used_B = (reference_B > 0) | (recent_B > 0)
+    if not reference_B.sum() > 0 or not recent_B.sum() > 0:
+        return None
+    q_B, p_B = reference_B[used_B] + 0.5, recent_B[used_B] + 0.5
+    q_B, p_B = q_B / q_B.sum(), p_B / p_B.sum()
+    return float(((p_B - q_B) * np.log(p_B / q_B)).sum())
+
+
+def psi_level(index: float, reference_B: Counts, recent_B: Counts) -> Level:
+    """Return what an index of these histograms means; one that chance explains means nothing."""
+    num_bins = int(((reference_B > 0) | (recent_B > 0)).sum())
+    chance = (num_bins - 1) * (1 / float(reference_B.sum()) + 1 / float(recent_B.sum()))
+    if index < max(MODERATE, CHANCE * chance):
+        return "none"
+    return "large" if index >= LARGE else "moderate"
+
+
+MISSING, ABSENT = 0, 1  # a missing value; a column that did not exist when the sample was seen
+Codes = npt.NDArray[np.uint32]
+MULTIPLIER = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+class Column(NamedTuple):
+    """One column of codes: of a categorical feature, of a list's values or its length, or of a number."""
+
+    name: str
+    is_number: bool
+
+
+def columns_of(schema: Schema) -> list[Column]:
+    """Return the columns of a schema: categorical, then two for each list, then dense."""
+    columns = [Column(name, False) for name in schema.categorical]
+    for name in schema.lists:
+        columns += [Column(name, False), Column(f"length of {name}", True)]
+    return columns + [Column(name, True) for name in schema.dense]
+
+
+def feature_codes(features: Features, rows_R: npt.NDArray[np.int64], turns_R: npt.NDArray[np.int64]) -> Codes:
+    """Return the codes of the samples `rows_R`, uint32 (R, D).
+
+    Of a list one element stands for all: the one whose turn it is, so that over the samples each counts alike.
+    """
+    parts = [id_codes(features.categorical_NC[rows_R])]
+    for ragged in features.lists:
+        starts_R = ragged.offsets[rows_R]
+        lengths_R = ragged.offsets[rows_R + 1] - starts_R
+        values_R = np.full(len(rows_R), MISSING_ID, np.int64)
+        full = np.flatnonzero(lengths_R)
+        values_R[full] = ragged.ids_M[starts_R[full] + turns_R[full] % lengths_R[full]]
+        parts += [id_codes(values_R[:, None]), number_codes(lengths_R.astype(np.float32)[:, None])]
+    parts.append(number_codes(features.dense_NF[rows_R]))
+    return np.concatenate(parts, axis=1)
+
+
+def id_codes(ids: npt.NDArray[np.int64]) -> Codes:
+    """Return a hash of 16 bits: it does not reveal the id, and few frequent ids share one."""
+    words = ids.view(np.uint64) if ids.flags.c_contiguous else np.ascontiguousarray(ids).view(np.uint64)
+    hashed = ((words ^ (words >> np.uint64(32))) * MULTIPLIER) >> np.uint64(48)
+    return np.where(ids == MISSING_ID, MISSING, hashed % np.uint64(65534) + np.uint64(2)).astype(np.uint32)
+
+
+def number_codes(values: npt.NDArray[np.float32]) -> Codes:
+    """Return codes in the order of the numbers; NaN is MISSING."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    ordered = np.where(bits >> np.uint32(31), ~bits, bits | np.uint32(1 << 31))
+    return np.where(np.isnan(values), np.uint32(MISSING), ordered)
+
 
 SAMPLED = 1024  # rows of a window; PSI of two such samples of one distribution is about 0.02
 MAX_BYTES = 1 << 20  # of the rows of a window: many columns are sampled more thinly

@@ -1,13 +1,16 @@
-"""Scores of the whole run by the values of one feature: histograms for its most frequent values, one for the others."""
+"""Scores by the values of a feature: histograms of scores for each value, and the names of the values."""
 
 # N samples, L labels, S segments and the others after them, B bins
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.auc import ScoreGroups
 from springtide.app.scores.samples import Arrays, all_samples_of_label
+from springtide_client.features import IdStrings
+from springtide_client.keys import MISSING_ID
+from springtide_client.schema import Schema
 
 MAX_LOGIT = 16.0  # logits beyond it share the outermost bins
 BINS_PER_LOGIT = 32
@@ -134,3 +137,34 @@ class SegmentHistograms:
             return np.full(len(ids_N), self.num_segments, np.intp)
         at_N = np.minimum(np.searchsorted(self._sorted_S, ids_N), len(self.ids_S) - 1)
         return np.where(self._sorted_S[at_N] == ids_N, self._order_S[at_N], self.num_segments)
+
+
+MAX_NAMES = 50_000  # of all features; others are shown by their ids
+
+
+class SegmentNames:
+    """Texts by feature and id. After a restart they come again as their values do."""
+
+    def __init__(self, schema: Schema, by: Iterable[str] = ()) -> None:
+        self._numbers = {name: schema.number(name) for name in by}
+        self._names: dict[tuple[int, int], str] = {}
+
+    def add(self, parts: Iterable[IdStrings]) -> None:
+        """Keep the strings of the features that scores are split by."""
+        if not self._numbers:
+            return
+        wanted = set(self._numbers.values())
+        for part in parts:
+            for number, row_id, text in zip(part.features.tolist(), part.ids.tolist(), part.strings, strict=True):
+                if number in wanted and len(self._names) < MAX_NAMES:
+                    self._names[number, row_id] = text
+
+    def name_of(self, feature: str, row_id: int) -> str:
+        """Return the text of a value; a number's digits, also of one whose text is not known."""
+        if row_id == MISSING_ID:
+            return "(missing)"
+        return self._names.get((self._numbers[feature], row_id), str(row_id))
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self._names.clear()

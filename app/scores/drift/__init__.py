@@ -1,1 +1,0 @@
-"""Drift of features, scores and label rate between two windows of a stream."""

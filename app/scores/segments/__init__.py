@@ -1,1 +1,0 @@
-"""Scores by the values of a feature."""

@@ -1,1 +1,0 @@
-"""Admin routes: commands to the trainer."""
