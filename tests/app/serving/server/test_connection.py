@@ -3,7 +3,7 @@ import hmac
 import msgspec
 import pytest
 
-from springtide.app.serving.http import tokens
+from springtide.app.serving.http import authorization as tokens
 from springtide.app.serving.server.connection import MAX_FRAMING_BYTES, ClientTimeouts
 from tests.app.serving.attacked_server import ADMIN, BODIES
 from tests.app.serving.raw_connection import JSON, RAW, error_code, get, request
