@@ -23,6 +23,8 @@ from springtide_client.format.records import CommandEntry, StreamPosition
 
 Result = dict[str, Any]
 
+ROOM_SECONDS = 1.0  # so long a command waits for room in the spill before it is postponed
+
 logger = logging.getLogger(__name__)
 
 
@@ -72,8 +74,7 @@ class CommandExecutor:
     def execute(self) -> None:
         """Execute every pending command. Call it right after a checkpoint: the rows that it evicts need room.
 
-        Of several ranks all have called `claim` before. SpillError if the spill accepts no rows: the remaining commands
-        wait for the next call.
+        Of several ranks all have called `claim` before. While a spill has no room the commands wait for the next call.
         """
         if self._ranks.is_alone:
             self.claim()
@@ -151,7 +152,10 @@ class CommandExecutor:
         if not self._ranks.is_alone:
             own_N = is_own(features_N, ids_N, self._ranks)
             features_N, ids_N = features_N[own_N], ids_N[own_N]
-        self._state.learner.table.forget(features_N, ids_N)
+        table = self._state.learner.table
+        if self._ranks.any_rank(not table.has_room(len(ids_N), ROOM_SECONDS)):
+            raise PostponedError
+        table.forget(features_N, ids_N)
         return {"keys": len(keys)}
 
     def _change_limits(self, body: dict[str, Any]) -> Result:

@@ -20,9 +20,7 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.commands.queue import Command
 from springtide.app.version_log.read.corruption import lost_commands
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.errors import SpillError
 from springtide.stream.source import Source
-from springtide_client.errors import LogError
 from springtide_client.system.clock import wall_ms
 
 logger = logging.getLogger(__name__)
@@ -78,13 +76,9 @@ class TrainingSession:
     def reload(self, log: LogWriter, roll_back: Callable[[Command], None]) -> "TrainingSession":
         """Close this session, and continue from the end of the log as a restart does: memory and spill start empty."""
         self.close()
-        try:
-            session = TrainingSession.load(
-                self._config, log, until_end=self._until_end, roll_back=roll_back, ranks=self.ranks
-            )
-        except SpillError as error:
-            # not a SpillError: that would be retried, with nothing loaded
-            raise LogError(f"the log cannot be loaded: {error}") from error
+        session = TrainingSession.load(
+            self._config, log, until_end=self._until_end, roll_back=roll_back, ranks=self.ranks
+        )
         try:
             session.batches.start(after=self.batches)
         except BaseException:

@@ -20,7 +20,6 @@ from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.recovery.repair import is_corrupt
 from springtide.app.training.recovery.rollback import RollbackController
 from springtide.app.training.session import TrainingSession
-from springtide.app.training.spill_wait import SpillWait
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.status.reporter import TrainerStatusReporter
 from springtide.app.training.status.writer import StatusWriter
@@ -65,7 +64,6 @@ class Trainer:
         self.signals = StopSignals()
         self.decision = LoopDecision((RankVote(),))
         self.corruption = ""  # as a reader of the log has reported it
-        self.spill_wait = SpillWait(self.ranks, self._wait_for_spill)
         self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
         try:
             torch.set_num_threads(config.train.num_threads)
@@ -199,22 +197,35 @@ class Trainer:
     def learn(self, batch: Batch) -> None:
         """1. Make room for the rows that it may evict. 2. Send its dead letters. 3. Learn it; prefetch for the next."""
         has_samples = len(batch) > 0 if self.ranks.is_alone else self.decision.num_rows > 0
-        if has_samples and self.state.learner.needs_checkpoint(batch):
-            while not self.publish():
-                if self.gate.held is not None or self._wait_and_report():
-                    return  # its positions are not passed: the next reader of the log learns it
+        if has_samples and not self._make_room(batch):
+            return  # its positions are not passed: the next reader of the log learns it
         self.dead_letters.send(batch.dead_letters)
         self.reporter.values.add(batch.features)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
-        self.spill_wait.retry(
-            lambda: self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms, has_samples=has_samples)
-        )
+        self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms, has_samples=has_samples)
+
+    def _make_room(self, batch: Batch) -> bool:
+        """Wait until versions and spill can take the rows that a batch may evict; False if it cannot be learned now.
+
+        A lookup that fails all the same ends the process: the next one continues from the log.
+        """
+        learner = self.state.learner
+        if learner.needs_checkpoint(batch):
+            while not self.publish():
+                if self.gate.held is not None or self._wait_and_report():
+                    return False
+        while not learner.has_room(batch, POLL_SECONDS):
+            if self.publisher.is_due(self.session):
+                self.publish()
+            if self.gate.held is not None or self._wait_and_report():
+                return False
+        return True
 
     def execute_commands(self) -> None:
         """Execute all that wait. Call it right after a checkpoint: the rows that they evict find room."""
         if not self.ranks.is_alone:
             self.session.commands.claim()
-        self.spill_wait.retry_on_each(lambda: self.session.commands.execute())
+        self.session.commands.execute()
         session = self.session  # a rollback has replaced it
         if any(erasure not in session.batches.erasures for erasure in session.state.stream.erasures):
             session.restart_source()
@@ -327,18 +338,12 @@ class Trainer:
 
     @property
     def _stall_reason(self) -> str:
-        return self.spill_wait.reason or self.publisher.reason or self.log.stall_reason
+        return self.session.stall_reason() or self.publisher.reason or self.log.stall_reason
 
     def _adopt(self, session: TrainingSession) -> None:
         self._session = session
         self.gate.reset(self.log.last_number, session.state.learner, session.state.samples_trained)
         self.status.stall_reason = session.stall_reason
-
-    def _wait_for_spill(self) -> bool:
-        """Publish and report meanwhile; return True if a rank was asked to stop. All ranks."""
-        if self.publisher.is_due(self.session):
-            self.publish()
-        return self._wait_and_report()
 
     def _wait_and_report(self) -> bool:
         """Wait in the middle of a pass; return True if a rank was asked to stop. All ranks."""

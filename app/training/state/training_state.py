@@ -84,8 +84,6 @@ class TrainingState:
         self._sampled_until = 0
         self._published_step = 0
         self._must_expire = False
-        self._batch_in_progress: Batch | None = None  # the table's clock has moved to it, but it is not learned yet
-        self._clock_before: dict[str, Any] = {}  # of the table, before it moved to that batch
 
     def learn(
         self,
@@ -97,21 +95,17 @@ class TrainingState:
     ) -> None:
         """1. Advance the table's clock. 2. Score and learn. 3. Count the previous step's report. 4. Advance the stream.
 
-        A batch may have no samples. `next_batch`, if it is known, is prefetched. SpillError if the spill accepts no
-        rows: nothing is learned, and the same batch may be tried again. A version published in between has expired the
-        rows that the batch's time expires, and holds the clock from before it, so that it is advanced only once.
-        All ranks learn together; `has_samples`: whether one of them has samples.
+        A batch may have no samples. `next_batch`, if it is known, is prefetched.
+        SpillError if the spill fails: only a new start goes on. All ranks learn together; `has_samples`: whether one of
+        them has samples.
         """
         has_samples = len(batch) > 0 if has_samples is None else has_samples
         # batches without samples depend on how the stream was split, and what is learned must not depend on that
-        if has_samples and batch is not self._batch_in_progress:
-            self._clock_before = self.learner.table.clock_state()
+        if has_samples:
             self.learner.table.advance(self.stream.clock.now_ms, self.samples_trained)
-            self._batch_in_progress = batch
         num_before = self.learner.num_samples
         if has_samples or self.ranks.is_alone:
             report = self.learner.start_step(batch, next_batch)
-            self._batch_in_progress = None
             self.finish_step()  # its report has arrived while this step was prepared
             self._pending_report, self._pending_features = report, batch.features
         if self.ranks.is_alone:
@@ -329,14 +323,13 @@ class TrainingState:
 
     def _trainer_meta(self) -> TrainerMeta:
         stream = self.stream
-        is_clock_ahead = self._batch_in_progress is not None
         return TrainerMeta(
             watermarks={str(partition): event_ms for partition, event_ms in stream.clock.watermarks.items()},
             idle=sorted(map(str, stream.clock.idle)),
             loss=self.loss,
             skipped_steps=self.learner.skipped_steps,
             clipped_steps=self.learner.clipped_steps,
-            table=self._clock_before if is_clock_ahead else self.learner.table.clock_state(),
+            table=self.learner.table.clock_state(),
             limits=self.limits.document(),
             gate=self.gate,
             seeks=self._unpublished.seeks,

@@ -26,7 +26,6 @@ class StepDecision(NamedTuple):
     num_samples_R: list[int]
     are_prepared: bool = False  # every rank has the keys of this batch already
     prefetch: bool = False  # a rank knows its next batch
-    are_tried: bool = False  # every rank has the rows of this batch already, from a try that failed later on
 
     @property
     def num_samples(self) -> int:
@@ -58,11 +57,11 @@ class GlobalBatch:
         self.decision = StepDecision([])
         self.samples: Samples | None = None  # of the newest step
 
-    def vote(self, batch: Batch, *, is_prepared: bool, knows_next: bool, is_tried: bool) -> StepDecision:
+    def vote(self, batch: Batch, *, is_prepared: bool, knows_next: bool) -> StepDecision:
         """Tell the others what this rank has."""
-        numbers = self.exchange.all_gather_numbers([len(batch), is_prepared, knows_next, is_tried])
-        lengths, prepared, known, tried = zip(*numbers, strict=True)
-        self.decision = StepDecision(list(lengths), all(prepared), any(known), all(tried))
+        numbers = self.exchange.all_gather_numbers([len(batch), is_prepared, knows_next])
+        lengths, prepared, known = zip(*numbers, strict=True)
+        self.decision = StepDecision(list(lengths), all(prepared), any(known))
         return self.decision
 
     def seed(self, seed: int, step: int) -> None:

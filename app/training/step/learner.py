@@ -99,7 +99,6 @@ class Learner:
         self.steps = 0
         self.num_samples = 0  # trained, before the next step
         self._next: BatchKeys | None = None  # of the next batch, if it is known
-        self._failed: tuple[Batch, Lookup] | None = None  # a batch to be tried again, and its lookup, still open
         model.train()
 
     @property
@@ -119,6 +118,12 @@ class Learner:
         table = self.table if self.sharded_table is None else self.sharded_table
         return table.needs_checkpoint(self.num_keys(batch))
 
+    def has_room(self, batch: Batch, wait_seconds: float = 0.0) -> bool:
+        """Return True, perhaps after a wait, if the spill can take all rows that this batch may evict."""
+        if self.wide_step is not None and not self.wide_step.has_room(batch, wait_seconds):
+            return False
+        return self.rows.has_room(self.num_keys(batch), wait_seconds)
+
     def num_keys(self, batch: Batch) -> int:
         """Return how many keys a batch has, every occurrence; not those of crosses."""
         return num_keys(batch, wide=self.wide is not None)
@@ -136,8 +141,8 @@ class Learner:
         """1. Look up. 2. Score. 3. Compute gradients and update the rows. 4. Update statistics and the dense net.
 
         `next_batch`: if it is known, its rows are prefetched and its columns copied while this step computes. The
-        returned call waits for the report and is made once. SpillError comes from the lookup, before anything is
-        updated: the same batch may be tried again.
+        returned call waits for the report and is made once. After a SpillError only a new start goes on: `has_room`
+        says before a step whether the spill has room.
 
         Of many ranks all make the call, each with its own batch, which may be empty. They learn what one process
         learns from all batches together, in the order of ranks; the report is of all samples, the same on every rank.
@@ -198,7 +203,6 @@ class Learner:
             batch,
             is_prepared=self._is_prepared(batch),
             knows_next=next_batch is not None and len(next_batch) > 0,
-            is_tried=self._failed is not None and self._is_same(self._failed[0], batch),
         )
         return agreed.num_samples
 
@@ -230,18 +234,16 @@ class Learner:
         with ExitStack() as releases:
             releases.callback(keys.release)
             keys = self.keys.at_table(keys)
-            lookup = self._look_up(keys)
+            lookup = self.rows.lookup(
+                keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
+            )
             transfer = self.device.transfer
             if transfer is None:
                 self._prefetch_next()
                 try:
                     return self._update(keys, lookup)
-                except SpillError:  # of the crosses: nothing is updated
-                    self._failed = keys.batch, lookup
-                    raise
                 finally:
-                    if self._failed is None:
-                        lookup.release()
+                    lookup.release()
             releases.callback(lookup.release)
             # a prefetch reads the table back: after the update it would wait for the whole step, so it runs on a side
             # stream that waits for the lookup only, or for the update if that has evicted rows
@@ -252,22 +254,8 @@ class Learner:
                 self._prefetch_next()
             return outcome
 
-    def _look_up(self, keys: BatchKeys) -> Lookup:
-        """Look up the rows, or return the lookup of this batch's failed try: it is still open.
-
-        A second one would find rows that the first has created, and admission would not count their ids.
-        """
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            if failed[0] is keys.batch if self.global_batch is None else self.global_batch.decision.are_tried:
-                return failed[1]
-            failed[1].release()
-        return self.rows.lookup(
-            keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
-        )
-
     def _prefetch_next(self) -> None:
-        """Start to recall the next batch's rows. Its lookup reports a failure: this batch must not be tried again.
+        """Start to recall the next batch's rows. Its lookup reports a failure.
 
         The current lookup is still pinned: its memory is not given to a stream that does not wait for it.
         """
@@ -377,5 +365,5 @@ class Learner:
         except RuntimeError as error:
             raise ValueError(f"the log holds another net than [model] describes: {error}") from None
         self.update.restore(state)
-        self._next = self._failed = None
+        self._next = None
         self.dense_step = self._dense_step()  # captured graphs refer to the state from before

@@ -8,7 +8,6 @@ row do not overshoot, and of a row that is well known their moves add up.
 """
 
 # N samples, U rows, Q rows of crosses, D dimension, S states, L labels, W columns of the wide part
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ class RanksWideStep(WideStep):
             self.sharded_crosses = ShardedTable([self.crosses], self.exchange, Precision(), seed=0, keeps_columns=True)
             self.crosses_of_all = self.sharded_crosses
         self._rows_before: tuple[Float32Array, Float32Array]  # of a step
-        self._crosses_before: dict[int, RowColumns] = {}  # at their owners, by look-up
+        self._arrays_before: dict[str, npt.NDArray[Any]]
         self._strengths: Strengths
         self._born: np.float32
 
@@ -66,7 +65,7 @@ class RanksWideStep(WideStep):
         arrays = self.part.arrays
         self._strengths = strengths_of(WideArrays(**arrays.named()), int(arrays.pair_is_live_P.sum()))
         self._born = born_of(arrays.num_samples_1)[0]
-        self._crosses_before.clear()
+        self._arrays_before = {name: array.copy() for name, array in arrays.named().items()}
         self._rows_before = before_UD, before_US = lookup.rows_UD.detach().numpy(), lookup.states_US.numpy()
         counts_U = lookup.counts_U.numpy().reshape(-1).astype(np.int64)
         return RowColumns(before_UD.copy(), before_US.copy(), counts_U, NONE, NONE)
@@ -120,8 +119,9 @@ class RanksWideStep(WideStep):
     def _samples_until_choice(self) -> int:
         return 1 << 62
 
-    def _end(self, before: Mapping[str, npt.NDArray[Any]], slots: Slots) -> None:
+    def _end(self, slots: Slots) -> None:
         """Give every rank the arrays of all."""
+        before = self._arrays_before
         num_samples = len(slots.offsets_N1) - 1
         counts_3 = np.array([num_samples, len(slots.rows_S), potential_crosses(slots.num_crossed_NF).sum()], np.float64)
         sums = ArraySums.of(before, self.part.arrays.named(), self._strengths, counts_3)
@@ -140,7 +140,6 @@ class RanksWideStep(WideStep):
         none = torch.zeros(len(added_Q2L), 0)
         ((sums_Q2L, _),) = self.sharded_crosses.sums("crosses", lookup, torch.from_numpy(added_Q2L), none)
         (own,) = lookup.columns_T
-        self._crosses_before[id(lookup)] = own._replace(values_ND=own.values_ND.copy())
         (num_ranks_Q,) = _num_ranks_learning(lookup)
         values_Q2L, strengths = own.values_ND, self._strengths
         held_QL, added_QL = values_Q2L[:, 1::2], sums_Q2L[:, 1::2]
@@ -151,11 +150,6 @@ class RanksWideStep(WideStep):
         values_Q2L[:, 1::2] = information_QL
         values_Q2L[:, ::2] += part_QL * sums_Q2L[:, ::2] / (strengths.cross + information_QL)
         self.crosses.write_rows(lookup.lookups_T[0], values_Q2L, own.states_NS)
-
-    def _restore_crosses(self, lookup: ShardedLookup, columns: RowColumns) -> None:
-        assert self.crosses is not None
-        if (own := self._crosses_before.get(id(lookup))) is not None:
-            self.crosses.write_rows(lookup.lookups_T[0], own.values_ND, own.states_NS)
 
 
 def _num_ranks_learning(lookup: ShardedLookup) -> list[npt.NDArray[np.int64]]:

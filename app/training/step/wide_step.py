@@ -1,8 +1,7 @@
 """The wide part's step: between the net's forward and backward pass it scores and learns a batch, sample by sample."""
 
 # N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from springtide.app.models.losses.loss import Loss, LossGradient
-from springtide.app.models.wide.wide_part import NAME, WidePart
+from springtide.app.models.wide.wide_part import WidePart
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.batch_keys import BatchKeys
 from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks, score
@@ -83,9 +82,14 @@ class WideStep:
 
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if evicted crosses of this batch could overflow the rows that await the next version."""
+        return self.crosses_of_all is not None and self.crosses_of_all.needs_checkpoint(self._max_crosses(batch))
+
+    def has_room(self, batch: Batch, wait_seconds: float) -> bool:
+        """Return True if the spill can take the crosses that this batch may evict."""
         crosses = self.crosses_of_all
-        if crosses is None:
-            return False
+        return crosses is None or crosses.has_room(self._max_crosses(batch), wait_seconds)
+
+    def _max_crosses(self, batch: Batch) -> int:
         arrays = self.part.arrays
         most = len(batch) * len(arrays.live_pairs)
         if self.schema.lists:
@@ -94,17 +98,16 @@ class WideStep:
             # of one sample, over all samples; no BLAS product, whose threads would spin for 20 ms afterwards
             counts_FF = np.einsum("nf,ng->fg", counts_NF, counts_NF, optimize=False)
             most = int(counts_FF[pairs_P2[:, 0], pairs_P2[:, 1]].sum())
-        return crosses.needs_checkpoint(most)
+        return most
 
     def of_batch(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
         """Return the step of one batch, whose rows are looked up."""
         return lambda net_NL: self._learn(keys, lookup, net_NL)
 
     def _learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Score and learn; rows are written back at the end. SpillError: everything is as before."""
+        """Score and learn; rows are written back at the end."""
         assert keys.numbers is not None
         arrays, batch = self.part.arrays, keys.batch
-        before = {name: array.copy() for name, array in arrays.named().items()}
         slots = slots_of(self.schema, batch.features).at(lookup.unique.inverse_K)
         rows = self._read_rows(lookup)
         wide_UW = np.ascontiguousarray(rows.states_NS[:, self.columns_from :])
@@ -124,19 +127,11 @@ class WideStep:
             wide_UW,
             rows.counts_N,
         )
-        crossed: list[tuple[Any, RowColumns]] = []
-        try:
-            self._learn_in_ranges(keys, wide_batch, slots, found, arrays, crossed, logits_NL, errors_NL)
-        except BaseException:
-            for name, array in before.items():
-                getattr(arrays, name)[...] = array
-            for cross_lookup, columns in reversed(crossed):
-                self._restore_crosses(cross_lookup, columns)
-                cross_lookup.release()
-            raise
+        crossed: list[Any] = []
+        self._learn_in_ranges(keys, wide_batch, slots, found, arrays, crossed, logits_NL, errors_NL)
         logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
-        self.num_crosses = sum(len(cross_lookup.unique.ids_U) for cross_lookup, _ in crossed)
-        for cross_lookup, _ in crossed:
+        self.num_crosses = sum(len(cross_lookup.unique.ids_U) for cross_lookup in crossed)
+        for cross_lookup in crossed:
             assert self.crosses_of_all is not None
             self.crosses_of_all.touch(cross_lookup)
         arrays.number_statistics_3D[...] = keys.numbers.after_3D
@@ -145,7 +140,7 @@ class WideStep:
         if self.steps_rows:
             states_US[:, 0] = squares_U
         self._write_rows(lookup, rows.values_ND, states_US)
-        self._end(before, slots)
+        self._end(slots)
         return logits_NL.astype(np.float32), errors_NL
 
     def _learn_in_ranges(
@@ -155,13 +150,13 @@ class WideStep:
         slots: Slots,
         found: "_Rows",
         arrays: WideParameters,
-        crossed: list[tuple[Any, RowColumns]],
+        crossed: list[Any],
         logits_NL: npt.NDArray[np.float64],
         errors_NL: Float32Array,
     ) -> None:
         """Learn a part of the batch after the other: as far as one look-up of crosses reaches, or to the next choice.
 
-        `crossed` gets the look-ups of crosses and what their rows were before.
+        `crossed` gets the look-ups of crosses.
         """
         potential_N, kernel_arrays = potential_crosses(slots.num_crossed_NF), WideArrays(**arrays.named())
         lr, start, num_samples = FACTORIZATION_RATE * self.table.step_lr, 0, len(slots.offsets_N1) - 1
@@ -183,7 +178,7 @@ class WideStep:
             if is_crossed:
                 samples_C = np.repeat(np.arange(start, stop), np.diff(offsets_R1))
                 lookup, columns = self._look_up(keys, ids_C, samples_C)
-                crossed.append((lookup, columns))
+                crossed.append(lookup)
                 weights_Q2L = columns.values_ND.copy()
                 rows_C = lookup.unique.inverse_K
             crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
@@ -209,8 +204,8 @@ class WideStep:
     def _samples_until_choice(self) -> int:
         return self.part.samples_until_choice()
 
-    def _end(self, before: Mapping[str, npt.NDArray[Any]], slots: Slots) -> None:
-        """Called when a batch is learned, with the arrays from before it."""
+    def _end(self, slots: Slots) -> None:
+        """Called when a batch is learned."""
 
     def _look_up(
         self, keys: BatchKeys, ids_C: npt.NDArray[np.int64], samples_C: npt.NDArray[np.int64]
@@ -230,9 +225,6 @@ class WideStep:
     def _write_crosses(self, lookup: Any, columns: RowColumns, weights_Q2L: Float32Array) -> None:
         assert self.crosses is not None
         self.crosses.write_rows(lookup, weights_Q2L, columns.states_NS)
-
-    def _restore_crosses(self, lookup: Any, columns: RowColumns) -> None:
-        self._write_crosses(lookup, columns, columns.values_ND)
 
 
 class _Rows(NamedTuple):
@@ -281,20 +273,11 @@ def learn_offset(
     """Score with the net, learn the wide part with its logits as offset, then update rows and net.
 
     The wide part learns the logistic loss of every label from 0 to 1, whatever the `loss` is: the net learns that of
-    the final score, to which the wide part is a constant. SpillError: everything is as before, the random numbers of a
-    dropout too, and the batch's ids are not counted. `global_batch`: of many ranks' batches, which may be empty.
+    the final score, to which the wide part is a constant. `global_batch`: of many ranks' batches, which may be empty.
     """
     loss = loss or Loss((), model)
-    random = torch.get_rng_state()
-    statistics = {name: buffer.clone() for name, buffer in model.named_buffers() if not name.startswith(f"{NAME}.")}
     net_NL = score(model, inputs, bfloat16=bfloat16) if len(labels_NL) else torch.zeros_like(labels_NL)
-    try:
-        logits, errors = step(np.ascontiguousarray(net_NL.detach().numpy()))
-    except BaseException:
-        for name, before in statistics.items():
-            model.get_buffer(name).copy_(before)
-        torch.set_rng_state(random)
-        raise
+    logits, errors = step(np.ascontiguousarray(net_NL.detach().numpy()))
     logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
     update.zero_grad()
     gradient = LossGradient(errors_NL, labels_NL.sum(), weights_N.sum())  # without samples

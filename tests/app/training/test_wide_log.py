@@ -9,10 +9,8 @@ from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
 from springtide.app.training.bootstrap import load_state, state_without_log
 from springtide.app.training.device.device import resolve_device
-from springtide.app.training.step.wide_step import WideStep
 from springtide.app.version_log.verify.verify import verify
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.errors import SpillError
 from springtide_client.keys import CROSSES
 from springtide_client.log.directory import LogDirectory
 from tests.app.training.random_clicks import make_batch
@@ -103,49 +101,6 @@ def test_a_trainer_that_starts_again_continues_bit_by_bit(tmp_path):
     assert arrays["wide.pair_is_live_P"].sum() == 4
     report = verify(LogDirectory(parts.config.log.path))
     assert not report.errors
-
-
-def test_a_version_cut_while_a_batch_waits_for_its_crosses_has_none_of_its_counts(tmp_path, monkeypatch):
-    edits = ("dim = 4", 'dim = 4\nadmission = { min_count = 2, sketch_bytes = "64KiB" }')
-    whole = Log(tmp_path / "whole", edits)
-    arrays, rows, logits = whole.learn(0, 4)
-    parts = Log(tmp_path / "parts", edits)
-    parts.learn(0, 2)
-    config, looked_up = parts.config, WideStep._look_up
-    for is_killed in (True, False):
-        with LogWriter.open(config.log, schema=config.schema) as log:
-            state = load_state(config, log)
-            monkeypatch.setattr(WideStep, "_look_up", _full)
-            batch, version = make_batch(2, 200), []
-            for _ in range(2):
-                with pytest.raises(SpillError):
-                    state.learn(batch)
-                version = state.checkpoint(created_ms=1, complete_until_ms=1)
-                log.append(*version)
-            assert "sketch.block" not in version[1]
-            monkeypatch.setattr(WideStep, "_look_up", looked_up)
-            if not is_killed:
-                state.learn(batch, next_batch=make_batch(3, 200))
-                log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
-            log.sync()
-            state.learner.table.close()
-    more, more_rows, last = parts.learn(3, 4)
-    np.testing.assert_array_equal(logits[-1], last[-1])
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, more[name], err_msg=name)
-    assert {key: rows[key] for key in more_rows} == more_rows
-    sketches = []
-    for log in (whole, parts):
-        with LogWriter.open(log.config.log, schema=log.config.schema) as writer:
-            table = load_state(log.config, writer).learner.table
-            sketches.append(table.tables[""].parts.admission.read_all())
-            table.close()
-    assert sketches[0].any()
-    np.testing.assert_array_equal(*sketches)
-
-
-def _full(*_):
-    raise SpillError("full")
 
 
 def test_on_a_device_the_wide_part_is_refused_with_what_to_do(tmp_path, monkeypatch):

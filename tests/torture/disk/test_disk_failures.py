@@ -172,7 +172,7 @@ def limited_spills(running: RunningTrainer) -> Callable[[int], None]:
     return limit
 
 
-def test_a_full_spill_pauses_learning_within_the_batch(running: RunningTrainer) -> None:
+def test_a_full_spill_pauses_learning_before_the_batch(running: RunningTrainer) -> None:
     limit = limited_spills(running)
     limit(1 << 12)
     running.produce(3_000)

@@ -11,7 +11,6 @@ from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.queue import submit_command
 from springtide.app.version_log.commands.status import command_status
 from springtide.app.version_log.trainer_status import PartitionStatus
-from springtide.embeddings.errors import SpillError
 from springtide.stream.positions import Partition
 from tests.app.training.ranks.thread_trainers import on_trainers, running_ranks
 from tests.app.training.trainer_env import expected_counts, published, records
@@ -168,7 +167,7 @@ def test_a_stop_that_ends_the_wait_for_a_checkpoint_leaves_the_batch_to_the_next
     assert env.counts() == expected_counts(600)
 
 
-def test_an_erasure_that_the_spill_of_one_rank_refuses_is_left_to_the_next_start(env):
+def test_an_erasure_waits_for_room_in_the_spill_of_every_rank_if_need_be_until_the_next_start(env):
     env.produce(370)
     on_trainers(env, 2, until_end=True)
     path = env.config.log.path
@@ -176,12 +175,12 @@ def test_an_erasure_that_the_spill_of_one_rank_refuses_is_left_to_the_next_start
     forget = submit_command(path, "forget", {"keys": keys})
 
     def run(trainer: Trainer):
-        def refuse(*_) -> None:
+        def refuse(*_) -> bool:
             trainer.stop()
-            raise SpillError("full")
+            return False
 
         if not trainer.ranks.is_first:
-            trainer.state.learner.table.forget = refuse
+            trainer.state.learner.table.has_room = refuse
         return trainer.run()
 
     on_trainers(env, 2, run)

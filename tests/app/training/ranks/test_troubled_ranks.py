@@ -11,7 +11,6 @@ from springtide.app.training.ranks.errors import FinalError
 from springtide.app.training.ranks.ranks import launch_name
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.read.corruption import report_corruption
-from springtide.embeddings.errors import SpillError
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.errors import StreamError
 from springtide_client.log.directory import LogDirectory
@@ -51,19 +50,17 @@ def test_the_status_says_whose_spill_is_full_and_the_ranks_go_on_agreeing(topic)
     passes = [0, 0]
 
     def run(trainer: Trainer):
-        rank, table, agree = trainer.ranks.rank, trainer.state.learner.sharded_table.tables[0], trainer.vote
-        lookup = table.lookup
+        rank, table, vote = trainer.ranks.rank, trainer.state.learner.sharded_table.tables[0], trainer.vote
 
-        def refuse(*arguments, **options):
-            if rank == 1 and not has_room.is_set():
-                raise SpillError("the spill is full")
-            return lookup(*arguments, **options)
+        def is_full() -> bool:
+            return rank == 1 and not has_room.is_set()
 
         def count(**facts):
             passes[rank] += 1
-            return agree(**facts)
+            return vote(**facts)
 
-        table.lookup, trainer.vote = refuse, count
+        table.has_room, trainer.vote = lambda *_: not is_full(), count
+        trainer.state.learner.table.stall_reason = lambda: "the spill is full" if is_full() else ""
         return trainer.run()
 
     thread, ended = run_beside(env, run)

@@ -12,7 +12,6 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.state.unpublished import sample_times
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.errors import SpillError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, UNKNOWN, View
 from tests.app.training.configs import NET_ALONE, make_config
@@ -133,42 +132,6 @@ def test_segments_and_drift_of_an_interrupted_run_resume_bitwise(tmp_path):
     assert len(details["segments"]["user_id"]) == 5  # four values and the others
     end(state, log)
     end(whole, whole_log)
-
-
-def test_a_version_published_while_the_spill_rejects_a_batch_resumes_bitwise(tmp_path, monkeypatch):
-    config = make_config(tmp_path / "whole", "24KiB", POLICIES, LFU)
-    whole_log = LogWriter.open(config.log, schema=config.schema)
-    whole = load_state(config, whole_log)
-    learn(whole, whole_log, range(24))
-
-    config = make_config(tmp_path / "interrupted", "24KiB", POLICIES, LFU)
-    log = LogWriter.open(config.log, schema=config.schema)
-    state = load_state(config, log)
-    learn(state, log, range(16))
-    batch = make_batch(16)
-    with monkeypatch.context() as patched:
-        patched.setattr(state.learner.table.rows, "lookup", refuse)
-        for _ in range(2):
-            with pytest.raises(SpillError):
-                state.learn(batch)
-            log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
-    end(state, log)
-    log = LogWriter.open(config.log, schema=config.schema)
-    state = load_state(config, log)
-    learn(state, log, range(16, 24))
-    assert_same(snapshot(state), snapshot(whole))
-    ours, theirs = state.meta(0), whole.meta(0)
-    assert (ours.expiry_cutoffs, ours.sketch_age, ours.trainer) == (
-        theirs.expiry_cutoffs,
-        theirs.sketch_age,
-        theirs.trainer,
-    )
-    end(state, log)
-    end(whole, whole_log)
-
-
-def refuse(*_: object, **__: object) -> None:
-    raise SpillError("the disk is full")
 
 
 def test_mapping_a_base_frees_the_spill_and_changes_no_row(tmp_path):

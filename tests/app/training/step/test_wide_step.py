@@ -3,7 +3,6 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
@@ -14,7 +13,6 @@ from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
-from springtide.embeddings.errors import SpillError
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
 from springtide.stream.columns import Batch
@@ -141,34 +139,6 @@ def test_without_crosses_none_are_made():
     learner.step(make_batch(1, 100))
     assert list(learner.table.tables) == [""]
     assert not (learner.table.export().features == CROSSES).any()
-
-
-def test_a_batch_that_the_spill_refuses_may_be_tried_again(monkeypatch):
-    tried, plain = make_learner(), make_learner()
-    for learner in (tried, plain):
-        learner.step(make_batch(0, 64))
-    crosses = tried.table.tables["crosses"]
-    lookup, calls = crosses.lookup, []
-
-    def failing(features_K, *args, **kwargs):
-        calls.append(1)
-        if len(calls) == 2:
-            raise SpillError("full")
-        return lookup(features_K, *args, **kwargs)
-
-    batch = make_batch(1, 600)
-    monkeypatch.setattr(crosses, "lookup", failing)
-    monkeypatch.setattr("springtide.app.training.step.wide_step.MAX_CROSSES", 500)
-    tried.model.register_forward_pre_hook(lambda *_: torch.rand(1) and None)  # as a dropout does
-    random = torch.get_rng_state()
-    with pytest.raises(SpillError):
-        tried.step(batch)
-    assert torch.equal(torch.get_rng_state(), random)
-    np.testing.assert_array_equal(tried.step(batch).logits_NL, plain.step(batch).logits_NL)
-    mine, theirs = tried.dense_arrays(), plain.dense_arrays()
-    for name in mine:
-        if name.startswith("wide."):
-            np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
 
 
 def test_an_enormous_weight_is_survived():
