@@ -6,22 +6,17 @@ the last one of a stream, is learned without a graph.
 
 # N samples, S sequence features, T longest sequence, D dimension
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from springtide.app.training.device.graph_capture import GraphCapture
-from springtide.app.training.step.dense_step import (
-    NUM_ROW_INPUTS,
-    DeviceStep,
-    StepOutcome,
-    backward_into_rows,
-    row_inputs_by_name,
-)
+from springtide.app.training.step.learning_step import LearningStep, LossObjective, StepColumns, StepOutcome
 from springtide_client.model.inputs import ModelInputs
 
+NUM_ROW_INPUTS = 3  # of a model's inputs: categorical, pooled, sequence
 MAX_GRAPHS = 6  # each keeps the memory of a step
 WARMUP_RUNS = 3
 
@@ -38,86 +33,57 @@ class GraphOutput(NamedTuple):
 class CapturedStep(NamedTuple):
     """A captured step and the tensors that it reads and writes."""
 
-    inputs: ModelInputs
-    labels_NL: Tensor
-    weights_N: Tensor
-    groups_NG: Tensor | None
+    columns: StepColumns
     output: GraphOutput
     replay: Callable[[], None]
 
 
 class CudaGraphStep:
-    """A DeviceStep that replays full batches; its outcome is valid until the next call."""
+    """Replays a step of full batches, always of one objective; its outcome is valid until the next call."""
 
-    def __init__(self, step: DeviceStep, capture: GraphCapture, batch_size: int) -> None:
+    def __init__(self, step: LearningStep, capture: GraphCapture, batch_size: int) -> None:
         self.step, self.capture, self.batch_size = step, capture, batch_size
         self.num_replays = 0
         self._graphs: dict[Any, CapturedStep | None] = {}  # by shape; None: it cannot be captured
 
-    def __call__(
-        self,
-        inputs: ModelInputs,
-        labels_NL: Tensor,
-        weights_N: Tensor,
-        *,
-        bfloat16: bool,
-        groups_NG: Tensor | None = None,
-    ) -> StepOutcome:
-        captured = self._graph_for(inputs, labels_NL, weights_N, groups_NG, bfloat16=bfloat16)
+    def __call__(self, objective: LossObjective, columns: StepColumns, *, bfloat16: bool) -> StepOutcome:
+        captured = self._graph_for(objective, columns, bfloat16=bfloat16)
         if captured is None:
-            return self.step(inputs, labels_NL, weights_N, bfloat16=bfloat16, groups_NG=groups_NG)
-        copy_into_static(captured.inputs, inputs)
-        captured.labels_NL.copy_(labels_NL)
-        captured.weights_N.copy_(weights_N)
-        if captured.groups_NG is not None:
-            assert groups_NG is not None
-            captured.groups_NG.copy_(groups_NG)
+            return self.step(objective, columns, bfloat16=bfloat16)
+        copy_into_static(captured.columns, columns)
         captured.replay()
         self.num_replays += 1
-        longest = inputs.sequence.shape[2]
+        longest = columns.inputs.sequence.shape[2]
         grads = [g if g is None or g.dim() < 4 else g[:, :, :longest] for g in captured.output.grads]
-        backward_into_rows(inputs, grads)
+        backward_into_rows(columns.inputs, grads)
         return captured.output.outcome
 
-    def _graph_for(
-        self,
-        inputs: ModelInputs,
-        labels_NL: Tensor,
-        weights_N: Tensor,
-        groups_NG: Tensor | None,
-        *,
-        bfloat16: bool,
-    ) -> CapturedStep | None:
-        if len(labels_NL) != self.batch_size:
+    def _graph_for(self, objective: LossObjective, columns: StepColumns, *, bfloat16: bool) -> CapturedStep | None:
+        if len(columns.labels_NL) != self.batch_size:
             return None
+        inputs = columns.inputs
         longest = padded_length(inputs.sequence.shape[2])
         key = (longest, bfloat16, self.step.update.form, tuple(rows.requires_grad for rows in inputs[:NUM_ROW_INPUTS]))
         if key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 return None
-            self._graphs[key] = self._capture(inputs, labels_NL, weights_N, groups_NG, longest, bfloat16=bfloat16)
+            self._graphs[key] = self._capture(objective, columns, longest, bfloat16=bfloat16)
         return self._graphs[key]
 
     def _capture(
-        self,
-        inputs: ModelInputs,
-        labels_NL: Tensor,
-        weights_N: Tensor,
-        groups_NG: Tensor | None,
-        longest: int,
-        *,
-        bfloat16: bool,
+        self, objective: LossObjective, columns: StepColumns, longest: int, *, bfloat16: bool
     ) -> CapturedStep | None:
-        static = static_inputs(inputs, longest)
-        copy_into_static(static, inputs)
-        labels, weights = labels_NL.clone(), weights_N.clone()
-        groups = None if groups_NG is None else groups_NG.clone()
-        leaves = static[:NUM_ROW_INPUTS]
+        static = StepColumns(
+            static_inputs(columns.inputs, longest),
+            *(None if column is None else torch.zeros_like(column) for column in columns[1:]),  # type: ignore[arg-type]
+        )
+        copy_into_static(static, columns)
+        leaves = static.inputs[:NUM_ROW_INPUTS]
 
         def work() -> GraphOutput:
             for leaf in leaves:
                 leaf.grad = None
-            outcome = self.step.learn(static, labels, weights, bfloat16=bfloat16, groups_NG=groups)
+            outcome = self.step(objective, static, bfloat16=bfloat16)
             return GraphOutput(outcome, [leaf.grad for leaf in leaves])
 
         updated = self._updated_tensors()
@@ -132,7 +98,7 @@ class CudaGraphStep:
             with torch.no_grad():
                 for tensor, old in zip(updated, before, strict=True):
                     tensor.copy_(old)
-        return CapturedStep(static, labels, weights, groups, output, replay)
+        return CapturedStep(static, output, replay)
 
     def _updated_tensors(self) -> list[Tensor]:
         """Return everything that a step updates: parameters, statistics, optimizer state, averages."""
@@ -150,18 +116,27 @@ def static_inputs(inputs: ModelInputs, longest: int) -> ModelInputs:
     num, num_sequences, _, dim = inputs.sequence.shape
     shapes = {"sequence": (num, num_sequences, longest, dim)}
     static = {name: tensor.new_zeros(shapes.get(name, tensor.shape)) for name, tensor in inputs._asdict().items()}
-    leaves = zip(static.values(), inputs[:NUM_ROW_INPUTS], strict=False)
-    return ModelInputs(
-        **static | row_inputs_by_name([leaf.requires_grad_(rows.requires_grad) for leaf, rows in leaves])
-    )
+    for rows, leaf in zip(inputs[:NUM_ROW_INPUTS], static.values(), strict=False):
+        leaf.requires_grad_(rows.requires_grad)
+    return ModelInputs(**static)
 
 
-def copy_into_static(static: ModelInputs, inputs: ModelInputs) -> None:
+def copy_into_static(static: StepColumns, columns: StepColumns) -> None:
     """Copy a batch, with zeros after its sequences."""
     with torch.no_grad():
-        for name, to, tensor in zip(ModelInputs._fields, static, inputs, strict=True):
+        for name, to, tensor in zip(ModelInputs._fields, static.inputs, columns.inputs, strict=True):
             if name == "sequence":
                 to[:, :, : tensor.shape[2]].copy_(tensor)
                 to[:, :, tensor.shape[2] :].zero_()
             else:
                 to.copy_(tensor)
+        for to_column, column in zip(static[1:], columns[1:], strict=True):
+            if isinstance(to_column, Tensor) and isinstance(column, Tensor):
+                to_column.copy_(column)
+
+
+def backward_into_rows(inputs: ModelInputs, grads: Sequence[Tensor | None]) -> None:
+    """Continue the backward pass from the row inputs to the table's rows."""
+    pairs = [(rows, g) for rows, g in zip(inputs, grads, strict=False) if rows.requires_grad and g is not None]
+    if pairs:
+        torch.autograd.backward([rows for rows, _ in pairs], [g for _, g in pairs])

@@ -4,7 +4,7 @@
 import functools
 import operator
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -46,39 +46,78 @@ class Samples(NamedTuple):
     logits_NL: Tensor
 
 
-class GlobalBatch:
+class Gradients(NamedTuple):
+    """What a backward pass leaves; of many ranks, the samples and sums of all."""
+
+    samples: Samples
+    loss: Tensor
+    weight: Tensor
+    norm: Tensor  # of the dense net's gradients
+
+
+class LocalBatch:
+    """The batch of a process that learns alone, and the interface of a GlobalBatch."""
+
+    def __init__(self, update: NetUpdate) -> None:
+        """`update`: of the net."""
+        self.update = update
+        self.rank = 0
+        self.decision = StepDecision([])
+        self.samples: Samples | None = None  # of the newest step, if others than this process's are among them
+
+    def vote(self, batch: Batch, *, is_prepared: bool, knows_next: bool) -> StepDecision:
+        """Tell the others what this rank has."""
+        self.decision = StepDecision([len(batch)], is_prepared, knows_next)
+        return self.decision
+
+    def seed(self, seed: int, step: int) -> None:
+        """Give torch random numbers of this rank's and this step's own, for dropout: so a step can be repeated."""
+
+    def all_gather(self, rows_NX: Tensor) -> Tensor:
+        """Return the rows of all ranks' samples, from this rank's."""
+        return rows_NX
+
+    def reduce(self, samples: Samples, loss: Tensor, weight: Tensor) -> Gradients:
+        """After the backward pass: join the samples of all ranks, and add up their sums and gradients."""
+        return Gradients(samples, loss, weight, self.update.gradient_norm())
+
+    def require_same(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        """ShardError unless every rank has the same bits in these."""
+
+
+class GlobalBatch(LocalBatch):
     """The batches of all ranks as one, in the order of ranks. Every rank makes the same calls in the same order."""
 
     def __init__(self, exchange: Exchange, model: nn.Module, precision: Precision, update: NetUpdate) -> None:
         """`update`: of the net. What it gathers over several batches is summed over the ranks when it is applied."""
-        self.exchange, self.model, self.update = exchange, model, update
+        super().__init__(update)
+        self.exchange, self.model, self.rank = exchange, model, exchange.rank
         update.gathered.share(self._merge, is_first=exchange.rank == 0)
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision.dense]
-        self.decision = StepDecision([])
-        self.samples: Samples | None = None  # of the newest step
 
     def vote(self, batch: Batch, *, is_prepared: bool, knows_next: bool) -> StepDecision:
-        """Tell the others what this rank has."""
         numbers = self.exchange.all_gather_numbers([len(batch), is_prepared, knows_next])
         lengths, prepared, known = zip(*numbers, strict=True)
         self.decision = StepDecision(list(lengths), all(prepared), any(known))
         return self.decision
 
     def seed(self, seed: int, step: int) -> None:
-        """Give torch random numbers of this rank's and this step's own, for dropout: so a step can be repeated."""
         torch.manual_seed(((seed * 0x9E3779B1 + step) * self.exchange.num_ranks + self.exchange.rank) % 2**63)
 
     def all_gather(self, rows_NX: Tensor) -> Tensor:
-        """Return the rows of all ranks' samples, from this rank's."""
         return self.exchange.all_gather("samples", rows_NX.contiguous(), self.decision.num_samples_R)
 
-    def exchange_samples(self, dense_NF: Tensor, labels_NL: Tensor, weights_N: Tensor, logits_NL: Tensor) -> Samples:
-        """Return the columns of all ranks' samples, and keep them in `samples`."""
-        columns = [dense_NF, labels_NL, weights_N[:, None], logits_NL.detach()]
+    def reduce(self, samples: Samples, loss: Tensor, weight: Tensor) -> Gradients:
+        loss, weight, norm = self.all_reduce(loss, weight)
+        self.samples = self.join(samples)
+        return Gradients(self.samples, loss.detach(), weight, norm)
+
+    def join(self, samples: Samples) -> Samples:
+        """Return the columns of all ranks' samples."""
+        columns = [samples.dense_NF, samples.labels_NL, samples.weights_N[:, None], samples.logits_NL]
         together = self.all_gather(torch.cat(columns, dim=1).float())
         parts = [part.contiguous() for part in torch.split(together, [column.shape[1] for column in columns], dim=1)]
-        self.samples = Samples(parts[0], parts[1], parts[2][:, 0], parts[3])
-        return self.samples
+        return Samples(parts[0], parts[1], parts[2][:, 0], parts[3])
 
     def all_reduce(self, loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Make the parameters' gradients those of all ranks; return the sums of loss and weight, and the norm.
@@ -147,9 +186,8 @@ class GlobalBatch:
         ]
         return [bool(together[place // WORD_BITS] >> place % WORD_BITS & 1) for place in range(len(facts))]
 
-    def require_same(self, tensors: Mapping[str, Tensor]) -> None:
-        """ShardError unless every rank has the same bits in these."""
-        checksums = [numbers[0] for numbers in self.exchange.all_gather_numbers([checksum_of(tensors)])]
+    def require_same(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        checksums = [numbers[0] for numbers in self.exchange.all_gather_numbers([checksum_of(tensors())])]
         different = [rank for rank, one in enumerate(checksums) if one != checksums[0]]
         if different:
             raise ShardError(

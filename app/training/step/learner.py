@@ -21,12 +21,19 @@ from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.assembly import assemble_tensors
 from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
 from springtide.app.training.step.cuda_graphs import CudaGraphStep
-from springtide.app.training.step.dense_step import DenseStep, DeviceStep, HostStep, StepOutcome
-from springtide.app.training.step.global_batch import GlobalBatch, without_samples
+from springtide.app.training.step.global_batch import GlobalBatch, LocalBatch, without_samples
+from springtide.app.training.step.learning_step import (
+    LearningStep,
+    LossObjective,
+    OffsetObjective,
+    Step,
+    StepColumns,
+    StepOutcome,
+    TwoTowerObjective,
+)
 from springtide.app.training.step.report import StepReport, fetch_outcome, fetch_samples, report_of
-from springtide.app.training.step.retrieval_step import RetrievalStep
 from springtide.app.training.step.wide_ranks import RanksWideStep
-from springtide.app.training.step.wide_step import WideStep, learn_offset
+from springtide.app.training.step.wide_step import WideStep
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import Lookup, StepTable
@@ -80,7 +87,7 @@ class Learner:
             item_column=model.item_column if isinstance(model, TwoTower) else None,
         )
         self.sharded_table: ShardedTable | None = None
-        self.global_batch: GlobalBatch | None = None
+        self.global_batch = LocalBatch(self.update)
         if exchange is not None and not exchange.is_alone:
             self._require_learnable_by_many()
             precision = precision or Precision()
@@ -88,11 +95,11 @@ class Learner:
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
             self.global_batch = GlobalBatch(exchange, self.model, precision, self.update)
         self.wide_step = self._wide_step(schema)
-        self.retrieval_step = (
-            RetrievalStep(model, self.update, self.global_batch) if isinstance(model, TwoTower) else None
-        )
         self.loss = Loss(losses, self.model)
-        self.dense_step: DenseStep = self._dense_step()
+        self.objective = LossObjective(self.model, self.loss)
+        if isinstance(model, TwoTower):
+            self.objective = TwoTowerObjective(model, self.global_batch)
+        self.learning_step: Step = self._learning_step()
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
         self.clipped_steps = 0  # of the dense net
         self.gradient_norm: float | None = None  # of the newest batch's mean gradient, of the dense net
@@ -147,35 +154,31 @@ class Learner:
         Of many ranks all make the call, each with its own batch, which may be empty. They learn what one process
         learns from all batches together, in the order of ranks; the report is of all samples, the same on every rank.
         """
-        num_samples = self._agree(batch, next_batch)
+        decision = self.global_batch.vote(
+            batch,
+            is_prepared=self._is_prepared(batch),
+            knows_next=next_batch is not None and len(next_batch) > 0,
+        )
+        num_samples = decision.num_samples
         if num_samples == 0:
             empty = StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N)
             return lambda: empty
         torch.set_num_threads(self.config.threads_for(num_samples))
         keys = self._take_prepared(batch)
-        if self.global_batch is not None and self.global_batch.decision.prefetch:
+        if decision.prefetch:
             next_batch = without_samples(batch) if next_batch is None else next_batch
-        if next_batch is not None and (
-            len(next_batch) if self.global_batch is None else self.global_batch.decision.prefetch
-        ):
             self._next = self.keys.prepare(next_batch, None if keys.numbers is None else keys.numbers.after_3D)
         num_trained = self.num_samples + num_samples
         self.update.begin_batch(num_samples, num_trained)
         if self.update.schedule.rows:
             self.table.lr_factor = self.update.schedule.factor(num_trained)
-        if self.global_batch is not None:
-            self.global_batch.seed(self.config.seed, self.steps)
+        self.global_batch.seed(self.config.seed, self.steps)
         outcome = self._train(keys)
         self.update.end_batch()
         self.steps, self.num_samples = self.steps + 1, num_trained
         fetch = fetch_outcome(outcome, self.device.transfer)
-        num_before, samples = 0, None
-        if self.global_batch is not None:
-            num_before, samples = (
-                self.global_batch.decision.num_before(self.global_batch.exchange.rank),
-                self.global_batch.samples,
-            )
-        fetch_labels = fetch_samples(batch, samples, self.device.transfer)
+        num_before = decision.num_before(self.global_batch.rank)
+        fetch_labels = fetch_samples(batch, self.global_batch.samples, self.device.transfer)
 
         def wait() -> StepReport:
             report = report_of(*fetch_labels(), fetch(), num_before)
@@ -192,23 +195,11 @@ class Learner:
 
     def require_same_net(self) -> None:
         """ShardError unless every rank has the same net, and the same state of its optimizer, bit by bit. All ranks."""
-        if self.global_batch is not None:
-            self.global_batch.require_same(self.dense_tensors() | self.state_tensors())
-
-    def _agree(self, batch: Batch, next_batch: Batch | None) -> int:
-        """Return how many samples all ranks learn now."""
-        if self.global_batch is None:
-            return len(batch)
-        agreed = self.global_batch.vote(
-            batch,
-            is_prepared=self._is_prepared(batch),
-            knows_next=next_batch is not None and len(next_batch) > 0,
-        )
-        return agreed.num_samples
+        self.global_batch.require_same(lambda: self.dense_tensors() | self.state_tensors())
 
     def _is_same(self, first: Batch, second: Batch) -> bool:
         """Return True if these are one batch: without samples, which only one of many ranks learns, any are."""
-        return first is second or (self.global_batch is not None and not len(first) and not len(second))
+        return first is second or not (len(first) or len(second))
 
     def _is_prepared(self, batch: Batch) -> bool:
         """Return True if the previous step prepared the keys of this batch."""
@@ -217,9 +208,8 @@ class Learner:
 
     def _take_prepared(self, batch: Batch) -> BatchKeys:
         """Return the keys that the previous step prepared, or prepare them if it expected another batch."""
-        is_prepared = self._is_prepared(batch) if self.global_batch is None else self.global_batch.decision.are_prepared
         keys, self._next = self._next, None
-        if keys is not None and is_prepared:
+        if keys is not None and self.global_batch.decision.are_prepared:
             return keys
         if keys is not None:
             keys.release()
@@ -285,32 +275,18 @@ class Learner:
         groups = self.loss.groups_of(batch.features)
         groups_NG = None if groups is None else torch.from_numpy(groups).to(self.device.device)
         use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+        item_ids_N = None
+        if isinstance(self.model, TwoTower):
+            item_ids_N = torch.from_numpy(self.keys.item_ids(batch)) if columns is None else columns["item_ids"]
+        objective = self.objective
         if self.wide_step is not None:
-            step = self.wide_step.of_batch(keys, lookup)
-            outcome = learn_offset(
-                self.model,
-                self.update,
-                inputs,
-                labels_NL,
-                weights_N,
-                step,
-                bfloat16=use_bfloat16,
-                loss=self.loss,
-                groups_NG=groups_NG,
-                global_batch=self.global_batch,
-            )
-            if self.sharded_table is not None:
-                self.sharded_table.update(lookup)
-            elif not lookup.released:  # the net gives rows no gradients: count them all the same
-                self.table.rows.touch(lookup)
-            return outcome
-        if self.retrieval_step is not None:
-            ids_N = torch.from_numpy(self.keys.item_ids(batch)) if columns is None else columns["item_ids"]
-            outcome = self.retrieval_step(inputs, labels_NL, weights_N, ids_N, bfloat16=use_bfloat16)
-        else:
-            outcome = self.dense_step(inputs, labels_NL, weights_N, bfloat16=use_bfloat16, groups_NG=groups_NG)
+            objective = OffsetObjective(self.model, self.loss, self.wide_step.of_batch(keys, lookup))
+        step_columns = StepColumns(inputs, labels_NL, weights_N, groups_NG, item_ids_N)
+        outcome = self.learning_step(objective, step_columns, bfloat16=use_bfloat16)
         if self.sharded_table is not None:
             self.sharded_table.update(lookup)
+        elif self.wide_step is not None and not lookup.released:
+            self.table.rows.touch(lookup)  # the net gives rows no gradients: count them all the same
         return outcome
 
     def _require_learnable_by_many(self) -> None:
@@ -325,12 +301,11 @@ class Learner:
             return WideStep(self.wide, self.table, schema)
         return RanksWideStep(self.wide, self.table, schema, self.sharded_table)
 
-    def _dense_step(self) -> DenseStep:
-        if self.device.transfer is None:
-            return HostStep(self.model, self.update, self.loss, self.global_batch)
-        step = DeviceStep(self.model, self.update, loss=self.loss, global_batch=self.global_batch)
-        capture = self.device.graph_capture
-        return step if capture is None else CudaGraphStep(step, capture, self.config.batch_size)
+    def _learning_step(self) -> Step:
+        step, capture = LearningStep(self.model, self.update, self.global_batch), self.device.graph_capture
+        if capture is None or isinstance(self.model, TwoTower):
+            return step
+        return CudaGraphStep(step, capture, self.config.batch_size)
 
     def dense_arrays(self) -> Arrays:
         """Return all parameters and buffers by name, copied."""
@@ -366,4 +341,4 @@ class Learner:
             raise ValueError(f"the log holds another net than [model] describes: {error}") from None
         self.update.restore(state)
         self._next = None
-        self.dense_step = self._dense_step()  # captured graphs refer to the state from before
+        self.learning_step = self._learning_step()  # captured graphs refer to the state from before

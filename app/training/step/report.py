@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from springtide.app.training.device.transfer_stream import TransferStream
-from springtide.app.training.step.dense_step import StepOutcome
 from springtide.app.training.step.global_batch import Samples
+from springtide.app.training.step.learning_step import StepOutcome
 from springtide.stream.columns import Batch
 
 

@@ -1,19 +1,14 @@
 """The wide part's step: between the net's forward and backward pass it scores and learns a batch, sample by sample."""
 
 # N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
 
-from springtide.app.models.losses.loss import Loss, LossGradient
 from springtide.app.models.wide.wide_part import WidePart
-from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.batch_keys import BatchKeys
-from springtide.app.training.step.dense_step import StepOutcome, observe, over_ranks, score
-from springtide.app.training.step.global_batch import GlobalBatch, Samples
+from springtide.app.training.step.learning_step import OffsetStep
 from springtide.app.version_log.change.design import CROSSES_TABLE
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.lookup.handle import Lookup
@@ -25,7 +20,6 @@ from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, poten
 from springtide.kernels.types import RowColumns
 from springtide.stream.columns import Batch
 from springtide_client.keys import CROSSES
-from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_column, born_of
 from springtide_client.wide.parameters import WideParameters
@@ -36,14 +30,6 @@ FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for
 FACTORIZATION_EPS = 0.05
 
 Float32Array = npt.NDArray[np.float32]
-
-
-class OffsetStep(Protocol):
-    """Scores and learns a batch, given the net's logits (N, L) as offset."""
-
-    def __call__(self, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Return logits, and the loss's derivatives by the net's logits, both float32 (N, L)."""
-        ...
 
 
 class WideStep:
@@ -255,39 +241,3 @@ class _Rows(NamedTuple):
         samples_before_U = np.zeros_like(first_U) if born_together else first_U
         born_U[is_new_U] = born_of(int(arrays.num_samples_1[0]) + samples_before_U[is_new_U])
         return _Rows(usable_from_U, row_hashes(unique.features_U.astype(np.int64), unique.ids_U, born_U))
-
-
-def learn_offset(
-    model: nn.Module,
-    update: NetUpdate,
-    inputs: ModelInputs,
-    labels_NL: Tensor,
-    weights_N: Tensor,
-    step: OffsetStep,
-    *,
-    bfloat16: bool,
-    loss: Loss | None = None,
-    groups_NG: Tensor | None = None,
-    global_batch: GlobalBatch | None = None,
-) -> StepOutcome:
-    """Score with the net, learn the wide part with its logits as offset, then update rows and net.
-
-    The wide part learns the logistic loss of every label from 0 to 1, whatever the `loss` is: the net learns that of
-    the final score, to which the wide part is a constant. `global_batch`: of many ranks' batches, which may be empty.
-    """
-    loss = loss or Loss((), model)
-    net_NL = score(model, inputs, bfloat16=bfloat16) if len(labels_NL) else torch.zeros_like(labels_NL)
-    logits, errors = step(np.ascontiguousarray(net_NL.detach().numpy()))
-    logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
-    update.zero_grad()
-    gradient = LossGradient(errors_NL, labels_NL.sum(), weights_N.sum())  # without samples
-    if len(labels_NL):
-        gradient = loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
-        net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
-    samples = Samples(inputs.dense, labels_NL, weights_N, logits_NL)
-    samples, loss_sum, weight, norm = over_ranks(samples, gradient.loss, gradient.weight, update, global_batch)
-    skipped = ~torch.isfinite(norm)
-    if not skipped:
-        observe(model, samples)
-    applied = update.apply(weight, norm, skipped)
-    return StepOutcome(samples.logits_NL, loss_sum, weight, skipped, *applied)

@@ -25,8 +25,8 @@ from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.device.device import TrainDevice, resolve_device
 from springtide.app.training.device.graph_capture import capture_cuda_graph
 from springtide.app.training.step.cuda_graphs import CudaGraphStep
-from springtide.app.training.step.dense_step import DeviceStep
 from springtide.app.training.step.learner import Learner
+from springtide.app.training.step.learning_step import LearningStep, LossObjective
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.table import EmbeddingTable
@@ -149,8 +149,9 @@ class Bench:
         learner = Learner(model, table, TrainConfig(batch_size=batch_size), SCHEMA, device=device, exchange=exchange)
         if switches is not None:
             net = torch.compile(learner.model) if switches.compiled else learner.model
-            step = DeviceStep(learner.model, learner.update, net, union=learner.union)
-            learner.dense_step = CudaGraphStep(step, machine.capture, batch_size) if switches.capture else step
+            learner.objective = LossObjective(learner.model, net=net)
+            step = LearningStep(learner.model, learner.update, learner.global_batch)
+            learner.learning_step = CudaGraphStep(step, machine.capture, batch_size) if switches.capture else step
         return learner
 
     def check(self, dim: int, batches: Sequence[Batch], switches: Switches) -> None:
@@ -218,7 +219,7 @@ def learn(learner: Learner, batches: Sequence[Batch], *, ahead: bool) -> float:
 @contextmanager
 def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[float]]) -> Iterator[None]:
     """Time the stages of a learner's steps by wrapping the functions that they call."""
-    dense_step = learner.dense_step
+    learning_step = learner.learning_step
     stages = {"keys and copy": (learner.keys, "prepare"), "look-up": (learner.table.rows, "lookup")}
     stages |= {"rows": (learner.table.rows, "gather_slice"), "row updates": (learner.table.rows, "update")}
 
@@ -236,12 +237,12 @@ def watched(learner: Learner, wait: Callable[[], None], seconds: dict[str, list[
     try:
         for stage, (owner, name) in stages.items():
             setattr(owner, name, watch(stage, getattr(owner, name)))
-        learner.dense_step = watch("dense net, row updates included", dense_step)
+        learner.learning_step = watch("dense net, row updates included", learning_step)
         yield
     finally:
         for owner, name in stages.values():
             delattr(owner, name)
-        learner.dense_step = dense_step
+        learner.learning_step = learning_step
 
 
 def run(bench: Bench, steps: Sequence[Switches]) -> list[Case]:

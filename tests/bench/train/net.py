@@ -5,6 +5,7 @@ C++ compiler, and prints how long it takes to compile each size of batch.
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import Tensor
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.app.training.step.dense_step import DeviceStep
 from springtide.app.training.step.learner import Learner
+from springtide.app.training.step.learning_step import LearningStep, LossObjective, StepColumns
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
 from springtide.stream.columns import Batch
@@ -81,7 +82,8 @@ def compare_compiled(size: int, repeats: int, steps: int) -> Case:
     for name in ("compiled", "plain"):
         net = build_model(MODEL, SPEC, seed=0)
         update = NetUpdate(net, TrainConfig(batch_size=size))
-        step = DeviceStep(net, update, torch.compile(net) if name == "compiled" else net)
+        objective = LossObjective(net, net=torch.compile(net) if name == "compiled" else net)
+        step = partial(LearningStep(net, update), objective)
         runs[name] = partial(run_steps, step, inputs, labels_N1, ones_N, steps)
         began = time.perf_counter()
         run_steps(step, inputs, labels_N1, ones_N, 1)
@@ -98,11 +100,11 @@ def prepared(size: int) -> tuple[ModelInputs, Tensor, Tensor]:
     return inputs, (torch.rand(size, 1) < 0.3).float(), torch.ones(size)
 
 
-def run_steps(step: DeviceStep, inputs: ModelInputs, labels_N1: Tensor, ones_N: Tensor, num: int) -> None:
+def run_steps(step: Callable[..., object], inputs: ModelInputs, labels_N1: Tensor, ones_N: Tensor, num: int) -> None:
     """Take dense steps in bfloat16."""
     for _ in range(num):
         inputs.categorical.grad = None
-        step(inputs, labels_N1, ones_N, bfloat16=True)
+        step(StepColumns(inputs, labels_N1, ones_N), bfloat16=True)
 
 
 def main() -> None:

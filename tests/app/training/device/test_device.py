@@ -19,6 +19,7 @@ from springtide.app.training.device.device import TrainDevice, resolve_device
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
 from springtide.app.training.step.learner import Learner
+from springtide.app.training.step.learning_step import StepColumns
 from springtide.app.training.step.report import StepReport
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.config import FeaturePolicy, TableConfig
@@ -167,7 +168,7 @@ def test_cuda_graphs_do_not_change_what_is_learned(batches) -> None:
     for mine, other in zip(learned(graphed, batches), learned(host, batches), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
     assert_same(graphed, host, rtol=1e-4, atol=1e-5)
-    step = graphed.dense_step
+    step = graphed.learning_step
     assert isinstance(step, CudaGraphStep)
     assert step.num_replays == sum(len(batch) == BATCH_SIZE for batch in batches)  # the odd ones ran without
 
@@ -182,7 +183,7 @@ def test_every_shape_has_its_graph_up_to_a_limit() -> None:
     graphed = learner_on(TrainDevice(torch.device("cpu"), EmulatedTransferStream(run_inline=True), capture))
     learned(graphed, [make_batch(number) for number in range(4)])
     assert len(captured) == 1  # sequences of up to 3 are padded to 4
-    step = graphed.dense_step
+    step = graphed.learning_step
     assert isinstance(step, CudaGraphStep)
     spec = ModelSpec.of(SCHEMA, TABLE.dim)
     for longest in range(1, 200, 3):
@@ -194,7 +195,8 @@ def test_every_shape_has_its_graph_up_to_a_limit() -> None:
             torch.zeros(BATCH_SIZE, spec.num_dense),
         ]
         rows = ModelInputs(*[x.requires_grad_(n < 3) for n, x in enumerate(inputs)])
-        step(rows, torch.zeros(BATCH_SIZE, 1), torch.ones(BATCH_SIZE), bfloat16=False)
+        columns = StepColumns(rows, torch.zeros(BATCH_SIZE, 1), torch.ones(BATCH_SIZE))
+        step(graphed.objective, columns, bfloat16=False)
     assert len(captured) == MAX_GRAPHS
     assert [padded_length(longest) for longest in (1, 2, 3, 4, 5, 64)] == [1, 2, 4, 4, 8, 64]
 

@@ -11,7 +11,7 @@ from springtide.app.models.interface import DenseModel, ModelSpec, ParameterGrou
 from springtide.app.training.config import TrainConfig
 from springtide.app.training.optimization.averages import PART_OF_SAMPLES
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.app.training.step.dense_step import DeviceStep, HostStep, StepOutcome
+from springtide.app.training.step.learning_step import LearningStep, LossObjective, StepColumns, StepOutcome
 from springtide_client.model.inputs import ModelInputs
 from tests.app.training.random_clicks import SCHEMA
 
@@ -46,20 +46,20 @@ class Batches:
                 self.weights[-1].fill_(3e38)
 
 
-def learn(step, update: NetUpdate, batches: Batches, numbers: range, *, bfloat16=False) -> list[StepOutcome]:
-    outcomes = []
+def learn(net: Net, update: NetUpdate, batches: Batches, numbers: range, *, bfloat16=False) -> list[StepOutcome]:
+    step, objective, outcomes = LearningStep(net, update), LossObjective(net), []
     for number in numbers:
         update.begin_batch(SIZES[number], sum(SIZES[: number + 1]))
-        data = batches.inputs[number], batches.labels[number], batches.weights[number]
-        outcomes.append(step(*data, bfloat16=bfloat16))
+        columns = StepColumns(batches.inputs[number], batches.labels[number], batches.weights[number])
+        outcomes.append(step(objective, columns, bfloat16=bfloat16))
         update.end_batch()
     return outcomes
 
 
-def learned(settings: dict[str, Any], batches: Batches, kind=HostStep, **more) -> tuple[Net, NetUpdate, list]:
+def learned(settings: dict[str, Any], batches: Batches, *, on_device=False, **more) -> tuple[Net, NetUpdate, list]:
     net = Net()
-    update = NetUpdate(net, TrainConfig(**settings), on_device=kind is DeviceStep)
-    return net, update, learn(kind(net, update), update, batches, range(len(SIZES)), **more)
+    update = NetUpdate(net, TrainConfig(**settings), on_device=on_device)
+    return net, update, learn(net, update, batches, range(len(SIZES)), **more)
 
 
 def loss_of(net: nn.Module, batches: Batches, number: int) -> Tensor:
@@ -150,7 +150,7 @@ def test_a_batch_alone_that_is_not_finite_is_no_step_when_all_of_an_accumulation
         weights.fill_(3e38)
     net, update = Net(), None
     update = NetUpdate(net, TrainConfig(**ADAM, accumulate_batches=2))
-    learn(HostStep(net, update), update, batches, range(2))
+    learn(net, update, batches, range(2))
     assert_equal(net, Net())
     assert not update.optimizer.state
 
@@ -199,12 +199,12 @@ class GroupedNet(Net):
         return [slow, ParameterGroup([*last.parameters()], weight_decay_factor=2.0)]
 
 
-@pytest.mark.parametrize("kind", [HostStep, DeviceStep])
-def test_a_models_groups_have_factors_of_their_own(kind) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_models_groups_have_factors_of_their_own(on_device) -> None:
     settings = {"optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.3}, "lr_schedule": {"warmup_samples": 99}}
     batches, plain, net = Batches(), GroupedNet(), GroupedNet()
-    update = NetUpdate(net, TrainConfig(**settings), on_device=kind is DeviceStep)
-    learn(kind(net, update), update, batches, range(4))
+    update = NetUpdate(net, TrainConfig(**settings), on_device=on_device)
+    learn(net, update, batches, range(4))
     first, norm, _, last = plain.layers
     groups = [
         {"params": first.parameters(), "weight_decay": 0.3},
@@ -273,7 +273,7 @@ OPTIMIZERS = [
 def test_a_device_learns_what_the_host_learns(more, optimizer, broken) -> None:
     settings, batches = {"optimizer": optimizer} | more, Batches(broken=broken)
     host, on_host, outcomes = learned(settings, batches)
-    device, on_device, others = learned(settings, batches, DeviceStep)
+    device, on_device, others = learned(settings, batches, on_device=True)
     for mine, theirs in zip(device.parameters(), host.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     for mine, theirs in zip(others, outcomes, strict=True):
@@ -294,7 +294,7 @@ def test_a_loop_goes_on_bit_by_bit_from_what_a_version_carries(optimizer) -> Non
     for numbers in (range(3), range(3, 6), range(6, 9)):
         part = NetUpdate(net, TrainConfig(**settings))
         part.restore(arrays)
-        learn(HostStep(net, part), part, batches, numbers)
+        learn(net, part, batches, numbers)
         arrays = {name: tensor.numpy().copy() for name, tensor in part.tensors().items()}
     assert_equal(net, whole)
     expected = update.tensors()
@@ -306,11 +306,11 @@ def test_a_loop_goes_on_bit_by_bit_from_what_a_version_carries(optimizer) -> Non
 def test_gradients_gathered_before_a_change_of_the_setting_are_applied_with_the_next() -> None:
     batches, plain, net = Batches(), Net(), Net()
     before = NetUpdate(net, TrainConfig(**ADAM, accumulate_batches=4))
-    learn(HostStep(net, before), before, batches, range(2))
+    learn(net, before, batches, range(2))
     arrays = {name: tensor.numpy().copy() for name, tensor in before.tensors().items()}
     after = NetUpdate(net, TrainConfig(**ADAM))
     after.restore(arrays)
-    learn(HostStep(net, after), after, batches, range(2, 4))
+    learn(net, after, batches, range(2, 4))
     optimizer = peer(plain)
     for numbers in ((0, 1, 2), (3,)):
         optimizer.zero_grad()

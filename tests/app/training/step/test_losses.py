@@ -16,7 +16,7 @@ from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.learner import Learner
-from springtide.app.training.step.wide_step import learn_offset
+from springtide.app.training.step.learning_step import LearningStep, OffsetObjective, StepColumns
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.model.inputs import ModelInputs
@@ -90,17 +90,9 @@ def test_the_net_learns_its_loss_of_the_final_score_to_which_the_wide_part_is_co
         errors_NL[np.isnan(labels_NL.numpy())] = 0
         return final_NL, errors_NL.astype(np.float32)
 
-    outcome = learn_offset(
-        net,
-        NetUpdate(net, TrainConfig(optimizer={"name": "sgd", "lr": 1.0})),
-        inputs,
-        labels_NL,
-        weights_N,
-        step,
-        bfloat16=False,
-        loss=Loss(losses, net),
-        groups_NG=groups_NG,
-    )
+    learn = LearningStep(net, NetUpdate(net, TrainConfig(optimizer={"name": "sgd", "lr": 1.0})))
+    columns = StepColumns(inputs, labels_NL, weights_N, groups_NG)
+    outcome = learn(OffsetObjective(net, Loss(losses, net), step), columns, bfloat16=False)
     expected, _ = Loss(losses, plain)(plain(*inputs) + 0.7, labels_NL, weights_N, groups_NG)
     expected.backward()
     assert outcome.loss.item() == pytest.approx(expected.item(), rel=1e-6)
