@@ -74,7 +74,6 @@ class Router:
         self.tables, self.names, self.layout, self.dim = tables, names, layout, layout.dim
         self.ops = tables[MAIN_TABLE].ops
         (self._places_F,) = self.ops.put(names.places_F)
-        self._failed: tuple[tuple[Array, ...], list[TableLookup]] = (), []  # a try's keys, and its open lookups
 
     @on_current_stream
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> RoutedPrefetch:
@@ -95,11 +94,7 @@ class Router:
         scores_K: Array | None = None,
         prefetched: RoutedPrefetch | None = None,
     ) -> RoutedLookup:
-        """Make every key's row resident and pin it, in its table.
-
-        SpillError leaves the lookups of the tables before the one that failed open: the next call with these keys goes
-        on from there, so that rows created for the first try are still new to admission.
-        """
+        """Make every key's row resident and pin it, in its table."""
         keys_K = features_K, ids_K, event_ms_K
         if prefetched is None:
             prefetches: list[tuple[TableKeys, Prefetch | None]] = [(keys, None) for keys in self.split(*keys_K)]
@@ -107,15 +102,11 @@ class Router:
             if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
                 raise ValueError("these are not the keys that were prefetched: pass the same arrays")
             prefetches = list(prefetched.parts)
-        lookups = self._failed_try(keys_K)
-        try:
-            for keys, prefetch in prefetches[len(lookups) :]:
-                scores_M = None if scores_K is None else scores_K[keys.positions_M]
-                columns_M = keys.features_M, keys.ids_M, keys.event_ms_M
-                lookups.append(keys.table.lookup(*columns_M, scores_K=scores_M, prefetched=prefetch))
-        except BaseException:
-            self._failed = tuple(array.copy() for array in keys_K), lookups
-            raise
+        lookups: list[TableLookup] = []
+        for keys, prefetch in prefetches:
+            scores_M = None if scores_K is None else scores_K[keys.positions_M]
+            columns_M = keys.features_M, keys.ids_M, keys.event_ms_M
+            lookups.append(keys.table.lookup(*columns_M, scores_K=scores_M, prefetched=prefetch))
         return RoutedLookup(self.ops, [keys for keys, _ in prefetches], lookups, len(ids_K))
 
     def gather(self, lookup: RoutedLookup) -> Array:
@@ -208,15 +199,6 @@ class Router:
                 keys_M = features_K[at_M], ids_K[at_M], event_ms_K[at_M]
                 found.append(TableKeys(self.tables[name], positions_M, *keys_M))
         return found
-
-    def _failed_try(self, keys_K: tuple[Array, ...]) -> list[TableLookup]:
-        """Return the lookups that a failed try of the same keys left open; release those of others."""
-        (failed_K, lookups), self._failed = self._failed, ((), [])
-        if failed_K and all(self.ops.xp.array_equal(a, b) for a, b in zip(failed_K, keys_K, strict=True)):
-            return lookups
-        for lookup in lookups:
-            lookup.release()
-        return []
 
     def _gather_bags(self, held: Sequence[HeldKeys], part: LookupSlice) -> tuple[Array, Array | None]:
         assert part.offsets_B1 is not None

@@ -138,7 +138,6 @@ class ShardedTable:
         self.row_formats = [RowFormat(precision.rows, one.dim) for one in self.tables]
         self.gradient_formats = [RowFormat(precision.gradients, one.dim, seed=rank_seed) for one in self.tables]
         self.num_sent = 0  # how often numbers were sent: what stochastic rounding depends on
-        self._failed: tuple[list[RequestedKeys], list[TableLookup]] = [], []  # a try's keys, and its open lookups
 
     @staticmethod
     def of(
@@ -192,10 +191,7 @@ class ShardedTable:
         scores_K: Array | None = None,
         prefetched: ShardedPrefetch | None = None,
     ) -> ShardedLookup:
-        """Make every key's row resident at its owner, pin it there, and fetch it.
-
-        SpillError on all ranks if it comes on one: the call may be repeated by all, with the same keys.
-        """
+        """Make every key's row resident at its owner, pin it there, and fetch it. SpillError on all ranks if on one."""
         keys_K = features_K, ids_K, event_ms_K
         if prefetched is None:
             unique = self._unique(*keys_K)
@@ -211,21 +207,19 @@ class ShardedTable:
             unique, decisions_T = decide_together(self.exchange, self.tables, unique, route, requested_T)
             route, requested_T = self._request(unique, scores_K)
             prefetches_T = [None] * len(self.tables)  # the keys may be others now
-        lookups_T = self._failed_try(requested_T)
-        try:
-            with self.exchange.failing_together():
-                for t in range(len(lookups_T), len(self.tables)):
-                    one = self.tables[t].lookup(
-                        *requested_T[t].columns,
-                        scores_K=requested_T[t].scores_P,
-                        prefetched=prefetches_T[t],
-                        decision=decisions_T[t],
-                        occurrences=requested_T[t].occurrences,
-                    )
-                    lookups_T.append(one)
-        except SpillError:
-            self._failed = requested_T, lookups_T
-            raise
+        lookups_T: list[TableLookup] = []
+        with self.exchange.failing_together():
+            for table, requested, prefetch, decision in zip(
+                self.tables, requested_T, prefetches_T, decisions_T, strict=True
+            ):
+                one = table.lookup(
+                    *requested.columns,
+                    scores_K=requested.scores_P,
+                    prefetched=prefetch,
+                    decision=decision,
+                    occurrences=requested.occurrences,
+                )
+                lookups_T.append(one)
         return ShardedLookup(unique, route, lookups_T, self._fetch(unique, route, lookups_T))
 
     @on_current_stream
@@ -337,20 +331,3 @@ class ShardedTable:
             row_format.unpack(bytes_NB, order, rows_UD, numbers_US1)
         rows_UD.requires_grad_(torch.is_grad_enabled())
         return FetchedRows(rows_UD, numbers_US1[:, :num_states], numbers_US1[:, -1:], columns_T)
-
-    def _failed_try(self, requested_T: list[RequestedKeys]) -> list[TableLookup]:
-        """Return the lookups that a failed try of the same keys left open; release those of others.
-
-        A second one would find rows that the first has created, and admission would not count their ids.
-        """
-        (failed_T, lookups_T), self._failed = self._failed, ([], [])
-        pairs: list[tuple[Any, Any]] = [
-            pair
-            for one, now in zip(failed_T, requested_T, strict=False)
-            for pair in zip(one.columns, now.columns, strict=True)
-        ]
-        if failed_T and all(self.ops.xp.array_equal(before, now) for before, now in pairs):
-            return lookups_T
-        for lookup in lookups_T:
-            lookup.release()
-        return []

@@ -8,7 +8,6 @@ import pytest
 
 from springtide.embeddings.collection import EmbeddingCollection, open_tables
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig, TableLimits
-from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import LookupSlice
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
@@ -201,30 +200,3 @@ def test_the_spills_share_one_disk(tmp_path: Path) -> None:
     assert main.parts.disk_cap.spill_bytes() == max(600 - taken, 150)
     table.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lookup_that_one_table_refuses_may_be_repeated_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = backend("cpu")
-    tried, plain = collection_of(cpu), collection_of(cpu)
-    refusing = tried.tables["other"]
-    lookup = refusing.lookup
-    for turn, keys in enumerate(batches(6)):
-        monkeypatch.setattr(refusing, "lookup", _full if turn % 2 else lookup)
-        if turn % 2:
-            with pytest.raises(SpillError):
-                tried.rows.lookup(*keys)
-            assert turn != 3 or len(tried.take_sketch_delta()[0]) == len(plain.take_sketch_delta()[0])
-            monkeypatch.setattr(refusing, "lookup", lookup)
-        if turn == 5:  # another batch comes in between
-            tried.rows.touch(tried.rows.lookup(*(column[:0] for column in keys)))
-        for table in (tried, plain):
-            found = table.rows.lookup(*(column.copy() for column in keys))
-            table.rows.update(found, np.ones((len(found), DIM), np.float32))
-    np.testing.assert_array_equal(tried.main.parts.admission.read_all(), plain.main.parts.admission.read_all())
-    assert not any(table.parts.memory.num_pinned for table in tried.tables.values())
-    for name, table in tried.tables.items():
-        assert by_key(table.take_delta()) == by_key(plain.tables[name].take_delta())
-
-
-def _full(*keys: Any, **options: Any) -> None:
-    raise SpillError("full")

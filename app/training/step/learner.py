@@ -36,7 +36,7 @@ from springtide.app.training.step.wide_ranks import RanksWideStep
 from springtide.app.training.step.wide_step import WideStep
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import Lookup, StepTable
+from springtide.embeddings.lookup.handle import StepTable
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
@@ -129,7 +129,8 @@ class Learner:
         """Return True, perhaps after a wait, if the spill can take all rows that this batch may evict."""
         if self.wide_step is not None and not self.wide_step.has_room(batch, wait_seconds):
             return False
-        return self.rows.has_room(self.num_keys(batch), wait_seconds)
+        table = self.table if self.sharded_table is None else self.sharded_table
+        return table.has_room(self.num_keys(batch), wait_seconds)
 
     def num_keys(self, batch: Batch) -> int:
         """Return how many keys a batch has, every occurrence; not those of crosses."""
