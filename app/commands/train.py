@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> Report | int:
         with CompactorSupervisor(config.path, config.log.path) if has_compactor else nullcontext():
             status = trainer.run()
     except Exception as error:
-        if ranks.is_alone:
+        if ranks.num_ranks == 1:
             raise
         return end_rank(error, ranks, debug=arguments.debug)
     if arguments.until_end and ranks.is_first:

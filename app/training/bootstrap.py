@@ -19,7 +19,6 @@ from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
 from springtide.app.training.device.device import TrainDevice, resolve_device
 from springtide.app.training.ranks.ranks import Ranks
-from springtide.app.training.ranks.spill_folders import spill_folder
 from springtide.app.training.state.base_rows import BaseRows
 from springtide.app.training.state.row_budget import RowBudget
 from springtide.app.training.state.training_state import TrainingState
@@ -205,9 +204,9 @@ def open_table(
     """
     settings = replace(with_wide_columns(config), num_threads=max(config.table.num_threads, num_threads))
     ranks = ranks or Ranks()
-    folder = spill_folder(disk_folder(config), ranks)
+    folder = ranks.spill_folder(disk_folder(config))
     # the other ranks wait in a collective: they must hear of a full spill before they take its rank for dead
-    patience = PATIENCE_SECONDS if ranks.is_alone else min(PATIENCE_SECONDS, config.cluster.timeout_seconds / 5)
+    patience = min(PATIENCE_SECONDS, ranks.patience_seconds)
     ops = backend(device)
 
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:

@@ -3,14 +3,12 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from springtide.app.training.ranks.own_rows import is_own
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.commands.erasures import erasures_of, parse_keys
 from springtide.app.version_log.commands.limits import limits_document, parse_limits
@@ -67,17 +65,12 @@ class CommandExecutor:
         """True if the next version carries a command."""
         return bool(self._unpublished)
 
-    def claim(self) -> None:
-        """Take every pending command, on all ranks alike."""
-        self._claimed += self._ranks.broadcast([] if self._queue is None else self._queue.claim())
-
     def execute(self) -> None:
         """Execute every pending command. Call it right after a checkpoint: the rows that it evicts need room.
 
-        Of several ranks all have called `claim` before. While a spill has no room the commands wait for the next call.
+        All ranks. While a spill has no room the commands wait for the next call.
         """
-        if self._ranks.is_alone:
-            self.claim()
+        self._claimed += self._ranks.broadcast([] if self._queue is None else self._queue.claim())
         while self._claimed:
             command = self._claimed[0]
             try:
@@ -134,8 +127,7 @@ class CommandExecutor:
 
     def _execute_on_all(self, command: Command) -> Result:
         """Carry a command out; an error of one rank is one of all, so that no version records it half done."""
-        exchange = self._ranks.exchange
-        with nullcontext() if exchange is None else exchange.failing_together():
+        with self._ranks.exchange.failing_together():
             return self._handler(command)(command.body)
 
     def _handler(self, command: Command) -> Callable[[dict[str, Any]], Result]:
@@ -149,9 +141,8 @@ class CommandExecutor:
         keys = parse_keys(body, self._state.schema)
         features_N = np.array([feature for feature, _ in keys], np.uint16)
         ids_N = np.array([row_id for _, row_id in keys], np.int64)
-        if not self._ranks.is_alone:
-            own_N = is_own(features_N, ids_N, self._ranks)
-            features_N, ids_N = features_N[own_N], ids_N[own_N]
+        own_N = self._ranks.is_own(features_N, ids_N)
+        features_N, ids_N = features_N[own_N], ids_N[own_N]
         table = self._state.learner.table
         if self._ranks.any_rank(not table.has_room(len(ids_N), ROOM_SECONDS)):
             raise PostponedError

@@ -97,29 +97,23 @@ class Publisher:
         """
         state, ranks = session.state, session.ranks
         self._schedule.start()
-        together = session.exchange()
+        progress = session.exchange()
         held = ranks.broadcast(self._gate.judge(state.learner, state.scores, state.samples_trained))
         if held is not None:
             self._gate.held = held
             return False
         if ranks.any_rank(not self._deliver_dead_letters()):
             return False
-        if together is not None:
-            state.learner.merge_gathered()
-            state.learner.require_same_net()
+        state.learner.merge_gathered()
+        state.learner.require_same_net()
         started_at = self._clock()
-        if together is None:
-            idle = session.batches.idle_partitions(state.stream.positions, state.stream.clock)
-            limit_ms, complete_until_ms = session.max_event_ms(), session.complete_until_ms()
-        else:
-            idle, limit_ms, complete_until_ms = together.idle, together.limit_ms, together.complete_until_ms
-        state.stream.clock.mark_idle(idle, limit_ms=limit_ms)
+        state.stream.clock.mark_idle(progress.idle, limit_ms=progress.limit_ms)
         failpoint("before a checkpoint")
         carried, net = Arrays(), NetState()  # of ranks above 0: the net is in rank 0's part of the version
         if ranks.is_first:
             must_be_exact = exact or session.must_be_exact or session.commands.has_unpublished
             carried, net = session.net.take(exact=must_be_exact)
-        meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=complete_until_ms, net=carried)
+        meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=progress.complete_until_ms, net=carried)
         failpoint("after a checkpoint")
         version = session.log.append_owned(meta, arrays, net)
         session.net.on_appended(version)
@@ -159,7 +153,5 @@ class Publisher:
 
 def _together(ranks: Ranks, *, can: bool, wants: bool) -> bool:
     """Return True if all ranks can, and one of them wants to."""
-    if ranks.is_alone:
-        return can and wants
     each = ranks.all_gather_numbers([int(can), int(can and wants)])
     return all(can for can, _ in each) and any(wants for _, wants in each)

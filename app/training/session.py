@@ -12,7 +12,6 @@ from springtide.app.training.config import TrainerConfig
 from springtide.app.training.input.batches import BatchStream
 from springtide.app.training.input.start_position import StartPosition
 from springtide.app.training.ranks.ranks import Ranks, launch_name
-from springtide.app.training.ranks.spill_folders import remove_former_spills
 from springtide.app.training.state.net_publisher import NetPublisher
 from springtide.app.training.state.rank_progress import MergedProgress, RankProgress
 from springtide.app.training.state.spill_gc import SpillGC
@@ -60,7 +59,7 @@ class TrainingSession:
         try:
             commands = CommandExecutor(config.log.path, log.epoch, state, roll_back=roll_back)
             ranks.barrier()
-            remove_former_spills(disk_folder(config), ranks, log.epoch)
+            ranks.remove_former_spills(disk_folder(config), log.epoch)
             lost = list(lost_commands(log.directory, state.executed_commands)) if ranks.is_first else []
             commands.reexecute_lost(ranks.broadcast(lost))
             return TrainingSession(config, log, state, commands, until_end=until_end)
@@ -123,10 +122,8 @@ class TrainingSession:
             return True
         return self.state.max_unpublished_bytes > self.log.budget.max_version_bytes // self.ranks.num_ranks
 
-    def exchange(self) -> MergedProgress | None:
-        """Let every rank know what all know, for a version or the status; None if there is one rank. All ranks."""
-        if self.ranks.is_alone:
-            return None
+    def exchange(self) -> MergedProgress:
+        """Let every rank know what all know, for a version or the status. All ranks."""
         batches, stream = self.batches, self.state.stream
         own = RankProgress.of(
             self.state,
@@ -134,9 +131,9 @@ class TrainingSession:
             limit_ms=self.max_event_ms(),
             idle=batches.idle_partitions(stream.positions, stream.clock),
         )
-        together = MergedProgress(self.ranks.all_gather(own))
-        together.merge_into(self.state)
-        return together
+        progress = MergedProgress(self.ranks.all_gather(own))
+        progress.merge_into(self.state)
+        return progress
 
     def complete_until_ms(self) -> int:
         """Return the wall time at which every record then readable is learned by now; 0 if there is none.

@@ -3,19 +3,18 @@
 import gc
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
 from springtide.app.processes.signals import StopSignals
 from springtide.app.training.config import TrainerConfig
-from springtide.app.training.facts import facts_here
 from springtide.app.training.health.gate import Gate
 from springtide.app.training.health.known_good import last_good_before
 from springtide.app.training.input.batches import POLL_SECONDS
 from springtide.app.training.input.start_position import StartPosition, require_same_topic
 from springtide.app.training.publisher import Publisher
-from springtide.app.training.ranks.errors import FinalError
-from springtide.app.training.ranks.loop_decision import LoopDecision, RankVote
+from springtide.app.training.ranks.loop_decision import NEVER, LoopDecision, RankVote
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.recovery.repair import is_corrupt
 from springtide.app.training.recovery.rollback import RollbackController
@@ -31,7 +30,6 @@ from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide_client.errors import SpringtideError
 
 MAX_UNACKNOWLEDGED_BYTES = 64 << 20  # of dead letters; beyond it the stream waits
-POLL_SECONDS_OF_MANY = 0.01  # all ranks wait for the one that waits longest
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +37,7 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """Learns from the stream and publishes versions until it is stopped, or up to the end that the stream has now.
 
+    `session` is what was loaded from the log: another object after a rollback or a repair.
     `run` ends with a version of everything learned and is called once. `stop` may be called from any thread.
     """
 
@@ -64,11 +63,14 @@ class Trainer:
         self.signals = StopSignals()
         self.decision = LoopDecision((RankVote(),))
         self.corruption = ""  # as a reader of the log has reported it
-        self._session: TrainingSession | None = None  # None only while, or because, the first one could not be loaded
+        # of the parts that are open: in a failing `__init__` perhaps not all are
+        self._on_failure: list[Callable[[BaseException], object]] = []
+        self._on_end: list[Callable[[], object]] = []
         try:
             torch.set_num_threads(config.train.num_threads)
             self._log_ranks = self.ranks.of_log()
             self.log = open_log(config.log, schema=config.schema, take_over=take_over, ranks=self._log_ranks)
+            self._on_end.append(lambda: self.log.close())
             self._open(start)
         except BaseException as error:
             self._fail(error)
@@ -79,7 +81,9 @@ class Trainer:
         config = self.config
         previous = read_status(config.log.path) or TrainerStatus()
         self.status = StatusWriter(config.log.path, self.log.epoch, writes=self.ranks.is_first)
+        self._on_failure.append(self.status.fail)
         self.dead_letters = DeadLetterProducer(config.source.kafka_config, f"{config.source.topic}.dead")
+        self._on_end.append(self.dead_letters.close)
         self.gate = Gate(
             config.gate,
             config.train.window_samples,
@@ -103,16 +107,11 @@ class Trainer:
             config, self.log, until_end=self.until_end, roll_back=self.rollback.execute, ranks=self.ranks
         )
         self._adopt(session)
+        self._on_end += [lambda: self.state.learner.table.close(), lambda: self.session.batches.close()]
         if start is None:
             require_same_topic(config.source, self.state.stream.positions)
         else:
             self.session.seek(start)
-
-    @property
-    def session(self) -> TrainingSession:
-        """The session loaded from the log; another object after a rollback or a repair."""
-        assert self._session is not None
-        return self._session
 
     @property
     def state(self) -> TrainingState:
@@ -145,33 +144,30 @@ class Trainer:
         """Begin to read the stream."""
         self.session.start()
         self._freeze_heap()
-        self.report_status()
 
     @property
     def finished(self) -> bool:
         """True if a stop was requested, or if everything up to the requested end is learned."""
-        if self.ranks.is_alone:
-            return self.signals.stopping or (self.gate.held is None and self.session.batches.finished)
         return self.decision.is_stopping or (self.gate.held is None and self.decision.is_finished)
 
     def run_once(self) -> None:
-        """1. Take what the stream has, if there is room for it. 2. Agree. 3. Learn. 4. Execute commands. 5. Publish."""
+        """1. Take what the stream has, if there is room for it. 2. Vote. 3. Learn. 4. Execute commands. 5. Publish."""
         log, batches, publisher = self.log, self.session.batches, self.publisher
         has_room = not (log.is_full or log.is_stalled)
         if not has_room or self.dead_letters.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
             self.signals.wait(POLL_SECONDS)
         else:
             seconds = publisher.seconds_until_due(self.session)
-            batches.poll(self._poll_seconds(seconds if seconds > 0 else POLL_SECONDS))
+            batches.poll(self.decision.poll_seconds(seconds if seconds > 0 else POLL_SECONDS))
         is_due = publisher.seconds_until_due(self.session) <= 0
         if has_room:
             batches.prepare(allow_partial=is_due)
-        agreed = self.vote(has_room=has_room)
-        if agreed.must_learn:
-            batch = batches.take_prepared(with_others=agreed.num_rows > 0)
+        decision = self.vote(has_room=has_room)
+        if decision.must_learn:
+            batch = batches.take_prepared(with_others=decision.num_rows > 0)
             # one without samples moves positions too
             self.learn(Batch.empty(self.config.schema) if batch is None else batch)
-        if not agreed.may_publish and not self.ranks.is_alone:
+        if not decision.may_publish:
             return
         if publisher.accepts_command(self.session) and self.publish():
             self.execute_commands()
@@ -179,24 +175,31 @@ class Trainer:
             self.publish()
 
     def vote(self, *, has_room: bool = False) -> LoopDecision:
-        """Tell the other ranks how things stand here, and hear from them. All ranks."""
-        facts = facts_here(
-            self.session,
-            self.publisher,
+        """Vote on what all ranks do next; `has_room`: for more to learn. All ranks."""
+        session, batches, stream = self.session, self.session.batches, self.state.stream
+        ready = batches.ready
+        own = RankVote(
+            num_rows=0 if ready is None else len(ready),
+            is_due=ready is not None,
             has_room=has_room,
+            holds_up=batches.holds_others_up,
             is_stopping=self.signals.stopping,
-            is_held=self.gate.held is not None,
+            is_finished=batches.finished,
+            may_publish=self.publisher.may_publish(session),
+            earliest_ms=NEVER if stream.earliest_ms is None else stream.earliest_ms,
+            limit_ms=session.max_event_ms(),
             is_report_due=self.reporter.is_due,
+            has_command=self.gate.held is not None and session.commands.has_pending,
             is_corrupt=bool(self.corruption),
         )
-        self.decision = LoopDecision.on(facts, self.ranks)
-        if not self.ranks.is_alone and self.decision.clock_ms is not None:
+        self.decision = LoopDecision.on(own, self.ranks)
+        if self.decision.clock_ms is not None:
             self.state.stream.clock.advance_to(self.decision.clock_ms)
         return self.decision
 
     def learn(self, batch: Batch) -> None:
         """1. Make room for the rows that it may evict. 2. Send its dead letters. 3. Learn it; prefetch for the next."""
-        has_samples = len(batch) > 0 if self.ranks.is_alone else self.decision.num_rows > 0
+        has_samples = self.decision.num_rows > 0
         if has_samples and not self._make_room(batch):
             return  # its positions are not passed: the next reader of the log learns it
         self.dead_letters.send(batch.dead_letters)
@@ -223,8 +226,6 @@ class Trainer:
 
     def execute_commands(self) -> None:
         """Execute all that wait. Call it right after a checkpoint: the rows that they evict find room."""
-        if not self.ranks.is_alone:
-            self.session.commands.claim()
         self.session.commands.execute()
         session = self.session  # a rollback has replaced it
         if any(erasure not in session.batches.erasures for erasure in session.state.stream.erasures):
@@ -245,25 +246,14 @@ class Trainer:
         if is_published or self.publisher.publish(self.session, exact=True):
             return True
         if self.gate.held is not None:
-            return self.signals.stopping if self.ranks.is_alone else self.decision.is_stopping
+            return self.decision.is_stopping
         if self.until_end:
-            self._require_delivered_letters()
+            self.ranks.raise_together(self.publisher.failure, self.publisher.reason)
         return True
-
-    def _require_delivered_letters(self) -> None:
-        """StreamError, or of many ranks a FinalError on all alike, if the dead letters of one cannot be delivered."""
-        failure = self.publisher.failure
-        if self.ranks.is_alone and failure is not None:
-            raise failure
-        if (found := self.ranks.first_text(self.publisher.reason)) is not None:
-            rank, reason = found
-            raise FinalError(f"rank {rank}: {reason}")
 
     def wait_until_durable(self) -> bool:
         """Wait until everything appended is durable, however long the disk takes; False if a stop was requested."""
         while self.log.is_writing:
-            if self.ranks.is_alone:
-                self.report_status()
             if self.signals.stopping and self.log.is_stalled:
                 return False
             time.sleep(POLL_SECONDS)
@@ -295,8 +285,7 @@ class Trainer:
 
         Of several ranks all do it together, in the passes of the loop that rank 0 chooses.
         """
-        is_turn = self.reporter.take_turn(is_due=None if self.ranks.is_alone else self.decision.is_report_due)
-        if not is_turn:
+        if not self.decision.is_report_due:
             return
         self.decision = self.decision.without_report()
         session = self.session
@@ -318,12 +307,6 @@ class Trainer:
         self.log = open_log(self.config.log, schema=self.config.schema, ranks=self._log_ranks)
         self.status.set_epoch(self.log.epoch)
 
-    def _poll_seconds(self, seconds: float) -> float:
-        """How long to wait for samples: of several ranks none keeps the others waiting that have some."""
-        if self.ranks.is_alone:
-            return seconds
-        return 0.0 if self.decision.must_learn else min(seconds, POLL_SECONDS_OF_MANY)
-
     def close(self) -> TrainerStatus:
         """Make everything durable and close it; returns the final status."""
         if self._owns_process:
@@ -341,14 +324,13 @@ class Trainer:
         return self.session.stall_reason() or self.publisher.reason or self.log.stall_reason
 
     def _adopt(self, session: TrainingSession) -> None:
-        self._session = session
+        self.session = session
         self.gate.reset(self.log.last_number, session.state.learner, session.state.samples_trained)
-        self.status.stall_reason = session.stall_reason
+        self.status.stall_reason = lambda: session.stall_reason() or self.log.stall_reason
 
     def _wait_and_report(self) -> bool:
         """Wait in the middle of a pass; return True if a rank was asked to stop. All ranks."""
-        if not self.ranks.is_alone:
-            self.vote()
+        self.vote()
         self.report_status()
         return self._wait(POLL_SECONDS)
 
@@ -360,21 +342,18 @@ class Trainer:
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the others and the status, and close what is open: in `__init__` perhaps not all parts are."""
-        self.ranks.leave(error)
-        parts = vars(self)
-        if "status" in parts:
-            self.status.fail(error)
-        if "log" in parts and not self.ranks.is_alone:
-            self.log.abandon("this rank has ended")  # the others do not say any more what is durable
+        """Tell the others and the status, and close what is open."""
+        has_others = self.ranks.leave(error)
+        for report in self._on_failure:
+            report(error)
+        if has_others and self._on_end:
+            self.log.abandon("this rank has ended")
         self._release()
 
     def _release(self) -> None:
-        """Close every part that is open, even if closing another one fails."""
-        session, opened = self._session, vars(self)
-        parts = [] if session is None else [session.batches, session.state.learner.table]
-        for part in (*parts, *(opened[name] for name in ("dead_letters", "log") if name in opened)):
+        """Close every part that is open, the newest first, even if closing another one fails."""
+        for close in reversed(self._on_end):
             try:
-                part.close()
+                close()
             except (SpringtideError, OSError) as error:
                 logger.warning("not closed properly", extra={"reason": str(error)})

@@ -127,6 +127,14 @@ class Exchange:
         dist.all_reduce(numbers, operation, group=self.group)
 
 
+class LocalExchange(Exchange):
+    """The exchange of a process that is alone: it sends nothing, and is its own answer."""
+
+    def __init__(self) -> None:
+        self.group, self.num_ranks, self.rank, self.is_alone = None, 1, 0, True
+        self.numbers_device, self.bytes_sent = "cpu", Counter()
+
+
 def numbers_device_of(backends: str, device: str) -> str:
     """Return where a group's numbers for the host travel: "cpu" if it can; `backends`: such as "cpu:gloo,cuda:nccl".
 

@@ -6,12 +6,16 @@ torchrun starts the processes and names their ranks in the environment; torch.di
 # N numbers or bytes, R ranks
 import os
 import pickle
+import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -20,10 +24,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from springtide.app.errors import UserError
 from springtide.app.training.ranks.barrier import START_SECONDS, StoreBarrier, Watchdog, wait_for_all
-from springtide.app.training.ranks.errors import RankLostError, pickle_error, unpickle_error
+from springtide.app.training.ranks.errors import FinalError, RankLostError, pickle_error, unpickle_error
 from springtide.app.training.ranks.launch import LOCAL_RANK_VARIABLE
 from springtide.app.version_log.write.ranks import LogRanks
-from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.rows import TableDelta
+from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
+from springtide.embeddings.sharding.key_ranges import are_of_rank
 from springtide.stream.positions import PartitionShare
 
 T = TypeVar("T")
@@ -35,6 +41,7 @@ AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": the store is to
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 # of the timeout: so long a rank may be silent, the rest of it is for the others' ends
 PATIENCE, TIDY_END = 0.75, 0.15
+SPILL_NAME = re.compile(r"rank-\d+")  # no rows outlive a launch there
 REPORT_SECONDS = 5.0  # for another rank to report the error that both have
 # gloo raises plain RuntimeErrors
 CONNECTION_WORDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out")
@@ -76,8 +83,8 @@ class Ranks:
 
     def __init__(self, exchange: Exchange | None = None, store: Any = None, *, timeout_seconds: float = 30.0) -> None:
         """exchange: over gloo; `store`: a torch.distributed.Store of this launch alone. Neither: the only rank."""
-        self.exchange, self._store, self.timeout_seconds = exchange, store, timeout_seconds
-        self.rank, self.num_ranks = (0, 1) if exchange is None else (exchange.rank, exchange.num_ranks)
+        self.exchange, self._store, self.timeout_seconds = exchange or LocalExchange(), store, timeout_seconds
+        self.rank, self.num_ranks = self.exchange.rank, self.exchange.num_ranks
         self._watchdog: Watchdog | None = None  # of a process that is one rank
         self._barrier: StoreBarrier | None = None
         self._others_failed_alike = False  # another rank ended with the same error before
@@ -144,18 +151,16 @@ class Ranks:
 
     def all_gather_numbers(self, own_N: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank, rank 0's first. All give equally many."""
-        if self.exchange is None:
-            return [list(own_N)]
         with self.as_rank_lost():
             return self.exchange.all_gather_numbers(own_N)
 
     def any_rank(self, here: bool) -> bool:
         """Return True if it is true on a rank."""
-        return here if self.is_alone else any(numbers[0] for numbers in self.all_gather_numbers([int(here)]))
+        return any(numbers[0] for numbers in self.all_gather_numbers([int(here)]))
 
     def all_gather(self, own: T) -> list[T]:
         """Return what each rank gives, rank 0's first: any object that can be pickled."""
-        if self.exchange is None:
+        if self.is_alone:
             return [own]
         own_N1 = torch.frombuffer(bytearray(pickle.dumps(own, protocol=5)), dtype=torch.uint8)[:, None]
         with self.as_rank_lost():
@@ -165,7 +170,7 @@ class Ranks:
 
     def broadcast(self, own: T) -> T:
         """Return what rank 0 gives."""
-        return own if self.is_alone else self.all_gather(own if self.is_first else None)[0]  # type: ignore[return-value]
+        return self.all_gather(own if self.is_first else None)[0]  # type: ignore[return-value]
 
     def barrier(self) -> None:
         """Wait for all ranks, however long they need, as long as they live."""
@@ -194,8 +199,47 @@ class Ranks:
 
     def first_text(self, own: str) -> tuple[int, str] | None:
         """Return the lowest rank that gives a text that is not empty, and the text; None if no rank does."""
-        texts = [own] if self.is_alone else self.all_gather(own)
-        return next(((rank, text) for rank, text in enumerate(texts) if text), None)
+        return next(((rank, text) for rank, text in enumerate(self.all_gather(own)) if text), None)
+
+    def raise_together(self, error: Exception | None, reason: str) -> None:
+        """Raise this error if the process is alone; of many ranks, on all a FinalError with the lowest one's reason."""
+        if self.is_alone and error is not None:
+            raise error
+        if (found := self.first_text(reason)) is not None:
+            rank, text = found
+            raise FinalError(f"rank {rank}: {text}")
+
+    @property
+    def patience_seconds(self) -> float:
+        """So long a rank may keep the others waiting in a collective before they take it for dead; alone, for ever."""
+        return float("inf") if self.is_alone else self.timeout_seconds / 5
+
+    def is_own(self, features_N: npt.NDArray[np.uint16], ids_N: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which keys are in this rank's range."""
+        return are_of_rank(features_N, ids_N, self.rank, self.num_ranks)
+
+    def own_part(self, delta: TableDelta) -> TableDelta:
+        """Return what a version changes in this rank's range."""
+        if self.is_alone:
+            return delta
+        rows = delta.where(self.is_own(delta.features, delta.ids))
+        own_F = self.is_own(delta.forgotten_features, delta.forgotten_ids)
+        return TableDelta.of(rows, delta.forgotten_features[own_F], delta.forgotten_ids[own_F])
+
+    def spill_folder(self, folder: Path) -> Path:
+        """Return this rank's folder within that of the configuration; it has a folder of each epoch."""
+        return folder if self.is_alone else folder / f"rank-{self.rank}"
+
+    def remove_former_spills(self, folder: Path, epoch: int) -> None:
+        """Remove what ranks of earlier launches have left on this machine, once all ranks of this epoch have a spill.
+
+        The disk may be shared with ranks of other machines: their folders have this epoch.
+        """
+        for path in folder.iterdir() if folder.is_dir() else ():
+            is_former_rank = SPILL_NAME.fullmatch(path.name) and not (path / str(epoch)).exists()
+            is_of_one = not self.is_alone and path.name.isdigit() and int(path.name) < epoch
+            if is_former_rank or is_of_one:
+                shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def as_rank_lost(self) -> Iterator[None]:
@@ -212,8 +256,11 @@ class Ranks:
         self.any_rank(False)
         self.leave()
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """End the connection; with an error the other ranks end too, and say why. May be called again."""
+    def leave(self, error: BaseException | None = None) -> bool:
+        """End the connection; with an error the other ranks end too, and say why. May be called again.
+
+        Returns True if there are others, who do not say any more what is durable.
+        """
         is_lost = isinstance(error, RankLostError)
         if self._watchdog is not None:
             if error is None:
@@ -228,6 +275,7 @@ class Ranks:
                     _abort_process_group()  # to destroy it would wait for what a lost rank never sends
                 else:
                     dist.destroy_process_group()
+        return not self.is_alone
 
     def is_reported(self, error: BaseException) -> bool:
         """Return True if another rank reports to the user the error with which this one has left.

@@ -22,8 +22,8 @@ class PendingStep(NamedTuple):
 class PendingScores:
     """Keeps steps and texts of ids until all ranks have exchanged theirs; then counts them."""
 
-    def __init__(self, scores: ProgressiveScores, segment_names: SegmentNames) -> None:
-        self._scores, self._segment_names = scores, segment_names
+    def __init__(self, scores: ProgressiveScores, segment_names: SegmentNames, num_ranks: int) -> None:
+        self._scores, self._segment_names, self._num_ranks = scores, segment_names, num_ranks
         self._steps: list[PendingStep] = []
         self._num_samples = 0  # of those steps, on all ranks
         self._strings: list[IdStrings] = []
@@ -47,6 +47,11 @@ class PendingScores:
         """Return texts by whose ids scores are split, once."""
         strings, self._strings = self._strings, []
         return strings
+
+    def count_own(self) -> None:
+        """Count what needs no other rank's features: everything, if there is no other rank."""
+        if self._num_ranks == 1:
+            self.merge([self.features()], [self.take_strings()])
 
     def merge(self, features_R: Sequence[Sequence[Arrays]], strings_R: Sequence[Iterable[IdStrings]]) -> None:
         """Count the samples of all steps, and take over texts, given each rank's `features` and `take_strings`."""

@@ -7,7 +7,6 @@ import numpy.typing as npt
 import torch
 
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.training.ranks.own_rows import own_part
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.version_tensors import Arrays, arrays_to_delta, without_prefix
 from springtide.app.training.step.learner import Learner
@@ -45,7 +44,7 @@ def replay_log(
         for name, one in table.tables.items():
             own = names.tensors_of(name, tensors)
             delta = arrays_to_delta(own, dim=one.dim, state_width=one.layout.state_width)
-            one.restore(delta if ranks is None else own_part(delta, ranks))
+            one.restore(delta if ranks is None else ranks.own_part(delta))
             if on_delta is not None:
                 on_delta(delta)
         if "sketch.block" in tensors:

@@ -79,9 +79,9 @@ class TrainingState:
             ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
         )
         self._unpublished = Unpublished(self._item_layout)
-        self.pending_scores = PendingScores(scores, self._segment_names)
+        self.pending_scores = PendingScores(scores, self._segment_names, self.ranks.num_ranks)
         self._record_ms: list[int] | None = None  # of the samples of all ranks
-        self._sampled_until = 0
+        self._sampled_until: int | None = None
         self._published_step = 0
         self._must_expire = False
 
@@ -104,17 +104,14 @@ class TrainingState:
         if has_samples:
             self.learner.table.advance(self.stream.clock.now_ms, self.samples_trained)
         num_before = self.learner.num_samples
-        if has_samples or self.ranks.is_alone:
+        if has_samples:
             report = self.learner.start_step(batch, next_batch)
             self.finish_step()  # its report has arrived while this step was prepared
             self._pending_report, self._pending_features = report, batch.features
-        if self.ranks.is_alone:
-            self._segment_names.add(batch.id_strings)
-        else:
-            self.pending_scores.add_strings(batch.id_strings)
+        self.pending_scores.add_strings(batch.id_strings)
         if not self.learner.reports_late:
             self.finish_step()
-        num_samples = len(batch) if self.ranks.is_alone else self.learner.num_samples - num_before
+        num_samples = self.learner.num_samples - num_before
         self.own_samples += len(batch)
         self.stream.advance(batch, limit_ms=limit_ms, num_samples=num_samples)
         num_crosses = self.learner.num_crosses if has_samples else 0
@@ -126,10 +123,8 @@ class TrainingState:
             self._pending_report = None
             report = pending()
             features, self._pending_features = self._pending_features, None
-            if self.ranks.is_alone:
-                self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
-            elif features is not None:
-                self.pending_scores.add_step(report, features, report.num_before)
+            assert features is not None
+            self.pending_scores.add_step(report, features, report.num_before)
             if np.isfinite(report.loss):
                 self._loss = report.loss
 
@@ -148,8 +143,9 @@ class TrainingState:
 
     @property
     def scores(self) -> ProgressiveScores:
-        """Scores of every sample learned."""
+        """Scores of every sample learned; of many ranks, up to the newest exchange."""
         self.finish_step()
+        self.pending_scores.count_own()
         return self._scores
 
     def detailed_scores(self) -> dict[str, Any]:
@@ -215,7 +211,7 @@ class TrainingState:
         arrays |= items_to_arrays(self._unpublished.items())
         meta = self.meta(created_ms)
         self._unpublished, self._published_step = Unpublished(self._item_layout), self.learner.steps
-        self._record_ms = None
+        self._record_ms = self._sampled_until = None
         return meta, arrays
 
     @property
@@ -237,10 +233,6 @@ class TrainingState:
             self.row_budget.measure(base.manifest, len(base))
 
     def _add_to_budget(self, budget: RowBudget, deltas: Sequence[TableDelta]) -> None:
-        if self.ranks.is_alone:
-            for delta in deltas:
-                budget.add(delta)
-            return
         parts = [RowsOfDelta.of(delta, self._sampled_until) for delta in deltas]
         for of_rank in self.ranks.all_gather(parts):
             for part in of_rank if self.ranks.is_first else ():

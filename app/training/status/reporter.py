@@ -37,18 +37,12 @@ class TrainerStatusReporter:
         """True once a second."""
         return time.monotonic() - self._last_report >= INTERVAL_SECONDS
 
-    def take_turn(self, *, is_due: bool | None = None) -> bool:
-        """Return True once a second, or if it is due, as rank 0 says: it is time to report."""
-        is_due = self.is_due if is_due is None else is_due
-        if is_due:
-            self._last_report = time.monotonic()
-        return is_due
-
     def report(self, session: TrainingSession, *, stall_reason: str) -> None:
         """Report the status as of now. `stall_reason`: why learning or publishing waits; "" if neither does.
 
         All ranks: each tells what it knows.
         """
+        self._last_report = time.monotonic()
         self._throughput.record(session.state.samples_trained)
         self._own_throughput.record(session.state.own_samples)
         self._writer.update(self._status(session, stall_reason))
@@ -63,10 +57,9 @@ class TrainerStatusReporter:
         )
 
     def _status(self, session: TrainingSession, stall_reason: str, *, is_end: bool = False) -> TrainerStatus:
-        together = session.exchange()
+        progress = session.exchange()
         rate = self._own_throughput.per_second()
         own = RankReport.of(session, self.values, samples_per_second=rate, stall_reason=stall_reason)
-        complete_until_ms = session.complete_until_ms() if together is None else together.complete_until_ms
         reports = session.ranks.all_gather(own)
         if not session.ranks.is_first:
             return self._writer.status
@@ -77,7 +70,7 @@ class TrainerStatusReporter:
             session,
             self._gate,
             self._throughput.per_second(),
-            complete_until_ms,
+            progress.complete_until_ms,
             reports,
         )
         return trainer_status(facts)

@@ -23,7 +23,7 @@ def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms:
     clock = SimpleNamespace(mark_idle=lambda idle, limit_ms: None)
     stream = SimpleNamespace(positions={}, clock=clock, complete_until_ms=0)
     state = SimpleNamespace(
-        learner=None,
+        learner=SimpleNamespace(merge_gathered=lambda: None, require_same_net=lambda: None),
         scores=None,
         samples_trained=1,
         changed=changed,
@@ -43,12 +43,11 @@ def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms:
     return SimpleNamespace(
         state=state,
         ranks=Ranks(),
-        exchange=lambda: None,
+        exchange=lambda: SimpleNamespace(idle=set(), limit_ms=0, complete_until_ms=complete_until_ms),
         must_publish=False,
         must_be_exact=False,
         log=log,
-        batches=SimpleNamespace(idle_partitions=lambda positions, clock: set(), is_behind=is_behind),
-        max_event_ms=lambda: 0,
+        batches=SimpleNamespace(is_behind=is_behind),
         complete_until_ms=lambda: complete_until_ms,
         spill_gc=on_published,
         commands=on_published,

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -133,3 +135,21 @@ def test_launches_have_names_of_their_own_also_if_run_and_process_id_repeat(monk
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert start_ticks(child.pid) >= start_ticks(os.getpid())
         child.communicate(b"\n")
+
+
+def test_spills_of_former_ranks_are_removed_also_where_rank_0_is_not(tmp_path):
+    for name in ("rank-0/7", "rank-2/8", "rank-3/8/main", "rank-9/6", "7", "8", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    ranks: Any = SimpleNamespace(is_alone=False, rank=2)
+    assert Ranks.spill_folder(ranks, tmp_path) == tmp_path / "rank-2"
+    Ranks.remove_former_spills(ranks, tmp_path, 8)
+    # rank 3 of this launch may be on another machine with the same disk
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["8", "other", "rank-2", "rank-3"]
+
+
+def test_one_process_removes_those_of_ranks(tmp_path):
+    for name in ("rank-0/7", "8"):
+        (tmp_path / name).mkdir(parents=True)
+    assert Ranks().spill_folder(tmp_path) == tmp_path
+    Ranks().remove_former_spills(tmp_path, 8)
+    assert [path.name for path in tmp_path.iterdir()] == ["8"]
