@@ -1,4 +1,4 @@
-"""What nets are made of: perceptrons, vectors of one width, and checks of the options that say their sizes.
+"""Layers of the nets: perceptrons, vectors of one width, and checks of the options that say their sizes.
 
 A check returns the option, or raises a ValueError that says what it must be.
 """

@@ -1,4 +1,4 @@
-"""What a process writes to stderr: log events as lines, and an error as one line that says whether it is a bug."""
+"""Output of a process to stderr: log events as lines, and an error as one line that says whether it is a bug."""
 
 import logging
 import sys

@@ -47,7 +47,7 @@ class Samples(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a backward pass leaves; of many ranks, the samples and sums of all."""
+    """Gradients that a backward pass leaves; of many ranks, the samples and sums of all."""
 
     samples: Samples
     loss: Tensor

@@ -40,7 +40,7 @@ def empty_overflow(num_overflow: int) -> Overflow:
 
 
 def grown_overflow(old: Overflow, num_overflow: int) -> Overflow:
-    """The same keys on the same rows, and room for more."""
+    """Return the overflow with room for more: its keys stay on their rows."""
     grown = empty_overflow(num_overflow)
     for to, source in zip(grown[:4], old[:4], strict=True):
         to[: len(source)] = source

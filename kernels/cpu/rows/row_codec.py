@@ -35,7 +35,7 @@ def pack_float32(rows_UX: Any, order_N: Any, dim: Any, numbers_US: Any, words_NW
 def pack_bfloat16(
     bits_UX: Any, order_N: Any, dim: Any, numbers_US: Any, words_NW: Any, halves_NH: Any
 ) -> None:  # bits_UX: the rows as uint32; halves_NH: the words as uint16
-    """The same with values rounded to the nearest bfloat16."""
+    """Pack rows with values rounded to the nearest bfloat16."""
     num_words = (dim + 1) // 2
     for n in range(len(order_N)):
         u = order_N[n]
@@ -60,7 +60,7 @@ def pack_int8(
     words_NW: Any,
     bytes_NB: Any,
 ) -> None:
-    """The same with values as int8 of a scale a row; `noise`: 64 bits that stochastic rounding depends on.
+    """Pack rows with values as int8 of a scale a row; `noise`: 64 bits that stochastic rounding depends on.
 
     bits_UX: the rows as uint32, whose magnitudes are ordered like the numbers', and have no NaN to ask for.
     """

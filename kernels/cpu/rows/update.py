@@ -46,7 +46,7 @@ class UpdateKeyArrays(NamedTuple):
 
 
 class GradientBatch(NamedTuple):
-    """What is learned: occurrences by key, and gradients, ravelled; bags_K and scales_K may be None."""
+    """Gradients to learn: occurrences by key, and gradients, ravelled; bags_K and scales_K may be None."""
 
     slots_U: Any
     order_K: Any

@@ -65,7 +65,7 @@ class LayerSearch:
         states_KW: Float32Array = NO_STATES,
         counts_K: Int64Array = NO_COUNTS,
     ) -> UInt8Array:
-        """The same in one array of bytes: K rows of D float32, then K status bytes. The ids are contiguous.
+        """Look up into one array of bytes: K rows of D float32, then K status bytes. The ids are contiguous.
 
         States and counts of rows that there are are written into the other arrays, if they are given.
         """

@@ -65,7 +65,7 @@ def skip_spaces(text_B: Any, at: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def read_msgpack_ids(bytes_B: Any, ids_N: Any) -> Any:
-    """The same of a MessagePack array of integers."""
+    """Read ids from a MessagePack array of integers."""
     end = len(bytes_B)
     if end == 0:
         return NOT_PLAIN

@@ -23,7 +23,7 @@ def new_pages(num_bytes: int) -> mmap.mmap:
 
 
 def resized(pages: mmap.mmap, num_bytes: int) -> mmap.mmap:
-    """The same bytes as far as they go, zeros beyond; the map given is spent.
+    """A map of another size: the bytes as far as they go, zeros beyond; the map given is spent.
 
     Copies if the system cannot move maps, or if an array over this map is still in use.
     """

@@ -74,7 +74,7 @@ def new_store(num_slots: int, layout: RowLayout, overflow: Overflow) -> Store:
 
 
 def refit(store: Store, num_slots: int, overflow: Overflow) -> None:
-    """The same bytes with so many slots and this overflow area, zeros where they are longer; moves no row.
+    """Arrays of so many slots and this overflow area: the bytes as they are, zeros where longer; moves no row.
 
     Where there is no memory the store stays as it was and the error is raised.
     """

@@ -78,7 +78,7 @@ class CrossBatch(NamedTuple):
 
 
 class SampleWorkspace(NamedTuple):
-    """What one sample touches, gathered: of one label at a time, float64 unless noted."""
+    """One sample's numbers, gathered: of one label at a time, float64 unless noted."""
 
     weights_K: Any
     informations_K: Any

@@ -56,7 +56,7 @@ MIXTURE_RATE, MAX_LOSS_DIFFERENCE, MIN_PROBABILITY = 0.1, 100.0, 1e-9
 
 
 class Correction(NamedTuple):
-    """What a sample's label asks for: residuals and curvatures by the logits of both learners, and steps."""
+    """The correction by a sample's label: residuals and curvatures by the logits of both learners, and steps."""
 
     weight: float  # of the sample
     residual: float

@@ -1,4 +1,4 @@
-"""What the pass needs beforehand, in the order of the samples: standardized numbers, first uses of rows, crosses."""
+"""Prepares the pass, in the order of the samples: standardized numbers, first uses of rows, crosses."""
 
 # axes: see kernels/cpu/wide/arrays.py
 import math

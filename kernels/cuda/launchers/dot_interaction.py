@@ -27,7 +27,7 @@ def product_group(num_vectors: int, threads: int) -> int:
 
 
 def gradient_group(num_vectors: int, dim: int, threads: int, sum_bytes: int) -> tuple[int, int]:
-    """The same on the way back, and how many numbers of a vector are taken at once: a power of two."""
+    """How many samples a block takes on the way back, and how many numbers of a vector at once: a power of two."""
     quads = -(-num_vectors // SIDE)
     width = max(SIDE, 1 << (min(dim, MOST_WIDTH) - 1).bit_length())
     room = MATRIX_BYTES // (sum_bytes * num_vectors * SIDE * quads), ROW_BYTES // (sum_bytes * num_vectors * width)

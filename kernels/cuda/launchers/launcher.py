@@ -1,4 +1,4 @@
-"""What every op of the CUDA backend does: check an argument's dtype and shape, size the grid, launch."""
+"""Steps of every op of the CUDA backend: check an argument's dtype and shape, size the grid, launch."""
 
 from typing import Any
 

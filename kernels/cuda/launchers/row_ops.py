@@ -17,7 +17,7 @@ NULL = np.uint64(0)  # a pointer to nothing
 
 
 def defines_of(store: Store) -> Defines:
-    """What the kernels of rows are compiled for."""
+    """The definitions that the kernels of rows are compiled with."""
     return ("DIM", store.dim), ("HALF", int(store.layout.dtype != "float32"))
 
 
