@@ -15,7 +15,7 @@ GPU_PLATFORMS := manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014 many
 GPU_SITE := $(if $(wildcard $(GPU_WHEELS)/*.whl),$(GPU_WHEELS)/site)
 GPU_RUN ?=
 GPU_PATH := PYTHONPATH=deploy/package:deploy/client:.$(if $(GPU_SITE),:$(GPU_SITE))$(if $(PYTHONPATH),:$(PYTHONPATH))
-GPU_TESTS := tests/app/models/interactions/test_dot_interaction.py tests/app/training/device/test_pinned_buffers.py tests/app/training/device/test_device.py tests/app/training/step/test_ranks.py tests/embeddings
+GPU_TESTS := tests/app/models/interactions/test_dot_interaction.py tests/app/training/test_device.py tests/app/training/step/test_ranks.py tests/embeddings
 GPU_RESULTS ?= tests/bench/results
 GPU_BENCH_ARGS ?=
 

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> Report | int:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     tune_process()
     from springtide.app.config.load import load_config
-    from springtide.app.training.input.start_position import StartPosition
+    from springtide.app.training.start_position import StartPosition
 
     if arguments.ranks is not None:
         if "RANK" in os.environ:
@@ -136,8 +136,8 @@ def launch_ranks(arguments: argparse.Namespace) -> int:
     """Start the ranks, each with the same options; what is wrong with the configuration is reported at once."""
     from springtide.app.config.load import load_config
     from springtide.app.errors import UserError
-    from springtide.app.training.input.start_position import StartPosition
     from springtide.app.training.ranks.launch import launch
+    from springtide.app.training.start_position import StartPosition
 
     max_restarts = MAX_RESTARTS if arguments.max_restarts is None else arguments.max_restarts
     if arguments.ranks < 1 or max_restarts < 0:

@@ -19,7 +19,7 @@ from springtide.app.models.losses.config import AGAINST_WIDE
 from springtide.app.models.registry import build_model
 from springtide.app.serving.config import ServeConfig
 from springtide.app.training.bootstrap import add_parts, design_of, model_spec, with_wide_columns
-from springtide.app.training.device.device import resolve_device
+from springtide.app.training.device import resolve_device
 from springtide.app.version_log.change.design import Design
 from springtide.app.version_log.change.plan import plan_change
 from springtide.app.version_log.compact.kept_size import kept_size

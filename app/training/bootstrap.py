@@ -17,10 +17,10 @@ from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.models.wide.wide_part import add_wide_part
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
-from springtide.app.training.device.device import TrainDevice, resolve_device
+from springtide.app.training.device import TrainDevice, resolve_device
 from springtide.app.training.ranks.ranks import Ranks
-from springtide.app.training.state.base_rows import BaseRows
 from springtide.app.training.state.row_budget import RowBudget
+from springtide.app.training.state.spill_gc import BaseRows
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.learner import Learner
 from springtide.app.version_log.change.begin import begin_changed

@@ -1,17 +1,17 @@
 """Everything that learning continues with from the end of the log; a rollback or a repair replaces it as a whole."""
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 
 import torch
 
+from springtide.app.training.batches import BatchStream
 from springtide.app.training.bootstrap import disk_folder, load_state
 from springtide.app.training.commands import CommandExecutor
-from springtide.app.training.committed_offsets import CommittedOffsets
 from springtide.app.training.config import TrainerConfig
-from springtide.app.training.input.batches import BatchStream
-from springtide.app.training.input.start_position import StartPosition
 from springtide.app.training.ranks.ranks import Ranks, launch_name
+from springtide.app.training.start_position import StartPosition
 from springtide.app.training.state.net_publisher import NetPublisher
 from springtide.app.training.state.rank_progress import MergedProgress, RankProgress
 from springtide.app.training.state.spill_gc import SpillGC
@@ -19,6 +19,7 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.commands.queue import Command
 from springtide.app.version_log.read.corruption import lost_commands
 from springtide.app.version_log.write.writer import LogWriter
+from springtide.stream.positions import Partition, Position
 from springtide.stream.source import Source
 from springtide_client.system.clock import wall_ms
 
@@ -165,3 +166,27 @@ class TrainingSession:
             erasures=stream.erasures,
             share=self.ranks.share,
         )
+
+
+class CommittedOffsets:
+    """Remembers the positions of each version until that version, or a later one, is durable."""
+
+    def __init__(self, positions: Mapping[Partition, Position]) -> None:
+        """`positions`: those of the end of the log when learning began."""
+        self.offsets = _offsets(positions)
+        self._pending: deque[tuple[int, dict[Partition, int]]] = deque()
+
+    def on_published(self, version: int, positions: Mapping[Partition, Position]) -> None:
+        """Note the positions that a version holds."""
+        self._pending.append((version, _offsets(positions)))
+
+    def advance(self, durable: int) -> bool:
+        """Versions up to this one are durable. Returns True if `offsets` may have changed."""
+        has_moved = False
+        while self._pending and self._pending[0][0] <= durable:
+            self.offsets, has_moved = self._pending.popleft()[1], True
+        return has_moved
+
+
+def _offsets(positions: Mapping[Partition, Position]) -> dict[Partition, int]:
+    return {partition: position.offset for partition, position in positions.items()}

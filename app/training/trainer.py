@@ -8,21 +8,19 @@ from collections.abc import Callable
 import torch
 
 from springtide.app.processes.signals import StopSignals
+from springtide.app.training.batches import POLL_SECONDS
 from springtide.app.training.config import TrainerConfig
-from springtide.app.training.health.gate import Gate
-from springtide.app.training.health.known_good import last_good_before
-from springtide.app.training.input.batches import POLL_SECONDS
-from springtide.app.training.input.start_position import StartPosition, require_same_topic
+from springtide.app.training.gate import Gate, last_good_before
 from springtide.app.training.publisher import Publisher
 from springtide.app.training.ranks.loop_decision import NEVER, LoopDecision, RankVote
 from springtide.app.training.ranks.ranks import Ranks
-from springtide.app.training.recovery.repair import is_corrupt
 from springtide.app.training.recovery.rollback import RollbackController
 from springtide.app.training.session import TrainingSession
+from springtide.app.training.start_position import StartPosition, require_same_topic
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.status.reporter import TrainerStatusReporter
 from springtide.app.training.status.writer import StatusWriter
-from springtide.app.version_log.read.corruption import take_corruption_report
+from springtide.app.version_log.read.corruption import find_corruption, take_corruption_report
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status, successor
 from springtide.app.version_log.write.shard_writer import open_log
 from springtide.stream.columns import Batch
@@ -270,15 +268,28 @@ class Trainer:
         self._freeze_heap()
 
     def repair(self) -> None:
-        """Verify the reported corruption; if it is real, continue under a new epoch from before it."""
+        """Verify the reported corruption; if it is real, continue under a new epoch from before it.
+
+        No reader can follow past it, and no base can be built of what lies behind it: what is lost is learned again.
+        """
         reason, self.corruption = self.corruption, ""
         is_durable = self.wait_until_durable()
         self.ranks.barrier()  # however long the disk of one takes
         if self.ranks.any_rank(not is_durable):
             return
-        if self.ranks.on_rank0(lambda: is_corrupt(self.log, reason)):
+        if self.ranks.on_rank0(lambda: self._is_corrupt(reason)):
             self._open_next_epoch()
             self.reload()
+
+    def _is_corrupt(self, report: str) -> bool:
+        """Verify a corruption report; if it is right, the next epoch seals what is readable. All is durable by now."""
+        assert self.log.last_encoded is not None
+        reason = find_corruption(self.log.directory, self.log.last_encoded)
+        if not reason:
+            logger.warning("log corruption reported, but verification found none", extra={"reason": report})
+            return False
+        logger.error("the log is corrupt: continuing under a new epoch from before it", extra={"reason": reason})
+        return True
 
     def report_status(self) -> None:
         """Once a second: report what is durable, look for a new base and for corruption, and update the status.

@@ -12,8 +12,8 @@ from springtide.app.config.load import Config
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.file_source import FileSource
 from springtide.app.tools.evaluate.scores import EvaluatedSamples
+from springtide.app.training.batches import BatchStream
 from springtide.app.training.bootstrap import state_without_log
-from springtide.app.training.input.batches import BatchStream
 from springtide.stream.columns import Batch
 from springtide_client.system.clock import wall_ms
 

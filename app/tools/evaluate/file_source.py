@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from springtide.app.tools.evaluate.scores import SegmentField
 from springtide.app.tools.input_file import FileRow, InputFile
-from springtide.app.training.input.feature_values import FeatureValues
+from springtide.app.training.batches import FeatureValues
 from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import SourceStatus

@@ -3,17 +3,17 @@
 Everything that depends on the stream is decided on the host before the batch; on a device nothing is read back.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from springtide.app.training.config import DenseOptimizerConfig, TrainConfig
 from springtide.app.training.optimization.accumulation import GradientSum
-from springtide.app.training.optimization.averages import ParameterAverages
-from springtide.app.training.optimization.clipping import clip_by_norm, clip_by_value, total_norm
 from springtide.app.training.optimization.dense_optimizer import build_optimizer, optimizer_tensors, restore_optimizer
 
 OPTIMIZER, AVERAGE, ACCUMULATED = "optimizer.", "average.", "accumulated."  # of the names in a version, after `state.`
@@ -147,3 +147,79 @@ def set_number(number: float | Tensor, value: float) -> float | Tensor:
 
 def _group(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+NORM_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all gradients together."""
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def clip_by_norm(gradients: Sequence[Tensor], norm: Tensor, limit: Tensor) -> Tensor:
+    """Scale gradients whose norm is above the limit down to it; returns True if they were."""
+    if gradients:
+        torch._foreach_mul_(list(gradients), ((norm + NORM_EPS).reciprocal() * limit).clamp(max=1.0))
+    return norm > limit
+
+
+def clip_by_value(gradients: Sequence[Tensor], limit: Tensor) -> Tensor:
+    """Limit every element to the range from -limit to limit; returns True if that changed one."""
+    largest = total_largest(gradients, limit)
+    for gradient in gradients:
+        bound = limit.to(gradient.dtype)
+        gradient.clamp_(-bound, bound)
+    return largest > limit
+
+
+def total_largest(gradients: Sequence[Tensor], limit: Tensor) -> Tensor:
+    """Return the largest magnitude among all elements, 0 if there are none."""
+    norms = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
+    return torch.stack([norm.to(limit.dtype) for norm in norms]).max() if norms else torch.zeros_like(limit)
+
+
+# while the log is young, the half-life is this part of the samples trained, so that first weights fade away at once
+PART_OF_SAMPLES = 0.1
+
+
+class ParameterAverages:
+    """Averages beside the parameters of a net. Statistics (buffers) are not averaged."""
+
+    def __init__(self, model: nn.Module, half_life_samples: int) -> None:
+        """They begin as the parameters are."""
+        self.model, self.half_life_samples = model, half_life_samples
+        self.parameters: list[Tensor] = list(model.parameters())
+        self.averages = [parameter.detach().clone() for parameter in self.parameters]
+
+    def weight(self, num_samples: int, num_trained: int) -> float:
+        """Return the weight of the parameters in the average after a batch.
+
+        `num_samples` are in the batch, `num_trained` were trained when it was learned, the batch included.
+        """
+        half_life = min(self.half_life_samples, PART_OF_SAMPLES * num_trained)
+        return 1.0 - math.pow(0.5, num_samples / half_life)
+
+    def update(self, weight: float | Tensor) -> None:
+        """Move the averages towards the parameters."""
+        with torch.no_grad():
+            if isinstance(weight, float):
+                torch._foreach_lerp_(self.averages, self.parameters, weight)
+                return
+            differences = torch._foreach_sub(self.parameters, self.averages)
+            torch._foreach_mul_(differences, weight)
+            torch._foreach_add_(self.averages, differences)
+
+    def named(self) -> dict[str, Tensor]:
+        """Return each parameter's average by its name; a parameter that has two names is there twice."""
+        places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
+        names = self.model.named_parameters(remove_duplicate=False)
+        return {name: self.averages[places[id(parameter)]] for name, parameter in names}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Continue from these; the average of a parameter that is not among them begins as the parameter is."""
+        averages = self.named()
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters(remove_duplicate=False):
+                given = arrays.get(name)
+                averages[name].copy_(parameter if given is None else torch.from_numpy(np.array(given)))

@@ -1,25 +1,25 @@
 """Rolls a running trainer back to an older version: on command, or by itself when the health gate trips.
 
-With `skip` the samples learned since are not read again: they are counted and sent to the dead letters.
-"""
+With `skip` the samples learned since are not read again: they are counted and sent to the dead letters."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from springtide.app.errors import UserError
 from springtide.app.processes.signals import StopSignals
+from springtide.app.training.batches import POLL_SECONDS
 from springtide.app.training.commands import PostponedError
 from springtide.app.training.config import TrainerConfig
-from springtide.app.training.health.gate import Gate, Verdict
-from springtide.app.training.health.known_good import oldest_restorable
-from springtide.app.training.input.batches import POLL_SECONDS
+from springtide.app.training.gate import Gate, Verdict, oldest_restorable
 from springtide.app.training.publisher import Publisher
 from springtide.app.training.ranks.errors import FinalError
-from springtide.app.training.recovery.rollback_owner import RollbackOwner
 from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.ranks.loop_decision import LoopDecision
+from springtide.app.training.session import TrainingSession
 from springtide.app.training.status.writer import StatusWriter
 from springtide.app.version_log.commands.queue import Command, command_entry
 from springtide.app.version_log.commands.rollback import RollbackVersion, build_rollback
@@ -84,6 +84,36 @@ def send_to_dead_letters(
         num_sent += len(samples)
     letters.flush(FLUSH_SECONDS)
     return num_sent
+
+
+
+class RollbackOwner(Protocol):
+    """The trainer's loop, stopped between two batches."""
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session loaded from the log; `reload` replaces it."""
+        ...
+
+    def vote(self) -> LoopDecision:
+        """Tell the other ranks how things stand here, and hear from them. All ranks."""
+        ...
+
+    def publish(self) -> bool:
+        """Publish a version; False if the gate or undelivered dead letters prevent it."""
+        ...
+
+    def execute_commands(self) -> None:
+        """Execute all that wait. Call it right after a checkpoint."""
+        ...
+
+    def wait_until_durable(self) -> bool:
+        """Wait until everything appended is durable; False if a stop was requested meanwhile."""
+        ...
+
+    def reload(self) -> None:
+        """Continue from the end of the log."""
+        ...
 
 
 RETRY_SECONDS = 1.0

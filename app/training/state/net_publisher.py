@@ -6,20 +6,19 @@ between two steps and written meanwhile. Both paces keep within `dense_cost` of 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from springtide.app.models.wide.wide_part import NAME
-from springtide.app.training.device.net_buffers import NetBuffers
 from springtide.app.training.optimization.net_update import ACCUMULATED
 from springtide.app.training.state.version_tensors import with_prefix
 from springtide.app.training.step.learner import Learner
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.write.state_writer import PendingState
 from springtide.app.version_log.write.writer import LogWriter, NetState
-from springtide_client.format.tensors import Arrays
+from springtide_client.format.tensors import BFLOAT16, Array, Arrays
 
 WRITE_SECONDS_PER_BYTE = 1e-9  # processor time of encoding and writing, until it is measured
 SAMPLED_NUMBERS = 1 << 14  # of the parameters, to see how far they have moved
@@ -157,3 +156,28 @@ class NetPublisher:
         """Return the distance of the parameters from those that followers have, over their norm; sampled."""
         norm = float(self._sample.norm())
         return float((self._sampled() - self._sample).norm()) / norm if norm else float("inf")
+
+
+class NetBuffers:
+    """One buffer per tensor, made at the first use; with `bfloat16` those of float32 tensors hold bfloat16."""
+
+    def __init__(self, *, bfloat16: bool = False) -> None:
+        self._bfloat16 = bfloat16
+        self._buffers: dict[str, Tensor] = {}
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> Arrays:
+        """Copy the tensors and return arrays over the buffers, which the next call overwrites."""
+        for name, tensor in tensors.items():
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape:
+                is_rounded = self._bfloat16 and tensor.dtype == torch.float32
+                dtype = torch.bfloat16 if is_rounded else tensor.dtype
+                buffer = self._buffers[name] = torch.empty(tensor.shape, dtype=dtype)
+            buffer.copy_(tensor)
+        return {name: _array_over(self._buffers[name]) for name in tensors}
+
+
+def _array_over(buffer: Tensor) -> Array:
+    if buffer.dtype == torch.bfloat16:
+        return buffer.view(torch.int16).numpy().view(BFLOAT16)
+    return buffer.numpy()

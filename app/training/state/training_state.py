@@ -13,20 +13,19 @@ from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.scores.segments import SegmentNames
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.limit_overrides import LimitOverrides
-from springtide.app.training.state.pending_scores import PendingScores
-from springtide.app.training.state.replay import replay_log
 from springtide.app.training.state.row_budget import RowBudget, RowsOfDelta
 from springtide.app.training.state.stream_state import StreamState
-from springtide.app.training.state.unpublished import Unpublished, sample_times
+from springtide.app.training.state.unpublished import PendingScores, Unpublished, sample_times
 from springtide.app.training.state.version_tensors import (
     Arrays,
     deltas_to_arrays,
     id_strings_to_arrays,
+    replay_log,
     sketch_to_arrays,
     with_prefix,
 )
 from springtide.app.training.step.learner import Learner
-from springtide.app.training.step.report import StepReport
+from springtide.app.training.step.learning_step import StepReport
 from springtide.app.version_log.commands.erasures import erasures_to_meta
 from springtide.app.version_log.commands.limits import LimitName, to_table_limits
 from springtide.app.version_log.items import ItemLayout, items_to_arrays

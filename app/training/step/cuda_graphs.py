@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from springtide.app.training.device.graph_capture import GraphCapture
+from springtide.app.training.device import GraphCapture
 from springtide.app.training.step.learning_step import LearningStep, LossObjective, StepColumns, StepOutcome
 from springtide_client.model.inputs import ModelInputs
 

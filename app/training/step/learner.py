@@ -15,11 +15,10 @@ from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.models.wide.wide_part import wide_part_of
 from springtide.app.training.config import TrainConfig
-from springtide.app.training.device.device import TrainDevice, resolve_device
+from springtide.app.training.device import TrainDevice, resolve_device
 from springtide.app.training.optimization.dense_optimizer import optimizer_arrays
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.app.training.step.assembly import assemble_tensors
-from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, num_keys
+from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, assemble_tensors, num_keys
 from springtide.app.training.step.cuda_graphs import CudaGraphStep
 from springtide.app.training.step.global_batch import GlobalBatch, LocalBatch, without_samples
 from springtide.app.training.step.learning_step import (
@@ -29,9 +28,12 @@ from springtide.app.training.step.learning_step import (
     Step,
     StepColumns,
     StepOutcome,
+    StepReport,
     TwoTowerObjective,
+    fetch_outcome,
+    fetch_samples,
+    report_of,
 )
-from springtide.app.training.step.report import StepReport, fetch_outcome, fetch_samples, report_of
 from springtide.app.training.step.wide_ranks import RanksWideStep
 from springtide.app.training.step.wide_step import WideStep
 from springtide.embeddings.collection import AnyTable

@@ -13,7 +13,7 @@ from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.tools.diagnosis import check_model
 from springtide.app.training.bootstrap import design_of, load_state
-from springtide.app.training.health.known_good import last_good_before
+from springtide.app.training.gate import last_good_before
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.change import begin
 from springtide.app.version_log.change.design import Design

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from springtide.app.errors import UserError
-from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.start_position import StartPosition
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.trainer_status import PartitionStatus

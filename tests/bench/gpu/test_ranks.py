@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from springtide.app.training.device.device import TrainDevice
+from springtide.app.training.device import TrainDevice
 from springtide.kernels.cuda.ops import CudaOps
 from tests.bench.gpu import ranks
 from tests.bench.gpu.train import Bench, Machine, Size

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from springtide.app.training.device.device import TrainDevice
-from springtide.app.training.device.graph_capture import capture_cuda_graph
-from springtide.app.training.device.transfer_stream import CudaTransferStream
+from springtide.app.training.device import CudaTransferStream, TrainDevice, capture_cuda_graph
 from springtide.kernels.cuda.cupy_device import CupyDevice
 from springtide.kernels.cuda.ops import CudaOps
 from tests.bench.gpu import train

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.app.training.device.transfer_stream import CudaTransferStream, TransferStream
+from springtide.app.training.device import CudaTransferStream, TransferStream
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.optimizer import RowOptimizer

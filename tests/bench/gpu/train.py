@@ -22,8 +22,7 @@ from springtide.app.models.interactions.dot_interaction import torch_dot_interac
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
-from springtide.app.training.device.device import TrainDevice, resolve_device
-from springtide.app.training.device.graph_capture import capture_cuda_graph
+from springtide.app.training.device import TrainDevice, capture_cuda_graph, resolve_device
 from springtide.app.training.step.cuda_graphs import CudaGraphStep
 from springtide.app.training.step.learner import Learner
 from springtide.app.training.step.learning_step import LearningStep, LossObjective

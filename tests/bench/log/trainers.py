@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from springtide.app.config.load import Config
-from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.start_position import StartPosition
 from springtide.app.training.trainer import Trainer
 from tests.bench.harness.report import fail
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from springtide.app.config.load import load_config
-from springtide.app.training.state.base_rows import BaseRows
+from springtide.app.training.state.spill_gc import BaseRows
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import Base

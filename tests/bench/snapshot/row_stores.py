@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from springtide.app.training.state.base_rows import BaseRows
+from springtide.app.training.state.spill_gc import BaseRows
 from springtide.app.training.state.version_tensors import delta_to_arrays
 from springtide.app.version_log.compact.base_writer import BaseImage, write_base
 from springtide.app.version_log.compact.merge import CHUNK_ROWS

@@ -13,7 +13,7 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import DenseOptimizerConfig
 from springtide.app.training.optimization.dense_optimizer import build_optimizer
-from springtide.app.training.state.base_rows import BaseRows
+from springtide.app.training.state.spill_gc import BaseRows
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.table import EmbeddingTable

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from springtide.app.training.device.device import TrainDevice
+from springtide.app.training.device import TrainDevice
 from springtide.app.training.step.cuda_graphs import GraphOutput
 
 

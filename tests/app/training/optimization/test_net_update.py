@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from springtide.app.models.interface import DenseModel, ModelSpec, ParameterGroup
 from springtide.app.training.config import TrainConfig
-from springtide.app.training.optimization.averages import PART_OF_SAMPLES
-from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.optimization.net_update import PART_OF_SAMPLES, NetUpdate
 from springtide.app.training.step.learning_step import LearningStep, LossObjective, StepColumns, StepOutcome
 from springtide_client.model.inputs import ModelInputs
 from tests.app.training.random_clicks import SCHEMA

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from springtide.app.training.input.start_position import StartPosition
 from springtide.app.training.ranks.errors import FinalError
 from springtide.app.training.ranks.ranks import launch_name
+from springtide.app.training.start_position import StartPosition
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.read.corruption import report_corruption
 from springtide.stream.broker.embedded import EmbeddedBroker

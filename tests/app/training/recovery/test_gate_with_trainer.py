@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from springtide.app.training.publish_schedule import PublishSchedule
+from springtide.app.training.publisher import PublishSchedule
 from springtide.app.training.recovery.rollback import ModelHeldError
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.queue import submit_command

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.start_position import StartPosition
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.offline import execute_pending
 from springtide.app.version_log.commands.queue import submit_command

@@ -10,7 +10,7 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
-from springtide.app.training.device.device import TrainDevice
+from springtide.app.training.device import TrainDevice
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.collection import AnyTable, open_tables
 from springtide.embeddings.config import TableConfig

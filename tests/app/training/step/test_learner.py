@@ -9,7 +9,7 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import ADAGRAD_EPS, TrainConfig, with_adagrad_eps
-from springtide.app.training.step.assembly import assemble_tensors, lookup_slices, repeat_per_key
+from springtide.app.training.step.batch_keys import assemble_tensors, lookup_slices, repeat_per_key
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable

@@ -11,7 +11,7 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import TrainConfig
-from springtide.app.training.device.device import resolve_device
+from springtide.app.training.device import resolve_device
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.config import FeatureTable
 from springtide.embeddings.errors import ShardError

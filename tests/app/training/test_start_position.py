@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from springtide.app.errors import UserError
-from springtide.app.training.input.start_position import StartPosition
+from springtide.app.training.start_position import StartPosition
 from springtide.app.training.trainer import Trainer
 from springtide.stream.positions import Partition
 from tests.app.training.trainer_env import expected_counts, records

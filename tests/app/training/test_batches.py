@@ -6,11 +6,13 @@ from pathlib import Path
 
 from msgspec import structs
 
-from springtide.app.training.input.batches import BatchStream
+from springtide.app.training.batches import BatchStream, FeatureValues, without_values
 from springtide.stream.batcher import GROWTH, BatchSize
 from springtide.stream.columns import Batch, Columns, RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition, Position
+from springtide_client.encode import encode_instances
+from springtide_client.schema import Schema
 from tests.app.training.configs import make_config
 from tests.app.training.random_clicks import SCHEMA
 from tests.app.training.trainer_env import TrainerEnv
@@ -129,3 +131,23 @@ def test_batches_of_several_partitions_grow_with_all_their_samples(env: TrainerE
     sizes = [len(batch) for batch in batches]
     assert sizes[:-1] == [BatchSize(64, 2).after(sum(sizes[:n])) for n in range(len(sizes) - 1)]
     assert {p.number: position.offset for p, position in positions_after(batches).items()} == {0: 500, 1: 500, 2: 500}
+
+
+VALUES_SCHEMA = Schema(
+    labels=("click",), categorical=("user", "country"), multi_value=("tags", "words"), dense=("age", "price")
+)
+
+
+def test_features_without_any_value_are_named_until_there_were_enough_samples():
+    values = FeatureValues(VALUES_SCHEMA, enough=3)
+    values.add(encode_instances(VALUES_SCHEMA, []))
+    values.add(encode_instances(VALUES_SCHEMA, [{"user": 1, "words": []}, {"tags": ["a"], "price": 0}]))
+    assert values.without == ["country", "words", "age"]
+    values.add(encode_instances(VALUES_SCHEMA, [{"age": 3}, {}]))
+    values.add(encode_instances(VALUES_SCHEMA, [{"country": "is"}]))
+    assert (values.num_samples, values.without) == (4, ["country", "words"])
+
+
+def test_of_several_ranks_only_what_no_rank_has_seen_is_without_a_value():
+    assert without_values([["country", "words", "age"], ["words", "age", "user"], ["user", "age"]]) == ["age"]
+    assert without_values([["country"]]) == ["country"]

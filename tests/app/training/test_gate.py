@@ -9,7 +9,7 @@ import torch
 from springtide.app.models.wide.wide_part import WidePart
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.training.config import GateConfig
-from springtide.app.training.health.gate import Gate, mean_and_error
+from springtide.app.training.gate import Gate, mean_and_error
 from springtide.app.version_log.trainer_status import GateStatus
 from springtide_client.schema import Schema
 

@@ -6,6 +6,7 @@ and no stream.
 """
 
 # N samples
+# N samples
 import logging
 import math
 from collections import deque
@@ -15,12 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from springtide.app.errors import UserError
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.scores.samples import LabelSamples
 from springtide.app.training.config import GateConfig
-from springtide.app.training.health.calibration import SIGMAS, calibration_fall
 from springtide.app.training.step.learner import Learner
+from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.trainer_status import GateStatus
+from springtide_client.errors import LogError
+from springtide_client.log.directory import LogDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -177,3 +181,77 @@ def first_non_finite(named: Mapping[str, torch.Tensor]) -> str:
         if value.is_floating_point() and not (torch.isfinite(value.sum()) or bool(torch.isfinite(value).all())):
             return str(name)
     return ""
+
+
+SIGMAS = 6.0  # what trips the gate must also be significant
+HALF_A_CLICK = 0.5  # on both sides of a ratio: a window without a click has one too
+
+
+def calibration_fall(samples: LabelSamples, num_new: int, max_ratio: float) -> str:
+    """Describe how far the newest `num_new` samples are from calibrated, beside those before them; "" if they are not.
+
+    Both numbers of clicks are sums over weights. The error of their difference is the larger one of what the
+    predictions say, sqrt(sum w^2 p (1 - p)), and of what the samples show, sqrt(sum w^2 (y - p)^2).
+    """
+    if len(samples.weights_N) < 2 * num_new or not np.isfinite(max_ratio):
+        return ""
+    old, new = samples.take(slice(None, -num_new)), samples.take(slice(-num_new, None))
+    predicted, seen, sigmas = clicks(new)
+    predicted_before, seen_before, _ = clicks(old)
+    distance = wrong_by(predicted, seen)
+    if sigmas <= SIGMAS or not distance > max_ratio * wrong_by(predicted_before, seen_before):
+        return ""
+    return (
+        f"of the last {num_new:,} samples {predicted:,.1f} clicks were predicted and {seen:,.1f} seen, before them "
+        f"{predicted_before:,.1f} and {seen_before:,.1f}; calibration_ratio is {max_ratio:g}"
+    )
+
+
+def clicks(samples: LabelSamples) -> tuple[float, float, float]:
+    """Return the clicks predicted and seen, and by how many standard errors they differ."""
+    weights_N, predicted_N, labels_N = samples.weights_N, samples.probabilities_N, samples.labels_N
+    expected = float((weights_N**2 * predicted_N * (1 - predicted_N)).sum())
+    shown = float((weights_N**2 * (labels_N - predicted_N) ** 2).sum())
+    predicted, seen = float((weights_N * predicted_N).sum()), float((weights_N * labels_N).sum())
+    error = np.sqrt(max(expected, shown))
+    return predicted, seen, abs(predicted - seen) / error if error > 0 else 0.0
+
+
+def wrong_by(predicted: float, seen: float) -> float:
+    """Return predicted over seen, or the inverse: 1 or more."""
+    ratio = (predicted + HALF_A_CLICK) / (seen + HALF_A_CLICK)
+    return max(ratio, 1 / ratio)
+
+
+def last_good_before(directory: LogDirectory, num_samples: int) -> int | None:
+    """Return the newest version of at most that many samples; None if the log cannot be read.
+
+    No version older than the newest rollback or changed schema is returned: what was learned before it does not lead to
+    the present.
+    """
+    try:
+        index = LogIndex(directory)
+        begin = index.begin_of(index.numbers[-1])
+        number = max(index.numbers[0], begin)
+        for entry in reversed(index.entries):
+            if entry.number < begin:
+                return begin
+            meta = entry.read_head().meta
+            number = entry.number
+            if meta.samples_trained <= num_samples or meta.restores:
+                return number
+    except (UserError, LogError) as error:
+        logger.warning("no earlier version was found", extra={"samples": num_samples, "reason": str(error)})
+        return None
+    return number
+
+
+def oldest_restorable(directory: LogDirectory, number: int) -> int:
+    """Return this version, or the next one that can be restored if retention has deleted what leads to it."""
+    if number >= min(directory.scan().bases, default=0):
+        try:
+            index = LogIndex(directory)
+        except (UserError, LogError):
+            return number
+        return next((n for n in index.numbers if n >= number and index.is_restorable(n)), number)
+    return min(directory.scan().bases, default=number)

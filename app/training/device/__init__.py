@@ -1,1 +1,0 @@
-"""Host or GPU: transfers, pinned buffers, graph capture."""

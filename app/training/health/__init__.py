@@ -1,1 +1,0 @@
-"""Judges the model before it is published."""

@@ -1,1 +1,0 @@
-"""From the stream to batches."""
