@@ -1,4 +1,4 @@
-"""What is learned and not published yet, or not exchanged between ranks yet."""
+"""Samples and events that are learned and not published yet, or not exchanged between ranks yet."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -74,7 +74,7 @@ class RankReport:
         table, source, ends = session.state.learner.table, session.source, session.batches.end_offsets()
         positions = session.state.stream.positions
         lags = [max(0, end - (positions[p].offset if p in positions else 0)) for p, end in ends.items()]
-        waits_for = source.reason if source.state == "waiting" else ""
+        waits_for = source.status.reason if source.status.state == "waiting" else ""
         status = RankStatus(
             partitions=len(ends),
             lag=sum(lags) if lags else None,
@@ -84,7 +84,7 @@ class RankReport:
             reason=waits_for or stall_reason,
         )
         return RankReport(
-            status, ends, table.counters(), source.num_resets, waits_for, values.num_samples, values.without
+            status, ends, table.counters(), source.status.num_resets, waits_for, values.num_samples, values.without
         )
 
 

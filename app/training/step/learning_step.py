@@ -12,12 +12,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from springtide.app.models.retrieval.item_frequency import Frequencies
 from torch import Tensor, nn
 
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.loss import Loss
-from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.models.retrieval.two_tower import Frequencies, TwoTower
 from springtide.app.training.device import TransferStream
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.global_batch import LocalBatch, Samples
