@@ -66,9 +66,9 @@ class Log:
             state = load_state(config, log)
             observe = state.scores.observe
 
-            def noting(logits_NL, *others):
+            def noting(logits_NL, *others, **columns):
                 logits.append(logits_NL.copy())
-                observe(logits_NL, *others)
+                observe(logits_NL, *others, **columns)
 
             state.scores.observe = noting
             for number in range(start, stop):
@@ -158,9 +158,9 @@ def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, edits):
         state = load_state(config, log)
         observe = state.scores.observe
 
-        def noting(logits_NL, *others):
+        def noting(logits_NL, *others, **columns):
             scored.append(np.array(logits_NL))
-            observe(logits_NL, *others)
+            observe(logits_NL, *others, **columns)
 
         state.scores.observe = noting
         directory = LogDirectory(config.log.path)
