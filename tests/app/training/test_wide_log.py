@@ -179,6 +179,7 @@ def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, edits):
             first, *others = [cut(batch, *part) for part in parts]
             served_NL = plain.predict_wide(first.features).logits_NL.astype(np.float32)
             state.learn(first)
+            assert state.scores.num_samples  # counted now
             # the samples after the first are scored by what the ones before them taught
             # the trainer counts an id as often as its batch has it before it admits it, a call counts it once
             items = [first.features.categorical_NC[0, 1], *first.features.lists[1].ids_M]
@@ -188,6 +189,7 @@ def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, edits):
                 num_compared += 1
             for part in others:
                 state.learn(part)
+            assert state.scores.num_samples
             assert not np.array_equal(scored[-1][-1], before[0][-1])
             tip = log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
             log.sync()
