@@ -17,9 +17,9 @@ from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, Verdict, oldest_restorable
 from springtide.app.training.publisher import Publisher
 from springtide.app.training.ranks.errors import FinalError
-from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.ranks.loop_decision import LoopDecision
 from springtide.app.training.session import TrainingSession
+from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.status.writer import StatusWriter
 from springtide.app.version_log.commands.queue import Command, command_entry
 from springtide.app.version_log.commands.rollback import RollbackVersion, build_rollback
@@ -84,7 +84,6 @@ def send_to_dead_letters(
         num_sent += len(samples)
     letters.flush(FLUSH_SECONDS)
     return num_sent
-
 
 
 class RollbackOwner(Protocol):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.scores.segments.names import SegmentNames
+from springtide.app.scores.segments import SegmentNames
 from springtide.app.training.step.learning_step import StepReport
 from springtide.app.version_log.items import ItemLayout
 from springtide.app.version_log.read.replay_state import newest_items
