@@ -25,12 +25,18 @@ from springtide.app.serving.lookup.neighbors import rank_neighbors
 from springtide.app.serving.openapi import complete_document
 from springtide.app.serving.ops import routes as ops
 from springtide.app.serving.pages import routes as pages
-from springtide.app.serving.parts.handlers import DemandedViews, PartRankingHandler, PartRowsHandler, Ranker
+from springtide.app.serving.parts.handlers import DemandedViews, PartQuestion, PartQuestionHandler, PartRowsHandler
 from springtide.app.serving.predict import routes as predict
 from springtide.app.serving.retrieve import routes as retrieve
 from springtide.app.serving.retrieve.ranking import rank_items
 from springtide.app.serving.service import Service
-from springtide_client.parts.rankings import ITEMS_ROUTE, NEIGHBORS_ROUTE, ItemsRequest, NeighborsRequest
+from springtide_client.parts.rankings import (
+    ITEMS_ROUTE,
+    NEIGHBORS_ROUTE,
+    ItemsRequest,
+    NeighborsRequest,
+    decode_ranking,
+)
 
 ROUTES = RouteTable(
     module.routes
@@ -77,18 +83,26 @@ def build_application(service: Service) -> Application:
         fast_path.remember_rows,
         max_body_bytes=config.max_body_bytes,
     )
-    part_rankings = PartRankingHandler(
+    part_questions = PartQuestionHandler(
         demanded,
         {
-            NEIGHBORS_ROUTE: Ranker(NeighborsRequest, rank_neighbors, service.pools.neighbors),
-            ITEMS_ROUTE: Ranker(ItemsRequest, partial(rank_items, service.retriever), service.pools.retrievals),
+            NEIGHBORS_ROUTE: PartQuestion(
+                partial(decode_ranking, kind=NeighborsRequest),
+                lambda view, request: rank_neighbors(view, request).encode(),
+                service.pools.neighbors,
+            ),
+            ITEMS_ROUTE: PartQuestion(
+                partial(decode_ranking, kind=ItemsRequest),
+                lambda view, request: rank_items(service.retriever, view, request).encode(),
+                service.pools.retrievals,
+            ),
         },
         max_body_bytes=config.max_body_bytes,
     )
     authorizer = Authorizer(config, service.tokens, ROUTES.scope_of)
     middleware = HttpMiddleware(
         build_api(service, authorizer),
-        direct=(handler, part_rows, part_rankings),
+        direct=(handler, part_rows, part_questions),
         authorizer=authorizer,
         unthrottled=ROUTES.unthrottled,
         limits=service.limits,

@@ -27,7 +27,7 @@ from springtide.app.serving.model.served_view import ServedView
 from springtide.kernels.cpu.serving.layer_search import LayerSearch
 from springtide_client.errors import PartError, VersionsDifferError
 from springtide_client.format.records import Tip, version_name
-from springtide_client.parts.rankings import Demand, ItemsRequest, NeighborsRequest, RankedIds, decode_ranking
+from springtide_client.parts.rankings import Demand
 from springtide_client.parts.row_request import ROUTE, RowRequest
 
 
@@ -159,40 +159,40 @@ def find_rows(view: ServedView, request: RowRequest) -> bytes | memoryview:
     return b"".join(column.tobytes() for column in (found.rows_KD, found.status_K, found.states_KW, found.counts_K))
 
 
-class Ranker(NamedTuple):
-    """How one route is answered, by the threads of a pool."""
+class PartQuestion(NamedTuple):
+    """A question that every part is asked, and how this server answers for its own rows, by the threads of a pool."""
 
-    request_type: type[NeighborsRequest] | type[ItemsRequest]
-    rank: Callable[[ServedView, Any], RankedIds]
+    decode: Callable[[bytes], Any]  # the body of a request; ValueError for another one
+    answer: Callable[[ServedView, Any], bytes]
     pool: BoundedPool
 
 
-class PartRankingHandler:
+class PartQuestionHandler:
     """Answers authorized requests."""
 
-    def __init__(self, views: DemandedViews, rankers: Mapping[str, Ranker], *, max_body_bytes: int) -> None:
-        """`rankers`: by the path of the route."""
-        self._views, self._rankers = views, rankers
+    def __init__(self, views: DemandedViews, questions: Mapping[str, PartQuestion], *, max_body_bytes: int) -> None:
+        """`questions`: by the path of the route."""
+        self._views, self._questions = views, questions
         self._max_body_bytes = max_body_bytes
 
     def matches(self, scope: Scope) -> bool:
         """Return True if the request is for this handler; its route is then noted in the scope."""
-        if scope["path"] not in self._rankers or scope["method"] != "POST":
+        if scope["path"] not in self._questions or scope["method"] != "POST":
             return False
         scope["springtide.route"] = scope["path"]
         return True
 
     async def handle(self, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Rank and send. Raises ApiError."""
-        body, ranker = await read_body(receive, self._max_body_bytes), self._rankers[scope["path"]]
+        """Answer. Raises ApiError."""
+        body, question = await read_body(receive, self._max_body_bytes), self._questions[scope["path"]]
         try:
             demand = Demand.decode(scope["query_string"].decode("latin-1"))
-            request = decode_ranking(body, ranker.request_type)
+            request = question.decode(body)
         except ValueError as error:
-            raise bad_request(f"not a request for a part's best ids: {error}", "see springtide_client.parts") from None
+            raise bad_request(f"not a question to a part: {error}", "see springtide_client.parts") from None
         view = await self._views.at(demand)
         try:
-            content = await ranker.pool.run(lambda: ranker.rank(view, request).encode())
+            content = await question.pool.run(lambda: question.answer(view, request))
         except VersionsDifferError as error:  # this server has asked others, for rows that describe its items
             raise versions_differ(str(error)) from None
         except PartError as error:

@@ -98,6 +98,7 @@ class ItemsRequest(msgspec.Struct, array_like=True, frozen=True):
 
 
 Ranking = TypeVar("Ranking", bound=NeighborsRequest | ItemsRequest)
+Answer = TypeVar("Answer")
 
 
 def decode_ranking(body: bytes, kind: type[Ranking]) -> Ranking:
@@ -160,17 +161,35 @@ def ask_rankings(
     """
     route = NEIGHBORS_ROUTE if isinstance(request, NeighborsRequest) else ITEMS_ROUTE
     body = msgspec.msgpack.encode(request)
-    others = [index for index in range(len(servers)) if index != own_range.number - 1]
-    found: list[RankedIds] = []
+    return RankedIds.best(ask_parts(servers, tip, route, body, RankedIds.decode, own_range, own), request.k)
 
-    def rank_own() -> None:
+
+def ask_parts(
+    servers: PartServers,
+    tip: Tip,
+    route: str,
+    body: bytes,
+    decode: Callable[[bytes], Answer],
+    own_range: HashRange = NO_KEYS,
+    own: Callable[[], Answer] | None = None,
+) -> list[Answer]:
+    """Return what each part answers to a question at a version: that of `own_range` by calling `own`.
+
+    `decode` raises ValueError for what is no answer. VersionsDifferError where a part does not serve the version,
+    PartError where it does not answer or refuses.
+    """
+    others = [index for index in range(len(servers)) if index != own_range.number - 1]
+    found: list[Answer] = []
+
+    def answer_own() -> None:
         if own is not None and not own_range.is_empty:
             found.append(own())
 
     asked = {index: (Demand(tip, servers.range_of(index), WAIT_MS).path(route), body) for index in others}
-    for index, answer in servers.post_all(asked, rank_own).items():
+    for index, answer in servers.post_all(asked, answer_own).items():
         try:
-            found.append(RankedIds.decode(answer))
+            found.append(decode(answer))
         except ValueError as error:
-            raise PartError(f"{servers.name_of(index)} sent no ranking ({error}): is it a Springtide server?") from None
-    return RankedIds.best(found, request.k)
+            message = f"{servers.name_of(index)} sent no answer to {route} ({error}): is it a Springtide server?"
+            raise PartError(message) from None
+    return found
