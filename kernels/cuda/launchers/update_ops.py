@@ -43,7 +43,7 @@ check_kernels(
 
 
 def optimizer_defines(kind: RowOptimizerKind) -> Defines:
-    """The definitions that the update is compiled with besides those of the rows. ValueError if the optimizer has no CUDA kernel."""
+    """Definitions of the update besides those of the rows. ValueError if the optimizer has no CUDA kernel."""
     check_device(kind.name, "cuda")
     assert kind.cuda is not None
     states = ("STATE_VECTORS", kind.vectors), ("STATE_SCALARS", kind.scalars)
