@@ -13,8 +13,7 @@ from springtide.embeddings.lookup.materialize import Materializer
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.dirty_rows import DirtyRows
 from springtide.embeddings.memory.eviction import EvictedDirtyRows, EvictionSink
-from springtide.embeddings.memory.expiry_sweep import ExpirySweep
-from springtide.embeddings.memory.resident import ResidentRows
+from springtide.embeddings.memory.resident import ExpirySweep, ResidentRows
 from springtide.embeddings.optimizer import RowOptimizer
 from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.policy.quotas import Quotas

@@ -1,6 +1,9 @@
-"""The way of a call's unique keys to their owners, who see them as requests, and of what belongs to them back."""
+"""The way of a call's unique keys to their owners, who see them as requests, and of what belongs to them back.
 
-# U unique keys of a call here, P keys that the ranks request of this one, T tables, R ranks, B bytes of a row
+A rank owns a shard: the key hash (springtide_client.keys) is divided into contiguous ranges of equal size.
+"""
+
+# U unique keys of a call here, P keys that the ranks request of this one, N rows, T tables, R ranks, B bytes of a row
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +13,41 @@ import torch
 from torch import Tensor
 
 from springtide.embeddings.lookup.handle import Occurrences
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.key_ranges import owners_of
 from springtide.embeddings.sharding.row_format import bytes_of, numbers_of
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, UniqueKeys
+from springtide_client.keys import mix_keys
+
+
+def owners_of(mixed_U: Array, num_ranks: int) -> Array:
+    """Return the rank of each mixed key (U), uint64, as uint16 (U)."""
+    shift = np.uint64(32)
+    return (((mixed_U >> shift) * np.uint64(num_ranks)) >> shift).astype(np.uint16)
+
+
+def are_of_rank(features_N: UInt16Array, ids_N: Int64Array, rank: int, num_ranks: int) -> BoolArray:
+    """Return which keys belong to a rank: shared keys of features, and crosses, like any others."""
+    own_N: BoolArray = owners_of(mix_keys(features_N, ids_N), num_ranks) == rank
+    return own_N
+
+
+def blocks_of_rank(num_blocks: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Return the first and the last block of an admission sketch that keys of a rank are counted in.
+
+    Blocks go by the mixed hash too (kernels/cpu/admission/sketch.py). The block at a border may be of two ranks; there
+    is none if the number of ranks divides that of blocks.
+    """
+    first, after = (-(-(rank_ << 32) // num_ranks) for rank_ in (rank, rank + 1))
+    return first * num_blocks >> 32, (after - 1) * num_blocks >> 32
+
+
+def border_blocks_of_rank(num_blocks: int, rank: int, num_ranks: int) -> tuple[int, ...]:
+    """Return those of them that another rank counts keys in too."""
+    own, all_ = blocks_of_rank(num_blocks, rank, num_ranks), range(num_ranks)
+    others = {block for other in all_ if other != rank for block in blocks_of_rank(num_blocks, other, num_ranks)}
+    return tuple(sorted(others & set(own)))
 
 
 @dataclass(frozen=True)

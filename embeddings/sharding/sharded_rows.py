@@ -22,8 +22,7 @@ from springtide.embeddings.lookup.handle import Occurrences, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.rows import BoolArray, Rows
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.key_ranges import are_of_rank
-from springtide.embeddings.sharding.route import KeyRoute
+from springtide.embeddings.sharding.route import KeyRoute, are_of_rank
 from springtide.embeddings.sharding.row_format import RowFormat
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops

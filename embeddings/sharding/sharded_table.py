@@ -19,8 +19,7 @@ from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.policy.admission import Decision, NotAdmitted, share_rows
 from springtide.embeddings.rows import as_keys
 from springtide.embeddings.sharding.exchange import Exchange
-from springtide.embeddings.sharding.key_ranges import border_blocks_of_rank
-from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys
+from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys, border_blocks_of_rank
 from springtide.embeddings.sharding.row_format import Precision, RowFormat
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops

@@ -26,8 +26,18 @@ from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, folder_of
 from springtide.embeddings.sharding.sharded_table import pooled
 from springtide.embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
 from springtide.embeddings.torch_api.autograd import embed_slices
-from springtide.embeddings.torch_api.inference import FEATURE, features_of, inference_rows, rows_where
-from springtide.embeddings.torch_api.inputs import bags_of, check_capacity, host_rows_of, ids_of, scores_of, size_of
+from springtide.embeddings.torch_api.inputs import (
+    FEATURE,
+    bags_of,
+    check_capacity,
+    features_of,
+    host_rows_of,
+    ids_of,
+    inference_rows,
+    rows_where,
+    scores_of,
+    size_of,
+)
 from springtide.embeddings.torch_api.table_module import TableModule
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops

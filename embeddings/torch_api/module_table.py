@@ -29,7 +29,7 @@ from springtide.embeddings.tiers.no_spill import NoSpill
 from springtide.embeddings.tiers.record_kinds import ABSENT
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.embeddings.tiers.rocksdb.worker import THREAD_NAME as SPILL_THREAD
-from springtide.embeddings.torch_api.inference import FEATURE
+from springtide.embeddings.torch_api.inputs import FEATURE
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NO_SLOT, Array

@@ -20,7 +20,7 @@ from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, shards_of, state_of_rank
-from springtide.embeddings.torch_api.inference import FEATURE
+from springtide.embeddings.torch_api.inputs import FEATURE
 from springtide.embeddings.torch_api.module_table import ModuleTable, OnEvict, OwnerLock, RemovalListeners, changing
 from springtide.embeddings.torch_api.state_dict import check_state, export_state, import_state
 from springtide.kernels.backend import backend

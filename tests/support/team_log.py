@@ -12,7 +12,7 @@ import numpy as np
 from springtide.app.version_log.write.ranks import LogRanks, RankStore
 from springtide.app.version_log.write.shard_writer import open_log
 from springtide.app.version_log.write.writer import LogWriter
-from springtide.embeddings.sharding.key_ranges import owners_of
+from springtide.embeddings.sharding.route import owners_of
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import mix_keys

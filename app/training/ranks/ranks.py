@@ -29,7 +29,7 @@ from springtide.app.training.ranks.launch import LOCAL_RANK_VARIABLE
 from springtide.app.version_log.write.ranks import LogRanks
 from springtide.embeddings.rows import TableDelta
 from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
-from springtide.embeddings.sharding.key_ranges import are_of_rank
+from springtide.embeddings.sharding.route import are_of_rank
 from springtide.stream.positions import PartitionShare
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from springtide.embeddings.sharding import key_ranges
+from springtide.embeddings.sharding import route
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange, owners_of
 
 MIXED = np.sort(np.random.default_rng(1).integers(0, 2**64, 500, np.uint64))
@@ -21,7 +21,7 @@ EDGES = np.sort(
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 65_535])
 def test_every_key_has_one_owner_the_same_as_among_ranks(mixed, count) -> None:
     owners = owners_of(mixed, count)
-    np.testing.assert_array_equal(owners, key_ranges.owners_of(mixed, count))
+    np.testing.assert_array_equal(owners, route.owners_of(mixed, count))
     for number in sorted({1, count, *(owners + 1).tolist()}):
         part = HashRange(number, count)
         held = np.flatnonzero(part.holds(mixed))

@@ -3,7 +3,7 @@ import numpy as np
 from springtide.embeddings.config import FeaturePolicy
 from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.memory.expiry_sweep import SWEEP_PARTS
+from springtide.embeddings.memory.resident import SWEEP_PARTS
 from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host
 from tests.embeddings.small_tables import learn, make, status

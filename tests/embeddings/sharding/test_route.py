@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from springtide.embeddings.sharding.key_ranges import are_of_rank, blocks_of_rank, border_blocks_of_rank, owners_of
-from springtide.embeddings.sharding.route import pack_columns, unpack_columns
+from springtide.embeddings.sharding.route import (
+    are_of_rank,
+    blocks_of_rank,
+    border_blocks_of_rank,
+    owners_of,
+    pack_columns,
+    unpack_columns,
+)
 from springtide_client.keys import mix_keys
 from springtide_client.rows.sketch import blocks_of
 
