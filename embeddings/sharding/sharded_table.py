@@ -35,7 +35,7 @@ def decide_together(
     requested_T: Sequence[RequestedKeys],
 ) -> tuple[UniqueKeys, list[Decision | None]]:
     """Replace the keys of this rank that get no row of their own by the shared keys of their features, which are yet to
-    be requested for: a shared row has an owner like any other. Return also what was decided here, by table. All ranks.
+    be requested: a shared row has an owner like any other. Return also what was decided here, by table. All ranks.
     """
     ops, xp = tables_T[0].ops, tables_T[0].ops.xp
     decisions_T: list[Decision | None] = []
