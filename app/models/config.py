@@ -11,7 +11,7 @@ from springtide_client.system.settings import Settings, nearest
 BUILT_IN_MODELS = {
     # feature interactions
     "dlrm": "springtide.app.models.interactions.dlrm:DLRM",
-    "deepfm": "springtide.app.models.interactions.deepfm:DeepFM",
+    "deepfm": "springtide.app.models.interactions.wide_and_deep:DeepFM",
     "logistic": "springtide.app.models.interactions.factorization_machines:Logistic",
     "wide_and_deep": "springtide.app.models.interactions.wide_and_deep:WideAndDeep",
     "dcn": "springtide.app.models.interactions.dcn:DCN",

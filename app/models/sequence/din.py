@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.layers import check_layer_sizes
-from springtide.app.models.sequence.history import History
-from springtide.app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.sequence.sequence_model import History, SequenceModel
 
 
 class DIN(SequenceModel):

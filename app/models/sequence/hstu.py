@@ -14,8 +14,7 @@ from torch.nn.functional import embedding, silu
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.layers import check_size
 from springtide.app.models.sequence.encoder_block import split_heads, zero_norm
-from springtide.app.models.sequence.history import History, append, element
-from springtide.app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.sequence.sequence_model import History, SequenceModel, append, element
 
 
 class HSTU(SequenceModel):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.layers import check_size
 from springtide.app.models.sequence.encoder_block import EncoderBlock, key_mask, zero_norm
-from springtide.app.models.sequence.history import History, Positions, element
-from springtide.app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.sequence.sequence_model import History, Positions, SequenceModel, element
 
 
 class SASRec(SequenceModel):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.layers import check_size
 from springtide.app.models.sequence.encoder_block import EncoderBlock, key_mask, zero_norm
-from springtide.app.models.sequence.history import History, Positions, append, element
-from springtide.app.models.sequence.sequence_model import SequenceModel
+from springtide.app.models.sequence.sequence_model import History, Positions, SequenceModel, append, element
 
 
 class Transformer(SequenceModel):

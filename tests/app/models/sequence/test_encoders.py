@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from springtide.app.models.sequence.din import TargetAttention
 from springtide.app.models.sequence.encoder_block import MultiHeadAttention, naive_attention
-from springtide.app.models.sequence.history import History, without_padding
 from springtide.app.models.sequence.hstu import HSTUEncoder
 from springtide.app.models.sequence.sasrec import CausalEncoder
+from springtide.app.models.sequence.sequence_model import History, without_padding
 from springtide.app.models.sequence.transformer import TargetEncoder
 from tests.app.models.sequence import reference
 
