@@ -22,7 +22,7 @@ from springtide.embeddings.tiers.interface import Spill
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowLayout
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
-from springtide_client.system.sizes import format_size
+from springtide_client.system.settings import format_size
 
 UInt8Array = npt.NDArray[np.uint8]
 KIB, MAX_KIB = 1 << 10, 1 << 30

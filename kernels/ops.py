@@ -338,7 +338,7 @@ class Ops(Protocol):
         ...
 
     def sketch_estimate(self, sketch: Sketch, mixed_U: Array, age: int) -> Array:
-        """The estimates, int64, at this age: springtide_client.rows.sketch.estimates. Moves nothing."""
+        """The estimates, int64, at this age: springtide_client.rows.admission_counts.estimates. Moves nothing."""
         ...
 
     def sketch_read(self, sketch: Sketch, blocks_N: Array) -> Array:

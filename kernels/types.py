@@ -92,7 +92,7 @@ class OptimizerStep(NamedTuple):
 
 @dataclass
 class Sketch:
-    """Counters by mixed key, in blocks of 64 bytes: springtide_client.rows.sketch says how they are laid out."""
+    """Counters by mixed key, in blocks of 64 bytes: `springtide_client.rows.admission_counts` has their layout."""
 
     num_blocks: int
     arrays: Any  # the backend's own

@@ -8,7 +8,7 @@ from springtide.stream.errors import StreamError
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
-from springtide_client.system.backoff import Backoff
+from springtide_client.system.clock import Backoff
 
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 LETTER_BYTES = 500  # headers, and the memory of a Python object

@@ -19,7 +19,7 @@ from springtide.stream.errors import CorruptBatchError, RetriableError, StreamEr
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.watermark import FreshnessTracker
 from springtide_client.schema import Schema
-from springtide_client.system.backoff import Backoff
+from springtide_client.system.clock import Backoff
 
 logger = logging.getLogger(__name__)
 

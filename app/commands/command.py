@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from springtide.app.config.load import Config
 
-# how a command's argument may name a version; springtide.app.version_log.read.version_names reads it
+# how a command's argument may name a version; springtide.app.version_log.read.index reads it
 VERSION_NAMES = "latest, oldest, -3, 3.1207, a number, a pin, @2026-11-21T10:00Z (wall time) or event@..."
 
 

@@ -14,7 +14,7 @@ from springtide.app.commands.command import Report, Subcommand, add_json
 
 if TYPE_CHECKING:
     from springtide.app.config.load import Config
-    from springtide.app.version_log.commands.status import CommandStatus, ErasedKey
+    from springtide.app.version_log.commands.queue import CommandStatus, ErasedKey
 
 POLL_SECONDS = 0.1
 WAIT_SECONDS = 30.0
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def forget(arguments: argparse.Namespace) -> Report:
     from springtide.app.config.load import load_config
     from springtide.app.errors import UserError
-    from springtide.app.version_log.commands.status import erased_keys_report
+    from springtide.app.version_log.commands.queue import erased_keys_report
     from springtide.app.version_log.trainer_status import has_log
 
     config = load_config(arguments.config)
@@ -105,8 +105,7 @@ def submit_and_wait(
 ) -> "tuple[CommandStatus | None, Report]":
     """Submit a command and report what it did; without a status if it is still waiting for a trainer."""
     from springtide.app.version_log.commands.offline import execute_pending
-    from springtide.app.version_log.commands.queue import submit_command
-    from springtide.app.version_log.commands.status import command_status
+    from springtide.app.version_log.commands.queue import command_status, submit_command
     from springtide.app.version_log.errors import FencedError, LogBusyError
     from springtide_client.errors import LogError
 
@@ -133,7 +132,7 @@ def _waiting(command_id: str, why: str) -> Report:
 
 def wait_until_durable(log_path: Path, command_id: str, seconds: float) -> None:
     """Wait until the version that carries the command is durable, or the time is over."""
-    from springtide.app.version_log.commands.status import command_status
+    from springtide.app.version_log.commands.queue import command_status
 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -21,7 +21,7 @@ from springtide.app.processes.signals import child_environment
 from springtide.stream.broker.embedded import EmbeddedBroker, find_broker
 from springtide.stream.config import SourceConfig
 from springtide.stream.errors import EmbeddedBrokerError
-from springtide_client.system.backoff import Backoff
+from springtide_client.system.clock import Backoff
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.model.versions import resolve_version
 from springtide.app.version_log.commands.limits import EXAMPLE, limits_document, parse_limits
-from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import ErasedKey, command_status, erased_keys_report
+from springtide.app.version_log.commands.queue import ErasedKey, command_status, erased_keys_report, submit_command
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.trainer_status import TrainerStatus
 from springtide_client.errors import EncodeError

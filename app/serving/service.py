@@ -25,7 +25,7 @@ from springtide.app.serving.parts.lookup_batcher import LookupBatcher
 from springtide.app.serving.predict.micro_batcher import MicroBatcher
 from springtide.app.serving.retrieve.retriever import Retriever
 from springtide.app.version_log.config import LogConfig
-from springtide_client.log.directory_watcher import DirectoryWatcher
+from springtide_client.log.directory import DirectoryWatcher
 
 SAMPLE_SECONDS = 1.0
 

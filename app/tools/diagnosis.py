@@ -20,9 +20,8 @@ from springtide.app.models.registry import build_model
 from springtide.app.serving.config import ServeConfig
 from springtide.app.training.bootstrap import add_parts, design_of, model_spec, with_wide_columns
 from springtide.app.training.device import resolve_device
-from springtide.app.version_log.change.design import Design
-from springtide.app.version_log.change.plan import plan_change
-from springtide.app.version_log.compact.kept_size import kept_size
+from springtide.app.version_log.change.plan import Design, plan_change
+from springtide.app.version_log.compact.retention import kept_size
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
 from springtide.embeddings.collection import check_device_bytes

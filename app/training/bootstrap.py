@@ -23,16 +23,12 @@ from springtide.app.training.state.row_budget import RowBudget
 from springtide.app.training.state.spill_gc import BaseRows
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.learner import Learner
-from springtide.app.version_log.change.begin import begin_changed
-from springtide.app.version_log.change.design import CROSSES_TABLE, ArrayForm, Design
-from springtide.app.version_log.change.plan import plan_change
+from springtide.app.version_log.change.plan import CROSSES_TABLE, ArrayForm, Design, plan_change
+from springtide.app.version_log.change.start_migrated import begin_changed
 from springtide.app.version_log.commands.erasures import erasures_of
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
-from springtide.app.version_log.compact.exported_model import write_exported_model
-from springtide.app.version_log.compact.row_writer import TableImage
-from springtide.app.version_log.disk_budget import DiskBudget
-from springtide.app.version_log.disk_usage import folder_bytes
-from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base, write_exported_model
+from springtide.app.version_log.disk_budget import DiskBudget, folder_bytes
+from springtide.app.version_log.read.replay_state import Resume
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.collection import AnyTable, check_device_bytes, open_tables, table_configs
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig

@@ -12,8 +12,7 @@ from springtide.app.version_log.write.writer import NetState
 from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide.stream.errors import StreamError
 from springtide_client.format.tensors import Arrays
-from springtide_client.system.backoff import Backoff
-from springtide_client.system.clock import wall_ms
+from springtide_client.system.clock import Backoff, wall_ms
 
 FLUSH_SECONDS = 2.0  # for dead letters, before publishing is postponed
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0

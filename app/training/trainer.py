@@ -22,7 +22,7 @@ from springtide.app.training.status.reporter import TrainerStatusReporter
 from springtide.app.training.status.writer import StatusWriter
 from springtide.app.version_log.read.corruption import find_corruption, take_corruption_report
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status, successor
-from springtide.app.version_log.write.shard_writer import open_log
+from springtide.app.version_log.write.writer import open_log
 from springtide.stream.columns import Batch
 from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide_client.errors import SpringtideError

@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from springtide.app.version_log.disk_usage import folder_bytes
 from springtide_client.log.listing import base_name
 
 BASE_SHARE = 5 / 16  # of log_bytes: one base and the next one, while it is written, leave 3/8 for the segments
@@ -13,6 +12,33 @@ EARLY_SHARE = 1 / 8  # with less room the next base is begun, so that learning n
 LEAST_ROWS_SHARE = 1 / 4  # of a base is for rows, however large the net is
 VERSION_SHARE = 1 / 16  # a version is published early when its rows may take this much
 BASE_PREFIX, DRAFT_PREFIX, SEGMENT_PREFIX = base_name(0).split("-")[0] + "-", ".tmp-", "seg-"
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files under a folder: one with several names counts once, one deleted meanwhile 0."""
+    return _folder_bytes(folder, set())
+
+
+def _folder_bytes(folder: Path, linked: set[tuple[int, int]]) -> int:
+    """`linked`: device and inode of files with several names that are counted already."""
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        total += _folder_bytes(Path(entry.path), linked)
+                        continue
+                    stat = entry.stat(follow_symlinks=False)
+                    inode = stat.st_dev, stat.st_ino
+                    total += 0 if inode in linked else stat.st_size
+                    if stat.st_nlink > 1:
+                        linked.add(inode)
+                except FileNotFoundError:
+                    continue
+    except FileNotFoundError:
+        pass
+    return total
 
 
 @dataclass(frozen=True)

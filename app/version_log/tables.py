@@ -9,8 +9,7 @@ import numpy as np
 from springtide_client.array_types import BoolArray, UInt16Array
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base, BaseManifest, TableSpec
-from springtide_client.rows.layers import record_layer
-from springtide_client.rows.row_layer import RowLayer, empty_layer
+from springtide_client.rows.row_layer import RowLayer, empty_layer, record_layer
 from springtide_client.rows.table_names import MAIN_TABLE, ROW_TENSORS, TableNames, record_tensor
 
 

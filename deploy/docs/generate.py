@@ -16,8 +16,7 @@ from springtide.app.config.load import SECTIONS
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
 from springtide.app.version_log.commands.limits import FEATURE_LIMITS, TABLE_LIMITS
-from springtide_client.system.settings import Settings, SettingsKey, describe, format_value, keys
-from springtide_client.system.sizes import format_size
+from springtide_client.system.settings import Settings, SettingsKey, describe, format_size, format_value, keys
 
 FOLDER = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from springtide.embeddings.config import Admission, TableConfig
 from springtide.embeddings.memory.eviction import MIN_GHOSTS
 from springtide.kernels.ops import Ops
-from springtide_client.system.sizes import format_size
+from springtide_client.system.settings import format_size
 
 PART = 16  # the overflow area has a sixteenth of the slots, the evicted dirty rows a sixteenth of its bytes
 OVERFLOW_KEY_BYTES = 64  # key, score, free list and hash places of an overflow row, at most

@@ -21,7 +21,7 @@ from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.system.sizes import parse_size
+from springtide_client.system.settings import parse_size
 
 FEATURE = 0  # the only feature of a module's table
 

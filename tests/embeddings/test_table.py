@@ -14,7 +14,7 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.torch_api.autograd import embed
 from springtide.kernels.ops import Ops
 from springtide_client.keys import mix_keys
-from springtide_client.system.sizes import parse_size
+from springtide_client.system.settings import parse_size
 from tests.embeddings.backends import host
 from tests.embeddings.small_tables import learn, status
 from tests.embeddings.small_tables import make as make_small

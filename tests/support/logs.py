@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string, mix_keys
 from springtide_client.rows.hash_range import owners_of

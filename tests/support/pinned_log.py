@@ -5,7 +5,7 @@ from types import TracebackType
 from springtide.app.version_log.commands.pin import pin_version
 from springtide.app.version_log.compact.retention import apply_retention
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.read.version_range import RowImage
 from springtide_client.log.directory import LogDirectory
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import Key, Row, WriterLog, put

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from springtide.app.version_log.write.ranks import LogRanks, RankStore
-from springtide.app.version_log.write.shard_writer import open_log
-from springtide.app.version_log.write.writer import LogWriter
+from springtide.app.version_log.write.writer import LogWriter, open_log
 from springtide.embeddings.sharding.route import owners_of
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays

@@ -7,9 +7,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.merge import compact_log
-from springtide.app.version_log.compact.row_writer import TableImage
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import Tip, VersionMeta

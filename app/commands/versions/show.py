@@ -16,7 +16,7 @@ from springtide.app.commands.command import (
 
 if TYPE_CHECKING:
     from springtide.app.config.load import Config
-    from springtide.app.version_log.commands.erasure_audit import FileReference
+    from springtide.app.version_log.commands.erasures import FileReference
     from springtide.app.version_log.inspection.crosses import Cross
     from springtide.app.version_log.inspection.history import RowHistory
     from springtide.app.version_log.read.index import LogIndex
@@ -90,8 +90,8 @@ def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
     Empty for a version that cannot be rebuilt any more.
     """
     from springtide.app.version_log.inspection.crosses import live_pairs, wide_parameters
-    from springtide.app.version_log.inspection.table_sizes import table_sizes
-    from springtide.app.version_log.read.row_image import RowImage
+    from springtide.app.version_log.inspection.history import table_sizes
+    from springtide.app.version_log.read.version_range import RowImage
 
     if not index.is_restorable(number):
         return {"tables": [], "crosses": []}
@@ -175,7 +175,7 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
 def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace) -> Report:
     """Report the history of one row, which files contain it, and until when."""
     from springtide.app.errors import UserError
-    from springtide.app.version_log.commands.erasure_audit import files_containing
+    from springtide.app.version_log.commands.erasures import files_containing
     from springtide.app.version_log.inspection.history import row_history
     from springtide_client.keys import encode_id
 
@@ -264,7 +264,7 @@ def show_cross(index: "LogIndex", number: int, keys: list[str]) -> Report:
 
     from springtide.app.errors import UserError
     from springtide.app.version_log.inspection.crosses import find_cross
-    from springtide.app.version_log.read.row_image import RowImage
+    from springtide.app.version_log.read.version_range import RowImage
     from springtide_client.format.records import version_name
 
     named = []

@@ -20,7 +20,7 @@ from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
-from springtide_client.log.shard_choice import ShardChoice
+from springtide_client.log.shard_files import ShardChoice
 
 
 class LogReader:

@@ -10,8 +10,7 @@ from functools import reduce
 
 import numpy as np
 
-from springtide.app.version_log.item_columns import NO_ITEMS, ItemColumns
-from springtide.app.version_log.items import items_of
+from springtide.app.version_log.items import NO_ITEMS, ItemColumns, items_of
 from springtide.app.version_log.read.id_dictionary import decode_strings, id_strings_of, strings_of
 from springtide_client.array_types import Int64Array
 from springtide_client.format.records import Record

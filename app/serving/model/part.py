@@ -10,7 +10,7 @@ from springtide.app.serving.http.errors import misdirected
 from springtide.kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
 from springtide_client.array_types import Int64Array
 from springtide_client.log.base import ID_STRINGS, BaseManifest
-from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
+from springtide_client.log.shard_files import EVERY_SHARD, ShardChoice
 from springtide_client.model.view import View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import parted_view

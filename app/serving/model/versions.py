@@ -11,9 +11,8 @@ import msgspec
 
 from springtide.app.errors import UserError
 from springtide.app.serving.http.errors import ApiError, gone, invalid, not_ready
-from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_names import MAX_LENGTH, parse_instant, parse_version
-from springtide.app.version_log.retention.pins import Pin, is_pin_name, read_pins
+from springtide.app.version_log.kept_versions import Pin, is_pin_name, read_pins
+from springtide.app.version_log.read.index import MAX_LENGTH, LogIndex, parse_instant, parse_version
 from springtide_client.errors import LogError
 from springtide_client.follow.listeners import AppliedVersion
 from springtide_client.format.records import EPOCH_SHIFT, Tip, version_name

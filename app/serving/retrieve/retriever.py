@@ -24,8 +24,7 @@ from springtide.app.serving.retrieve.served_items import MIN_CANDIDATES, ItemSet
 from springtide.app.serving.retrieve.towers import Towers, TowerTemplate, UserInputs
 from springtide.app.serving.retrieve.vector_index import FloatArray, InvertedFile
 from springtide.app.serving.retrieve.warmup import warm_up
-from springtide.app.version_log.item_columns import ItemColumns
-from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.items import ItemColumns, ItemLayout
 from springtide_client.errors import PartError
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID

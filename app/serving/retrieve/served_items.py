@@ -16,8 +16,7 @@ import numpy.typing as npt
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.retrieve.towers import Towers, UserInputs
 from springtide.app.serving.retrieve.vector_index import ExactIndex, FloatArray, InvertedFile, Places, largest
-from springtide.app.version_log.item_columns import ItemColumns
-from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.items import ItemColumns, ItemLayout
 from springtide.kernels.cpu.serving.item_columns import (
     LISTED_ID,
     NUMBER,

@@ -16,9 +16,8 @@ from springtide.app.models.registry import build_model
 from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.version_log.change.design import Design
-from springtide.app.version_log.item_columns import ItemColumns
-from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.change.plan import Design
+from springtide.app.version_log.items import ItemColumns, ItemLayout
 from springtide.kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
 from springtide.kernels.cpu.serving.towers import (
     MAX,

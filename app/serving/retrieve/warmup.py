@@ -4,7 +4,7 @@ import numpy as np
 
 from springtide.app.serving.retrieve.towers import FEW_SAMPLES, CompiledTower
 from springtide.app.serving.retrieve.vector_index import InvertedFile
-from springtide.app.version_log.item_columns import NO_ITEMS, ItemColumns
+from springtide.app.version_log.items import NO_ITEMS, ItemColumns
 from springtide.kernels.cpu.serving.item_columns import (
     keep_passing,
     mark_equal,

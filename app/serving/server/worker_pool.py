@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from springtide.app.serving.cache_folder import CacheFolder
 from springtide.app.serving.config import ServeConfig
 from springtide.app.serving.metrics.shared_metrics import SharedMetrics, WorkerSlot
-from springtide_client.system.backoff import Backoff
+from springtide_client.system.clock import Backoff
 from springtide_client.system.parent_death import die_with_parent
 
 POLL_SECONDS = 0.01

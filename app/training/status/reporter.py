@@ -15,7 +15,7 @@ from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, Verdict, oldest_restorable
 from springtide.app.training.session import TrainingSession
 from springtide.app.training.status.writer import INTERVAL_SECONDS, StatusWriter
-from springtide.app.version_log.retention.pins import pin_names
+from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
     Condition,
     NetStatus,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from springtide.app.models.wide.wide_part import WidePart
 from springtide.app.training.step.batch_keys import BatchKeys
 from springtide.app.training.step.learning_step import OffsetStep
-from springtide.app.version_log.change.design import CROSSES_TABLE
+from springtide.app.version_log.change.plan import CROSSES_TABLE
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.lookup.handle import Lookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable

@@ -17,7 +17,7 @@ from springtide.app.version_log.commands.erasures import (
 from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
 from springtide.app.version_log.commands.rollback import build_rollback
 from springtide.app.version_log.config import LogConfig
-from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.read.replay_state import Resume
 from springtide.app.version_log.trainer_meta import TrainerMeta
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.decode.erasure_filter import Erasure

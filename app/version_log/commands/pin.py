@@ -10,13 +10,12 @@ from pathlib import Path
 
 from springtide.app.errors import UserError
 from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.kept_versions import FOLDER, Pin, is_pin_name, pin_path, read_pin, retention_lock
 from springtide.app.version_log.read.exact_state import ExactStates
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.retention.pins import FOLDER, Pin, is_pin_name, pin_path, read_pin
-from springtide.app.version_log.retention.retention_lock import retention_lock
-from springtide.app.version_log.write.valid_log import sync_file, sync_state
+from springtide.app.version_log.write.epoch import sync_file, sync_state
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
 from springtide_client.system.clock import wall_ms

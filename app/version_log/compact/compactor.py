@@ -4,22 +4,27 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from springtide.app.models.export.onnx_export import is_possible
-from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.compact.merge import MAX_REPLAYED_BYTES, compact_log, write_merged_base
 from springtide.app.version_log.compact.onnx import OnnxBuilder
-from springtide.app.version_log.compact.pending_versions import PendingVersions
-from springtide.app.version_log.compact.pinned_base import pinned_base_due, write_pinned_base
 from springtide.app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import DiskBudget, LogUsage
-from springtide.app.version_log.retention.pins import pin_names
+from springtide.app.version_log.kept_versions import groups_of_equal_bases, num_bytes, pin_names, read_pins
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.index_entry import size_of
+from springtide.app.version_log.read.replay_state import ReplayState
+from springtide.app.version_log.read.version_range import VersionRange
 from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import Frame, sound_frames
 from springtide_client.log.listing import base_number
-from springtide_client.system.file_lock import file_lock
+from springtide_client.system.files import file_lock
 
+LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 LOCK_NAME = "compactor.lock"
 POLL_SECONDS = 1.0
 SEGMENT_BYTES = 1 << 30  # more than this, and than one base, is compacted before base_minutes have passed
@@ -28,6 +33,126 @@ IDLE_BYTES = 16 << 20  # of heartbeats alone: then the newest base is linked und
 WINDOW_SAMPLES = 20_000
 
 logger = logging.getLogger(__name__)
+
+
+class Pending(NamedTuple):
+    """Versions that are in no base yet."""
+
+    num_bytes: int
+    is_idle: bool  # all of them are heartbeats: they only say that nothing came
+
+
+class PendingVersions:
+    """Looks at the segments behind a base. It remembers how far they hold heartbeats only, and reads on from there."""
+
+    def __init__(self, directory: LogDirectory) -> None:
+        self._directory = directory
+        self._base = 0
+        self._covered: dict[str, int] = {}  # segment with newer versions -> its bytes that the base covers
+        self._idle_until: dict[str, int] = {}  # segment -> offset up to which it is read and idle
+
+    def after(self, number: int) -> Pending:
+        """Return what follows the base of this number."""
+        if number != self._base:
+            self._base, self._covered, self._idle_until = number, {}, {}
+        listing = self._directory.scan()
+        manifest = self._directory.manifest(listing)
+        if manifest is None:
+            return Pending(0, True)
+        pending, is_idle = 0, True
+        chains = [self._directory.readable_segments(listing, manifest)]
+        chains += [[(name, None) for name in names] for names in listing.shards.values()]
+        for files in chains:
+            is_covered = True
+            for name, limit in files:
+                path = self._directory.path / name
+                covered = self._covered_bytes(path, limit) if is_covered else 0
+                is_covered = is_covered and name not in self._covered
+                pending += (size_of(path) if limit is None else limit) - covered
+                if not is_covered and is_idle:
+                    is_idle = self._is_idle(path, limit, self._idle_until.get(name, covered))
+        return Pending(pending, is_idle)
+
+    def _covered_bytes(self, path: Path, limit: int | None) -> int:
+        """Return how many bytes at the beginning of a file the base covers."""
+        if path.name in self._covered:
+            return self._covered[path.name]
+        covered = 0
+        for frame in sound_frames(path, limit):
+            if frame.header.number > self._base:
+                self._covered[path.name] = covered
+                break
+            covered = frame.end
+        return covered
+
+    def _is_idle(self, path: Path, limit: int | None, start: int) -> bool:
+        """Return True if all records of a file from an offset on are heartbeats."""
+        for frame in sound_frames(path, limit, start):
+            if not is_heartbeat(frame):
+                return False
+            self._idle_until[path.name] = frame.end
+        return True
+
+
+def is_heartbeat(frame: Frame) -> bool:
+    """Return True if a record holds no tensors: nothing but a version's meta."""
+    return int.from_bytes(frame.read_bytes(LENGTH_BYTES), "little") + LENGTH_BYTES == frame.header.length
+
+
+def pinned_base_due(directory: LogDirectory, *, keep_bases: int) -> int | None:
+    """Return a pinned version that should get a base of its own; None if there is none.
+
+    Until then the base before it and the segments between are kept, which costs no work. The newest `keep_bases` bases
+    keep their segments anyway.
+    """
+    pins, bases = read_pins(directory.path), [read_base_manifest(path) for path in complete_bases(directory)]
+    if not pins or not bases:
+        return None
+    index, oldest_recent = LogIndex(directory), groups_of_equal_bases(bases)[-keep_bases:][0][0]
+    sizes = {base.number: num_bytes(base) for base in bases}
+    starts = {pin.version: index.runs.base_of(pin.version) for pin in pins}
+    for version in sorted(starts, reverse=True):
+        base = starts[version]
+        if base not in sizes or base == version or version > oldest_recent or not is_exact(index, version, base):
+            continue
+        others = [(start, end) for end, start in starts.items() if start is not None and end != version]
+        needed = {
+            entry.frame.path
+            for start, end in [*others, (oldest_recent, index.numbers[-1])]
+            for entry in index.entries_between(start, end)
+        }
+        alone = {entry.frame.path for entry in index.entries_between(base, version)} - needed
+        if sum(map(size_of, alone)) > sizes[base]:
+            return version
+    return None
+
+
+def is_exact(index: LogIndex, version: int, base: int) -> bool:
+    """Return True if records and base hold the exact state of the net: of a large one, only some versions have it."""
+    return 0 <= index.meta(version).exact_state <= base
+
+
+def write_pinned_base(
+    directory: LogDirectory,
+    version: int,
+    *,
+    window_samples: int,
+    onnx: OnnxBuilder | None = None,
+    base_files: int = 0,
+) -> None:
+    """Write the base of a version that can be rebuilt, or one on the way there if there is much to replay.
+
+    LogError if the log cannot be read up to it.
+    """
+    index = LogIndex(directory)
+    base = index.base_before(version)
+    base.verify(exports=False)  # the new base gets new checksums of the others
+    state = ReplayState(base, window_samples=window_samples)
+    for record in VersionRange(index, base.tip.number, version).records():
+        state.apply(record)
+        if state.num_bytes >= MAX_REPLAYED_BYTES:
+            break
+    write_merged_base(directory.path, base, state, onnx, base_files=base_files)
 
 
 class Compactor:

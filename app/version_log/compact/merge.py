@@ -1,21 +1,23 @@
 """Compact a log once: merge the newest base with the durable versions after it into the next base.
 
 Rows are merged block by block; memory is bounded by the changes, not by the base.
+
 """
 
 import logging
+import os
+import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
-from springtide.app.version_log.compact.linked_base import link_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.onnx import OnnxBuilder
 from springtide.app.version_log.compact.retention import delete_base
-from springtide.app.version_log.compact.row_writer import TableImage
 from springtide.app.version_log.read.corruption import report_corruption
 from springtide.app.version_log.read.exact_state import ExactStates, find_state
 from springtide.app.version_log.read.id_dictionary import merge_id_strings
@@ -24,18 +26,62 @@ from springtide.app.version_log.read.replay_state import ReplayState
 from springtide.app.version_log.tables import LogTable
 from springtide_client.array_types import UInt64Array
 from springtide_client.errors import CorruptRecordError, GapError, LogError
-from springtide_client.format.records import NO_STATE, Record, VersionMeta
-from springtide_client.log.base import MODEL, Base, read_base_manifest
+from springtide_client.format.checksums import encode_checksummed_json
+from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Record, Tip, VersionMeta
+from springtide_client.log.base import MANIFEST, MODEL, Base, read_base_manifest
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.listing import base_number
-from springtide_client.rows.layers import merge_layers
-from springtide_client.rows.row_layer import RowLayer, empty_layer, sorted_layer
+from springtide_client.log.listing import base_name, base_number
+from springtide_client.rows.row_layer import RowLayer, empty_layer, merge_layers, sorted_layer
+from springtide_client.system.clock import wall_ms
+from springtide_client.system.files import fsync_folder
 
 CHUNK_ROWS = 65_536
 MAX_REPLAYED_BYTES = 1 << 30  # of records over one base; more of them become an intermediate base
 READ_CHUNK_BYTES = 16 << 20
 
 logger = logging.getLogger(__name__)
+
+
+def link_base(log_path: Path, base: Base, tip: Tip, meta: VersionMeta) -> Path:
+    """Write the base of version `tip`, which holds what `base` holds, and return its folder.
+
+    The files are links, so it takes no space; where the file system has none, they are copied.
+    """
+    path = Path(log_path) / base_name(tip.number)
+    draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        for name in base.manifest.files:
+            _link(base.path / name, draft / name)
+        manifest = msgspec.structs.replace(
+            base.manifest,
+            number=tip.number,
+            checksum=tip.checksum,
+            epoch=tip.number >> EPOCH_SHIFT,
+            created_ms=wall_ms(),
+            meta=meta,
+            repeats=base.manifest.repeats or base.manifest.number,
+        )
+        with (draft / MANIFEST).open("wb") as file:
+            file.write(encode_checksummed_json(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        fsync_folder(draft)
+        draft.rename(path)
+        fsync_folder(path.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return path
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def compact_log(

@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from springtide.app.version_log.compact.base_writer import is_complete
-from springtide.app.version_log.config import KeepRule
-from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.config import KeepRule, LogConfig
+from springtide.app.version_log.disk_budget import folder_bytes
 from springtide.app.version_log.failpoints import failpoint
-from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.segments import size_of
-from springtide.app.version_log.retention.keep_rule import (
+from springtide.app.version_log.kept_versions import FOLDER as PINS
+from springtide.app.version_log.kept_versions import (
     KeptVersions,
+    Pin,
     described,
     kept_by_rule,
     kept_versions,
     num_bytes,
+    pin_names,
+    read_pins,
+    retention_lock,
 )
-from springtide.app.version_log.retention.pins import FOLDER as PINS
-from springtide.app.version_log.retention.pins import Pin, read_pins
-from springtide.app.version_log.retention.retention_lock import retention_lock
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.index_entry import size_of
 from springtide_client.format.records import EPOCH_SHIFT
 from springtide_client.log.base import BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
@@ -233,3 +235,24 @@ def remove_drafts(directory: LogDirectory) -> None:
             for path in directory.path.glob(pattern):
                 if not path.name.startswith(f".tmp-{begin}"):
                     shutil.rmtree(path, ignore_errors=True)
+
+
+class KeptSize(NamedTuple):
+    """Numbers of bases, if all are as large as the newest one."""
+
+    base_bytes: int
+    num_wanted: int  # with those by rule
+    num_required: int  # the recent ones, the next one, and those of pins
+    num_fitting: int  # into log_bytes, when a quarter of it is left for segments
+    pins: list[str]
+
+
+def kept_size(log: LogConfig) -> KeptSize | None:
+    """Return the sizes; None for a log that is not written yet."""
+    bases = complete_bases(LogDirectory(log.path))
+    if not bases:
+        return None
+    base_bytes, pins, rule = max(1, num_bytes(read_base_manifest(bases[-1]))), pin_names(log.path), log.keep_rule
+    required = log.keep_bases + 1 + len(pins)
+    fitting = (log.log_bytes - log.log_bytes // 4) // base_bytes
+    return KeptSize(base_bytes, required + rule.hourly + rule.daily, required, fitting, pins)

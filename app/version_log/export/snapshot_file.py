@@ -2,10 +2,11 @@
 
 It holds dense parameters, the exported program, live rows and id strings; its manifest is in the file's metadata.
 Equal versions of a log give equal bytes, so a download may be resumed at another server.
+
 """
 
 # n rows, D dimension
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings
-from springtide.app.version_log.read.live_rows import count_live_rows, live_rows
 from springtide_client.errors import SpringtideError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import TensorShape, tensor_layout
+from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import MODEL
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.model.view_table import ViewTable
-from springtide_client.rows.row_layer import empty_layer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, aligned_chunks, empty_layer, merge_layers, sorted_layer
 from springtide_client.rows.search import KNOWN
 from springtide_client.rows.table_names import record_tensor
 from springtide_client.wide.parameters import PREFIX
@@ -38,6 +39,25 @@ COLUMNS = {
     "rows.count": "count",
     "rows.last_seen": "last_seen",
 }
+
+
+def live_rows(table: ViewTable, *, with_values: bool = True) -> Iterator[RowLayer]:
+    """Yield every row that a look-up in this table would find, once."""
+    stack = list(table.all_layers)
+    if not stack:
+        return
+    if not with_values:
+        stack = [layer.keys_only() for layer in stack]
+    for part in aligned_chunks(stack):
+        rows = merge_layers(*reversed(part))
+        # rows shared by ids that are not admitted belong to no id
+        alive = rows.live_mask(table.meta.expiry_cutoffs) & (rows.feature < SHARED_ROW_OFFSET)
+        yield rows if alive.all() else rows.take(np.flatnonzero(alive))
+
+
+def count_live_rows(table: ViewTable) -> int:
+    """Return the number of live rows."""
+    return sum(len(rows) for rows in live_rows(table, with_values=False))
 
 
 class SnapshotCancelledError(SpringtideError):

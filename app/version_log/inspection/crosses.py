@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.read.version_range import RowImage
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import CROSSES, encode_id
 from springtide_client.rows.row_layer import RowLayer

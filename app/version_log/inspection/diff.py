@@ -13,9 +13,15 @@ import numpy as np
 
 from springtide.app.errors import UserError
 from springtide.app.version_log.read.id_dictionary import IdDictionary, display_id, feature_name
-from springtide.app.version_log.read.image_range import ImageRange, versions_between
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from springtide.app.version_log.read.version_range import (
+    RANGE_BYTES,
+    ImageRange,
+    KeyRange,
+    VersionRange,
+    split_keys,
+    versions_between,
+)
 from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
 from springtide_client.format.records import VersionMeta, version_name

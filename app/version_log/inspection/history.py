@@ -1,4 +1,4 @@
-"""The history of one row as far back as the log reaches: each version that wrote it, erased it or let it expire."""
+"""The history of one row as far back as the log reaches, and the sizes of a version's tables."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ import numpy as np
 
 from springtide.app.version_log.read.id_dictionary import IdDictionary
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import VersionRange
+from springtide.app.version_log.read.version_range import RowImage, VersionRange
 from springtide.app.version_log.tables import table_holding, tables_of
 from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
@@ -165,3 +165,33 @@ def _key(
 
 def _length(vector: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
     return float(np.sqrt((vector**2).sum()))
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """A table, and its rows and bytes in the base of a version."""
+
+    name: str  # empty: the main table
+    dim: int
+    state_width: int  # numbers beside the vector: the optimizer's state and the wide part's
+    wide_width: int  # of these, the wide part's
+    features: tuple[str, ...]  # that have their rows here; empty: all that no other table holds
+    rows: int
+    bytes: int
+
+
+def table_sizes(image: RowImage) -> list[TableSize]:
+    """Return the tables of a version, the main one first."""
+    names, manifest = image.schema.row_names(), image.base.manifest
+    return [
+        TableSize(
+            table.name,
+            table.spec.dim,
+            table.spec.state_width,
+            table.spec.wide_width,
+            tuple(names[number] for number in table.spec.features),
+            len(table.base_rows(image.base)),
+            manifest.table_bytes(table.name),
+        )
+        for table in image.tables
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.app.version_log.read.segments import IndexEntry, size_of
+from springtide.app.version_log.read.index_entry import IndexEntry, size_of
 from springtide_client.errors import LogError
 from springtide_client.format.records import CommandEntry, Tip
 from springtide_client.log.directory import LogDirectory

@@ -11,12 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
-from springtide.app.version_log.read.segments import IndexEntry
-from springtide.app.version_log.retention.pins import read_pins
-from springtide.app.version_log.retention.retention_lock import retention_lock
+from springtide.app.version_log.kept_versions import read_pins, retention_lock
+from springtide.app.version_log.read.index_entry import IndexEntry
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import decode_checksummed_json
-from springtide_client.format.checksums import crc32_of_file
+from springtide_client.format.checksums import crc32_of_file, decode_checksummed_json
 from springtide_client.format.records import NO_STATE, Tip
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum

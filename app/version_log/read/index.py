@@ -1,21 +1,116 @@
-"""The index of a log: every version by its record header, the names people give versions, and the bases before them."""
+"""The index of a log: every version by its record header, the names people give it, and which follow without a gap."""
 
-from bisect import bisect
-from collections.abc import Iterator
+from bisect import bisect, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.read.segments import IndexEntry, ShardCounts
-from springtide.app.version_log.read.version_names import Instant, parse_instant, parse_version
-from springtide.app.version_log.retention.pins import Pin, read_pin, read_pins
-from springtide.app.version_log.retention.unbroken_runs import UnbrokenRuns
+from springtide.app.version_log.kept_versions import Pin, read_pin, read_pins
+from springtide.app.version_log.read.index_entry import IndexEntry, ShardCounts
 from springtide_client.errors import LogError
-from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta, version_name
+from springtide_client.format.records import EPOCH_SHIFT, RecordHeader, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import Listing, base_name, begins_epoch
 from springtide_client.log.shard_files import ShardFiles
+
+MAX_LENGTH = 4_000  # of a name, below the number of digits that Python converts
+CLOCKS: dict[str, Literal["created_ms", "event_clock_ms"]] = {"": "created_ms", "event": "event_clock_ms"}
+
+
+class Instant(NamedTuple):
+    """A time on one of a version's clocks: when it was written, or how far event time had come."""
+
+    clock: Literal["created_ms", "event_clock_ms"]
+    ms: int
+
+
+def parse_instant(name: str) -> Instant | None:
+    """Return the instant in `@TIME` or `event@TIME`; None for a name without @. UserError if it is malformed.
+
+    TIME is ISO 8601, in UTC unless it has an offset.
+    """
+    clock, at, text = name.partition("@")
+    if not at:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+        if clock not in CLOCKS:
+            raise ValueError(clock)
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        return Instant(CLOCKS[clock], round(time.timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise UserError(f"version {name!r}: write @2026-11-21T10:00Z or event@2026-11-21T10:00Z") from None
+
+
+def parse_version(name: str) -> int:
+    """Return the number that a name means; at most 0: counted back from the latest. UserError if it is malformed."""
+    if len(name) > MAX_LENGTH:
+        raise UserError(f"version {name[:20]!r}...: a version's name has at most {MAX_LENGTH:,} characters")
+    epoch, dot, count = name.partition(".")
+    if name in ("latest", "oldest"):
+        return 0
+    if epoch.isascii() and epoch.isdecimal() and (count.isascii() and count.isdecimal() if dot else True):
+        number = (int(epoch) << EPOCH_SHIFT) + int(count) if dot else int(epoch)
+        if number > 0:
+            return number
+    if name.startswith("-") and name[1:].isascii() and name[1:].isdecimal():
+        return int(name)
+    raise UserError(
+        f"version {name!r}: no pin has this name; write latest, oldest, -3 (three before "
+        "the latest), 3.1207, its number, @2026-11-21T10:00Z or event@2026-11-21T10:00Z"
+    )
+
+
+class UnbrokenRuns:
+    """Which versions of an index follow one another without a gap, by the checksums that link them.
+
+    A version can be rebuilt if a base at or before it is in its run.
+    """
+
+    def __init__(self, headers: Mapping[int, RecordHeader], bases: Mapping[int, Tip | None]) -> None:
+        """`headers`: of the records by number. `bases`: the tip of each base by number, None if it cannot be read."""
+        self._run: dict[int, int] = {}
+        self._bases: list[int] = sorted(number for number, tip in bases.items() if tip is not None)
+        run, tip = 0, None
+        for number in sorted({*headers, *bases}):
+            header = headers.get(number)
+            if header is None:
+                run, tip = run + 1, bases[number]
+            else:
+                run += tip is None or header.parent != tip.checksum
+                tip = header.tip
+            self._run[number] = run
+
+    def are_connected(self, older: int, newer: int) -> bool:
+        """Return True if every version between two versions of the index is in it."""
+        run = self._run.get(older)
+        return run is not None and run == self._run.get(newer)
+
+    def base_of(self, number: int) -> int | None:
+        """Return the newest base from which a version can be rebuilt; None if there is none."""
+        return next(iter(self.bases_of(number)), None)
+
+    def bases_of(self, number: int) -> Sequence[int]:
+        """Return the bases from which a version can be rebuilt, the newest first."""
+        below = self._bases[: bisect_right(self._bases, number)]
+        return [base for base in reversed(below) if self.are_connected(base, number)]
+
+    def starts(self) -> list[int]:
+        """Return the oldest base of each run that has one, oldest first."""
+        first: dict[int, int] = {}
+        for base in self._bases:
+            first.setdefault(self._run[base], base)
+        return list(first.values())
+
+    def end_of(self, number: int) -> int:
+        """Return the newest version of the run that a version is in."""
+        run = self._run[number]
+        return max(other for other, its in self._run.items() if its == run)
 
 
 class LogIndex:

@@ -1,10 +1,11 @@
-"""The versions between two points of the log: what they change in rows, one range of keys at a time to bound memory.
+"""The versions between two points of the log, one range of keys at a time to bound memory: changes, and whole images.
 
-Mixed keys are hashes, so key ranges of equal width hold about as many rows each.
+Key hashes are uniform, so key ranges of equal width hold about as many rows each.
 """
 
 # n rows
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,13 +13,24 @@ import numpy as np
 
 from springtide.app.version_log.read.exact_state import fold_net
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.segments import IndexEntry
-from springtide.app.version_log.tables import LogTable
+from springtide.app.version_log.read.index_entry import IndexEntry
+from springtide.app.version_log.tables import LogTable, table_holding, tables_of
+from springtide_client.array_types import BoolArray
 from springtide_client.errors import LogError
-from springtide_client.format.records import Record, version_name
+from springtide_client.format.records import Record, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays
-from springtide_client.rows.layers import flatten_layers, push_layer, record_layer
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.log.base import Base
+from springtide_client.rows.row_layer import (
+    RowLayer,
+    aligned_chunks,
+    empty_layer,
+    flatten_layers,
+    merge_layers,
+    push_layer,
+    record_layer,
+    sorted_layer,
+)
 
 RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much
 
@@ -129,3 +141,156 @@ class VersionRange:
 def _copied(layer: RowLayer) -> RowLayer:
     """Copy a view, so that it does not keep the whole record in memory."""
     return layer if layer.mixed.base is None else layer.take(np.arange(len(layer)))
+
+
+class VersionImage(NamedTuple):
+    """One version: a base, and the versions after it up to that one."""
+
+    base: Base
+    versions: VersionRange
+    cutoffs: dict[str, int]
+
+    @staticmethod
+    def of(index: LogIndex, number: int) -> "VersionImage":
+        """UserError if the version cannot be rebuilt."""
+        base = index.base_before(number)
+        return VersionImage(base, VersionRange(index, base.tip.number, number), index.meta(number).expiry_cutoffs)
+
+    def rows(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+        """Return the live rows of a range of a table's keys, with their optimizer states."""
+        changes = self.versions.changes(key_range, table, with_states=True)
+        merged = merge_layers(key_range.select(table.base_layer(self.base)), changes)
+        return merged.take(np.flatnonzero(merged.live_mask(self.cutoffs))).without_tombstones()
+
+    @property
+    def num_bytes(self) -> int:
+        """About the bytes of its rows."""
+        tables = tables_of(self.base.manifest)
+        return self.versions.num_bytes + sum(table.base_layer(self.base).num_bytes for table in tables)
+
+
+def _are_equal(rows: RowLayer, others: RowLayer) -> BoolArray:
+    """Return which rows another layer has too, with the same values, states, counts and times."""
+    places = others.find_mixed(rows.mixed, rows.feature)
+    equal, at = np.zeros(len(rows), np.bool_), np.flatnonzero(places >= 0)
+    there = places[at]
+    same = (rows.count[at] == others.count[there]) & (rows.last_seen[at] == others.last_seen[there])
+    for mine, its in ((rows.value, others.value), (rows.state, others.state)):
+        assert mine is not None
+        assert its is not None
+        # compared as bits: a NaN equals itself
+        same &= (mine[at].view(np.uint32) == its[there].view(np.uint32)).all(axis=1)
+    equal[at] = same
+    return equal
+
+
+class ImageRange:
+    """Takes the place of a VersionRange across a gap: reads both versions whole, one range of keys at a time."""
+
+    def __init__(self, index: LogIndex, after: int, last: int) -> None:
+        self._older, self._newer = VersionImage.of(index, after), VersionImage.of(index, last)
+        self.entries: list[IndexEntry] = index.entries_between(after, last)  # those that are left
+        self.num_bytes = self._older.num_bytes + self._newer.num_bytes
+
+    def changes(
+        self, key_range: KeyRange, table: LogTable, *, with_states: bool = False, only: RowLayer | None = None
+    ) -> RowLayer:
+        """Return the newer version's rows that differ from the older one's, and tombstones of rows that are gone.
+
+        A row that has expired by a rule has no tombstone, as in the records of the versions.
+        """
+        older, newer = self._older.rows(key_range, table), self._newer.rows(key_range, table)
+        written = newer.take(np.flatnonzero(~_are_equal(newer, older)))
+        gone = older.take(np.flatnonzero(newer.find_mixed(older.mixed, older.feature) < 0))
+        gone = gone.take(np.flatnonzero(gone.live_mask(self._newer.cutoffs)))
+        changes = merge_layers(replace(gone, tombstone=np.ones(len(gone), np.bool_)), written)
+        if only is not None:
+            changes = changes.take(np.flatnonzero(only.find_mixed(changes.mixed, changes.feature) >= 0))
+        return changes if with_states else replace(changes, state=None)
+
+    def keys(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+        """Return `changes` with values of width 0."""
+        return self.changes(key_range, table).keys_only()
+
+    def tombstones(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+        """Return no keys: which rows were deleted and created again is not known."""
+        return empty_layer(0)
+
+    def newest_net(self, older: Arrays, prefix: str = "") -> Arrays:
+        """Return the net of the newer version, of what begins with `prefix`, whatever the `older` is."""
+        base = self._newer.base
+        return self._newer.versions.newest_net(base.dense | base.trainer_state, prefix)
+
+
+def versions_between(index: LogIndex, after: int, last: int) -> VersionRange | ImageRange:
+    """Return what the versions after `after` up to and including `last` change, whether or not all are in the log."""
+    if index.runs.are_connected(after, last):
+        return VersionRange(index, after, last)
+    return ImageRange(index, after, last)
+
+
+class RowImage:
+    """One version of a log. Its rows can be streamed any number of times; memory is bounded."""
+
+    def __init__(self, index: LogIndex, number: int, *, range_bytes: int = RANGE_BYTES) -> None:
+        """UserError if the log no longer reaches that version."""
+        self.number = number
+        self.base: Base = index.base_before(number)
+        self.versions = VersionRange(index, self.base.tip.number, number)
+        self.meta: VersionMeta = index.meta(number)
+        self.checksum = index.tip(number).checksum
+        self.schema = self.base.manifest.decode_schema()
+        self.tables = tables_of(self.base.manifest)
+        self._key_ranges = split_keys(self.versions.num_bytes, range_bytes)
+
+    def rows(
+        self, feature: int | None = None, *, table: LogTable | None = None, with_values: bool = True
+    ) -> Iterator[RowLayer]:
+        """Yield the rows, some at a time, of one feature or table if it is given.
+
+        Rows shared by several ids are left out. Those of one table follow the other's, and are as wide as it is.
+        """
+        tables = self.tables if table is None else (table,)
+        for one in tables if feature is None else (table_holding(self.tables, feature),):
+            for rows in self._table_rows(one, with_values=with_values):
+                wanted = rows.live_mask(self.meta.expiry_cutoffs) & (rows.feature < SHARED_ROW_OFFSET)
+                if feature is not None:
+                    wanted &= rows.feature == feature
+                if wanted.any():
+                    yield rows.take(np.flatnonzero(wanted))
+
+    def num_rows(self, table: LogTable) -> int:
+        """Return how many live rows a table has, those shared by several ids included."""
+        parts = self._table_rows(table, with_values=False)
+        return sum(int(np.count_nonzero(rows.live_mask(self.meta.expiry_cutoffs))) for rows in parts)
+
+    def _table_rows(self, table: LogTable, *, with_values: bool) -> Iterator[RowLayer]:
+        """Yield the rows of a table in key order, the dead ones too."""
+        for key_range in self._key_ranges:
+            changes = (self.versions.changes if with_values else self.versions.keys)(key_range, table)
+            rows = key_range.select(table.base_rows(self.base))
+            for old, new in aligned_chunks([rows if with_values else rows.keys_only(), changes]):
+                yield merge_layers(old, new)
+
+    def table_of(self, feature: int) -> LogTable:
+        """Return the table that holds the rows of a feature."""
+        return table_holding(self.tables, feature)
+
+    def find(self, feature: int, row_id: int) -> RowLayer | None:
+        """Return the live row of a key, with its optimizer state; None if it has none. Reads all versions."""
+        table, key = self.table_of(feature), (np.array([feature], np.uint16), np.array([row_id], np.int64))
+        zeros = np.zeros(1, np.int64)
+        wanted = sorted_layer(*key, np.empty((1, 0), np.float32), zeros, zeros)
+        changed = self.versions.changes(split_keys(0)[0], table, with_states=True, only=wanted)
+        rows = changed if len(changed) else table.base_layer(self.base)
+        place = int(rows.find(*key)[0])
+        if place < 0:
+            return None
+        row = rows.take(np.array([place]))
+        return row if row.live_mask(self.meta.expiry_cutoffs)[0] else None
+
+    def dense(self, prefix: str = "") -> Arrays:
+        """Return the dense net's parameters and buffers by their names in the net, those that begin with a prefix."""
+        full = f"dense.{prefix}"
+        net = self.versions.newest_net(self.base.dense, full)
+        return {name.removeprefix("dense."): array for name, array in net.items()}

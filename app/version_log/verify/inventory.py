@@ -8,7 +8,7 @@ from pathlib import Path
 from springtide.app.version_log.trainer_status import all_statuses
 from springtide.app.version_log.verify.report import VerifyReport, plural
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import decode_checksummed_json, has_checksum
+from springtide_client.format.checksums import decode_checksummed_json, has_checksum
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import Listing, LogManifest, claim_name, manifest_name
 

@@ -3,10 +3,13 @@
 It replays in its own way: by ranges of keys instead of whole records, counts and strings by code of its own. With the
 compactor it shares how a record is decoded and how two versions are merged (`merge_layers`, `fold_net`): a bug in these
 is found by their tests and by those that compare a log with what was learned, not here. Memory is bounded.
+
 """
 
 # n rows of a chunk, B blocks of the sketch
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -16,18 +19,47 @@ from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
 from springtide.app.version_log.tables import LogTable, tables_of
 from springtide.app.version_log.verify.report import VerifyReport, plural
-from springtide.app.version_log.verify.row_places import RowPlaces
 from springtide_client.format.records import version_name
-from springtide_client.format.tensors import Array, Arrays
+from springtide_client.format.tensors import Array, Arrays, map_tensors
 from springtide_client.log.base import DENSE, ID_STRINGS, SKETCH, STATE, Base
-from springtide_client.rows.layers import aligned_chunks, merge_layers
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.hash_range import owners_of
+from springtide_client.rows.row_layer import RowLayer, aligned_chunks, merge_layers
 
 SCORES = "state.scores."  # not replayed here: they depend on the trainer's configured window
 CHUNK_ROWS = 1 << 18
 CONSEQUENCE = (
     "followers that start here differ from those that followed the log: remove the base, and it is written again"
 )
+
+
+class RowPlaces:
+    """The files of one table of a base."""
+
+    def __init__(self, base: Base, table: LogTable) -> None:
+        manifest = base.manifest
+        self._folder, self._num_ranges = base.path, manifest.num_ranges
+        self._rows_files = manifest.rows_files(table.name)
+        self._optimizer_files = manifest.optimizer_files(table.name)
+        self._mixed = [map_tensors(base.path / name)["mixed"] for name in self._rows_files]
+        self._starts = [0, *accumulate(map(len, self._mixed))][:-1]
+
+    def name(self, row: int, *, of_state: bool = False) -> str:
+        """Return the file with a row, or with its state, by the row's place in the whole table."""
+        return (self._optimizer_files if of_state else self._rows_files)[self._index(row)]
+
+    def in_file(self, row: int) -> int:
+        """Return the row's place in that file."""
+        return row - self._starts[self._index(row)]
+
+    def misplaced(self) -> str | None:
+        """Return the first file that has rows of another range than its own."""
+        for index, mixed in enumerate(self._mixed):
+            if len(mixed) and (owners_of(mixed[[0, -1]], self._num_ranges) != index).any():
+                return self._rows_files[index]
+        return None
+
+    def _index(self, row: int) -> int:
+        return bisect_right(self._starts, row) - 1
 
 
 class ReplayCheck:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from springtide.app.processes.tuning import take_short_slices, yield_to_learning
 from springtide.app.version_log.errors import FencedError
 from springtide.app.version_log.failpoints import failpoint
-from springtide.app.version_log.write.encoder import PendingRecord, RecordEncoder
-from springtide.app.version_log.write.roles import Alone
-from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write.ranks import Alone
+from springtide.app.version_log.write.segment_writer import PendingRecord, RecordEncoder, SegmentWriter
 from springtide_client.errors import LogError
 from springtide_client.format.records import NO_STATE, Tip, version_name
 from springtide_client.system.files import NO_SPACE_ERRNOS

@@ -1,4 +1,4 @@
-"""Start a trainer's epoch: claim the next number, find out what can be read of the log, and seal it.
+"""Start a trainer's epoch: claim the next number, fsync and measure what can be read of the log, and seal it.
 
 Claims fence: once a higher epoch is claimed, readers ignore what an older trainer still writes.
 """
@@ -8,6 +8,8 @@ import logging
 import os
 import shutil
 from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,19 +18,200 @@ import msgspec
 from springtide.app.errors import UserError
 from springtide.app.version_log.errors import FencedError, OtherSchemaError
 from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.kept_versions import read_pins
+from springtide.app.version_log.read.exact_state import ExactStates, state_numbers
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.index_entry import IndexEntry, size_of
 from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
-from springtide.app.version_log.write.valid_log import measure_valid_log, sync_past
-from springtide_client.format.checksummed_json import encode_checksummed_json
-from springtide_client.format.records import Record
+from springtide_client.errors import CorruptRecordError, LogError
+from springtide_client.format.checksums import encode_checksummed_json
+from springtide_client.format.records import Record, Tip
+from springtide_client.log.base import MANIFEST, STATE
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.listing import LogManifest, base_name, claim_name, manifest_name
+from springtide_client.log.frames import Frame, frames_of
+from springtide_client.log.listing import (
+    LogManifest,
+    SealedSegment,
+    base_name,
+    begins_epoch,
+    claim_name,
+    manifest_name,
+    state_name,
+)
+from springtide_client.log.shard_files import ShardFiles
 from springtide_client.schema import Schema
 from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
 
+KEPT_BYTES = 256 << 20  # of the records after the base that are kept for who replays them; he reads the others again
+
+logger = logging.getLogger(__name__)
 NO_FOLDER = errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG
 EPOCHS_RETAINED = 5  # status files and manifests of older epochs are deleted
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class ValidLog:
+    """The part of a log that can be read: how long each segment is, the newest base, and the last version."""
+
+    sealed: list[SealedSegment]
+    base: Tip | None
+    tip: Tip | None
+    begins: list[int]  # the bases that equal no record
+    exact_state: int = 0  # of the last version, as in its meta
+    records: deque[Record] = field(default_factory=deque)  # the first after the base, verified
+
+
+def sync_past(directory: LogDirectory) -> dict[str, int]:
+    """fsync what the predecessors have left, of all ranks; return how long each file was before.
+
+    Only that much of it may be measured, and only now: what was not fsynced, a power loss on another machine could take
+    away after it was measured, and one that was replaced may still be writing. What older epochs left is sealed.
+    """
+    listing = directory.scan()
+    files = [(epoch, name) for epoch, names in listing.segments.items() for name in names]
+    files += [(epoch, name) for (epoch, _), names in listing.shards.items() for name in names]
+    sizes = {name: size_of(directory.path / name) for _, name in files}
+    for epoch, name in files:
+        if epoch >= listing.manifest_epoch:
+            sync_file(directory.path / name)
+    fsync_folder(directory.path)
+    for number in state_numbers(directory.path):
+        sync_state(directory.path / state_name(number) / STATE)
+    return sizes
+
+
+def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> ValidLog:
+    """Follow the records of the newest manifest's files, parent by parent, from the newest base that opens.
+
+    Of each file only `sizes` bytes count. The log ends before the first version with a shard record that is missing or
+    not the one that the version names; and at the newest version whose exact state is there: what comes after it is
+    learned again. LogError if the log has records but no base.
+    """
+    listing = directory.scan()
+    manifest = directory.manifest(listing)
+    base = directory.open_base()
+    if base is None:
+        if any(listing.segments.values()) or (manifest is not None and manifest.tip is not None):
+            raise LogError(f"the log {directory.path} has lost its bases: restore them, or set another [log] path")
+        return ValidLog([], None, None, [])
+    begins = [number for number in listing.valid_bases(manifest) if begins_epoch(number)]
+    if begins and begins[-1] > base.tip.number:
+        raise LogError(
+            f"{directory.path / base_name(begins[-1])} cannot be opened, with which the log's newest schema begins: "
+            "restore it from a copy, or remove it and restart to go back to the version before"
+        )
+    tip, sealed, shards = base.tip, [], ShardFiles(directory.path, sizes)
+    entries: list[IndexEntry] = []  # the versions after the base
+    exact_states: list[int] = []  # of each, as in its meta
+    kept: deque[Record] = deque()
+    num_bytes = 0
+    for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
+        valid_bytes, size = 0, sizes.get(file, 0)
+        limit = size if limit is None else min(limit, size)
+        for frame, record in _read_after(base.tip, directory.path / file, limit):
+            header = frame.header
+            if record is not None and header.tip != tip:
+                if header.parent != tip.checksum or header.number < tip.number:
+                    break
+                if (record := _with_shards(record, shards)) is None:
+                    break
+                tip = header.tip
+                entries.append(IndexEntry(frame, shards))
+                exact_states.append(record.meta.exact_state)
+                num_bytes += record.num_bytes
+                if num_bytes <= KEPT_BYTES:
+                    kept.append(record)
+            valid_bytes = frame.end
+        if valid_bytes:
+            sealed.append(SealedSegment(file, valid_bytes))
+        _log_ignored_bytes(directory.path / file, limit, valid_bytes)
+    _refuse_gap(directory, base.tip, tip, listing.bases)
+    older = () if manifest is None else filter(lambda number: number < base.tip.number, manifest.begins)
+    by_number = {entry.number: entry for entry in entries}
+    states = ExactStates(directory.path, base, by_number.get)
+    num_exact = states.newest(exact_states)
+    if num_exact < len(entries):
+        first = entries[num_exact]
+        sealed = end_before(first, sealed)
+        tip = entries[num_exact - 1].tip if num_exact else base.tip
+        logger.warning(
+            "continuing from the newest version with an exact state of the net: what came after it is learned again",
+            extra={"version": str(tip), "dropped": len(entries) - num_exact},
+        )
+    exact_state = exact_states[num_exact - 1] if num_exact else base.manifest.meta.exact_state
+    kept = deque(record for record in kept if record.number <= tip.number)
+    return ValidLog(sealed, base.tip, tip, sorted({*begins, *older}), exact_state, kept)
+
+
+def _read_after(base: Tip, path: Path, limit: int) -> Iterator[tuple[Frame, Record | None]]:
+    """Yield each record of a segment up to a damaged one; those after the base are read and verified."""
+    with suppress(FileNotFoundError, CorruptRecordError), path.open("rb") as file:
+        for frame in frames_of(file.fileno(), path, limit):
+            yield frame, frame.read(file.fileno()) if frame.header.number > base.number else None
+
+
+def _with_shards(record: Record, shards: ShardFiles) -> Record | None:
+    """Return a version with its shard records; None where one of them is missing or damaged."""
+    try:
+        return shards.complete(record)
+    except CorruptRecordError as error:
+        logger.warning("a shard record is damaged", extra={"version": str(record.tip), "reason": str(error)})
+        return None
+
+
+def end_before(entry: IndexEntry, sealed: list[SealedSegment]) -> list[SealedSegment]:
+    """Return the segments up to a version, without it."""
+    kept: list[SealedSegment] = []
+    for segment in sealed:
+        if segment.file == entry.frame.path.name:
+            return [*kept, SealedSegment(segment.file, entry.frame.offset)] if entry.frame.offset else kept
+        kept.append(segment)
+    return kept
+
+
+def sync_state(file: Path) -> None:
+    """fsync an exact state and its name, which its writer may not have done before it died."""
+    for path in (file, file.with_name(MANIFEST)):
+        sync_file(path)
+    with suppress(FileNotFoundError):  # its trainer has deleted it
+        fsync_folder(file.parent)
+    fsync_folder(file.parent.parent)
+
+
+def _refuse_gap(directory: LogDirectory, base: Tip, tip: Tip, bases: list[int]) -> None:
+    """Raise LogError if retention deleted what leads from the opened base to a newer one, which does not open.
+
+    Sealing the log there would drop everything since without a word.
+    """
+    newer = [number for number in bases if number > tip.number]
+    if newer and not LogIndex(directory).runs.are_connected(base.number, newer[-1]) and read_pins(directory.path):
+        raise LogError(
+            f"the log {directory.path} has lost its newest bases, and the versions from {tip} on that led to them were "
+            f"deleted: restore {base_name(newer[-1])}, or remove it to continue from version {tip}"
+        )
+
+
+def _log_ignored_bytes(path: Path, limit: int | None, valid_bytes: int) -> None:
+    try:
+        ignored = (path.stat().st_size if limit is None else limit) - valid_bytes
+    except FileNotFoundError:
+        return
+    if ignored:
+        # half a record at the end of the last file is normal after a kill or power loss; anything else is corruption
+        extra = {"file": path.name, "bytes": ignored, "valid_bytes": valid_bytes}
+        logger.warning("a segment ends in bytes that are not part of the log", extra=extra)
+
+
+def sync_file(path: Path) -> None:
+    """fsync a file; one that the compactor has deleted meanwhile needs none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)

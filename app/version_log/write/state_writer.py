@@ -16,9 +16,9 @@ from pathlib import Path
 from springtide.app.processes.tuning import yield_to_learning
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.read.exact_state import StateManifest
-from springtide.app.version_log.write.encoder import PendingRecord
+from springtide.app.version_log.write.segment_writer import PendingRecord
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import Array, Arrays, shape_of
 from springtide_client.log.base import MANIFEST, STATE, FileChecksum

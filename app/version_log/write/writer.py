@@ -13,13 +13,11 @@ from springtide.app.version_log.disk_budget import DiskBudget, LogUsage
 from springtide.app.version_log.errors import FencedError
 from springtide.app.version_log.read.exact_state import remove_states
 from springtide.app.version_log.write.append_queue import AppendQueue
-from springtide.app.version_log.write.encoder import PendingRecord, RecordEncoder
 from springtide.app.version_log.write.epoch import Epoch, start_epoch
-from springtide.app.version_log.write.ranks import LogRanks, put_start
-from springtide.app.version_log.write.roles import Alone, RankZero
-from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write.ranks import Alone, LogRanks, OtherRank, RankZero, put_start, wait_for_start
+from springtide.app.version_log.write.segment_writer import PendingRecord, RecordEncoder, SegmentWriter, ShardEncoder
 from springtide.app.version_log.write.state_writer import PendingState, StateWriter
-from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS
+from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 from springtide_client.errors import LogError
 from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Tip, VersionMeta
 from springtide_client.format.tensors import Array
@@ -34,6 +32,7 @@ MEASURE_SECONDS = 0.1  # while the trainer waits for room
 FRESH_SECONDS = 0.1
 
 logger = logging.getLogger(__name__)
+START_SECONDS = 600.0  # rank 0 fsyncs and reads what its predecessors wrote
 
 
 @dataclass(frozen=True)
@@ -319,3 +318,59 @@ class LogWriter:
         appended = self._appended_bytes - queued_bytes * self._num_ranks
         self._free_bytes = self.budget.free_bytes(LogUsage.of(self.config.path))
         self._appended_when_measured, self._measured_at = appended, time.monotonic()
+
+
+class ShardWriter(LogWriter):
+    """Has the calls of a LogWriter. What it is given of a version is written as this rank's shard record of it.
+
+    `meta` and the exact state of the net are rank 0's. A version is published and durable when rank 0 says so. Whether
+    the log is full, and whether a version without rows is needed, is for rank 0 to say: here both are False.
+    """
+
+    @staticmethod
+    def join(config: LogConfig, ranks: LogRanks, *, wait_seconds: float = WAIT_SECONDS) -> "ShardWriter":
+        """Wait for the epoch that rank 0 starts, and write beside it; raises LogError if it could not start."""
+        report = wait_for_start(ranks, START_SECONDS + wait_seconds)
+        assert report.manifest is not None
+        epoch = Epoch(report.manifest.epoch, report.manifest, TrainerLock.none(), report.exact_state)
+        return ShardWriter(config, epoch, ranks)
+
+    def _new_role(self) -> Alone:
+        assert self._ranks is not None
+        return OtherRank(self._ranks, self.epoch)
+
+    def _new_encoder(self) -> RecordEncoder:
+        return ShardEncoder(self.epoch, self.start_tip, self.rank)
+
+    @property
+    def published(self) -> Tip | None:
+        """The newest version that readers can see, as rank 0 reported a moment ago."""
+        return self._role.published() or self.start_tip
+
+    @property
+    def is_full(self) -> bool:
+        return False
+
+    @property
+    def must_tell_durable(self) -> bool:
+        return False
+
+    def _remove_old_states(self, number: int, exact_state: int) -> None:
+        pass
+
+    def _measure(self, queued_bytes: int) -> None:
+        pass
+
+
+def open_log(
+    config: LogConfig,
+    *,
+    schema: Schema,
+    take_over: bool = False,
+    wait_seconds: float = WAIT_SECONDS,
+    ranks: LogRanks | None = None,
+) -> LogWriter:
+    """Start the next epoch, or join the one that rank 0 of the same launch starts. Raises as `LogWriter.open`."""
+    if ranks is not None and ranks.rank > 0:
+        return ShardWriter.join(config, ranks, wait_seconds=wait_seconds)
+    return LogWriter.open(config, schema=schema, take_over=take_over, wait_seconds=wait_seconds, ranks=ranks)

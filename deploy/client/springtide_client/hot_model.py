@@ -18,15 +18,14 @@ from springtide_client.errors import EncodeError, LogError, NoModelError, StaleM
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import INT64_MIN, encode_id
-from springtide_client.log.directory import LogDirectory
-from springtide_client.log.directory_watcher import DirectoryWatcher
+from springtide_client.log.directory import DirectoryWatcher, LogDirectory
 from springtide_client.model.view import KNOWN, View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import at_one_version, parted_view
 from springtide_client.parts.rankings import NeighborsRequest, ask_rankings
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS
 from springtide_client.rows.nearest import METRICS, find_nearest
-from springtide_client.system.sizes import parse_size
+from springtide_client.system.settings import parse_size
 
 WAIT_SECONDS = 30.0
 Result = TypeVar("Result")

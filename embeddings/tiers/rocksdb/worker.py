@@ -20,7 +20,7 @@ from springtide.embeddings.tiers.rocksdb.live_tables import LiveTables
 from springtide.embeddings.tiers.rocksdb.purge import Purge
 from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
 from springtide.embeddings.tiers.write_batch import WriteBatch
-from springtide_client.system.backoff import Backoff
+from springtide_client.system.clock import Backoff
 
 OTHER_PROCESS = "another process has it open: give every trainer a disk_path of its own"
 RESTART = "restart the trainer: it reads the spilled rows back from the log"

@@ -1,6 +1,7 @@
 """The counting sketch that admits keys: four counters of 8 bits a key, all in one block, a cache line, with its age.
 
-A block's first four bytes are its age, the other 60 its counters; springtide_client.rows.sketch reads the same layout.
+A block's first four bytes are its age, the other 60 its counters.
+`springtide_client.rows.admission_counts` reads the same layout.
 """
 
 # U keys, B blocks, N some of them

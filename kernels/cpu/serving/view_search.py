@@ -17,8 +17,8 @@ from springtide.kernels.cpu.intrinsics.memory import (
     read_uint32,
     read_uint64,
 )
+from springtide_client.rows.admission_counts import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
-from springtide_client.rows.sketch import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 
 # columns of a layer's line: number of rows, addresses of its arrays, its filter (0: none), the mask of filter bits
 LENGTH, MIXED, FEATURE, VALUE, LAST_SEEN, MARKS, FILTER, FILTER_MASK = 0, 1, 2, 3, 4, 5, 6, 7
@@ -231,7 +231,7 @@ def block_of(numbers_address: Any, length: Any, block: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def estimate(address: Any, mixed: Any, age: Any) -> Any:
-    """springtide_client.rows.sketch's estimate in one block."""
+    """springtide_client.rows.admission_counts's estimate in one block."""
     least = np.int64(255)
     for i in range(4):
         byte = (mixed >> np.uint64(8 * i)) & np.uint64(255)

@@ -15,9 +15,8 @@ from springtide.app.tools.diagnosis import check_model
 from springtide.app.training.bootstrap import design_of, load_state
 from springtide.app.training.gate import last_good_before
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.version_log.change import begin
-from springtide.app.version_log.change.design import Design
-from springtide.app.version_log.change.plan import plan_change
+from springtide.app.version_log.change import start_migrated
+from springtide.app.version_log.change.plan import Design, plan_change
 from springtide.app.version_log.commands.rollback import build_rollback
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention, remove_drafts
@@ -105,7 +104,7 @@ def kill_at(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if name == point:
             raise KilledError(name)
 
-    for module in ("change.begin", "compact.base_writer"):
+    for module in ("change.start_migrated", "compact.base_writer"):
         monkeypatch.setattr(f"springtide.app.version_log.{module}.failpoint", die)
 
 
@@ -165,7 +164,7 @@ def test_a_rollback_that_would_not_fit_into_memory_is_refused(log, monkeypatch) 
     number = log.learn(1)
     log.change(*WITHOUT_GENRES)
     log.learn(1)
-    monkeypatch.setattr("springtide.app.version_log.change.restore.MAX_BYTES", 1000)
+    monkeypatch.setattr("springtide.app.version_log.commands.rollback.MAX_BYTES", 1000)
     with pytest.raises(UserError, match="a rollback to before a changed schema can hold 1,000"):
         log.roll_back(number)
 
@@ -196,14 +195,14 @@ def test_a_base_of_a_replaced_trainer_belongs_to_no_readers_log(log, monkeypatch
     log.learn()
     then = log.contents
     log.change(*WITHOUT_GENRES)
-    write_base, old_schema = begin.write_base, log.directory.newest_schema()
+    write_base, old_schema = start_migrated.write_base, log.directory.newest_schema()
 
     def replaced_meanwhile(path, image):
         with LogWriter.open(log.config.log, schema=old_schema, take_over=True) as successor:
             assert successor.epoch == 3
         return write_base(path, image)
 
-    monkeypatch.setattr(begin, "write_base", replaced_meanwhile)
+    monkeypatch.setattr(start_migrated, "write_base", replaced_meanwhile)
     with pytest.raises(FencedError, match="another trainer started at the same time"):
         log.learn()
     monkeypatch.undo()
@@ -223,9 +222,9 @@ def test_many_versions_before_the_change_become_intermediate_bases(log, monkeypa
     log.learn(5)
     then = log.contents
     log.change(*WITHOUT_GENRES)
-    replay = begin.replay
+    replay = start_migrated.replay
     monkeypatch.setattr(
-        begin, "replay", lambda *given, **options: replay(*given, **options | {"max_replayed_bytes": 1})
+        start_migrated, "replay", lambda *given, **options: replay(*given, **options | {"max_replayed_bytes": 1})
     )
     log.learn(0)
     assert len(log.directory.bases()) == 7
@@ -251,7 +250,7 @@ def test_a_compactor_and_retention_go_on_from_the_changed_base(log) -> None:
 def test_a_compactor_leaves_alone_what_the_trainer_is_writing(log, monkeypatch) -> None:
     log.learn()
     log.change(*WITHOUT_GENRES)
-    writing = begin.write_base
+    writing = start_migrated.write_base
 
     def beside_a_compactor(path, image):
         old = path / ".tmp-base-00000000004294967299-1"
@@ -266,7 +265,7 @@ def test_a_compactor_leaves_alone_what_the_trainer_is_writing(log, monkeypatch) 
         assert not old.exists()
         return written
 
-    monkeypatch.setattr(begin, "write_base", beside_a_compactor)
+    monkeypatch.setattr(start_migrated, "write_base", beside_a_compactor)
     log.learn(1)
     assert log.directory.open_base().tip.number == 2 << 32
 

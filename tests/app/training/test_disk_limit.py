@@ -9,7 +9,7 @@ import pytest
 
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.compact.compactor import Compactor
-from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.disk_budget import folder_bytes
 from springtide.stream.kafka.producer import Producer
 from springtide_client.log.directory import LogDirectory
 from tests.app.training.trainer_env import TrainerEnv

@@ -6,8 +6,7 @@ import pytest
 from springtide.app.training.bootstrap import load_state
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.training.state.spill_gc import SpillGC
-from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.rows import Int64Array

@@ -8,7 +8,7 @@ import pytest
 from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
 from springtide.app.training.bootstrap import load_state, state_without_log
-from springtide.app.version_log.commands.erasure_audit import files_containing
+from springtide.app.version_log.commands.erasures import files_containing
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.items import ItemLayout
 from springtide.app.version_log.verify.verify import verify

@@ -1,7 +1,6 @@
 import numpy as np
 
-from springtide.app.version_log.item_columns import NO_ITEMS, ItemColumns
-from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.items import NO_ITEMS, ItemColumns, ItemLayout
 from springtide.app.version_log.read.replay_state import newest_items
 from springtide.kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
 from springtide_client.log.base import ModelIdentity

@@ -12,7 +12,7 @@ from springtide.app.version_log.write.epoch import EPOCHS_RETAINED
 from springtide_client.format.records import HEADER, MAGIC, VersionMeta
 from springtide_client.format.tensors import DTYPES
 from springtide_client.log import base
-from springtide_client.log.base import BaseManifest
+from springtide_client.log.base import OPTIMIZER, ROWS, BaseManifest, optimizer_files, rows_files
 from springtide_client.log.listing import (
     LogManifest,
     base_name,
@@ -22,7 +22,6 @@ from springtide_client.log.listing import (
     shard_segment_name,
     state_name,
 )
-from springtide_client.log.row_files import OPTIMIZER, ROWS, optimizer_files, rows_files
 
 TEXT = (Path(__file__).parents[3] / "deploy" / "docs" / "log-format.md").read_text()
 

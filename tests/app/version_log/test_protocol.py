@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import springtide.app.version_log.write.valid_log
+import springtide.app.version_log.write.epoch
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention, complete_bases
-from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write.segment_writer import SegmentWriter
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.log.listing import segment_name
-from springtide_client.rows.layers import merge_layers, record_layer
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_layer import RowLayer, merge_layers, record_layer
 from tests.support.records import encode_record
 from tests.support.waiting import wait_until
 from tests.support.writer_log import WriterLog, row_tensors, rows_of
@@ -75,7 +74,7 @@ class Simulation:
         self._watch_fsync(monkeypatch)
 
     def _watch_fsync(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sync_own, sync_sealed = SegmentWriter.sync, springtide.app.version_log.write.valid_log.sync_file
+        sync_own, sync_sealed = SegmentWriter.sync, springtide.app.version_log.write.epoch.sync_file
 
         def note(path: Path) -> None:
             if path.exists():
@@ -91,7 +90,7 @@ class Simulation:
             sync_sealed(path)
 
         monkeypatch.setattr(SegmentWriter, "sync", own)
-        monkeypatch.setattr(springtide.app.version_log.write.valid_log, "sync_file", sealed)
+        monkeypatch.setattr(springtide.app.version_log.write.epoch, "sync_file", sealed)
 
     def start(self) -> None:
         if self.writer is not None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import springtide.app.version_log.write.valid_log
+import springtide.app.version_log.write.epoch
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention
-from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write.segment_writer import SegmentWriter
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.cursor import LogCursor
@@ -67,7 +67,7 @@ class Simulation:
         self._watch_fsync(monkeypatch)
 
     def _watch_fsync(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sync_own, sync_past = SegmentWriter.sync, springtide.app.version_log.write.valid_log.sync_file
+        sync_own, sync_past = SegmentWriter.sync, springtide.app.version_log.write.epoch.sync_file
 
         def note(path: Path) -> None:
             if path.exists():
@@ -83,7 +83,7 @@ class Simulation:
             sync_past(path)
 
         monkeypatch.setattr(SegmentWriter, "sync", own)
-        monkeypatch.setattr(springtide.app.version_log.write.valid_log, "sync_file", past)
+        monkeypatch.setattr(springtide.app.version_log.write.epoch, "sync_file", past)
 
     def start(self) -> None:
         if self.team is not None:

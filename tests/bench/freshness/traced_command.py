@@ -54,8 +54,7 @@ def run_command(*words: str) -> None:
 
 def train(config: str) -> None:
     from springtide.app.training.state.training_state import TrainingState
-    from springtide.app.version_log.write.encoder import RecordEncoder
-    from springtide.app.version_log.write.segments import SegmentWriter
+    from springtide.app.version_log.write.segment_writer import RecordEncoder, SegmentWriter
     from springtide.app.version_log.write.writer import LogWriter
     from springtide.stream.decode.decoder import DecodePipeline
 

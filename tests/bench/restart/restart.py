@@ -19,9 +19,8 @@ from springtide.app.config.load import load_config
 from springtide.app.training.state.spill_gc import BaseRows
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide_client.format.records import Record, Tip
-from springtide_client.log.base import Base
+from springtide_client.log.base import OPTIMIZER, ROWS, Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.row_files import OPTIMIZER, ROWS
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices

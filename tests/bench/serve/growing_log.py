@@ -11,7 +11,7 @@ import numpy as np
 
 from springtide.app.config.load import load_config
 from springtide.app.training.bootstrap import load_state
-from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.write.segment_writer import SegmentWriter
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import HEADER
 from tests.bench.workloads.row_log import DIM, FEATURE

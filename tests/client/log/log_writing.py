@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.listing import LogManifest, SealedSegment, claim_name, manifest_name, segment_name
 from tests.support.records import encode_record

@@ -10,10 +10,19 @@ import pytest
 
 from springtide.app.version_log.compact.base_writer import BaseImage, write_base
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import encode_checksummed_json
+from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.log.base import MANIFEST, Base, ModelIdentity, TableSpec
+from springtide_client.log.base import (
+    MANIFEST,
+    Base,
+    ModelIdentity,
+    TableSpec,
+    optimizer_files,
+    overlapping,
+    rows_files,
+)
 from springtide_client.log.directory import LogDirectory
+from springtide_client.rows.hash_range import NO_KEYS, HashRange, first_mixed
 from springtide_client.rows.row_layer import RowLayer, sorted_layer
 from springtide_client.schema import Schema
 
@@ -209,3 +218,21 @@ def test_every_table_has_rows_of_its_own_width(make_log) -> None:
     assert not any(name.startswith("optimizer") for name in base.manifest.serving_files)
     base.manifest.table.wide_width = 1
     assert {name for name in base.manifest.serving_files if name.startswith("opt")} == {"optimizer.safetensors"}
+
+
+def test_one_file_has_the_plain_name_and_several_are_numbered() -> None:
+    assert rows_files("") == ["rows.safetensors"]
+    assert optimizer_files("dim8") == ["optimizer.dim8.safetensors"]
+    assert rows_files("", 2) == ["rows-00001-of-00002.safetensors", "rows-00002-of-00002.safetensors"]
+    assert optimizer_files("dim8", 3)[2] == "optimizer.dim8-00003-of-00003.safetensors"
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 3, 4, 7])
+def test_a_range_needs_the_files_whose_keys_it_shares(num_files) -> None:
+    bounds = [first_mixed(number, num_files) for number in range(num_files + 1)]
+    for count in range(1, 9):
+        for number in range(1, count + 1):
+            own = HashRange(number, count)
+            expected = [n for n in range(num_files) if bounds[n] < own.end and own.start < bounds[n + 1]]
+            assert list(overlapping(num_files, own)) == expected
+    assert not overlapping(num_files, NO_KEYS)

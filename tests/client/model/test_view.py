@@ -14,8 +14,8 @@ from springtide_client.follow.views import MemoryLimit
 from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View
+from springtide_client.rows.admission_counts import estimates
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.rows.sketch import estimates
 
 KEYS = [(feature, row_id) for feature in (0, 1, 2) for row_id in (-3, 0, 1, 2, 7, 2**40)]
 INSTANCES = [

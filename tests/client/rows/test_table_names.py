@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.rows.layers import record_layer
+from springtide_client.rows.row_layer import record_layer
 from springtide_client.rows.table_names import MAIN_TABLE, ONE_TABLE, TableNames
 
 TABLES = TableNames({"dim8": [1, 3], "crosses": [32767]})

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size, describe, keys
+from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings, Size, describe, keys, parse_size
 
 
 class Inner(Settings, frozen=True, kw_only=True):
@@ -111,3 +111,18 @@ def test_a_key_knows_its_description_and_what_is_allowed() -> None:
     assert describe(known["part"].kind) == known["part"].allowed == "a number above 0 and below 1"
     assert known["by_number"].is_internal
     assert known["optimizer"].table is known["inner"].table is Inner
+
+
+def test_sizes_are_read_with_and_without_units() -> None:
+    assert [parse_size(size) for size in (7, "7", "1KiB", "1 kB", "1.5GiB")] == [7, 7, 1024, 1000, 3 << 29]
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1 XB", "-1", "1e3", "one"])
+def test_a_text_that_is_not_a_size_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a valid size: write 4096"):
+        parse_size(text)
+
+
+def test_a_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1 is not a valid size"):
+        parse_size(-1)

@@ -15,7 +15,7 @@ from springtide.embeddings.sharding.route import (
     unpack_columns,
 )
 from springtide_client.keys import mix_keys
-from springtide_client.rows.sketch import blocks_of
+from springtide_client.rows.admission_counts import blocks_of
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 1024])

@@ -15,24 +15,23 @@ import numpy as np
 from springtide.app.version_log.commands.queue import CommandQueue, submit_command
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention
-from springtide.app.version_log.read.resume import Resume
+from springtide.app.version_log.read.replay_state import Resume
 from springtide.app.version_log.write.state_writer import PendingState
 from springtide.app.version_log.write.writer import LogWriter, NetState
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import (
     CommandEntry,
     Record,
+    ShardEntry,
     Tip,
     VersionMeta,
     encode_pieces,
     encode_shard_pieces,
 )
-from springtide_client.format.shards import ShardEntry
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
-from springtide_client.rows.layers import merge_layers, record_layer
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_layer import RowLayer, merge_layers, record_layer
 from tests.support.team_log import Team, TeamLog
 from tests.support.waiting import wait_until
 from tests.support.writer_log import rows_of

@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.disk_budget import folder_bytes
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
-from springtide_client.system.sizes import parse_size
+from springtide_client.system.settings import parse_size
 
 CONFIG = """
 name = "test"

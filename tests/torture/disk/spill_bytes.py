@@ -19,7 +19,7 @@ import torch
 from springtide import DynamicEmbedding
 from springtide.embeddings.tiers.disk_space import folder_bytes
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.system.sizes import parse_size
+from springtide_client.system.settings import parse_size
 
 DIM, SCALE, BATCH = 16, 0.1, 4096
 MEASURE_SECONDS = 0.005

@@ -16,7 +16,7 @@ from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.keys import encode_id
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.layers import merge_layers
+from springtide_client.rows.row_layer import merge_layers
 from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]

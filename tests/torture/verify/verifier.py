@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from springtide.app.version_log.retention.pins import read_pins
+from springtide.app.version_log.kept_versions import read_pins
 from springtide_client.format.records import CommandEntry
 from tests.torture.clicks import NUM_USERS, click
 from tests.torture.cluster.config import WINDOW_SAMPLES

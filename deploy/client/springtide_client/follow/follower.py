@@ -21,8 +21,7 @@ from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.search import NumpySearch, SearchFactory
-from springtide_client.system.backoff import Backoff
-from springtide_client.system.clock import wall_ms
+from springtide_client.system.clock import Backoff, wall_ms
 from springtide_client.wide.score import NUMPY_STEPS, WideSteps
 
 

@@ -1,17 +1,21 @@
-"""The crc32 of concatenated bytes, computed from the checksums of the parts, because crc32 is linear.
+"""Checksums of files, and JSON files that carry their own."""
 
-The method of zlib's crc32_combine: multiply the first part's checksum by x to the number of bits of the second part,
-modulo the polynomial, and add the second part's checksum. Also the checksum of a file.
-"""
-
+import re
 import zlib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from springtide_client.errors import LogError
 
 POLYNOMIAL = 0xEDB88320
 ONE, X = 1 << 31, 1 << 30  # bits are reflected: the highest is the constant term
 READ_BYTES = 1 << 20
+T = TypeVar("T")
+_CHECKSUM_SUFFIX = re.compile(rb',"crc32":(\d+)\}\s*$')
 
 
 def combine_crc32(parts: Iterable[tuple[int, int]]) -> int:
@@ -58,3 +62,25 @@ def _times(a: int, b: int) -> int:
         a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ POLYNOMIAL if b & 1 else b >> 1
     return product
+
+
+def encode_checksummed_json(value: Any) -> bytes:
+    """Encode an object with at least one key, and append its checksum as the last key."""
+    body = msgspec.json.encode(value)[:-1]
+    return body + b',"crc32":%d}' % zlib.crc32(body)
+
+
+def has_checksum(content: bytes) -> bool:
+    """Return True if a file ends with its checksum; `decode_checksummed_json` does not check a file without one."""
+    return _CHECKSUM_SUFFIX.search(content) is not None
+
+
+def decode_checksummed_json(content: bytes, type: type[T], name: str) -> T:
+    """Decode a file called `name` in errors; LogError when it is corrupt. A file without a checksum is accepted."""
+    suffix = _CHECKSUM_SUFFIX.search(content)
+    if suffix is not None and zlib.crc32(content[: suffix.start()]) != int(suffix.group(1)):
+        raise LogError(f"{name} is corrupt: it does not match its checksum")
+    try:
+        return msgspec.json.decode(content, type=type)
+    except msgspec.MsgspecError as error:
+        raise LogError(f"{name} cannot be read: {error}") from None

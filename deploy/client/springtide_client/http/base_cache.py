@@ -13,13 +13,12 @@ from pathlib import Path
 from urllib3.exceptions import HTTPError
 
 from springtide_client.errors import GapError, LogError
-from springtide_client.format.checksummed_json import decode_checksummed_json
+from springtide_client.format.checksums import decode_checksummed_json
 from springtide_client.http.http_client import HttpClient, NotReadyError
 from springtide_client.log.base import MANIFEST, BaseManifest, FileChecksum
 from springtide_client.log.listing import base_name
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
-from springtide_client.system.file_lock import file_lock
-from springtide_client.system.files import write_atomically
+from springtide_client.system.files import file_lock, write_atomically
 
 CHUNK_BYTES = 1 << 20
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -17,7 +17,7 @@ from springtide_client.errors import CorruptRecordError, LogError, SpringtideErr
 from springtide_client.format.records import HEADER, Record, Tip, parse_header
 from springtide_client.http.base_cache import BaseCache
 from springtide_client.http.http_client import TIMEOUT_SECONDS, HttpClient, reason_of
-from springtide_client.log.shard_choice import EVERY_SHARD, FOR_ASKING, ShardChoice
+from springtide_client.log.shard_files import EVERY_SHARD, FOR_ASKING, ShardChoice
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
 # records received and not yet applied; a full queue stops reading, and TCP then slows the server

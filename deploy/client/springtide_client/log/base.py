@@ -1,31 +1,117 @@
 """A base: all rows and parameters at one version, as a folder of files that are mapped, not loaded."""
 
+# n rows, S width of the optimizer state
 # K keys of a lookup, n rows, S width of the optimizer state
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
-from springtide_client.array_types import UInt8Array
+from springtide_client.array_types import Float32Array, UInt8Array
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import decode_checksummed_json
-from springtide_client.format.checksums import crc32_of_file
+from springtide_client.format.checksums import crc32_of_file, decode_checksummed_json
+from springtide_client.format.joined_tensors import FileRows, map_joined
 from springtide_client.format.records import Tip, VersionMeta, version_name
-from springtide_client.format.tensors import Arrays, map_tensors
-from springtide_client.log.base_table import BaseTable
-from springtide_client.log.row_files import optimizer_files, overlapping, rows_files
+from springtide_client.format.tensors import Array, Arrays, advise_random_access, map_tensors
 from springtide_client.rows.hash_range import ALL_KEYS, MAX_RANGES, HashRange
+from springtide_client.rows.row_layer import RowLayer, empty_layer
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 
+ROWS, OPTIMIZER = "rows.safetensors", "optimizer.safetensors"
 MANIFEST, DENSE, ID_STRINGS, MODEL = "manifest.json", "dense.safetensors", "texts.safetensors", "model.pt2"
 SKETCH, ONNX, ITEMS = "sketch.safetensors", "model.onnx", "items.safetensors"
 STATE = "state.safetensors"  # of the dense net: exact parameters, optimizer state, random state
 EXPORTS = frozenset({MODEL, ONNX})  # forms of the net, which hold no row: those who need one check it
 ADVICE = "`springtide versions verify` says what to do"
 TABLE_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+
+
+def rows_files(table: str, num_ranges: int = 1) -> list[str]:
+    """Return the names of the files with the rows of a table, in the order of their ranges."""
+    return _names(f"rows.{table}" if table else "rows", num_ranges)
+
+
+def optimizer_files(table: str, num_ranges: int = 1) -> list[str]:
+    """Return those of the files with their states; absent where a table other than the main one has none."""
+    return _names(f"optimizer.{table}" if table else "optimizer", num_ranges)
+
+
+def _names(stem: str, num_ranges: int) -> list[str]:
+    if num_ranges == 1:
+        return [f"{stem}.safetensors"]
+    return [f"{stem}-{number:05d}-of-{num_ranges:05d}.safetensors" for number in range(1, num_ranges + 1)]
+
+
+def overlapping(num_ranges: int, hash_range: HashRange) -> range:
+    """Return which of the ranges, counted from 0, have keys of another range."""
+    if hash_range.is_empty:
+        return range(0)
+    last = max(hash_range.start, hash_range.end - 1)
+    first_owner, last_owner = (((mixed >> 32) * num_ranges) >> 32 for mixed in (hash_range.start, last))
+    return range(first_owner, last_owner + 1)
+
+
+class BaseTable:
+    """One table of an open base, or its rows of one range of keys."""
+
+    def __init__(
+        self,
+        rows_paths: Sequence[Path],
+        optimizer_paths: Sequence[Path],
+        *,
+        dim: int,
+        state_width: int,
+        hash_range: HashRange = ALL_KEYS,
+    ) -> None:
+        """`rows_paths`: the files that have keys of the range, in order; `optimizer_paths`: those with their states.
+
+        LogError when the rows cannot be read, OSError when a file is missing.
+        """
+        self._optimizer_paths, self._state_width = optimizer_paths, state_width
+        self._slices: list[slice | None] = [None] * len(rows_paths)  # which rows of each file these are; None: all
+        if not rows_paths:
+            self.rows, self.states = empty_layer(dim), np.zeros((0, state_width), np.float32)
+            return
+        try:
+            if not hash_range.is_all:
+                self._slices = [hash_range.slice_of(map_tensors(path)["mixed"]) for path in rows_paths]
+            arrays = map_joined([FileRows(*file) for file in zip(rows_paths, self._slices, strict=True)])
+            fields = [arrays[name] for name in ("mixed", "feature", "id", "value", "count", "last_seen")]
+        except KeyError as missing:
+            raise LogError(f"{rows_paths[0]} lacks the tensor {missing}") from None
+        self.rows = RowLayer(*fields)  # without states
+
+    @cached_property
+    def states(self) -> Float32Array:
+        """The optimizer states of the rows [n, S]. Mapped on first use: not all servers need the file."""
+        if not self._state_width:
+            return np.zeros((len(self.rows), 0), np.float32)
+        try:
+            return map_joined([FileRows(*file) for file in zip(self._optimizer_paths, self._slices, strict=True)])[
+                "state"
+            ]
+        except KeyError as missing:
+            raise LogError(f"{self._optimizer_paths[0]} lacks the tensor {missing}") from None
+
+    @cached_property
+    def layer(self) -> RowLayer:
+        """The rows with their optimizer states."""
+        return replace(self.rows, state=self.states)
+
+    def advise_random_access(self, *, with_states: bool) -> None:
+        """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""
+        rows = self.rows
+        columns: list[Array] = [rows.mixed, rows.feature, rows.id, rows.value, rows.count, rows.last_seen]
+        if with_states:
+            columns.append(self.states)
+        for array in {id(array.base): array for array in columns}.values():  # one map may have them all
+            advise_random_access(array)
 
 
 class TableSpec(msgspec.Struct, kw_only=True):

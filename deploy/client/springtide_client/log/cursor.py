@@ -7,8 +7,7 @@ from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.frames import Frame, frame_at
 from springtide_client.log.listing import CurrentManifest, SegmentDirectory
-from springtide_client.log.shard_choice import EVERY_SHARD, ShardChoice
-from springtide_client.log.shard_files import ShardFiles
+from springtide_client.log.shard_files import EVERY_SHARD, ShardChoice, ShardFiles
 
 READ_BYTES = 64 << 20  # about the most that one read returns
 

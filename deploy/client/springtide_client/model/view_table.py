@@ -16,8 +16,7 @@ from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.rows.layers import merge_layers, record_layer
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_layer import RowLayer, merge_layers, record_layer
 from springtide_client.rows.search import KNOWN, UNKNOWN, FoundStates, LayerStack, RowSearch, SearchFactory
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema

@@ -11,8 +11,7 @@ import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import TensorShape, map_tensors
-from springtide_client.rows.layers import aligned_chunks, merge_layers
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_layer import RowLayer, aligned_chunks, merge_layers
 
 
 def write_disk_layer(layers: Sequence[RowLayer], dim: int, folder: Path | None, *, max_bytes: int) -> RowLayer:

@@ -1,11 +1,13 @@
-"""Files that appear whole or not at all, and survive a power loss where the caller asks for that."""
+"""Files that appear whole or not at all, survive a power loss where the caller asks for that, and locks on them."""
 
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 # the disk may have room again later, and nothing was written
 NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -70,3 +72,25 @@ def read_fully(descriptor: int, length: int, offset: int) -> bytes:
         data = os.pread(descriptor, length - sum(map(len, pieces)), offset + sum(map(len, pieces)))
         pieces.append(data)
     return b"".join(pieces)
+
+
+@contextmanager
+def file_lock(path: Path, wait: Callable[[], object]) -> Iterator[bool]:
+    """Hold the lock file `path`, which is created where it is missing, and yield True.
+
+    While another process holds it, `wait` is called between two tries. Once `wait` returns True the block runs without
+    the lock and gets False; what `wait` raises ends the waiting.
+    """
+    lock = FileLock(path, thread_local=False)
+    while True:
+        try:
+            lock.acquire(blocking=False)
+            break
+        except Timeout:
+            if wait() is True:
+                yield False
+                return
+    try:
+        yield True
+    finally:
+        lock.release()

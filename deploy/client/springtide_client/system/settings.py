@@ -2,11 +2,13 @@
 
 Knows no file, no section and no command line. A wrong value is a ValueError of one line that names the key, what is
 allowed, and the value.
+
 """
 
 import difflib
 import functools
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
@@ -14,14 +16,34 @@ from typing import Annotated, Any, Self, get_type_hints
 import msgspec
 from msgspec import Meta, inspect
 
-from springtide_client.system.sizes import format_size, parse_size
-
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 MAX_SIZE = 2**63 - 1
 SIZE = {"is_size": True}
 FINITE = {"is_finite": True}
 INTERNAL = {"is_internal": True}
 Size = Annotated[int, Meta(extra=SIZE)]
 """Bytes: an integer, or a string such as "2GiB", which becomes one. With a minimum: `Meta(ge=64, extra=SIZE)`."""
+
+
+def parse_size(size: int | str) -> int:
+    """Return the number of bytes; ValueError with the text where it is not a valid size."""
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match is None or match[2].upper() not in UNITS:
+            raise ValueError(f'{size!r} is not a valid size: write 4096, "64MiB" or "2GiB"')
+        size = int(float(match[1]) * UNITS[match[2].upper()])
+    if size < 0:
+        raise ValueError(f"{size} is not a valid size: it is negative")
+    return size
+
+
+def format_size(num_bytes: int) -> str:
+    """Return the size in its largest binary unit that divides it: 65536 is "64KiB", 1000 is "1000"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if num_bytes and num_bytes % UNITS[unit.upper()] == 0:
+            return f"{num_bytes // UNITS[unit.upper()]}{unit}"
+    return str(num_bytes)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from springtide.app.commands.processes import find_version
 from springtide.app.config.load import load_config
 from springtide.app.version_log.inspection.crosses import find_cross
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.read.version_range import RowImage
 from springtide_client.keys import CROSSES, hash_string
 from springtide_client.log.directory import LogDirectory
 from tests.app.training.random_clicks import make_batch

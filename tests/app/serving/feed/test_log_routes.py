@@ -11,8 +11,7 @@ import pytest
 from springtide.app.serving.feed.log_routes import LogReader, RecordCache
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
-from springtide_client.format.records import Record, Tip, VersionMeta, encode_pieces, encode_shard_pieces
-from springtide_client.format.shards import ShardEntry
+from springtide_client.format.records import Record, ShardEntry, Tip, VersionMeta, encode_pieces, encode_shard_pieces
 from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import mix_keys
 from springtide_client.log.directory import LogDirectory

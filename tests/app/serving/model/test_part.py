@@ -5,7 +5,7 @@ import pytest
 from springtide.app.serving.model.part import Part
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import ID_STRINGS
-from springtide_client.log.shard_choice import EVERY_SHARD, FOR_ASKING, ShardChoice
+from springtide_client.log.shard_files import EVERY_SHARD, FOR_ASKING, ShardChoice
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.rows.hash_range import NO_KEYS, HashRange
 

@@ -3,8 +3,7 @@ import pytest
 
 from springtide.app.serving.retrieve.served_items import ItemSet, NumberRange
 from springtide.app.serving.retrieve.vector_index import ExactIndex
-from springtide.app.version_log.item_columns import ItemColumns
-from springtide.app.version_log.items import ItemLayout
+from springtide.app.version_log.items import ItemColumns, ItemLayout
 from springtide_client.log.base import ModelIdentity
 from tests.app.training.random_clicks import SCHEMA, make_batch
 

@@ -8,8 +8,7 @@ import torch
 
 from springtide.app.training.recovery.rollback import ModelHeldError
 from springtide.app.training.trainer import Trainer
-from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.trainer_status import PartitionStatus
 from springtide.stream.positions import Partition
 from tests.app.training.ranks.thread_trainers import on_trainers, running_ranks

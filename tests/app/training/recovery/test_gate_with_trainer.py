@@ -9,8 +9,7 @@ import torch
 from springtide.app.training.publisher import PublishSchedule
 from springtide.app.training.recovery.rollback import ModelHeldError
 from springtide.app.training.trainer import Trainer
-from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention
 from springtide.app.version_log.trainer_status import PartitionStatus

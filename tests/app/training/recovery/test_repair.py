@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from springtide.app.training.trainer import Trainer
-from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import command_status
+from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.compact.compactor import Compactor
 from springtide.app.version_log.read.corruption import (
     REPORT_NAME,

@@ -9,9 +9,8 @@ import pytest
 from springtide.app.training.start_position import StartPosition
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.offline import execute_pending
-from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import command_status
-from springtide.app.version_log.write.segments import SegmentWriter
+from springtide.app.version_log.commands.queue import command_status, submit_command
+from springtide.app.version_log.write.segment_writer import SegmentWriter
 from tests.app.training.trainer_env import expected_counts, published, records
 from tests.support.waiting import wait_until
 

@@ -9,7 +9,7 @@ from springtide.app.training.state.row_budget import RowBudget
 from springtide.app.version_log.disk_budget import base_row_bytes
 from springtide.embeddings.rows import Rows, TableDelta
 from springtide_client.log.base import Base
-from tests.app.version_log.compact.test_row_writer import write
+from tests.app.version_log.compact.test_base_writer import write
 from tests.support.writer_log import WriterLog
 
 DIM, WIDTH, ROOM = 4, 1, 1000

@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from springtide.app.version_log.commands.offline import execute_pending
-from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.status import command_status, erased_keys_report
+from springtide.app.version_log.commands.queue import command_status, erased_keys_report, submit_command
 from springtide.app.version_log.errors import LogBusyError
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import SCHEMA, config, put

@@ -13,10 +13,9 @@ import pytest
 from springtide.app.errors import UserError
 from springtide.app.version_log.commands.pin import pin_version, unpin_version
 from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.kept_versions import read_pins, retention_lock
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.row_image import RowImage
-from springtide.app.version_log.retention.pins import read_pins
-from springtide.app.version_log.retention.retention_lock import retention_lock
+from springtide.app.version_log.read.version_range import RowImage
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.directory import LogDirectory

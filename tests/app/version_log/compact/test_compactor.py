@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from springtide.app.version_log.compact.compactor import Compactor
-from springtide.app.version_log.disk_usage import folder_bytes
+from springtide.app.version_log.disk_budget import folder_bytes
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import MODEL, Base
 from tests.support.config import CLICKS, write_config

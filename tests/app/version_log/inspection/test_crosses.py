@@ -9,11 +9,10 @@ import pytest
 
 from springtide.app.cli import main
 from springtide.app.errors import UserError
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
-from springtide.app.version_log.compact.row_writer import TableImage
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.inspection.crosses import find_cross, live_pairs, wide_parameters
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.row_image import RowImage
+from springtide.app.version_log.read.version_range import RowImage
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.features import Features
 from springtide_client.format.records import VersionMeta

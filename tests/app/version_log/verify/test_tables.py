@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.errors import LogError
-from springtide_client.format.checksummed_json import encode_checksummed_json
-from springtide_client.format.checksums import crc32_of_file
+from springtide_client.format.checksums import crc32_of_file, encode_checksummed_json
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import CROSSES

@@ -17,15 +17,13 @@ from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.trainer_status import TrainerStatus, write_status
 from springtide.app.version_log.verify.report import Finding, VerifyReport
 from springtide.app.version_log.verify.verify import verify
-from springtide_client.format.checksummed_json import encode_checksummed_json
-from springtide_client.format.checksums import crc32_of_file
+from springtide_client.format.checksums import crc32_of_file, encode_checksummed_json
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import hash_string
-from springtide_client.log.base import MANIFEST, STATE, read_base_manifest
+from springtide_client.log.base import MANIFEST, ROWS, STATE, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, claim_name, manifest_name, segment_name
-from springtide_client.log.row_files import ROWS
 from tests.support.random_versions import RandomVersions
 from tests.support.records import encode_record
 from tests.support.writer_log import SCHEMA, WriterLog, compact, put, row_tensors

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from springtide.app.version_log.read.exact_state import find_state
-from springtide.app.version_log.write.encoder import PendingRecord
+from springtide.app.version_log.write.segment_writer import PendingRecord
 from springtide.app.version_log.write.state_writer import PendingState, StateWriter
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import map_tensors

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.kernels.backend import backend
-from springtide_client.rows.sketch import estimates
+from springtide_client.rows.admission_counts import estimates
 from tests.kernels.oracle import Sketch
 
 OPS = backend()

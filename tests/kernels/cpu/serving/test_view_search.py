@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 from springtide_client.keys import GOLDEN, MASK, mix_keys
 from springtide_client.rows.admission_counts import AdmissionCounts, SketchLayer
-from springtide_client.rows.layers import record_layer
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_layer import RowLayer, record_layer, sorted_layer
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, LayerStack, NumpySearch
 
 DIM = 3

@@ -1,0 +1,129 @@
+"""Begins an epoch with a base: the newest version of the log, carried over to another design."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from springtide.app.version_log.change.migrate import Carry, same_numbers
+from springtide.app.version_log.change.plan import Design, Plan
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from springtide.app.version_log.compact.merge import (
+    MAX_REPLAYED_BYTES,
+    block_bounds,
+    dead_keys,
+    merged_blocks,
+    write_merged_base,
+)
+from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.read.exact_state import exact_net, find_state
+from springtide.app.version_log.read.replay_state import ReplayState, Resume
+from springtide.app.version_log.tables import LogTable
+from springtide.app.version_log.write.writer import LogWriter
+from springtide_client.format.records import NO_STATE
+from springtide_client.format.tensors import Arrays
+from springtide_client.log.base import Base
+from springtide_client.rows.row_layer import RowLayer, merge_layers
+
+
+def begin_changed(
+    log: LogWriter,
+    resume: Resume,
+    plan: Plan,
+    old: Design,
+    new: Design,
+    *,
+    initial: Arrays,
+    program: bytes | None,
+    window_samples: int,
+    max_replayed_bytes: int = MAX_REPLAYED_BYTES,
+) -> Resume:
+    """1. Read the log to its sealed end. 2. Write that version, as the plan says, as this epoch's first base.
+
+    `initial` are the `dense.*` and `state.*` of a new net; `program` is its exported form, None if the old one serves.
+    Rows are carried block by block. FencedError if another trainer has started: then nobody reads the base.
+    """
+    state = replay(resume, log, window_samples=window_samples, max_replayed_bytes=max_replayed_bytes)
+    carry = Carry(old, new, plan, same_numbers(old.schema, new.schema))
+    base = state.base
+    num_ranges = log.config.base_files or state.num_ranks
+    main, *others = (carried_table(state, carry, table, num_ranges) for table in carry.new.physical_tables)
+    dead = [dead_keys(base, state, table) for table in state.tables]
+    known_strings = [] if base.id_strings is None else [base.id_strings]
+    meta = carry.meta(state.meta)
+    meta.change = {"from": state.tip.number, **plan.document()}
+    image = BaseImage(
+        tip=log.first_base_tip,
+        schema=new.schema,
+        table=new.table,
+        model=new.model,
+        meta=meta,
+        dense=carry.arrays(exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples),
+        sketch=state.sketch,
+        num_rows=main.num_rows,
+        by_range=main.by_range,
+        blocks=main.blocks,
+        tables=dict(zip(new.tables, others, strict=True)),
+        id_strings=carry.id_strings(*state.id_strings, *known_strings, dead=merge_layers(*dead)),
+        items=carry.items(state.live_items()),
+        program=base.model_path if program is None else program,
+    )
+    failpoint("before a changed schema begins")
+    write_base(log.config.path, image)
+    log.start_after(image.tip)
+    failpoint("after a changed schema begins")
+    begun = Resume.of(log.directory, image.tip)
+    assert begun is not None
+    return begun
+
+
+def replay(resume: Resume, log: LogWriter, *, window_samples: int, max_replayed_bytes: int) -> ReplayState:
+    """Return the end of the log. Beyond `max_replayed_bytes` of records an intermediate base bounds the memory.
+
+    That is allowed to the epoch that has sealed the log: all its records are durable.
+    """
+    state = ReplayState(resume.base, window_samples=window_samples)
+    for record in resume.records():
+        state.apply(record)
+        if state.num_bytes >= max_replayed_bytes and is_exact(state, log):
+            file = state_file_of(state, log)
+            path = write_merged_base(
+                log.config.path, state.base, state, state_file=file, base_files=log.config.base_files
+            )
+            base = Base.open(path)
+            state = ReplayState(base, window_samples=window_samples)
+    return state
+
+
+def is_exact(state: ReplayState, log: LogWriter) -> bool:
+    """Return True if the exact state of the net is there at this version."""
+    if state.meta.exact_state == NO_STATE:
+        return False
+    return state.state_tip is None or state_file_of(state, log) is not None
+
+
+def state_file_of(state: ReplayState, log: LogWriter) -> Path | None:
+    """Return the file with the exact state of the net, if the log does not hold it."""
+    return None if state.state_tip is None else find_state(log.directory.path, state.state_tip)
+
+
+def carried_table(state: ReplayState, carry: Carry, target: LogTable, num_ranges: int) -> TableImage:
+    """Return the rows of a table of the new design: those that its features have, in whichever table they are now."""
+    keys = carried_blocks(state, carry, target, with_values=False)
+    return TableImage.of(target.spec, lambda: carried_blocks(state, carry, target), keys, num_ranges)
+
+
+def carried_blocks(
+    state: ReplayState, carry: Carry, target: LogTable, *, with_values: bool = True
+) -> Iterator[RowLayer]:
+    """Yield those rows in key order, block by block."""
+    sources = [table for table in state.tables if carry.has_rows_for(table, target)]
+    stacks = [(table.base_layer(state.base), state.changed_rows(table)) for table in sources]
+    if not sources:
+        return
+    if not with_values:
+        stacks = [(rows.keys_only(), changes.keys_only()) for rows, changes in stacks]
+    bounds = block_bounds(*(layer for stack in stacks for layer in stack))
+    cutoffs = state.meta.expiry_cutoffs
+    streams = [merged_blocks(rows, changes, cutoffs, bounds) for rows, changes in stacks]
+    for blocks in zip(*streams, strict=True):
+        carried = [carry.rows(block, table, target) for table, (block, _) in zip(sources, blocks, strict=True)]
+        yield merge_layers(*carried)

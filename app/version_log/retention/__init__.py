@@ -1,1 +1,0 @@
-"""Retention of a log: pinned versions, and bases by rule."""
