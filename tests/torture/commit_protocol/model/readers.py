@@ -1,132 +1,167 @@
-"""Who reads the log: mergers, which make bases, and followers, which serve views."""
+"""Who makes bases and retires files, and who follows."""
 
 from dataclasses import replace
 
-from tests.torture.commit_protocol.model.records import FEATURES, KEYS, MARK
+from tests.torture.commit_protocol.model.records import MAIN
 from tests.torture.commit_protocol.schedules import Violation
 
 
 class Merger:
-    """Makes bases: begins and finishes at any time, so that anything may happen in between."""
+    """Makes bases and retires: begins and finishes at any time, so that anything may happen in between."""
 
-    def __init__(self, world):
-        self.world, self.job = world, None
+    def __init__(self, world, host):
+        self.world, self.host, self.job, self.plan_names = world, host, None, []
 
     def begin(self, r):
-        manifest, image = self.world.manifest(), self.world.bases_by_age()[-1]
-        records, _ = self.world.after(manifest, image)
+        manifest, base = self.world.manifest(), self.world.bases_by_age()[-1]
+        records, _ = self.world.main_after(manifest, base) if not self.job else ([], True)
+        everything = records
         if "base-durable" not in self.world.off:
-            durable = max(
-                (r.durable for r in records), default=0
-            )  # what a record says, not what a seal covers: its writer looked
-            records = [r for r in records if r.num <= durable]
-        net, reached = image.net, image
-        for record in records[: r // 2 % len(records) + 1 if records and r % 2 else None]:
-            reached = reached.plus(record)
-            found = self.world.net_of(record, image, records)
-            if found is not None or "base-exact" in self.world.off:
-                net = net if found is None else found
-                self.job = replace(reached, net=net)
-        if self.job:
-            self.world.say(f"the merger begins base {self.job.num}")
+            durable = max((record.durable for record in records), default=0)
+            records = [record for record in records if record.num <= durable]
+        records = records[: r // 2 % len(records) + 1 if records and r % 2 else None]
+        net = None
+        while records and (net := self.world.net_of(records[-1], base, everything)) is None:
+            if "base-exact" in self.world.off:
+                net = base.net
+                break
+            records.pop()
+        if records:
+            self.job = (manifest, base, records, net)
 
     def finish(self):
-        self.world.bases[self.job.chk] = self.job
-        self.world.say(f"the merger has written base {self.job.num}: {self.job.rows}")
-        self.job = None
+        (manifest, image, records, net), self.job = self.job, None
+        for record in records:
+            shards = self.world.shards_of(manifest, record)
+            if shards is None:
+                if "base-whole" not in self.world.off:
+                    return self.world.say(f"the merger gives up: of {record.num} a shard is missing")
+                shards = [s for rank, chk in record.shards if (s := self.world.find_shard(manifest, record, rank, chk))]
+            image = image.plus(record, shards)
+        self.world.compare(image, "C2: a base")
+        self.world.bases[image.chk] = replace(image, net=net)
+        if "base-fsync" in self.world.off:
+            self.world.unsynced_bases[image.chk] = self.host
+        self.world.say(f"the merger has written base {image.num}")
+        return None
 
+    def plan(self):
+        """What may go, decided now; unlinked later, whatever has happened by then."""
+        world, off, manifest = self.world, self.world.off, self.world.manifest()
+        kept = world.bases_by_age()[-world.keep_bases :]
+        if "retire-looks" not in off and world.overtaken(manifest.epoch):
+            return
+        limit = kept[-1 if "retire-oldest-kept" in off else 0].num
+        newest = (
+            {name[:2]: name for name in sorted(world.disk) if name[0] == manifest.epoch}
+            if "retire-not-newest" not in off
+            else {}
+        )
+        names = [n for n in world.disk if n[0] <= manifest.epoch and n not in newest.values()]
+        covered = [n for n in names if all(r.num <= limit for r in world.disk[n].records[: world.disk[n].shown])]
+        if "retire-own-records" in off:
+            covered = [n for n in names if (n in covered and n[1] == MAIN) or (n[0], MAIN, n[2]) in covered]
+        self.plan_names = [(world.bases, chk) for chk, base in world.bases.items() if base.num < kept[0].num] + [
+            (world.disk, n) for n in covered
+        ]
 
-class View:
-    """A base and the changes since, at one version."""
-
-    def __init__(self, base):
-        self.base, self.changes, self.version = base, {}, base
-        self.dense, self.orders = (
-            base.dense,
-            {i: None for i, _ in base.orders},
-        )  # orders: id -> the version that carried it
-
-    def apply(self, record, dense_carried=True):
-        self.changes.update((k, (record.num, row)) for k, row in record.rows.items())
-        self.version = record
-        self.orders.update((i, record.chk) for i, _ in record.orders)
-        if record.dense is not None or dense_carried is False:
-            self.dense = record.dense
-
-    def adopt(self, base):
-        """Swap to a newer base at or below this version; changes up to it are in it."""
-        self.base, self.changes = base, {k: c for k, c in self.changes.items() if c[0] > base.num}
-
-    def row(self, key):
-        row = self.changes[key][1] if key in self.changes else self.base.rows.get(key, MARK)
-        return row if row != MARK and row[2] >= self.version.horizon[key % FEATURES] else None
+    def unlink(self, r):
+        """The next few of them."""
+        for shelf, name in self.plan_names[: r % 4 + 1]:
+            if name in shelf:
+                self.world.throw(shelf, name)
+        del self.plan_names[: r % 4 + 1]
 
 
 class Follower:
-    """A reader on another machine. Reading and using are two steps; a new view is built behind the served one."""
+    """A reader on another machine. Between reading version and shard records and using them all may happen."""
 
     def __init__(self, world):
-        self.world, self.off, self.inbox, self.doubt = world, world.off, None, False
-        self.served = self.building = None
+        self.world, self.off = world, world.off
+        self.served = self.building = self.inbox = None
+        self.doubt = False
 
-    def read(self):
-        manifest, view = self.world.manifest(), self.building or self.served
-        if view and not self.doubt:
-            records, whole = self.world.after(manifest, view.version, trusting="parent" in self.off)
-            if records or whole:
-                self.inbox = records and (manifest.epoch, None, records)
-                return
-        self.inbox = (manifest.epoch, View(self.world.bases_by_age()[-1]), [])  # a gap: start again
+    def read_main(self, r=0):
+        world, manifest, place = self.world, self.world.manifest(), self.building or self.served
+        newest, records = world.bases_by_age()[-1], []
+        fits = place and not self.doubt
+        if fits:
+            records, fits = world.main_after(manifest, place, trusting="parent" in self.off)
+        start = None if fits or records else newest
+        self.inbox = [manifest, start, records[: r % 4 or None], [], False]  # ..., their shard records, has looked
 
-    def use(self, most=99):
-        (epoch, fresh, records), self.inbox = self.inbox, None
-        if "reader-looks" not in self.off and max(self.world.claims) > epoch:
+    def read_shards(self, r=0):
+        """Of all version records in hand; a shard record may not be in sight yet, or come with a flipped bit."""
+        if not self.inbox:
             return
-        if fresh:
-            self.building, self.doubt = fresh, False
-            self.world.say(f"a follower starts from base {fresh.base.num}")
-        view = self.building or self.served
-        for record in records[:most]:
-            if record.chk in self.world.revoked:
-                raise Violation(f"I4: a follower applies {record.num}, which is beyond a seal")
-            view.apply(record, "dense-carried" not in self.off)
+        manifest, _, records, read, looked = self.inbox
+        if not looked and "look-late" in self.off:
+            self.inbox[4] = not self.world.overtaken(manifest.epoch)
+        blind = r % 8 if r % 5 == 0 else -1
+        for record in records[len(read) :]:
+            shards = []
+            for rank, chk in record.shards:
+                shard = self.world.find_shard(manifest, record, rank, chk)
+                if shard and rank == blind:
+                    flipped = replace(shard, rows=dict.fromkeys(shard.rows, (0, 0, 1 << 30)), chk=("flipped",))
+                    shard = flipped if r % 3 and "shard-checksum" in self.off else None
+                if shard:
+                    shards.append(shard)
+            if len(shards) < len(record.shards) and "whole-version" not in self.off:
+                break
+            read.append(shards)
+
+    def use(self):
+        if not self.inbox:
+            return
+        (manifest, start, records, read, looked), self.inbox = self.inbox, None
+        passed = looked if "look-late" in self.off else not self.world.overtaken(manifest.epoch)
+        if not passed and "reader-looks" not in self.off:
+            return
+        if start:
+            self.building, self.doubt = start.over(start), False
+            self.world.say(f"a follower starts from base {start.num}")
+        image = self.building or self.served
+        for record, shards in zip(records, read, strict=False):
+            image = image.plus(record, shards, carries_dense="dense-carried" not in self.off)
             self.world.say(f"a follower applies {record.num}")
-        if self.building and (
-            not self.served or self.building.version.num >= self.served.version.num or "swap-when-caught-up" in self.off
-        ):
-            if self.served and self.building.version.num < self.served.version.num:
-                raise Violation(
-                    f"I5: a follower goes back from {self.served.version.num} to {self.building.version.num}"
-                )
-            undone = (
-                {i for i, chk in self.served.orders.items() if chk not in self.world.lost} - set(self.building.orders)
-                if self.served
-                else ()
-            )
-            if undone:
-                raise Violation(
-                    f"I5: orders {undone} are in {self.served.version.num}, not in {self.building.version.num}"
-                )
-            self.served, self.building = self.building, None
+        if not read and not start and "base-above" not in self.off and self.world.bases_by_age()[-1].num > image.num:
+            self.doubt = True
+        if self.building and self.served and image.num < self.served.num:
+            if "swap-when-caught-up" in self.off:
+                raise Violation(f"C6: a follower goes back from {self.served.num} to {image.num}")
+            self.building = image
+        else:
+            undone = self.lasting_orders() - {i for i, _ in image.orders}
+            if self.building and undone:
+                raise Violation(f"C6: orders {undone} are in {self.served.num}, not in {image.num}")
+            self.served, self.building = image, None
         self.check()
 
+    def lasting_orders(self):
+        """The orders of the served version that did not go with the power."""
+        mains, world = self.world.mains, self.world
+        line = [mains[chk] for chk in world.line(self.served.chk) if chk in mains] if self.served else []
+        lost = {i for record in line if world.is_lost(record) for i, _ in record.orders}
+        return {i for i, _ in self.served.orders} - lost if self.served else set()
+
     def adopt(self):
+        """Map a newer base at or below the served version."""
         base = self.world.bases_by_age()[-1]
-        if self.served and self.served.base.num < base.num <= self.served.version.num:
-            self.served.adopt(base)
-            self.world.say(f"a follower at {self.served.version.num} adopts base {base.num}")
+        if self.served and self.served.below.num < base.num <= self.served.num:
+            self.served = self.served.over(base)
+            self.world.say(f"a follower at {self.served.num} adopts base {base.num}")
             self.check()
 
+    def poll(self, r=1):
+        self.read_main()
+        self.read_shards(r)
+        self.use()
+
     def check(self):
-        version = self.served.version
-        truth = self.world.truths[version.chk]
-        if version.chk in self.world.revoked - self.world.lost - self.world.dropped:
-            raise Violation(f"I4: a follower reads {version.num}, which is beyond a seal")
-        if self.served.dense != truth.shown:
-            raise Violation(f"I3: a follower's dense weights are not those of {version.num}")
-        for key in range(KEYS):
-            if self.served.row(key) != truth.rows.get(key):
-                raise Violation(
-                    f"I3, I5: a follower at {version.num} reads {key} as {self.served.row(key)}, "
-                    f"truth is {truth.rows.get(key)}"
-                )
+        image, world = self.served, self.world
+        if not world.counts(image):
+            raise Violation(f"C3: a follower reads {image.num}, which is beyond a seal")
+        world.compare(image, "C2, C6: a follower")
+        if image.mapped_rows() != image.rows:
+            raise Violation(f"C2: a follower at {image.num} reads {image.mapped_rows()} over its base")

@@ -2,9 +2,9 @@
 
 import random
 
+from tests.torture.commit_protocol.model.records import EPOCH, MAIN, alive, raised
+from tests.torture.commit_protocol.model.start import StartingTeam
 from tests.torture.commit_protocol.schedules import Violation
-from tests.torture.commit_protocol.team_model.records import EPOCH, MAIN, alive, raised
-from tests.torture.commit_protocol.team_model.start import StartingTeam
 
 
 class Team(StartingTeam):
@@ -21,30 +21,39 @@ class Team(StartingTeam):
 
     def train(self, r):
         samples = []
+        if self.held:
+            return
         for rank in self.ranks:
             able = [p for p in rank.pos if rank.pos[p] < len(self.world.stream[p])]
             if able and (r // 8 % 4 or rank.index != r // 32 % self.size):  # one rank's partitions may be silent
                 p = able[r % len(able)]
                 samples.append((p, *self.world.stream[p][rank.pos[p]]))
+        keys = [key for _, _, keys, _ in samples for key in keys]
+        if "cut-between-batches" not in self.off and any(
+            len(rank.tiers.side) + sum(map(rank.owns, keys)) > rank.tiers.side_rows for rank in self.ranks
+        ):
+            self.cut(r)
         for sample in samples:
-            self.truth.learn(*sample)
+            self.truth.learn(self.world.clamp(self.truth.horizon), *sample)
         if samples:
             self.say(f"a step: {samples}")
             self.propose("train", samples, at_once=15 if r // 64 % 4 else r // 256)
 
-    def cut(self, r=0):
+    def cut(self, r=0, *, exact=False):
+        exact, show = exact or r // 512 % 4 == 0, self.world.small or r // 2048 % 2 == 0
         self.count += 1
         num = self.epoch * EPOCH + self.count if "numbers-grow" not in self.off else self.cut_num + 1
         chk = self.world.next_checksum()
         self.cut_num = num
         self.done.update((i, num) for i, _ in self.executed)
+        self.truth.shown = self.truth.dense if show else self.truth.shown
         self.world.truths[chk] = self.truth.copy()
         parent, orders, self.cut_chk, self.executed = self.cut_chk, self.executed, chk, ()
-        self.propose("cut", num, chk, parent, orders, at_once=15 if r // 64 % 2 else r // 256)
+        self.propose("cut", num, chk, parent, orders, exact, show, at_once=15 if r // 64 % 2 else r // 256)
 
     def execute(self, r):
         waiting = [i for i in self.world.orders if i not in self.done]
-        if not waiting:
+        if not waiting or self.held:
             return None
         order = waiting[r % len(waiting)]
         kind, a, b = self.world.orders[order]
@@ -78,6 +87,26 @@ class Team(StartingTeam):
         truth.orders += (order,)
         return None
 
+    def gate_back(self, r):
+        """What the gate holds back is thrown away: back to the newest exact version, past the samples since; orders
+        executed meanwhile are executed again."""
+        if not self.held or self.published != self.cut_num:
+            return None
+        place = self.world.rollback_places(self.manifest)[-1]
+        if self.world.overtaken(self.epoch):
+            return self.lead.die("overtaken")
+        for i, _ in self.executed:
+            del self.done[i]
+        now, then, stream = self.truth.pos, self.world.truths[place[1]], self.world.stream
+        self.held, self.executed, self.truth = False, (), self.world.truths[self.last_chk].copy()
+        self.truth.back_to(then)
+        self.truth.pos = dict(now)
+        self.truth.skipped |= {i for p in now for i, _, _ in stream[p][then.pos[p] : now[p]]}
+        self.say(f"the gate goes back to {place[0]}, past samples {sorted(self.truth.skipped)}")
+        self.propose("rollback", place, self.published, r, dict(now))
+        self.cut(r, exact=True)
+        return None
+
     # version records
     def deliver(self, rank):
         """A report of a rank arrives."""
@@ -101,12 +130,15 @@ class Team(StartingTeam):
         if not (found := self.ready()):
             return None
         record, reported = found
+        while record.orders and record.net is None and record.exact not in self.safe and "order-exact" not in self.off:
+            self.write_state()
         record.shards, record.durable = tuple(sorted(reported.items())), self.durable
         if torn:
             return self.pen.tear(record)
         self.waiting.remove(record)
         self.pen.append(record, shown=True)
         self.last_chk, self.published = record.chk, record.num
+        self.sent.append(record)
         self.world.mains[record.chk] = record
         self.say(f"publishes {record.num}")
         return None
@@ -123,7 +155,15 @@ class Team(StartingTeam):
             return None
         if "durable-looks" not in self.off and self.world.overtaken(self.epoch):
             return self.lead.die("overtaken")
-        self.durable = num
+        kept = [
+            v
+            for v in self.sent
+            if v.num <= num and (v.net is not None or v.exact in self.safe or "durable-exact" in self.off)
+        ]
+        if kept[-1].num <= self.durable:
+            return None
+        self.durable = num = kept[-1].num
+        self.sent = self.sent[self.sent.index(kept[-1]) :]
         self.world.promised.add(self.world.numbers[num, MAIN])
         self.world.trash.clear()
         self.say(f"says {num} is durable")
@@ -131,13 +171,35 @@ class Team(StartingTeam):
 
     def plan_unlink(self):
         safe = self.published if "order-durable" in self.off else self.durable
-        self.plan = [i for i in self.world.orders if self.done.get(i) is not None and self.done[i] <= safe]
+        orders, states = self.world.orders, self.world.states
+        self.plan = [(orders, i) for i in orders if self.done.get(i) is not None and self.done[i] <= safe]
+        first = self.sent[0]
+        keep = max(states, default=-1) if "state-kept" in self.off else first.exact  # what a restart goes back to
+        oldest = states[keep].num if keep in states else first.num if first.num <= self.durable else 0
+        self.plan += [(states, chk) for chk, state in states.items() if chk != keep and state.num < oldest]
 
     def unlink(self):
-        for i in self.plan:
-            if i in self.world.orders:
-                self.world.throw(self.world.orders, i)
+        for shelf, name in self.plan:
+            if name in shelf:
+                self.world.throw(shelf, name)
         self.plan = []
+
+    def write_state(self):
+        """Write the oldest exact state that waits, or fsync it."""
+        if not self.writing:
+            return
+        chk, state = self.writing[0]
+        if chk not in self.world.states:
+            if "state-at-cut" in self.off:
+                state.net = self.lead.dense
+            self.world.states[chk] = state
+            self.say(f"writes the exact state of {state.num}")
+        else:
+            state.synced = True
+            self.say(f"fsyncs the exact state of {state.num}")
+        if state.synced or "state-fsync" in self.off:
+            self.safe.add(chk)
+            self.writing.pop(0)
 
     def flow(self, r):
         """A few of the small things on the way to a published version, in any order; reports of the dead may come."""
@@ -158,6 +220,8 @@ class Team(StartingTeam):
                 self.deliver(rank)
             elif self.lead.able and self.lead.loaded:
                 self.publish()
+                if rng.random() < 0.3:
+                    self.write_state()
 
     def flow_down(self, r):
         """Most of the ranks fsync and tell, maybe all arrives, maybe rank 0 sees what is durable."""
@@ -174,8 +238,11 @@ class Team(StartingTeam):
                 self.deliver(rank)
         if self.lead.able and rng.random() < 0.7:
             self.sync()
-        if self.lead.able and self.lead.loaded and rng.random() < 0.3:
-            self.publish()
+        if self.lead.able and self.lead.loaded:
+            if rng.random() < 0.3:
+                self.publish()
+            if rng.random() < 0.5:
+                self.write_state()
         if self.lead.able and rng.random() < 0.7:
             self.declare()
 
@@ -188,3 +255,5 @@ class Team(StartingTeam):
                 self.deliver(rank)
         while self.ready():
             self.publish()
+        while self.writing:
+            self.write_state()

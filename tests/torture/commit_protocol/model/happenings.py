@@ -2,11 +2,11 @@
 
 import random
 
+from tests.torture.commit_protocol.model.disk import Disk
+from tests.torture.commit_protocol.model.readers import Follower
+from tests.torture.commit_protocol.model.records import FEATURES, HOSTS, KEYS
+from tests.torture.commit_protocol.model.team import Team
 from tests.torture.commit_protocol.schedules import Gone
-from tests.torture.commit_protocol.team_model.disk import Disk
-from tests.torture.commit_protocol.team_model.readers import Follower
-from tests.torture.commit_protocol.team_model.records import FEATURES, HOSTS, KEYS
-from tests.torture.commit_protocol.team_model.team import Team
 
 
 class Happenings(Disk):
@@ -134,6 +134,10 @@ class Happenings(Disk):
         for epoch, host in list(self.claims.items()):
             if host in hosts and epoch not in self.manifests and rng.random() < 0.5:
                 del self.claims[epoch]
+        for chk in [chk for chk, state in self.states.items() if state.host in hosts and not state.synced]:
+            if rng.random() < 0.5:
+                del self.states[chk]
+                self.lost.add(("state", chk))
         for chk, host in list(self.unsynced_bases.items()):
             if host in hosts and rng.random() < 0.7:
                 self.bases.pop(chk, None)

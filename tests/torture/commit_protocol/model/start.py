@@ -1,8 +1,7 @@
 """How a team starts: claims, fsyncs, measures, seals."""
 
-from tests.torture.commit_protocol.team_model.pen import Pen
-from tests.torture.commit_protocol.team_model.rank import Rank
-from tests.torture.commit_protocol.team_model.records import MAIN, Manifest
+from tests.torture.commit_protocol.model.rank import Pen, Rank
+from tests.torture.commit_protocol.model.records import MAIN, Manifest
 
 
 class StartingTeam:
@@ -18,7 +17,7 @@ class StartingTeam:
         self.steps = [self.claim, self.sync_claim, *measuring, self.seal]
         if "claim-first" in self.off:
             self.steps = [*measuring, self.claim, self.sync_claim, self.seal]
-        self.noted = None
+        self.noted, self.held = None, False
 
     lead = property(lambda self: self.ranks[0])
     started = property(lambda self: not self.steps)
@@ -38,7 +37,7 @@ class StartingTeam:
         )
 
     def can_cut(self):
-        return self.together(ahead=1 if {"one-step", "one-order"} & self.off else 0)
+        return not self.held and self.together(ahead=1 if {"one-step", "one-order"} & self.off else 0)
 
     def say(self, line):
         self.world.say(f"{self.epoch}/0 {line}")
@@ -76,7 +75,7 @@ class StartingTeam:
         """How far the predecessor's main chain links up from the base, with all shard records."""
         world, old, base = self.world, self.old, self.base
         noted = self.noted if self.noted is not None else {name: s.shown for name, s in world.disk.items()}
-        main, last, shards = [], base, {}
+        main, last, shards, linked = [], base, {}, []
         for name, limit in world.main_files(old):
             counting = 0
             for record in world.readable(name, limit)[: noted.get(name, 0)]:
@@ -90,7 +89,13 @@ class StartingTeam:
                 ):
                     break
                 last, counting = record if asked else last, counting + 1
+                linked += [record] if asked else []
             main.append((name, counting))
+        exact = [version for version in (base, *linked) if world.net_of(version, base, linked) is not None]
+        if "cut-back" not in self.off:
+            last = exact[-1]
+        self.end, self.dropped = last, {record.chk for record in linked if record.num > last.num}
+        main = [(name, sum(r.num <= last.num for r in world.readable(name, limit))) for name, limit in main]
         for name in world.disk:
             if name[1] != MAIN and name[0] <= old.epoch:
                 limit = old.shards.get(name, 0) if name[0] < old.epoch else None
@@ -100,7 +105,9 @@ class StartingTeam:
 
     def seal(self):
         self.manifest.epoch = self.epoch
-        self.world.publish_manifest(self.manifest)
+        if self.end.exact in self.world.states and "seal-state" not in self.off:
+            self.world.states[self.end.exact].synced = True
+        self.world.publish_manifest(self.manifest, self.dropped)
 
     def begin(self):
         self.truth = self.world.truths[self.manifest.chk].copy()
@@ -110,3 +117,7 @@ class StartingTeam:
         self.last_chk = self.cut_chk = self.manifest.chk
         self.pen = Pen(self.world, self.epoch, MAIN, self.lead.host)
         self.pen.newest = self.pen.noted = self.manifest.num
+
+    def continue_from(self, image, net):
+        """What rank 0 has read: the newest exact state, and which are on disk."""
+        self.captured, self.safe, self.writing, self.sent = (image.exact, net), {image.exact}, [], [image]

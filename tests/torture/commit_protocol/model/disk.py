@@ -2,9 +2,9 @@
 
 import random
 
+from tests.torture.commit_protocol.model.readers import Follower, Merger
+from tests.torture.commit_protocol.model.records import FEATURES, KEYS, MAIN, PARTITIONS, Image, Manifest, Truth
 from tests.torture.commit_protocol.schedules import Gone, Violation
-from tests.torture.commit_protocol.team_model.readers import Follower, Merger
-from tests.torture.commit_protocol.team_model.records import KEYS, MAIN, PARTITIONS, Image, Manifest, Truth
 
 
 class Disk:
@@ -15,10 +15,16 @@ class Disk:
         self.off, self.trace = frozenset(off), trace
         self.lagging = rng.random() < 0.4  # a file system where writes reach other hosts later
         self.keep_bases = rng.choice([1, 2, 2])
+        self.device_rows, self.host_rows, self.side_rows = (
+            rng.choice([2, 3]),
+            rng.choice([0, 1, 3]),
+            rng.choice([2, 3, 6]),
+        )
+        self.small = rng.random() < 0.25  # every version carries its exact state
         self.hot, self.total = rng.choice([3, 5, KEYS]), rng.choice([20, 60, 120])
         self.stream = {p: [] for p in range(PARTITIONS)}
         for i in range(self.total):
-            keys = tuple(dict.fromkeys(rng.randrange(self.hot) * 3 % KEYS for _ in range(rng.choice([1, 1, 2]))))
+            keys = tuple(dict.fromkeys(rng.randrange(self.hot) * 5 % KEYS for _ in range(rng.choice([1, 1, 2]))))
             self.stream[rng.randrange(PARTITIONS)].append(
                 (i, keys, max(0, 2 * i - rng.choice([0, 0, 0, 3, 9])))
             )  # some come late
@@ -28,6 +34,7 @@ class Disk:
             {},
         )  # claims: epoch -> host, None once fsynced
         self.bases, self.unsynced_bases, self.orders, self.trash = {0: Image()}, {}, {}, []
+        self.states, self.dropped = {}, set()  # exact states, by version; versions that a start went back over
         self.checksums, self.truths, self.mains, self.numbers = 0, {0: Truth()}, {}, {}
         self.promised, self.submitted, self.corrupted, self.lost = {0}, 0, False, set()
         self.teams, self.mergers, self.followers = (
@@ -48,6 +55,10 @@ class Disk:
     def note_number(self, record, who):
         if self.numbers.setdefault((record.num, who), record.chk) != record.chk:
             raise Violation(f"C7: number {record.num} is used twice")
+
+    def clamp(self, horizon):
+        """What a touch raises last_seen to."""
+        return (0,) * FEATURES if "horizon-clamp" in self.off else horizon
 
     # what a reader makes of the disk
     def next_epoch(self):
@@ -120,15 +131,25 @@ class Disk:
         whole = next((i for i, (_, shards) in enumerate(found) if shards is None), None)
         return found[:whole], fits and whole is None
 
+    def net_of(self, version, base, records):
+        """The exact state of the net at a version, if it is there: in it, in its file, or in an earlier version."""
+        for place in (version, *records, base):
+            if place.net is not None and (place is version or place.exact == version.exact != -1):
+                return place.net
+        return self.states[version.exact].net if version.exact in self.states else None
+
     def rollback_places(self, manifest):
-        """The versions that rank 0 may go back to: what is kept, as (number, checksum)."""
+        """The versions that rank 0 may go back to: what is kept and exact, as (number, checksum)."""
         kept = [(base, *self.versions_after(manifest, base)) for base in self.bases_by_age()[-self.keep_bases :]]
         base, versions, _ = next((k for k in kept if k[2]), kept[-1])
-        return [(base.num, base.chk)] + [(record.num, record.chk) for record, _ in versions]
+        records = [record for record, _ in versions]
+        if "restore-exact" not in self.off:
+            records = [record for record in records if self.net_of(record, base, records) is not None]
+        return [(version.num, version.chk) for version in (base, *records)]
 
     def compare(self, image, who):
         truth = self.truths[image.chk]
-        if (image.rows, image.pos, image.dense, image.horizon) != (truth.rows, truth.pos, truth.dense, truth.horizon):
+        if (image.rows, image.pos, image.dense, image.horizon) != (truth.rows, truth.pos, truth.shown, truth.horizon):
             raise Violation(f"{who} at {image.num}: {image.rows} {image.pos}, truth is {truth.rows} {truth.pos}")
 
     def fresh_reader(self):
@@ -158,7 +179,7 @@ class Disk:
         line = self.line(self.manifests[epoch].chk)
         while chk not in line and chk in self.mains:
             record = self.mains[chk]
-            if record.epoch >= epoch or self.is_lost(record):
+            if record.epoch >= epoch or self.is_lost(record) or chk in self.dropped:
                 return True
             chk = record.parent
         return chk == image.chk
@@ -166,16 +187,23 @@ class Disk:
     def note_published(self):
         """What readers could use before the first claim above the ruling epoch: a later claim does not change it."""
         if not self.overtaken(self.manifest().epoch):
-            self.must_keep = self.main_after(self.manifest(), self.bases_by_age()[-1])[0]
+            base = self.bases_by_age()[-1]
+            records = self.main_after(self.manifest(), base)[0]
+            exact = [i for i, record in enumerate(records, 1) if self.net_of(record, base, records) is not None]
+            self.must_keep, self.must_be_exact = records[: max(exact, default=0)], {records[i - 1].chk for i in exact}
 
-    def publish_manifest(self, manifest):
+    def publish_manifest(self, manifest, dropped):
         self.manifests[manifest.epoch] = manifest
+        self.dropped |= dropped
         self.say(f"epoch {manifest.epoch} seals the log at {manifest.num}")
         if self.overtaken(manifest.epoch) or manifest.epoch < max(self.manifests):
             return  # nobody may use it
-        for record in self.must_keep:
-            if self.is_lost(record):
-                break
+        kept = next((i for i, record in enumerate(self.must_keep) if self.is_lost(record)), len(self.must_keep))
+        while kept and not (
+            (last := self.must_keep[kept - 1]).chk in self.must_be_exact and ("state", last.exact) not in self.lost
+        ):
+            kept -= 1  # a start goes back to an exact version
+        for record in self.must_keep[:kept]:
             if record.chk not in self.line(manifest.chk):
                 raise Violation(f"C4: version {record.num} was published and is not in the log any more")
         for follower in self.followers:
