@@ -8,13 +8,24 @@ from pathlib import Path
 import numpy as np
 
 from springtide.kernels.backend import backend
-from springtide.kernels.compile_cache import remove_stale_cache
-from springtide.kernels.cpu.admission import bloom_filter
+from springtide.kernels.cpu import bloom_filter
 from springtide.kernels.cpu.rows import row_codec
 from springtide.kernels.cpu.table_file import blocks, find
-from springtide.kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
+from springtide.kernels.cpu.table_file.blocks import SHORTEST, block_checksum
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NEEDS_SPILL, OptimizerStep, RowColumns, RowLayout, Store
+
+
+def remove_stale_cache(*folders: Path) -> int:
+    """Delete the compiled functions under these folders if any source there is newer; return how many files."""
+    sources = [path.stat().st_mtime for folder in folders for path in folder.rglob("*.py")]
+    compiled = [path for folder in folders for path in folder.rglob("__pycache__/*.nb[ic]")]
+    if not sources or not compiled or max(sources) <= min(path.stat().st_mtime for path in compiled):
+        return 0
+    for path in compiled:
+        path.unlink(missing_ok=True)
+    return len(compiled)
+
 
 # gather and update are compiled for each dimension, update for each optimizer too; others compile when first used
 DIMS = (8, 16, 32, 64)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from springtide.kernels.compile_cache import remove_stale_cache
+from springtide.kernels.compile import remove_stale_cache
 from springtide.stream.decode.decoder import compile_parsers
 from springtide.stream.kafka.record_batches import parse_batches
 

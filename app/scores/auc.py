@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide.kernels.cpu.scores.score_groups import pair_sums
+from springtide.kernels.cpu.score_groups import pair_sums
 
 Float64Array = npt.NDArray[np.float64]
 

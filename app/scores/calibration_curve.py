@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from springtide.app.scores.auc import ScoreGroups
-from springtide.kernels.cpu.scores.score_groups import bin_sums, top_sums
+from springtide.kernels.cpu.score_groups import bin_sums, top_sums
 
 NUM_BINS = 20
 TOP_SHARE = 0.1  # of the weight, by score: the top decile

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from springtide.kernels.cpu.rows import row_codec
-from springtide.kernels.cpu.rows.stochastic_rounding import ELEMENT, MIX_1, MIX_2
+from springtide.kernels.cpu.rows.rows import ELEMENT, MIX_1, MIX_2
 from springtide_client.keys import mix64
 
 FORMATS = ("float32", "bfloat16", "int8")

@@ -7,14 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.cpu import hashing
-from springtide.kernels.cpu.admission.sketch_ops import SketchOps
 from springtide.kernels.cpu.index import unique as uniques
 from springtide.kernels.cpu.index.index_ops import IndexOps
 from springtide.kernels.cpu.rows import learned_rows, rows
-from springtide.kernels.cpu.rows.gather import compiled_gather
+from springtide.kernels.cpu.rows.gather import MODES, compiled_gather, compiled_pool
 from springtide.kernels.cpu.rows.optimizers import check_step, constants_of, corrections
-from springtide.kernels.cpu.rows.pooled_gather import MODES, compiled_pool
 from springtide.kernels.cpu.rows.update import GradientBatch, RowArrays, UpdateKeyArrays, compiled_update
+from springtide.kernels.cpu.sketch import SketchOps
 from springtide.kernels.cpu.store.host_arrays import HostArrays
 from springtide.kernels.cpu.store.store import arrays_of
 from springtide.kernels.cpu.store.store_ops import StoreOps

@@ -1,13 +1,9 @@
 """The ops on one NVIDIA GPU: checks of dtype and shape, and launches on torch's current stream."""
 
-from springtide.kernels.cuda.launchers.index_ops import IndexOps
-from springtide.kernels.cuda.launchers.key_ops import KeyOps
-from springtide.kernels.cuda.launchers.learned_row_ops import LearnedRowOps
-from springtide.kernels.cuda.launchers.row_ops import RowOps
-from springtide.kernels.cuda.launchers.scan_ops import ScanOps
+from springtide.kernels.cuda.launchers.index_ops import IndexOps, KeyOps, ScanOps
+from springtide.kernels.cuda.launchers.row_ops import LearnedRowOps, RowOps
 from springtide.kernels.cuda.launchers.sketch_ops import SketchOps
-from springtide.kernels.cuda.launchers.store_ops import StoreOps
-from springtide.kernels.cuda.launchers.transfer_ops import TransferOps
+from springtide.kernels.cuda.launchers.store_ops import StoreOps, TransferOps
 from springtide.kernels.cuda.launchers.update_ops import UpdateOps
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from springtide.kernels.cpu.serving.inverted_file import (
+from springtide.kernels.cpu.serving.nearest_neighbors import (
     BLOCK_VECTORS,
     NO_PLACE,
     UNROLLED,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from springtide.embeddings.rows import BoolArray, Int64Array, Rows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb.table_files import LiveFile, Manifest, TableFile, UnknownFormatError
-from springtide.kernels.cpu.admission import bloom_filter
+from springtide.kernels.cpu import bloom_filter
 from springtide.kernels.cpu.store.readahead import Readahead
 from springtide.kernels.cpu.table_file import blocks, find
 

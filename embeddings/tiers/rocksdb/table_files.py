@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.cpu.table_file import blocks, find
-from springtide.kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
+from springtide.kernels.cpu.table_file.blocks import SHORTEST, block_checksum
 
 BLOCK_BYTES, HEADER_BYTES = 32 << 10, 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4

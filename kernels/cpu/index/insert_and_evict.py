@@ -16,6 +16,7 @@ from springtide.kernels.cpu.index.buckets import (
     ID_AT_U,
     ONE,
     SCORE_AT_U,
+    TICK_MASK,
     WORDS_U,
     ZERO,
     W,
@@ -24,10 +25,10 @@ from springtide.kernels.cpu.index.buckets import (
     find,
     key_at,
     num_buckets_of,
+    place_of,
     score_at,
+    with_tick,
 )
-from springtide.kernels.cpu.index.eviction_score import TICK_MASK, with_tick
-from springtide.kernels.cpu.index.overflow import place_of
 from springtide.kernels.cpu.intrinsics.instructions import equal_bytes, lowest_words, prefetch, trailing_zeros
 
 AHEAD = 32

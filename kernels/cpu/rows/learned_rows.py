@@ -19,10 +19,11 @@ from springtide.kernels.cpu.rows.rows import (
     NEEDS_SPILL,
     SCALAR,
     U4,
+    bits_of,
     copy_row,
     copy_states,
+    store_rounded,
 )
-from springtide.kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
 from springtide.kernels.cpu.rows.update import mixed_of, set_priority
 
 LEARNED_SEED = 0x5EED_0001  # added to a table's seed, so that the optimizer's step is rounded by other bits

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.rows.stochastic_rounding import ELEMENT, MIX_1, MIX_2
+from springtide.kernels.cpu.rows.rows import ELEMENT, MIX_1, MIX_2
 
 LARGEST, TINY = np.float32(127), np.float32(2.0**-126)
 ELEMENT_32, MIX_1_32, MIX_2_32 = np.uint32(ELEMENT), np.uint32(MIX_1), np.uint32(MIX_2)

@@ -11,14 +11,20 @@ import numpy as np
 from numba import njit
 
 from springtide.kernels.cpu.hashing import mix_key
-from springtide.kernels.cpu.index.buckets import FEATURE_AT_U, FEATURES_U, ID_AT_U, SCORE_AT_U, WORDS_U, W
-from springtide.kernels.cpu.index.eviction_score import with_priority
+from springtide.kernels.cpu.index.buckets import (
+    FEATURE_AT_U,
+    FEATURES_U,
+    ID_AT_U,
+    SCORE_AT_U,
+    WORDS_U,
+    W,
+    with_priority,
+)
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lanes, prefetch_lanes, store, zeros
 from springtide.kernels.cpu.intrinsics.specialize import named_specialization
 from springtide.kernels.cpu.rows.optimizers import CPU_KERNELS
-from springtide.kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR
-from springtide.kernels.cpu.rows.stochastic_rounding import bits_of, store_rounded
+from springtide.kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR, bits_of, store_rounded
 from springtide.kernels.row_optimizers import OPTIMIZERS
 
 AHEAD = 16  # rows asked for before their turn

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.intrinsics.memory import (
+from springtide.kernels.cpu.intrinsics.instructions import (
     bits_of_float32,
     float64_from_bits,
     leading_zeros,

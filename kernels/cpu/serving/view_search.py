@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from springtide.kernels.cpu.hashing import mix_key
-from springtide.kernels.cpu.intrinsics.memory import (
+from springtide.kernels.cpu.intrinsics.instructions import (
     copy_bytes,
     multiply_high,
     prefetch_address,

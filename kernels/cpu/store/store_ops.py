@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.cpu.index import resize as resizing
-from springtide.kernels.cpu.index.buckets import WIDTH
-from springtide.kernels.cpu.index.overflow import empty_overflow, grown_overflow
+from springtide.kernels.cpu.index.buckets import WIDTH, empty_overflow, grown_overflow
 from springtide.kernels.cpu.store import store as stores
 from springtide.kernels.cpu.store.store import DTYPES, arrays_of, new_store, refit
 from springtide.kernels.types import RowLayout, Store

@@ -9,10 +9,22 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.intrinsics.memory import prefetch_address, read_uint8, read_uint32, read_uint64, write_uint8
-from springtide.kernels.cpu.table_file.blocks import NOT_FOUND, UNSURE, find_in_block
-from springtide.kernels.cpu.table_file.filters import hash_key, may_contain
-from springtide.kernels.cpu.table_file.xxh3 import SHORTEST, block_checksum
+from springtide.kernels.cpu.intrinsics.instructions import (
+    prefetch_address,
+    read_uint8,
+    read_uint32,
+    read_uint64,
+    write_uint8,
+)
+from springtide.kernels.cpu.table_file.blocks import (
+    NOT_FOUND,
+    SHORTEST,
+    UNSURE,
+    block_checksum,
+    find_in_block,
+    hash_key,
+    may_contain,
+)
 
 # the columns of a table: int64 each
 FILE, SEPARATORS, OFFSETS, NUM_BLOCKS, FILTER, FILTER_LINES, FILTER_PROBES, CHECKSUM_BASE, CHECKED = range(9)

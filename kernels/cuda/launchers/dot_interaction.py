@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from springtide.kernels.cuda.device import Array
-from springtide.kernels.cuda.grid import MOST_BLOCKS
-from springtide.kernels.cuda.launchers.launcher import Launcher
+from springtide.kernels.cuda.launchers.launcher import MOST_BLOCKS, Launcher
 
 MOST_VECTORS = 64
 # numbered as in dot_interaction.cu; bfloat16 comes as its bits

@@ -1,6 +1,8 @@
 """The ops that make a store and change its size."""
 
 # N some slots
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from springtide.kernels.cuda.store import (
     row_shapes_and_dtypes,
     store_of,
 )
-from springtide.kernels.types import TICK_BITS, RowLayout, Store
+from springtide.kernels.ops import OutputBuffers
+from springtide.kernels.types import NO_SLOT, TICK_BITS, RowLayout, Store
 
 HALF_WORD = 2  # bytes: rows are moved in these
 LANES = 32
@@ -122,3 +125,66 @@ class StoreOps(Launcher):
 def _check(num_slots: int) -> None:
     if num_slots % WIDTH or num_slots < WIDTH or num_slots // WIDTH >= 2**31:
         raise ValueError(f"num_slots must be a multiple of {WIDTH} in {WIDTH}..2**38, not {num_slots}")
+
+
+class TransferOps(Launcher):
+    """The arrays' part of kernels/ops.py."""
+
+    device = "cuda"
+    width = WIDTH
+    max_threads = 1
+    readback_delay = 1
+
+    @property
+    def xp(self) -> Any:
+        return self._device.xp
+
+    def on_current_stream(self) -> AbstractContextManager[object]:
+        return self._device.on_current_stream()
+
+    def put(self, *arrays: Any) -> tuple[Array, ...]:
+        return self._device.put_all(arrays)
+
+    def upload_async(self, *arrays: Any) -> Callable[[], tuple[Array, ...]]:
+        return self._device.upload_async(arrays)
+
+    def fetch(self, *arrays: Array) -> tuple[Any, ...]:
+        return self._device.fetch(arrays)()
+
+    def download_async(self, *arrays: Array) -> Callable[[], tuple[Any, ...]]:
+        return self._device.download_async(arrays)
+
+    def array_of(self, tensor: Any) -> Array:
+        return self._device.array_of(tensor)
+
+    def tensor_of(self, array: Array) -> Any:
+        return self._device.tensor(array)
+
+    def unpadded(self, list_N: Array) -> Array:
+        return list_N[list_N != NO_SLOT]
+
+    def num_padding(self, list_N: Array) -> int:
+        return len(list_N)
+
+    def num_listed(self, list_N: Array) -> Any:
+        return self.xp.count_nonzero(list_N != NO_SLOT).reshape(1)
+
+    def bags_of_keys(self, offsets_B1: Array, num_keys: int) -> Array:
+        # xp.repeat would wait for the lengths
+        return self.xp.searchsorted(offsets_B1[1:], self.xp.arange(num_keys), side="right")
+
+    def count_values(self, values_K: Array, num: int) -> Array:
+        return (values_K[:, None] == self.xp.arange(num)).sum(0)
+
+    def new_output_buffers(self) -> OutputBuffers:
+        return FreshBuffers()
+
+
+class FreshBuffers:
+    """Output buffers of a GPU: none, since torch's allocator reuses memory anyway."""
+
+    def take(self, num_keys: int, dim: int) -> Array | None:
+        return None
+
+    def num_bytes(self) -> int:
+        return 0

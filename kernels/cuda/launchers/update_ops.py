@@ -8,7 +8,7 @@ import numpy as np
 
 from springtide.kernels.cpu.rows.optimizers import check_step, constants_of, corrections
 from springtide.kernels.cuda.device import Array, Device
-from springtide.kernels.cuda.launchers.key_ops import MASK
+from springtide.kernels.cuda.launchers.index_ops import MASK
 from springtide.kernels.cuda.launchers.launcher import Launcher
 from springtide.kernels.cuda.launchers.row_ops import NULL, defines_of
 from springtide.kernels.cuda.sources import Defines, source_of

@@ -4,8 +4,7 @@ from itertools import product
 
 import pytest
 
-from springtide.kernels.cpu.rows.gather import compiled_gather
-from springtide.kernels.cpu.rows.pooled_gather import compiled_pool
+from springtide.kernels.cpu.rows.gather import compiled_gather, compiled_pool
 from springtide.kernels.cpu.rows.update import compiled_update
 from springtide.kernels.row_optimizers import OPTIMIZERS
 

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from springtide.kernels.cpu.table_file import blocks, filters, xxh3
+from springtide.kernels.cpu.table_file import blocks
 
 # XXH3_64bits of i * 7 % 251 for i below the length
 VECTORS = {
@@ -57,7 +57,7 @@ def find(content, mixed, feature):
 @pytest.mark.parametrize("num_bytes", VECTORS)
 def test_xxh3_equals_the_librarys(num_bytes):
     content = np.array([i * 7 % 251 for i in range(num_bytes)], np.uint8)
-    assert int(xxh3.hash_bytes(content.ctypes.data, num_bytes)) == VECTORS[num_bytes]
+    assert int(blocks.hash_bytes(content.ctypes.data, num_bytes)) == VECTORS[num_bytes]
 
 
 @pytest.mark.parametrize("interval", [1, 4, 16])
@@ -105,4 +105,4 @@ def test_random_bytes_are_no_index_or_a_small_one():
 
 
 def test_bytes_are_swapped():
-    assert int(filters.swap_bytes(np.uint64(0x0102030405060708))) == 0x0807060504030201
+    assert int(blocks.swap_bytes(np.uint64(0x0102030405060708))) == 0x0807060504030201

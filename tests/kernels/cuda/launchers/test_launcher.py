@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.kernels.cuda.grid import MOST_BLOCKS, MOST_CHUNKS, blocks_for, chunk_for, chunks_for
+from springtide.kernels.cuda.launchers.launcher import MOST_BLOCKS, MOST_CHUNKS, blocks_for, chunk_for, chunks_for
 
 THREADS = st.sampled_from([32, 64, 256, 1024])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from springtide.kernels.cpu.scores.score_groups import bin_sums, pair_sums, top_sums
+from springtide.kernels.cpu.score_groups import bin_sums, pair_sums, top_sums
 
 
 def groups(num: int):

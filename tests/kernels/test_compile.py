@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from springtide.kernels.compile_cache import remove_stale_cache
+from springtide.kernels.compile import remove_stale_cache
 
 
 def package(folder: Path) -> tuple[Path, Path]:

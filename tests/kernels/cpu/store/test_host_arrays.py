@@ -1,8 +1,10 @@
+"""None"""
+
 import gc
 
 import torch
 
-from springtide.kernels.cpu.store.output_buffers import ReusedBuffers
+from springtide.kernels.cpu.store.host_arrays import ReusedBuffers
 
 
 def test_memory_is_used_again_once_nothing_refers_to_it() -> None:

@@ -1,1 +1,0 @@
-"""Keys without rows: counting sketch, ghosts, Bloom filter."""

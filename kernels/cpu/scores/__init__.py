@@ -1,1 +1,0 @@
-"""Scores of predictions: passes over many groups of samples."""
