@@ -36,7 +36,7 @@ def are_of_rank(features_N: UInt16Array, ids_N: Int64Array, rank: int, num_ranks
 def blocks_of_rank(num_blocks: int, rank: int, num_ranks: int) -> tuple[int, int]:
     """Return the first and the last block of an admission sketch that keys of a rank are counted in.
 
-    Blocks go by the mixed hash too (kernels/cpu/admission/sketch.py). The block at a border may be of two ranks; there
+    Blocks go by the mixed hash too (kernels/cpu/sketch.py). The block at a border may be of two ranks; there
     is none if the number of ranks divides that of blocks.
     """
     first, after = (-(-(rank_ << 32) // num_ranks) for rank_ in (rank, rank + 1))

@@ -18,6 +18,7 @@ from springtide.kernels.cpu.intrinsics.instructions import (
     write_uint8,
     write_uint64,
 )
+from springtide.kernels.cpu.intrinsics.specialize import holding_gil
 
 # the most bytes of one number with its comma, and how far beyond the end a word may be written
 NUMBER_BYTES, SLACK_BYTES = 18, 16
@@ -158,7 +159,4 @@ def write_rows(rows_RD: Any, status_R: Any, out: Any) -> Any:
     return at + 1 - start
 
 
-@njit(cache=True)
-def write_rows_holding_gil(rows_RD: Any, status_R: Any, out: Any) -> Any:
-    """For few numbers: to be given the GIL back takes longer than the writing."""
-    return write_rows(rows_RD, status_R, out)
+write_rows_holding_gil = holding_gil(write_rows)

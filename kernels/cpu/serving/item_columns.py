@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+
 OWN_ID, OTHER_ID, LISTED_ID, NUMBER = 0, 1, 2, 3  # what a condition is about
 
 
@@ -203,16 +205,4 @@ def unpack_items(
     return features_K, ids_K, offsets_LM1, dense_MF
 
 
-@njit(cache=True)
-def unpack_items_holding_gil(
-    places_M: Any,
-    ids_I: Any,
-    offsets_I1: Any,
-    words_W: Any,
-    id_column: Any,
-    numbers_CL: Any,
-    num_categorical: Any,
-    num_dense: Any,
-) -> Any:
-    """For few items: to be given the GIL back takes longer."""
-    return unpack_items(places_M, ids_I, offsets_I1, words_W, id_column, numbers_CL, num_categorical, num_dense)
+unpack_items_holding_gil = holding_gil(unpack_items)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+
 COSINE, DOT, EUCLIDEAN = 0, 1, 2
 
 
@@ -214,29 +216,4 @@ def search_cells(
             found_QN[query, n] = places_M[n] if n < length else NO_PLACE
 
 
-@njit(cache=True)
-def search_cells_holding_gil(
-    queries_QO: Any,
-    centroids_OC: Any,
-    steps_C: Any,
-    blocks_C1: Any,
-    codes_BOV: Any,
-    places_BV: Any,
-    vectors_IO: Any,
-    passes_I: Any,
-    num_to_scan: Any,
-    found_QN: Any,
-) -> None:
-    """For one query: to be given the GIL back takes longer than the search."""
-    search_cells(
-        queries_QO,
-        centroids_OC,
-        steps_C,
-        blocks_C1,
-        codes_BOV,
-        places_BV,
-        vectors_IO,
-        passes_I,
-        num_to_scan,
-        found_QN,
-    )
+search_cells_holding_gil = holding_gil(search_cells)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+
 MEAN, SUM, MAX = 0, 1, 2
 TINY = np.float32(1e-12)
 UNROLLED = 4
@@ -101,34 +103,7 @@ def encode_samples(
             vectors_NO[n, o] = y[o] / length
 
 
-@njit(cache=True)
-def encode_samples_holding_gil(
-    rows_KD: Any,
-    num_categorical: Any,
-    offsets_LN1: Any,
-    pooling_L: Any,
-    dense_NF: Any,
-    mean_F: Any,
-    scale_F: Any,
-    max_deviations: Any,
-    sizes_S: Any,
-    weights_W: Any,
-    vectors_NO: Any,
-) -> None:
-    """For few samples: to be given the GIL back takes longer than the vectors."""
-    encode_samples(
-        rows_KD,
-        num_categorical,
-        offsets_LN1,
-        pooling_L,
-        dense_NF,
-        mean_F,
-        scale_F,
-        max_deviations,
-        sizes_S,
-        weights_W,
-        vectors_NO,
-    )
+encode_samples_holding_gil = holding_gil(encode_samples)
 
 
 @njit(cache=True)

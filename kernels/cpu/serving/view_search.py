@@ -17,6 +17,7 @@ from springtide.kernels.cpu.intrinsics.instructions import (
     read_uint32,
     read_uint64,
 )
+from springtide.kernels.cpu.intrinsics.specialize import holding_gil
 from springtide_client.rows.admission_counts import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 
@@ -172,12 +173,7 @@ def search_layers(
     return num_left
 
 
-@njit(cache=True)
-def search_holding_gil(
-    layers_LC: Any, cutoffs_F: Any, features_K: Any, ids_K: Any, dim: Any, out: Any, states_KW: Any, counts_K: Any
-) -> Any:
-    """For few keys: to be given the GIL back takes longer than the search."""
-    return search_layers(layers_LC, cutoffs_F, features_K, ids_K, dim, out, states_KW, counts_K)
+search_holding_gil = holding_gil(search_layers)
 
 
 @njit(nogil=True, cache=True)
