@@ -14,7 +14,7 @@ from springtide.app.models.interface import ModelSpec
 from springtide.app.models.losses.loss import add_task_weights
 from springtide.app.models.registry import build_model
 from springtide.app.models.retrieval.two_tower import TwoTower
-from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.models.wide_part import add_wide_part
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
 from springtide.app.training.device import TrainDevice, resolve_device

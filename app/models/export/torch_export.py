@@ -9,7 +9,7 @@ from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from springtide.app.models.interface import ModelSpec
-from springtide.app.models.wide.wide_part import NAME, wide_part_of
+from springtide.app.models.wide_part import NAME, wide_part_of
 from springtide_client.model.inputs import ModelInputs
 
 # samples and longest sequence; tracing would take 0 and 1 for constants

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from springtide.app.models.wide.wide_part import NAME
+from springtide.app.models.wide_part import NAME
 from springtide.app.training.optimization.net_update import ACCUMULATED
 from springtide.app.training.state.version_tensors import with_prefix
 from springtide.app.training.step.learner import Learner

@@ -13,7 +13,7 @@ from torch import nn
 from springtide.app.models.losses.config import LabelLoss
 from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import TwoTower
-from springtide.app.models.wide.wide_part import wide_part_of
+from springtide.app.models.wide_part import wide_part_of
 from springtide.app.training.config import TrainConfig
 from springtide.app.training.device import TrainDevice, resolve_device
 from springtide.app.training.optimization.dense_optimizer import optimizer_arrays

@@ -7,24 +7,26 @@ the weight moves by sum(d * I) / (sum of information). Of one rank this is d. Ra
 row do not overshoot, and of a row that is well known their moves add up.
 """
 
-# N samples, U rows, Q rows of crosses, D dimension, S states, L labels, W columns of the wide part
-from typing import Any
+# N samples, U rows, Q rows of crosses, D dimension (of statistics: dense features), S states, L labels, F fields
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from springtide.app.models.wide.wide_part import WidePart
+from springtide.app.models.wide_part import WidePart
 from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
-from springtide.app.training.step.wide_sums import ArraySums, part_of_sum
 from springtide.embeddings.collection import AnyTable
+from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedLookup, ShardedTable
+from springtide.kernels.cpu.wide import in_order, prepare
 from springtide.kernels.cpu.wide.arrays import WideArrays
-from springtide.kernels.cpu.wide.in_order import MAX_INFORMATION, PLAIN_EPS
-from springtide.kernels.cpu.wide.prepare import potential_crosses
 from springtide.kernels.cpu.wide.score import (
     COLUMNS,
+    GATE_PRIOR,
     INFORMATION,
     PLAIN_SQUARES,
     PLAIN_WEIGHT,
@@ -36,6 +38,170 @@ from springtide.kernels.types import RowColumns
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_of
 from springtide_client.wide.slots import Slots
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Float64Array = npt.NDArray[np.float64]
+
+
+class Weights(NamedTuple):
+    """Weights, and the information that each holds."""
+
+    name: str
+    information: str
+    most: float  # information
+    strength: str = ""  # of Strengths: what holds them at zero
+    range: tuple[float, float] | None = None
+
+
+class Statistics(NamedTuple):
+    """A running mean and variance, and how many values it remembers."""
+
+    name: str
+    most: float  # values
+    prior: float = 0.0  # values that the first variance, 1, is worth beside those seen; 0: it is the first value's
+
+
+GROUP_RANGE = in_order.MIN_GROUP_WEIGHT, in_order.MAX_GROUP_WEIGHT
+WEIGHTS = (
+    Weights("gates_LTB", "gate_information_LTB", in_order.MAX_INFORMATION, range=(0.0, in_order.MAX_GATE)),
+    Weights("bias_L", "bias_information_L", in_order.MAX_SHARED_INFORMATION),
+    Weights("plain_bias_L", "plain_bias_information_L", in_order.MAX_SHARED_INFORMATION),
+    Weights("group_weights_LG", "group_information_LG", in_order.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
+    Weights("plain_group_weights_L2", "plain_group_information_L2", in_order.MAX_SHARED_INFORMATION, range=GROUP_RANGE),
+    Weights("number_weights_LX", "number_information_LX", in_order.MAX_SHARED_INFORMATION, "number"),
+    Weights("plain_number_weights_LX", "plain_number_information_LX", in_order.MAX_SHARED_INFORMATION, "number"),
+    Weights("seen_weights_LF2", "seen_information_LF2", in_order.MAX_SHARED_INFORMATION, "seen"),
+)
+STATISTICS = (
+    Statistics("number_statistics_3D", prepare.MAX_COUNT),
+    Statistics("seen_statistics_3F", in_order.MAX_COUNT, prior=in_order.SEEN_PRIOR),
+)
+ADDED = ("pair_gains_P", "clicks_L", "samples_L", "loss_difference_L")
+KNOWN_PART = 0.1  # of the most information: a weight that holds so much is well known
+
+
+def part_of_sum(
+    before: npt.NDArray[Any],
+    added: npt.NDArray[Any],
+    num_ranks: npt.NDArray[Any] | int,
+    strength: float,
+    most: float,
+    slots: float,
+) -> npt.NDArray[Any]:
+    """Return what part of `num_ranks` ranks' summed moves a weight makes: less than 1 if it is well known and frequent.
+
+    Such weights, of a sample's `slots`, share its error, and every rank meets that error again and again: by itself it
+    corrects 1 - exp(-x / m) of it within a step, all m ranks as one would correct 1 - exp(-x), but the sum of their
+    moves is m times the first, and above twice the error it runs away. x: the information added over that held, times
+    the weights that share the error, two a slot. At the most information what was added is not known: then x is taken
+    as endless, and the ranks' mean remains.
+    """
+    held = strength + np.maximum(before, KNOWN_PART * most)
+    alone = strength + np.minimum(before + added / num_ranks, most)
+    by_information = alone / (strength + np.minimum(before + added, most))
+    x = np.maximum(2.0 * slots * added / held, 1e-9)
+    by_error = np.where(before < most, np.expm1(-x) / (num_ranks * np.expm1(-x / num_ranks)), 1.0 / num_ranks)
+    return np.where(before < KNOWN_PART * most, 1.0, np.minimum(by_error / by_information, 1.0))
+
+
+@dataclass(frozen=True)
+class ArraySums:
+    """Additions to the arrays by one rank, later by all."""
+
+    sums: dict[str, Float64Array]
+
+    @staticmethod
+    def of(before: Arrays, after: Arrays, strengths: Strengths, counts_3: Float64Array) -> "ArraySums":
+        """From the arrays before and after a rank's samples; `counts_3`: its samples, slots and potential crosses."""
+        sums: dict[str, Float64Array] = {"counts": counts_3, "num_ranks": np.array([float(counts_3[0] > 0)])}
+        for weights in WEIGHTS:
+            held = _strength_of(weights, strengths) + after[weights.information]
+            sums[weights.name] = held * (after[weights.name] - before[weights.name])
+            sums[weights.information] = after[weights.information] - before[weights.information]
+        for name, _, prior in STATISTICS:
+            moments = _moments(after[name], prior) - _moments(before[name], prior)
+            begun = (before[name][2:] == 0) & (after[name][2:] > 0)
+            sums[name] = np.concatenate([moments, begun])
+        return ArraySums(sums | {name: after[name] - before[name] for name in ADDED})
+
+    def all_reduce(self, exchange: Exchange) -> None:
+        """Replace them by their sums over all ranks."""
+        flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in self.sums.values()]))
+        exchange.all_reduce("wide arrays", flat)
+        sizes = [array.size for array in self.sums.values()]
+        for array, part in zip(self.sums.values(), torch.split(flat, sizes), strict=True):
+            array[...] = part.numpy().reshape(array.shape)
+
+    def write(self, before: Arrays, arrays: Arrays, strengths: Strengths) -> None:
+        """Write the arrays that follow those from before the step."""
+        sums = self.sums
+        num_ranks = max(1, int(sums["num_ranks"][0]))
+        for weights in WEIGHTS:
+            strength, held, added = (
+                _strength_of(weights, strengths),
+                before[weights.information],
+                sums[weights.information],
+            )
+            part = part_of_sum(held, added, num_ranks, strength, weights.most, strengths.number)
+            information = np.minimum(held + added, weights.most)
+            arrays[weights.information][...] = information
+            moved = before[weights.name] + part * sums[weights.name] / (strength + information)
+            if weights.range is not None:
+                moved = moved.clip(*weights.range)
+            arrays[weights.name][...] = np.where(sums[weights.name] == 0, before[weights.name], moved)
+        for statistics in STATISTICS:
+            name = statistics.name
+            _write_statistics(arrays[name], _moments(before[name], statistics.prior), sums[name], statistics)
+        arrays["pair_gains_P"][...] = before["pair_gains_P"] + sums["pair_gains_P"]
+        _write_mixture(arrays, before["loss_difference_L"] + sums["loss_difference_L"])
+        _write_rates(arrays, before["clicks_L"] + sums["clicks_L"], before["samples_L"] + sums["samples_L"])
+        num_samples, num_slots, num_crosses = sums["counts"]
+        arrays["num_samples_1"][...] = before["num_samples_1"] + int(num_samples)
+        totals_4 = before["slot_totals_4"] + [num_samples, num_slots, num_crosses, num_samples]
+        if totals_4[0] >= 2 * in_order.MAX_COUNT:
+            totals_4[:3] *= 0.5
+        arrays["slot_totals_4"][...] = totals_4
+
+
+def _strength_of(weights: Weights, strengths: Strengths) -> float:
+    if weights.strength:
+        return float(getattr(strengths, weights.strength))
+    return GATE_PRIOR if weights.name == "gates_LTB" else 0.0
+
+
+def _moments(statistics_3F: Float64Array, prior: float) -> Float64Array:
+    """Return sums that values add to: of values, of squares, and their number."""
+    mean_F, variance_F, count_F = statistics_3F
+    return np.stack([count_F * mean_F, (count_F + prior) * variance_F + count_F * mean_F**2, count_F])
+
+
+def _write_statistics(
+    statistics_3F: Float64Array, before_3F: Float64Array, sums_4F: Float64Array, statistics: Statistics
+) -> None:
+    sums_F, squares_F, counts_F = before_3F + sums_4F[:3]
+    if not statistics.prior:
+        squares_F -= np.maximum(sums_4F[3] - 1.0, 0.0)  # each rank that began has begun with the first variance
+    known_F = counts_F > 0
+    counts_F, held_F = np.maximum(counts_F, 1.0), np.maximum(counts_F + statistics.prior, 1.0)
+    mean_F = sums_F / counts_F
+    variance_F = np.maximum(squares_F - counts_F * mean_F**2, 0.0) / held_F
+    written_3F = np.stack([mean_F, variance_F, np.minimum(counts_F, statistics.most)])
+    statistics_3F[...] = np.where(known_F, written_3F, np.array([[0.0], [1.0], [0.0]]))
+
+
+def _write_mixture(arrays: Arrays, difference_L: Float64Array) -> None:
+    difference_L = difference_L.clip(-in_order.MAX_LOSS_DIFFERENCE, in_order.MAX_LOSS_DIFFERENCE)
+    arrays["loss_difference_L"][...] = difference_L
+    arrays["mixture_L"][...] = 1.0 / (1.0 + np.exp(-in_order.MIXTURE_RATE * difference_L))
+
+
+def _write_rates(arrays: Arrays, clicks_L: Float64Array, samples_L: Float64Array) -> None:
+    rest_L = np.minimum(1.0, in_order.MEMORY / samples_L)
+    clicks_L, samples_L = clicks_L * rest_L, samples_L * rest_L
+    clicks_L = np.maximum(np.minimum(clicks_L, samples_L - in_order.PRIOR_OTHERS), in_order.PRIOR_CLICKS)
+    arrays["clicks_L"][...], arrays["samples_L"][...] = clicks_L, samples_L
+    arrays["base_L"][...] = np.log(clicks_L / (samples_L - clicks_L))
+
 
 NONE = np.zeros(0, np.int64)
 
@@ -77,7 +243,7 @@ class RanksWideStep(WideStep):
         for label in range(self.num_labels):
             at = first + COLUMNS * label
             added_US[:, at + WEIGHT] *= strengths.first + states_US[:, at + INFORMATION]
-            added_US[:, at + PLAIN_WEIGHT] *= np.sqrt(states_US[:, at + PLAIN_SQUARES]) + PLAIN_EPS
+            added_US[:, at + PLAIN_WEIGHT] *= np.sqrt(states_US[:, at + PLAIN_SQUARES]) + in_order.PLAIN_EPS
         added_US[:, -1] = states_US[:, -1] != before_US[:, -1]  # born
         if self.steps_rows:
             added_UD *= np.sqrt(states_US[:, :1]) + FACTORIZATION_EPS
@@ -90,15 +256,15 @@ class RanksWideStep(WideStep):
                 at = first + COLUMNS * label
                 held_U, added_U = states[:, at + INFORMATION], sums_US[:, at + INFORMATION]
                 part_U = part_of_sum(
-                    held_U, added_U, num_ranks_U, strengths.first, MAX_INFORMATION, strengths.number
+                    held_U, added_U, num_ranks_U, strengths.first, in_order.MAX_INFORMATION, strengths.number
                 ).astype(np.float32)
                 least_U = np.minimum(least_U, part_U)
-                information_U = np.minimum(held_U + added_U, np.float32(MAX_INFORMATION))
+                information_U = np.minimum(held_U + added_U, np.float32(in_order.MAX_INFORMATION))
                 states[:, at + INFORMATION] = information_U
                 states[:, at + WEIGHT] += part_U * sums_US[:, at + WEIGHT] / (strengths.first + information_U)
                 squares_U = np.maximum(states[:, at + PLAIN_SQUARES] + sums_US[:, at + PLAIN_SQUARES], 0)
                 states[:, at + PLAIN_SQUARES] = squares_U
-                moves_U = sums_US[:, at + PLAIN_WEIGHT] / (np.sqrt(squares_U) + PLAIN_EPS)
+                moves_U = sums_US[:, at + PLAIN_WEIGHT] / (np.sqrt(squares_U) + in_order.PLAIN_EPS)
                 states[:, at + PLAIN_WEIGHT] += part_U * moves_U
             is_born_U = (states[:, -1] == 0) & (sums_US[:, -1] > 0)
             states[is_born_U, -1] = self._born
@@ -123,7 +289,9 @@ class RanksWideStep(WideStep):
         """Give every rank the arrays of all."""
         before = self._arrays_before
         num_samples = len(slots.offsets_N1) - 1
-        counts_3 = np.array([num_samples, len(slots.rows_S), potential_crosses(slots.num_crossed_NF).sum()], np.float64)
+        counts_3 = np.array(
+            [num_samples, len(slots.rows_S), prepare.potential_crosses(slots.num_crossed_NF).sum()], np.float64
+        )
         sums = ArraySums.of(before, self.part.arrays.named(), self._strengths, counts_3)
         sums.all_reduce(self.exchange)
         sums.write(before, self.part.arrays.named(), self._strengths)
@@ -144,9 +312,9 @@ class RanksWideStep(WideStep):
         values_Q2L, strengths = own.values_ND, self._strengths
         held_QL, added_QL = values_Q2L[:, 1::2], sums_Q2L[:, 1::2]
         part_QL = part_of_sum(
-            held_QL, added_QL, num_ranks_Q[:, None], strengths.cross, MAX_INFORMATION, strengths.number
+            held_QL, added_QL, num_ranks_Q[:, None], strengths.cross, in_order.MAX_INFORMATION, strengths.number
         ).astype(np.float32)
-        information_QL = np.minimum(held_QL + added_QL, np.float32(MAX_INFORMATION))
+        information_QL = np.minimum(held_QL + added_QL, np.float32(in_order.MAX_INFORMATION))
         values_Q2L[:, 1::2] = information_QL
         values_Q2L[:, ::2] += part_QL * sums_Q2L[:, ::2] / (strengths.cross + information_QL)
         self.crosses.write_rows(lookup.lookups_T[0], values_Q2L, own.states_NS)

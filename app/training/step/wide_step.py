@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.models.wide.wide_part import WidePart
+from springtide.app.models.wide_part import WidePart
 from springtide.app.training.step.batch_keys import BatchKeys
 from springtide.app.training.step.learning_step import OffsetStep
 from springtide.app.version_log.change.plan import CROSSES_TABLE

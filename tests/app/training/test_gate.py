@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from springtide.app.models.wide.wide_part import WidePart
+from springtide.app.models.wide_part import WidePart
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.training.config import GateConfig
 from springtide.app.training.gate import Gate, mean_and_error

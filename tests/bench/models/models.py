@@ -23,7 +23,7 @@ from msgspec import structs
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
-from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.models.wide_part import add_wide_part
 from springtide.app.scores.auc import click_auc
 from springtide.app.tools.evaluate.scores import standard_error
 from tests.bench.harness.report import DATA, argument_parser, describe_run

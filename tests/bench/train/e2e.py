@@ -23,7 +23,7 @@ from msgspec import structs
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
-from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.models.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_columns
 from springtide.app.training.config import TableSettings, TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner

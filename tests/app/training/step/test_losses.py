@@ -12,7 +12,7 @@ from springtide.app.models.interface import ModelSpec
 from springtide.app.models.losses.config import LabelLoss
 from springtide.app.models.losses.loss import Loss, add_task_weights
 from springtide.app.models.registry import build_model
-from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.models.wide_part import add_wide_part
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.learner import Learner

@@ -9,7 +9,7 @@ import pytest
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
-from springtide.app.models.wide.wide_part import add_wide_part
+from springtide.app.models.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_rows
 from springtide.app.training.config import TrainConfig
 from springtide.app.training.step.learner import Learner

@@ -1,1 +1,0 @@
-"""The wide part beside a net."""
