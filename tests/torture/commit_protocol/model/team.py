@@ -97,7 +97,8 @@ class Team(StartingTeam):
             return self.lead.die("overtaken")
         for i, _ in self.executed:
             del self.done[i]
-        now, then, stream = self.truth.pos, self.world.truths[place[1]], self.world.stream
+        then, stream = self.world.truths[place[1]], self.world.stream
+        now = {p: max(n, then.pos[p]) for p, n in self.truth.pos.items()}  # a rollback may be held back too
         self.held, self.executed, self.truth = False, (), self.world.truths[self.last_chk].copy()
         self.truth.back_to(then)
         self.truth.pos = dict(now)
