@@ -14,7 +14,7 @@ from springtide.app.training.gate import Gate, last_good_before
 from springtide.app.training.publisher import Publisher
 from springtide.app.training.ranks.loop_decision import NEVER, LoopDecision, RankVote
 from springtide.app.training.ranks.ranks import Ranks
-from springtide.app.training.recovery.rollback import RollbackController
+from springtide.app.training.rollback import RollbackController
 from springtide.app.training.session import TrainingSession
 from springtide.app.training.start_position import StartPosition, require_same_topic
 from springtide.app.training.state.training_state import TrainingState

@@ -6,7 +6,7 @@ The ranks are threads here; `test_processes.py` has processes.
 import pytest
 import torch
 
-from springtide.app.training.recovery.rollback import ModelHeldError
+from springtide.app.training.rollback import ModelHeldError
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.trainer_status import PartitionStatus

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from springtide.app.training.publisher import PublishSchedule
-from springtide.app.training.recovery.rollback import ModelHeldError
+from springtide.app.training.rollback import ModelHeldError
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.compact.merge import compact_log

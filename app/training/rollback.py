@@ -1,6 +1,7 @@
 """Rolls a running trainer back to an older version: on command, or by itself when the health gate trips.
 
-With `skip` the samples learned since are not read again: they are counted and sent to the dead letters."""
+With `skip` the samples learned since are not read again: they are counted and sent to the dead letters.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -39,6 +40,9 @@ from springtide_client.system.clock import wall_ms
 
 REASON = "gate"
 FLUSH_BYTES, FLUSH_SECONDS = 8 << 20, 30.0
+RETRY_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,6 @@ class RollbackOwner(Protocol):
     def reload(self) -> None:
         """Continue from the end of the log."""
         ...
-
-
-RETRY_SECONDS = 1.0
-
-logger = logging.getLogger(__name__)
 
 
 class ModelHeldError(FinalError):

@@ -1,1 +1,0 @@
-"""Rollback to an older version, repair of a corrupt log, skipped samples."""
