@@ -18,9 +18,9 @@ from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.losses.config import AGAINST_WIDE
 from springtide.app.models.registry import build_model
 from springtide.app.serving.config import ServeConfig
-from springtide.app.training.bootstrap import add_parts, design_of, model_spec, with_wide_columns
+from springtide.app.training.bootstrap import add_parts, model_spec, signature_of, with_wide_columns
 from springtide.app.training.device import resolve_device
-from springtide.app.version_log.change.plan import Design, plan_change
+from springtide.app.version_log.change.plan import ModelSignature, plan_change
 from springtide.app.version_log.compact.retention import kept_size
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
@@ -134,7 +134,7 @@ def check_model(config: Config) -> Iterator[Diagnosis]:
     except LogError as error:
         yield Diagnosis("problem", f"log: {error}")
         return
-    if base is not None and (plan := plan_change(Design.of(base), design_of(config, model))):
+    if base is not None and (plan := plan_change(ModelSignature.of(base), signature_of(config, model))):
         yield Diagnosis("note", f"the log was written with another {', '.join(plan.changes)}; the next start")
         for line in plan.lines():
             yield Diagnosis("note", f"  {line}")

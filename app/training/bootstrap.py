@@ -23,8 +23,8 @@ from springtide.app.training.state.row_budget import RowBudget
 from springtide.app.training.state.spill_gc import BaseRows
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.learner import Learner
-from springtide.app.version_log.change.plan import CROSSES_TABLE, ArrayForm, Design, plan_change
-from springtide.app.version_log.change.start_migrated import begin_changed
+from springtide.app.version_log.change.plan import CROSSES_TABLE, ArrayForm, ModelSignature, plan_change
+from springtide.app.version_log.change.start_migrated import start_migrated
 from springtide.app.version_log.commands.erasures import erasures_of
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base, write_exported_model
 from springtide.app.version_log.disk_budget import DiskBudget, folder_bytes
@@ -265,7 +265,7 @@ def with_wide_rows(table: TableConfig, schema: Schema, *, crosses: bool) -> Tabl
 
 def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState, program: bytes) -> None:
     """Start a new log with a base without rows, so that followers can start before the first version."""
-    design = design_of(config, state.learner.model)
+    design = signature_of(config, state.learner.model)
     image = BaseImage(
         tip=log.first_base_tip,
         schema=design.schema,
@@ -283,7 +283,7 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
         state.on_base_mapped(base)
 
 
-def design_of(config: TrainerConfig, model: nn.Module) -> Design:
+def signature_of(config: TrainerConfig, model: nn.Module) -> ModelSignature:
     """Return what rows and parameters mean under a configuration."""
 
     def spec(own: TableConfig, holder: FeatureTable | None = None) -> TableSpec:
@@ -300,7 +300,7 @@ def design_of(config: TrainerConfig, model: nn.Module) -> Design:
 
     settings = with_wide_columns(config)
     (_, table), *others = table_configs(settings, backend("cpu")).items()
-    return Design(
+    return ModelSignature(
         schema=config.schema,
         table=spec(table),
         tables={name: spec(own, settings.tables[name]) for name, own in others},
@@ -318,7 +318,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
 
     If the exported model is damaged, the net is exported again. ValueError if that is not possible.
     """
-    old, new = Design.of(resume.base), design_of(config, model)
+    old, new = ModelSignature.of(resume.base), signature_of(config, model)
     is_sound = resume.base.model_path is None or resume.base.is_sound(MODEL)
     if not (plan := plan_change(old, new)):
         if is_sound:
@@ -328,7 +328,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
     logger.warning("the log goes on with changed settings", extra=plan.document())
     is_same_net = (old.model.name, old.model.options) == (new.model.name, new.model.options) and old.dense == new.dense
     is_same_net &= ModelSpec.of(old.schema, old.widest_dim, old.dims) == model_spec(config)
-    return begin_changed(
+    return start_migrated(
         log,
         resume,
         plan,

@@ -16,7 +16,7 @@ from springtide.app.models.registry import build_model
 from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.version_log.change.plan import Design
+from springtide.app.version_log.change.plan import ModelSignature
 from springtide.app.version_log.items import ItemColumns, ItemLayout
 from springtide.kernels.cpu.serving.item_columns import unpack_items, unpack_items_holding_gil
 from springtide.kernels.cpu.serving.towers import (
@@ -126,7 +126,7 @@ class TowerTemplate:
         layout = ItemLayout.of(view.schema, base.manifest.model)
         if layout is None:
             raise ValueError(f'the model "{base.manifest.model.name}" has no towers')
-        design, model = Design.of(base), base.manifest.model
+        design, model = ModelSignature.of(base), base.manifest.model
         spec = ModelSpec.of(design.schema, design.widest_dim, design.dims)
         net = build_model(ModelConfig(name=model.name, options=model.options), spec, seed=0)
         assert isinstance(net, TwoTower)

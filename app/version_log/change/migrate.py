@@ -15,7 +15,7 @@ from springtide.app.scores.changed_labels import with_labels
 from springtide.app.version_log.change.plan import (
     CROSSES_TABLE,
     DENSE,
-    Design,
+    ModelSignature,
     Plan,
     keeps_crosses,
     keeps_states,
@@ -56,10 +56,10 @@ class Places(NamedTuple):
         return Places(np.array([old for old, _ in pairs], np.intp), np.array([new for _, new in pairs], np.intp))
 
 
-def carry_wide(
+def migrate_wide(
     arrays: Arrays, otherwise: Arrays, old: Schema, new: Schema, numbers: Mapping[int, int]
 ) -> dict[str, Array]:
-    """Return the wide part's arrays of the new design by full name: those of a version where they go on.
+    """Return the wide part's arrays of the new signature by full name: those of a version where they go on.
 
     `otherwise` has them as they begin. `numbers`: the feature number of each kept feature, by its old number. {} where
     either has no wide part.
@@ -68,13 +68,13 @@ def carry_wide(
     if not before or before.keys() != begun.keys():
         return {f"{WIDE}{name}": array for name, array in begun.items()}
     axes = _places(before, begun, old, new, numbers)
-    carried = {}
+    migrated = {}
     for name, array in begun.items():
-        carried[f"{WIDE}{name}"] = array if name in OF_THE_SCHEMA else _carry(name, before[name], array, axes)
-    return carried
+        migrated[f"{WIDE}{name}"] = array if name in OF_THE_SCHEMA else _migrate(name, before[name], array, axes)
+    return migrated
 
 
-def _carry(name: str, before: Array, begun: Array, axes: Mapping[str, Places]) -> Array:
+def _migrate(name: str, before: Array, begun: Array, axes: Mapping[str, Places]) -> Array:
     letters = name.rpartition("_")[2]
     if len(letters) != before.ndim or before.ndim != begun.ndim:
         return begun
@@ -84,9 +84,9 @@ def _carry(name: str, before: Array, begun: Array, axes: Mapping[str, Places]) -
     same = [np.arange(size) for size in begun.shape]
     old = [same[axis] if place is None else place.old for axis, place in enumerate(places)]
     new = [same[axis] if place is None else place.new for axis, place in enumerate(places)]
-    carried = np.array(begun)
-    carried[np.ix_(*new)] = before[np.ix_(*old)]
-    return carried
+    migrated = np.array(begun)
+    migrated[np.ix_(*new)] = before[np.ix_(*old)]
+    return migrated
 
 
 def _places(before: Arrays, begun: Arrays, old: Schema, new: Schema, numbers: Mapping[int, int]) -> dict[str, Places]:
@@ -134,11 +134,11 @@ def numbers_by_name(old: Schema, new: Schema) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class Carry:
-    """From one design to another. `numbers`: the feature number of what is kept, by its old number."""
+class Migration:
+    """From one signature to another. `numbers`: the feature number of what is kept, by its old number."""
 
-    old: Design
-    new: Design
+    old: ModelSignature
+    new: ModelSignature
     plan: Plan
     numbers: Mapping[int, int]
 
@@ -148,7 +148,7 @@ class Carry:
         return bool((source.holds(old) & target.holds(new)).any())
 
     def rows(self, layer: RowLayer, source: LogTable, target: LogTable) -> RowLayer:
-        """Return the rows of a table that belong into a table of the new design, sorted.
+        """Return the rows of a table that belong into a table of the new signature, sorted.
 
         Rows without vectors stay without them.
         """
@@ -200,18 +200,18 @@ class Carry:
         return self.old.schema.labels == self.new.schema.labels
 
     def _by_label(self, numbers: Float32Array, num_columns: int) -> Float32Array:
-        """Return rows' numbers, `num_columns` a label and then those of no label, by the labels of the new design."""
+        """Return rows' numbers, `num_columns` a label and then those of no label, by the labels of the new schema."""
         if self._has_same_labels:
             return numbers
         old, new = self.old.schema.labels, self.new.schema.labels
         rest = numbers[:, num_columns * len(old) :]
-        carried = np.zeros((len(numbers), num_columns * len(new) + rest.shape[1]), np.float32)
-        carried[:, num_columns * len(new) :] = rest
+        migrated = np.zeros((len(numbers), num_columns * len(new) + rest.shape[1]), np.float32)
+        migrated[:, num_columns * len(new) :] = rest
         for place, label in enumerate(new):
             if label in old:
                 start, before = num_columns * place, num_columns * old.index(label)
-                carried[:, start : start + num_columns] = numbers[:, before : before + num_columns]
-        return carried
+                migrated[:, start : start + num_columns] = numbers[:, before : before + num_columns]
+        return migrated
 
     @property
     def _all_numbers(self) -> dict[int, int]:
@@ -223,14 +223,14 @@ class Carry:
 
     def arrays(self, arrays: Arrays, otherwise: Arrays, *, window_samples: int) -> Arrays:
         """Return `dense.*` and `state.*`: those of a version that go on, and `otherwise` the others."""
-        carried = {name: array for name, array in otherwise.items() if not self._goes_on(name)}
-        carried |= {name: array for name, array in arrays.items() if self._goes_on(name)}
-        carried |= carry_wide(arrays, otherwise, self.old.schema, self.new.schema, self.numbers)
-        return serve_averages(carried) | self._scores(arrays, window_samples)
+        migrated = {name: array for name, array in otherwise.items() if not self._goes_on(name)}
+        migrated |= {name: array for name, array in arrays.items() if self._goes_on(name)}
+        migrated |= migrate_wide(arrays, otherwise, self.old.schema, self.new.schema, self.numbers)
+        return serve_averages(migrated) | self._scores(arrays, window_samples)
 
     def _goes_on(self, name: str) -> bool:
-        """Return True if an array, by its full name, is taken from the old design, or not at all."""
-        if name.startswith(DENSE):  # the wide part's arrays are carried by fields
+        """Return True if an array, by its full name, is taken from the old signature, or not at all."""
+        if name.startswith(DENSE):  # the wide part's arrays are migrated by fields
             return name.removeprefix(DENSE) in self.plan.dense
         if name.startswith(OPTIMIZER):
             return self.plan.keeps_optimizer and name.removeprefix(OPTIMIZER).rpartition(".")[0] in self.plan.dense
@@ -257,7 +257,7 @@ class Carry:
         return self.id_strings(items, dead=empty_layer(0))
 
     def meta(self, meta: VersionMeta) -> VersionMeta:
-        """Return what a version says, for the new design: where it stands in the stream, and what stays of the rest."""
+        """Return what a version says, as the new one says it: where it stands in the stream, what stays of the rest."""
         trainer = TrainerMeta.of(meta)
         trainer = msgspec.structs.replace(trainer, seeks={}, erasures=self.erasures(trainer.erasures))
         return msgspec.structs.replace(
@@ -298,8 +298,8 @@ class Carry:
         # a label that becomes a value, or one no more, is another label
         old, new = ([(n, schema.links.get(n)) for n in schema.labels] for schema in (self.old.schema, self.new.schema))
         state = {name.removeprefix(SCORES): array for name, array in arrays.items() if name.startswith(SCORES)}
-        carried = with_labels(state, old, new, window_samples=window_samples)
-        return {f"{SCORES}{name}": array for name, array in carried.items()}
+        migrated = with_labels(state, old, new, window_samples=window_samples)
+        return {f"{SCORES}{name}": array for name, array in migrated.items()}
 
 
 def _scores_document(document: dict[str, object], old: Schema, new: Schema) -> dict[str, object]:

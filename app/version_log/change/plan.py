@@ -32,7 +32,7 @@ class ArrayForm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Design:
+class ModelSignature:
     """Everything that decides what rows and parameters mean. A log holds that of its newest version."""
 
     schema: Schema
@@ -42,26 +42,26 @@ class Design:
     tables: Mapping[str, TableSpec] = field(default_factory=dict)  # beside the main one
 
     @staticmethod
-    def of(base: Base) -> "Design":
-        """Return the design that a base, and the versions after it, were written with."""
+    def of(base: Base) -> "ModelSignature":
+        """Return the signature that a base, and the versions after it, were written with."""
         manifest = base.manifest
         dense = {name.removeprefix(DENSE): ArrayForm.of(array) for name, array in base.dense.items()}
-        return Design(manifest.decode_schema(), manifest.table, manifest.model, dense, manifest.tables)
+        return ModelSignature(manifest.decode_schema(), manifest.table, manifest.model, dense, manifest.tables)
 
     @property
     def net(self) -> dict[str, ArrayForm]:
         """The parameters and buffers without those of the wide part, which are compared by field."""
         return {name: form for name, form in self.dense.items() if not name.startswith(PREFIX)}
 
-    def numbered_as(self, schema: Schema) -> "Design":
-        """Return the same design with the feature numbers of another numbering of its schema."""
+    def numbered_as(self, schema: Schema) -> "ModelSignature":
+        """Return the same signature with the feature numbers of another numbering of its schema."""
         names = self.schema.row_names()
         numbers = {name: number for number, name in schema.row_names().items()}
         tables = {
             name: replace(spec, features=[numbers[names[n]] for n in spec.features])
             for name, spec in self.tables.items()
         }
-        return Design(schema, self.table, self.model, self.dense, tables)
+        return ModelSignature(schema, self.table, self.model, self.dense, tables)
 
     @cached_property
     def physical_tables(self) -> tuple[LogTable, ...]:
@@ -111,7 +111,7 @@ def keeps_states(old: TableSpec, new: TableSpec) -> bool:
     return keeps_vectors(old, new) and optimizer_name(old) == optimizer_name(new)
 
 
-def keeps_crosses(old: Design, new: Design) -> bool:
+def keeps_crosses(old: ModelSignature, new: ModelSignature) -> bool:
     """Return True if rows of crosses go on: both designs have them, in a table of their own or not."""
     return old.has_crosses and new.has_crosses and (CROSSES_TABLE in old.tables) == (CROSSES_TABLE in new.tables)
 
@@ -121,18 +121,18 @@ def optimizer_name(table: TableSpec) -> str:
     return str(table.optimizer.get("name", "rowwise-adagrad"))
 
 
-def row_owners(design: Design) -> dict[int, str]:
+def row_owners(signature: ModelSignature) -> dict[int, str]:
     """Return the features that have rows, by number; dense ones have rows, of their bins, in the wide part."""
     return {
         number: name
-        for number, name in design.schema.row_names().items()
-        if number != CROSSES and (design.is_wide or name not in design.schema.dense)
+        for number, name in signature.schema.row_names().items()
+        if number != CROSSES and (signature.is_wide or name not in signature.schema.dense)
     }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`kept`, `begun` and `dropped` are lines for people; the rest is what `carry` goes by."""
+    """`kept`, `begun` and `dropped` are lines for people; the rest is what `Migration` goes by."""
 
     kept: tuple[str, ...] = ()
     begun: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Plan:
                 yield f"{word} {item}"
 
 
-def plan_change(old: Design, new: Design) -> Plan:
+def plan_change(old: ModelSignature, new: ModelSignature) -> Plan:
     """Compare two designs. `new.schema` is numbered as the one after `old.schema` (`Schema.continuing`)."""
     changes = tuple(changed_settings(old, new))
     keeps_optimizer = old.model.optimizer == new.model.optimizer
@@ -187,7 +187,7 @@ def plan_change(old: Design, new: Design) -> Plan:
     return Plan(tuple(kept), tuple(begun), tuple(dropped), changes, keeps_optimizer, dense)
 
 
-def changed_settings(old: Design, new: Design) -> Iterator[str]:
+def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
     names = {"max_length": "[features.*] max_length", "pooling": "[features.*] pooling", "links": "[labels.*] loss"}
@@ -218,14 +218,14 @@ def changed_settings(old: Design, new: Design) -> Iterator[str]:
         yield "the numbers that the wide part keeps beside a row"
 
 
-def _named(design: Design) -> tuple[object, ...]:
+def _named(signature: ModelSignature) -> tuple[object, ...]:
     """Return the settings that decide which parameters a net has."""
-    dims = {number: design.table_of(number).spec.dim for number in row_owners(design)}
-    parts = design.is_wide, design.has_crosses, design.task_weights
-    return design.schema, design.model.name, design.model.options, dims, parts
+    dims = {number: signature.table_of(number).spec.dim for number in row_owners(signature)}
+    parts = signature.is_wide, signature.has_crosses, signature.task_weights
+    return signature.schema, signature.model.name, signature.model.options, dims, parts
 
 
-def _changed_tables(old: Design, new: Design) -> Iterator[str]:
+def _changed_tables(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the features whose rows have another width or optimizer, unless those of all rows have changed alike."""
     for number, name in row_owners(new).items():
         if number in row_owners(old):
@@ -253,7 +253,7 @@ def moved_fields(old: Schema, new: Schema) -> list[str]:
     return moved
 
 
-def _features(old: Design, new: Design) -> Iterator[tuple[str, str]]:
+def _features(old: ModelSignature, new: ModelSignature) -> Iterator[tuple[str, str]]:
     """Yield a line for each feature that has rows before or after, and its group."""
     before, after = row_owners(old), row_owners(new)
     counts = "counts, last-seen times and admission"
@@ -279,7 +279,7 @@ def _features(old: Design, new: Design) -> Iterator[tuple[str, str]]:
             yield f"rows of {name}" + (f", which now shares those of {owner}" if owner else ""), "dropped"
 
 
-def _wide(old: Design, new: Design) -> Iterator[tuple[str, str]]:
+def _wide(old: ModelSignature, new: ModelSignature) -> Iterator[tuple[str, str]]:
     """Yield what becomes of the numbers that the wide part keeps beside each row, and of its crosses."""
     if old.is_wide or new.is_wide:
         group = _group(old.is_wide, new.is_wide)

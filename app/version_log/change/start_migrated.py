@@ -1,10 +1,10 @@
-"""Begins an epoch with a base: the newest version of the log, carried over to another design."""
+"""Begins an epoch with a base: the newest version of the log, migrated to another signature."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from springtide.app.version_log.change.migrate import Carry, same_numbers
-from springtide.app.version_log.change.plan import Design, Plan
+from springtide.app.version_log.change.migrate import Migration, same_numbers
+from springtide.app.version_log.change.plan import ModelSignature, Plan
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.merge import (
     MAX_REPLAYED_BYTES,
@@ -24,12 +24,12 @@ from springtide_client.log.base import Base
 from springtide_client.rows.row_layer import RowLayer, merge_layers
 
 
-def begin_changed(
+def start_migrated(
     log: LogWriter,
     resume: Resume,
     plan: Plan,
-    old: Design,
-    new: Design,
+    old: ModelSignature,
+    new: ModelSignature,
     *,
     initial: Arrays,
     program: bytes | None,
@@ -39,16 +39,16 @@ def begin_changed(
     """1. Read the log to its sealed end. 2. Write that version, as the plan says, as this epoch's first base.
 
     `initial` are the `dense.*` and `state.*` of a new net; `program` is its exported form, None if the old one serves.
-    Rows are carried block by block. FencedError if another trainer has started: then nobody reads the base.
+    Rows are migrated block by block. FencedError if another trainer has started: then nobody reads the base.
     """
     state = replay(resume, log, window_samples=window_samples, max_replayed_bytes=max_replayed_bytes)
-    carry = Carry(old, new, plan, same_numbers(old.schema, new.schema))
+    migration = Migration(old, new, plan, same_numbers(old.schema, new.schema))
     base = state.base
     num_ranges = log.config.base_files or state.num_ranks
-    main, *others = (carried_table(state, carry, table, num_ranges) for table in carry.new.physical_tables)
+    main, *others = (migrated_table(state, migration, table, num_ranges) for table in migration.new.physical_tables)
     dead = [dead_keys(base, state, table) for table in state.tables]
     known_strings = [] if base.id_strings is None else [base.id_strings]
-    meta = carry.meta(state.meta)
+    meta = migration.meta(state.meta)
     meta.change = {"from": state.tip.number, **plan.document()}
     image = BaseImage(
         tip=log.first_base_tip,
@@ -56,14 +56,16 @@ def begin_changed(
         table=new.table,
         model=new.model,
         meta=meta,
-        dense=carry.arrays(exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples),
+        dense=migration.arrays(
+            exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples
+        ),
         sketch=state.sketch,
         num_rows=main.num_rows,
         by_range=main.by_range,
         blocks=main.blocks,
         tables=dict(zip(new.tables, others, strict=True)),
-        id_strings=carry.id_strings(*state.id_strings, *known_strings, dead=merge_layers(*dead)),
-        items=carry.items(state.live_items()),
+        id_strings=migration.id_strings(*state.id_strings, *known_strings, dead=merge_layers(*dead)),
+        items=migration.items(state.live_items()),
         program=base.model_path if program is None else program,
     )
     failpoint("before a changed schema begins")
@@ -105,17 +107,17 @@ def state_file_of(state: ReplayState, log: LogWriter) -> Path | None:
     return None if state.state_tip is None else find_state(log.directory.path, state.state_tip)
 
 
-def carried_table(state: ReplayState, carry: Carry, target: LogTable, num_ranges: int) -> TableImage:
-    """Return the rows of a table of the new design: those that its features have, in whichever table they are now."""
-    keys = carried_blocks(state, carry, target, with_values=False)
-    return TableImage.of(target.spec, lambda: carried_blocks(state, carry, target), keys, num_ranges)
+def migrated_table(state: ReplayState, migration: Migration, target: LogTable, num_ranges: int) -> TableImage:
+    """Return the rows of one of the new tables: those that its features have, in whichever table they are now."""
+    keys = migrated_blocks(state, migration, target, with_values=False)
+    return TableImage.of(target.spec, lambda: migrated_blocks(state, migration, target), keys, num_ranges)
 
 
-def carried_blocks(
-    state: ReplayState, carry: Carry, target: LogTable, *, with_values: bool = True
+def migrated_blocks(
+    state: ReplayState, migration: Migration, target: LogTable, *, with_values: bool = True
 ) -> Iterator[RowLayer]:
     """Yield those rows in key order, block by block."""
-    sources = [table for table in state.tables if carry.has_rows_for(table, target)]
+    sources = [table for table in state.tables if migration.has_rows_for(table, target)]
     stacks = [(table.base_layer(state.base), state.changed_rows(table)) for table in sources]
     if not sources:
         return
@@ -125,5 +127,5 @@ def carried_blocks(
     cutoffs = state.meta.expiry_cutoffs
     streams = [merged_blocks(rows, changes, cutoffs, bounds) for rows, changes in stacks]
     for blocks in zip(*streams, strict=True):
-        carried = [carry.rows(block, table, target) for table, (block, _) in zip(sources, blocks, strict=True)]
-        yield merge_layers(*carried)
+        migrated = [migration.rows(block, table, target) for table, (block, _) in zip(sources, blocks, strict=True)]
+        yield merge_layers(*migrated)

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.change.migrate import Carry, numbers_by_name
-from springtide.app.version_log.change.plan import Design, Plan, plan_change
+from springtide.app.version_log.change.migrate import Migration, numbers_by_name
+from springtide.app.version_log.change.plan import ModelSignature, Plan, plan_change
 from springtide.app.version_log.commands.erasures import (
     erased_keys,
     erasures_ahead,
@@ -57,7 +57,7 @@ class EarlierVersion(NamedTuple):
     plan: Plan
     meta: VersionMeta
     arrays: Arrays  # `dense.*`, `state.*` and id strings, complete
-    tables: tuple[LogTable, ...]  # of the present design
+    tables: tuple[LogTable, ...]  # of the present signature
     rows: dict[str, RowLayer]  # by the present tables, with states
     present_rows: dict[str, RowLayer]  # those of the newest version
     present: ModelReplayState  # the newest version
@@ -69,7 +69,7 @@ def earlier_version(index: LogIndex, number: int, *, window_samples: int) -> Ear
     """Read a version from before a changed schema. UserError if there are too many rows to hold in memory."""
     base, versions, target, net = _read(index, number, window_samples)
     newest_base, newest_versions, present, present_net = _read(index, index.numbers[-1], window_samples)
-    old, new = Design.of(base), Design.of(newest_base)
+    old, new = ModelSignature.of(base), ModelSignature.of(newest_base)
     num_bytes = sum(_row_bytes(one) for one in (base, newest_base)) + versions.num_bytes + newest_versions.num_bytes
     if num_bytes > MAX_BYTES:
         raise UserError(
@@ -78,21 +78,21 @@ def earlier_version(index: LogIndex, number: int, *, window_samples: int) -> Ear
         )
     continued = new.numbered_as(new.schema.continuing(old.schema))
     plan = plan_change(old, continued)
-    carry = Carry(old, new, plan, numbers_by_name(old.schema, new.schema))
+    migration = Migration(old, new, plan, numbers_by_name(old.schema, new.schema))
     strings = [part for tensors in versions.tensors_with("texts.id") if (part := id_strings_of(tensors)) is not None]
     strings += [] if base.id_strings is None else [base.id_strings]
-    arrays = carry.arrays(net, present_net, window_samples=window_samples)
-    if (carried := carry.id_strings(*strings, dead=empty_layer(0))) is not None:
-        arrays |= {f"texts.{name}": array for name, array in carried.items()}
+    arrays = migration.arrays(net, present_net, window_samples=window_samples)
+    if (migrated := migration.id_strings(*strings, dead=empty_layer(0))) is not None:
+        arrays |= {f"texts.{name}": array for name, array in migrated.items()}
     known = {entry.id for entry in target.meta.executed_commands}
     entries = [entry for entry in present.meta.executed_commands if entry.id not in known]
     return EarlierVersion(
         target.tip.number,
         plan,
-        carry.meta(target.meta),
+        migration.meta(target.meta),
         arrays,
         new.physical_tables,
-        _carried_rows(base, versions, target.meta, carry),
+        _migrated_rows(base, versions, target.meta, migration),
         {table.name: _live_rows(newest_base, newest_versions, present.meta, table) for table in new.physical_tables},
         present,
         entries,
@@ -118,15 +118,15 @@ def _row_bytes(base: Base) -> int:
     return sum(table.base_layer(base).num_bytes for table in tables_of(base.manifest))
 
 
-def _carried_rows(base: Base, versions: VersionRange, meta: VersionMeta, carry: Carry) -> dict[str, RowLayer]:
-    """Return the rows of an older version by the tables of the present design."""
-    rows = {table.name: _live_rows(base, versions, meta, table) for table in carry.old.physical_tables}
-    carried = {}
-    for target in carry.new.physical_tables:
-        sources = [table for table in carry.old.physical_tables if carry.has_rows_for(table, target)]
-        parts = [carry.rows(rows[table.name], table, target) for table in sources]
-        carried[target.name] = merge_layers(target.empty(), *parts)
-    return carried
+def _migrated_rows(base: Base, versions: VersionRange, meta: VersionMeta, migration: Migration) -> dict[str, RowLayer]:
+    """Return the rows of an older version by the tables of the present signature."""
+    rows = {table.name: _live_rows(base, versions, meta, table) for table in migration.old.physical_tables}
+    migrated = {}
+    for target in migration.new.physical_tables:
+        sources = [table for table in migration.old.physical_tables if migration.has_rows_for(table, target)]
+        parts = [migration.rows(rows[table.name], table, target) for table in sources]
+        migrated[target.name] = merge_layers(target.empty(), *parts)
+    return migrated
 
 
 def _live_rows(base: Base, versions: VersionRange, meta: VersionMeta, table: LogTable) -> RowLayer:
@@ -169,7 +169,7 @@ class RollbackVersion(NamedTuple):
 
     @property
     def result(self) -> dict[str, Any]:
-        """Return what the command's result says beside the version: the counts, and what the schema did not carry."""
+        """Return what the command's result says beside the version: the counts, and what the schema dropped."""
         return {**self.counts, **({} if self.plan is None else self.plan.document())}
 
 

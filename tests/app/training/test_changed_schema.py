@@ -12,11 +12,11 @@ from springtide.app.errors import UserError
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.tools.diagnosis import check_model
-from springtide.app.training.bootstrap import design_of, load_state
+from springtide.app.training.bootstrap import load_state, signature_of
 from springtide.app.training.gate import last_good_before
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.change import start_migrated
-from springtide.app.version_log.change.plan import Design, plan_change
+from springtide.app.version_log.change.plan import ModelSignature, plan_change
 from springtide.app.version_log.commands.rollback import build_rollback
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention, remove_drafts
@@ -325,7 +325,7 @@ def test_the_plan_reads_as_a_list_of_what_is_kept_begun_and_dropped(log) -> None
     base = log.directory.open_base()
     config = log.config
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
-    plan = plan_change(Design.of(base), design_of(config, model))
+    plan = plan_change(ModelSignature.of(base), signature_of(config, model))
     assert plan.changes == (
         "[schema] multi_value",
         "[features.*] max_length",
@@ -341,4 +341,4 @@ def test_the_plan_reads_as_a_list_of_what_is_kept_begun_and_dropped(log) -> None
     ]
     assert "begins vectors and optimizer states of the rows of item_id, from their first values" in list(plan.lines())
     assert list(plan.lines())[-1] == "drops rows of genres"
-    assert not plan_change(Design.of(base), Design.of(base))
+    assert not plan_change(ModelSignature.of(base), ModelSignature.of(base))

@@ -1,10 +1,10 @@
-"""The wide part's arrays go on by field, pair, label and number, wherever these are in the new design."""
+"""The wide part's arrays go on by field, pair, label and number, wherever these are in the new signature."""
 
 from dataclasses import fields, replace
 
 import numpy as np
 
-from springtide.app.version_log.change.migrate import WIDE, carry_wide, same_numbers
+from springtide.app.version_log.change.migrate import WIDE, migrate_wide, same_numbers
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
@@ -32,8 +32,8 @@ def named(parameters: WideParameters) -> dict[str, np.ndarray]:
     return {f"{WIDE}{name}": array for name, array in parameters.named().items()}
 
 
-def carried(old: Schema, new: Schema, was: WideParameters, begun: WideParameters) -> WideParameters:
-    arrays = carry_wide(named(was), named(begun), old, new, same_numbers(old, new))
+def migrated(old: Schema, new: Schema, was: WideParameters, begun: WideParameters) -> WideParameters:
+    arrays = migrate_wide(named(was), named(begun), old, new, same_numbers(old, new))
     return WideParameters(**{field.name: arrays[f"{WIDE}{field.name}"] for field in fields(WideParameters)})
 
 
@@ -54,7 +54,7 @@ def test_what_stays_keeps_its_numbers_and_the_rest_begins() -> None:
         OLD
     )
     was, begun = learned(OLD), initial(new)
-    now = carried(OLD, new, was, begun)
+    now = migrated(OLD, new, was, begun)
     (fields_was, pairs_was, labels_was, dense_was), (fields_now, pairs_now, labels_now, dense_now) = (
         places(OLD, was),
         places(new, now),
@@ -88,15 +88,15 @@ def test_what_stays_keeps_its_numbers_and_the_rest_begins() -> None:
 
 def test_crosses_may_be_turned_off_and_on() -> None:
     was = learned(OLD)
-    without = carried(OLD, OLD, was, initial(OLD, crosses=False))
+    without = migrated(OLD, OLD, was, initial(OLD, crosses=False))
     assert without.gates_LTB.tolist() == was.gates_LTB[:, :5].tolist()
     assert len(without.pair_gains_P) == 0
-    again = carried(OLD, OLD, without, initial(OLD))
+    again = migrated(OLD, OLD, without, initial(OLD))
     assert again.pair_is_live_P.all()
     assert again.gates_LTB[:, :5].tolist() == was.gates_LTB[:, :5].tolist()
 
 
 def test_a_log_without_a_wide_part_begins_with_one() -> None:
     begun = initial(OLD)
-    assert carry_wide({}, named(begun), OLD, OLD, {}).keys() == named(begun).keys()
-    assert carry_wide(named(begun), {}, OLD, OLD, {}) == {}
+    assert migrate_wide({}, named(begun), OLD, OLD, {}).keys() == named(begun).keys()
+    assert migrate_wide(named(begun), {}, OLD, OLD, {}) == {}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_fields
 
-from springtide.app.version_log.change.plan import Design, Plan, plan_change
-from springtide.app.version_log.change.start_migrated import begin_changed
+from springtide.app.version_log.change.plan import ModelSignature, Plan, plan_change
+from springtide.app.version_log.change.start_migrated import start_migrated
 from springtide.app.version_log.commands.rollback import build_rollback
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.replay_state import Resume
@@ -45,18 +45,20 @@ def log(tmp_path) -> TablesLog:
     return log
 
 
-def design(base: Base, main: TableSpec = TABLE, tables: Mapping[str, TableSpec] = TABLES, **changes) -> Design:
-    return replace(Design.of(base), table=main, tables=dict(tables), **changes)
+def signature(
+    base: Base, main: TableSpec = TABLE, tables: Mapping[str, TableSpec] = TABLES, **changes
+) -> ModelSignature:
+    return replace(ModelSignature.of(base), table=main, tables=dict(tables), **changes)
 
 
-def change(log: TablesLog, new: Design) -> tuple[Base, Plan]:
-    """Begin an epoch with this design, as a trainer does, and append an empty version."""
+def change(log: TablesLog, new: ModelSignature) -> tuple[Base, Plan]:
+    """Begin an epoch with this signature, as a trainer does, and append an empty version."""
     with LogWriter.open(config(log.path), schema=new.schema) as writer:
         resume = Resume.of(log.directory, writer.last_encoded)
         assert resume is not None
-        old = Design.of(resume.base)
+        old = ModelSignature.of(resume.base)
         plan = plan_change(old, new)
-        begun = begin_changed(writer, resume, plan, old, new, initial={}, program=None, window_samples=100)
+        begun = start_migrated(writer, resume, plan, old, new, initial={}, program=None, window_samples=100)
         writer.append(VersionMeta(fingerprint=new.schema.fingerprint()), {})
         writer.sync()
     assert verify(log.directory, deep=True).errors == []
@@ -84,10 +86,10 @@ def rows_of_layer(layer: RowLayer) -> Rows:
 
 
 def newest_rows(log: TablesLog) -> Rows:
-    """Return the rows of the newest version, by a base of it in the same design."""
+    """Return the rows of the newest version, by a base of it in the same signature."""
     base = log.directory.open_base()
     assert base is not None
-    return rows_of(change(log, design(base, init_change(base)))[0])
+    return rows_of(change(log, signature(base, init_change(base)))[0])
 
 
 def init_change(base: Base) -> TableSpec:
@@ -108,7 +110,7 @@ def test_the_rows_of_a_feature_that_moves_begin_anew_and_keep_counts_and_times(l
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
-    begun, plan = change(log, design(base, tables={"crosses": TABLES["crosses"]}))
+    begun, plan = change(log, signature(base, tables={"crosses": TABLES["crosses"]}))
     assert "[features.item_id] dim (3, now 2)" in plan.changes
     assert "vectors and optimizer states of the rows of item_id, from their first values" in plan.begun
     assert "rows of crosses" in plan.kept
@@ -130,7 +132,7 @@ def test_a_table_that_appears_takes_the_rows_of_its_features(log: TablesLog) -> 
     base = log.directory.open_base()
     assert base is not None
     users = TableSpec(dim=2, state_width=1, seed=7, init_scale=0.01, features=[0])  # as wide as they were
-    begun, plan = change(log, design(base, tables={**TABLES, "dim2": users}))
+    begun, plan = change(log, signature(base, tables={**TABLES, "dim2": users}))
     assert "[features.user_id] table (main, now dim2)" in plan.changes
     assert len(begun.main.rows) == 0
     assert rows_of(begun) == before
@@ -140,11 +142,11 @@ def test_crosses_are_dropped_and_begin_empty(log: TablesLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
-    wide = design(base, WIDE_TABLE, {"dim3": WIDE_ITEMS})
+    wide = signature(base, WIDE_TABLE, {"dim3": WIDE_ITEMS})
     begun, plan = change(log, wide)
     assert "rows of crosses" in plan.dropped
     assert rows_of(begun).keys() == {key for key in before if key[0] != CROSSES}
-    begun, plan = change(log, design(base, WIDE_TABLE, {"dim3": WIDE_ITEMS, "crosses": TABLES["crosses"]}))
+    begun, plan = change(log, signature(base, WIDE_TABLE, {"dim3": WIDE_ITEMS, "crosses": TABLES["crosses"]}))
     assert "rows of crosses" in plan.begun
     assert len(begun.tables["crosses"].rows) == 0
 
@@ -153,9 +155,9 @@ def test_turning_the_wide_part_on_and_off_keeps_everything_else_of_a_row(log: Ta
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
-    narrow = Design.of(base)
+    narrow = ModelSignature.of(base)
     main = with_fields(WIDE_TABLE, init_scale=narrow.table.init_scale)
-    begun, plan = change(log, design(base, main, {**TABLES, "dim3": WIDE_ITEMS}))
+    begun, plan = change(log, signature(base, main, {**TABLES, "dim3": WIDE_ITEMS}))
     assert plan.changes == ("[model] wide (False, now True)",)
     assert "the wide part's weights of those rows" in plan.begun
     wide = rows_of(begun)
@@ -174,7 +176,7 @@ def test_the_wide_part_keeps_the_weights_of_the_labels_that_stay(log: TablesLog)
     main = with_fields(TABLE, state_width=1 + 9, wide_width=9)
     two = Schema(labels=("click", "buy"), categorical=SCHEMA.categorical)
     pairs = with_fields(TABLES["crosses"], dim=4)
-    change(log, design(base, main, {"crosses": pairs}, schema=two))
+    change(log, signature(base, main, {"crosses": pairs}, schema=two))
     numbers = np.arange(1, 10, dtype=np.float32)
     with LogWriter.open(config(log.path), schema=two) as writer:
         key = {"feature": np.array([0], np.uint16), "id": np.array([999])}
@@ -186,7 +188,7 @@ def test_the_wide_part_keeps_the_weights_of_the_labels_that_stay(log: TablesLog)
         number = writer.append(VersionMeta(fingerprint=two.fingerprint()), arrays).number
         writer.sync()
     other = Schema(labels=("like", "buy"), categorical=SCHEMA.categorical)
-    begun, plan = change(log, design(base, main, {"crosses": pairs}, schema=other))
+    begun, plan = change(log, signature(base, main, {"crosses": pairs}, schema=other))
     rows = rows_of(begun)
     # of four numbers by label, then one of all
     assert rows[0, 999] == ([1, 1], [8, 0, 0, 0, 0, 5, 6, 7, 8, 9], 3, 70_000)
@@ -214,7 +216,7 @@ def test_a_start_that_is_killed_while_tables_are_carried_is_made_good_by_the_nex
         if name == point:
             raise KilledError(name)
 
-    new = design(base, tables={"crosses": TABLES["crosses"]})
+    new = signature(base, tables={"crosses": TABLES["crosses"]})
     with monkeypatch.context() as patch:
         for module in ("change.start_migrated", "compact.base_writer"):
             patch.setattr(f"springtide.app.version_log.{module}.failpoint", die)
@@ -231,7 +233,7 @@ def test_a_rollback_across_the_change_restores_every_table_as_far_as_it_fits(log
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
-    change(log, design(base, tables={"dim3": TABLES["dim3"]}))  # without crosses
+    change(log, signature(base, tables={"dim3": TABLES["dim3"]}))  # without crosses
     forgotten = [key for key in before if key[0] == 1][:3]
     with LogWriter.open(config(log.path), schema=SCHEMA) as writer:
         deleted = {
