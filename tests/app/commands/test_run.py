@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from springtide.app.cli import load_command
+from springtide.app.cli import COMMANDS
 from springtide.app.serving.server import address
 from springtide.app.serving.server.address import ServeError
 from springtide.app.version_log.errors import LogBusyError
@@ -99,7 +99,7 @@ def test_a_run_beside_another_trainer_ends_before_it_starts_anything(
     monkeypatch.setitem(wait_until_free.__kwdefaults__, "wait_seconds", 0.0)
     arguments = argparse.Namespace(config=str(tmp_path / "springtide.toml"), port=None, debug=False)
     with pytest.raises(LogBusyError, match=f"another trainer .pid {os.getpid()}. is writing"):
-        load_command("run").run(arguments)
+        COMMANDS["run"].run(arguments)
     assert not (tmp_path / "log" / "broker.json").exists()
     lock.release()
 
@@ -114,5 +114,5 @@ def test_a_run_whose_port_is_in_use_ends_before_it_starts_anything(
         port = listener.getsockname()[1]
         arguments = argparse.Namespace(config=str(tmp_path / "springtide.toml"), port=port, debug=False)
         with pytest.raises(ServeError, match=rf"port {port}: another program listens there: stop it, or set another"):
-            load_command("run").run(arguments)
+            COMMANDS["run"].run(arguments)
     assert not (tmp_path / "log").exists()
