@@ -1,6 +1,6 @@
 """A log written by hand, byte by byte as its format says, beside a dictionary of what it must mean.
 
-Uses none of the trainer's writing code, so that it can test what reads logs. Logs by the real writer: `writer_logs.py`.
+Uses none of the trainer's writing code, so that it can test what reads logs. Logs by the real writer: `writer_log.py`.
 """
 
 import json

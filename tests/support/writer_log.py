@@ -1,7 +1,13 @@
-"""A log of a few keys, written by the real writer: each row holds its value, so that a reader can check it."""
+"""Logs of a few keys, by the real writer or a team of them: each row holds its value, so that a reader can check it.
 
-from collections.abc import Iterator, Mapping
+`TablesLog` has three tables: rows of users, wider ones of items, and crosses without states.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,9 +16,13 @@ import numpy as np
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.config import LogConfig
-from springtide.app.version_log.write.writer import LogWriter
+from springtide.app.version_log.tables import tables_from, tables_of
+from springtide.app.version_log.write.ranks import LogRanks, RankStore
+from springtide.app.version_log.write.writer import LogWriter, open_log
+from springtide.embeddings.sharding.route import owners_of
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
+from springtide_client.keys import CROSSES, mix_keys
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_layer import RowLayer
@@ -25,6 +35,10 @@ WINDOW = 100  # samples of the scores' window
 
 Key = tuple[int, int]
 Row = tuple[float, int]  # value, last seen
+ITEMS = TableSpec(dim=3, state_width=2, seed=7, init_scale=0.01, features=[1])
+PAIRS = TableSpec(dim=2, state_width=0, seed=7, init_scale=0.0, features=[CROSSES])
+TABLES = {"dim3": ITEMS, "crosses": PAIRS}
+FEATURES = (0, 1, CROSSES)
 
 
 def config(path: Path, **changes: object) -> LogConfig:
@@ -80,13 +94,83 @@ def first_base(
     )
 
 
+class MemoryStore:
+    """A store within one process, for processes that have no use for torch."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value.encode()
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
+                raise RuntimeError("timed out")
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+
+class Team:
+    """The writers of one epoch, by rank."""
+
+    def __init__(self, writers: list[LogWriter]) -> None:
+        self.writers = writers
+
+    @property
+    def lead(self) -> LogWriter:
+        return self.writers[0]
+
+    def put(self, rows: dict[Key, Row], forgotten: list[Key] = [], **meta: object) -> int:  # noqa: B006
+        """Write a version: every rank appends the rows of its keys. Returns its number."""
+        size = len(self.writers)
+        numbers = set()
+        meta = {"fingerprint": SCHEMA.fingerprint(), **meta}
+        for rank in reversed(range(size)):
+            numbers.add(self.writers[rank].append_owned(VersionMeta(**meta), self.share(rank, rows, forgotten)))
+        (number,) = numbers
+        return number
+
+    def share(self, rank: int, rows: dict[Key, Row], forgotten: list[Key]) -> Arrays:
+        """Return what one rank writes of a version."""
+        size = len(self.writers)
+        own = {key: row for key, row in rows.items() if owner(key, size) == rank}
+        return row_tensors(own, [key for key in forgotten if owner(key, size) == rank])
+
+    def append(self, meta: VersionMeta, tensors: Arrays) -> int:
+        """Append a version whose tensors are rank 0's."""
+        for writer in self.writers[1:]:
+            writer.append_owned(meta, {})
+        return self.lead.append_owned(meta, tensors)
+
+    def sync(self) -> None:
+        """Make everything durable; all ranks at once, as they do."""
+        with ThreadPoolExecutor(len(self.writers)) as threads:
+            for done in [threads.submit(writer.sync) for writer in self.writers]:
+                done.result()
+
+    def close(self) -> None:
+        with ThreadPoolExecutor(len(self.writers)) as threads:
+            list(threads.map(LogWriter.close, self.writers))
+
+
 class WriterLog:
-    """Opens one writer after another over one log, as successive trainers do."""
+    """Opens one writer or team of writers after another over one log, as successive trainers do."""
 
     tables: Mapping[str, TableSpec] = MappingProxyType({})  # beside the main one
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, new_store: Callable[[], RankStore] = MemoryStore) -> None:
+        self.path, self._new_store = path, new_store
         self.directory = LogDirectory(path)
 
     @contextmanager
@@ -120,6 +204,110 @@ class WriterLog:
         base = self.directory.open_base()
         return [record.tip for record in self.directory.records(base.tip if base else None)]
 
+    def start(
+        self,
+        num_ranks: int,
+        *,
+        timeout_seconds: float = 60.0,
+        take_over: bool = False,
+        **changes: object,
+    ) -> Team:
+        """Open the writers of a team; a new log gets its first base."""
+        shared = self._new_store()
+        writers = [
+            open_log(
+                config(self.path, **changes),
+                schema=SCHEMA,
+                take_over=take_over,
+                wait_seconds=0.2,
+                ranks=LogRanks(shared, rank, num_ranks, timeout_seconds),
+            )
+            for rank in range(num_ranks)
+        ]
+        if writers[0].start_tip is None:
+            first_base(self.path, writers[0].first_base_tip, tables=self.tables)
+            for writer in writers:
+                writer.start_after(writer.first_base_tip)
+        return Team(writers)
+
+    @contextmanager
+    def team(self, num_ranks: int, **changes: object) -> Iterator[Team]:
+        team = self.start(num_ranks, **changes)
+        try:
+            yield team
+        finally:
+            team.close()
+
+    def kill_team(self, team: Team) -> None:
+        """End all writers of a team as SIGKILL would."""
+        for writer in team.writers:
+            self.kill(writer)
+
+    def read(self) -> tuple[Tip, dict[Key, Row]]:
+        """Return where a reader that starts now ends, and the rows it has."""
+        base = self.directory.open_base()
+        assert base is not None
+        rows, tip = self.rows_in(base), base.tip
+        for record in self.directory.records(base.tip):
+            apply(rows, record.tensors())
+            tip = record.tip
+        return tip, rows
+
+
+class TablesLog(WriterLog):
+    """Takes the same arrays as a log of one table, and writes each row into its table, with more or fewer numbers."""
+
+    tables = TABLES
+
+    def open(self, *, take_over: bool = False, wait_seconds: float = 0.2, **changes: object) -> LogWriter:
+        writer = super().open(take_over=take_over, wait_seconds=wait_seconds, **changes)
+        append = writer.append
+
+        def append_by_table(meta: object, tensors: Arrays) -> Tip:
+            return append(meta, by_table(tensors))  # type: ignore[arg-type]
+
+        writer.append = append_by_table  # type: ignore[method-assign, assignment]
+        return writer
+
+    def rows_in(self, base: Base) -> dict[Key, Row]:
+        found: dict[Key, Row] = {}
+        for table in tables_of(base.manifest):
+            found |= rows_of_table(table.name, table.base_layer(base))
+        return found
+
+
+def by_table(tensors: Arrays) -> Arrays:
+    """Move the rows of a version into their tables; those that are there already stay."""
+    found = {name: array for name, array in tensors.items() if not name.startswith("rows.")}
+    if not len(tensors.get("rows.id", ())):
+        return found
+    for table in tables_from(TABLE, TABLES):
+        here = np.flatnonzero(table.holds(tensors["rows.feature"]))
+        columns = {name: array[here] for name, array in tensors.items() if name.startswith("rows.")}
+        if not len(here):
+            continue
+        if table.name == "dim3":
+            columns["rows.value"] = np.pad(columns["rows.value"], ((0, 0), (0, 1)))
+            columns["rows.state"] = columns["rows.state"] * np.array([[1, 2]], np.float32)
+        elif table.name == "crosses":
+            del columns["rows.state"]
+        found |= {table.record_tensor(name): array for name, array in columns.items()}
+    return found
+
+
+def rows_of_table(name: str, layer: RowLayer) -> dict[Key, Row]:
+    """Return the live rows of a table's layer, after checking that all columns of each belong together."""
+    assert layer.state is not None
+    states = layer.state
+    if name == "dim3":
+        assert (layer.value[:, 2] == 0).all()
+        assert (states[:, 1] == 2 * states[:, 0]).all()
+    elif name == "crosses":
+        assert states.shape[1] == 0
+        states = layer.value[:, :1] * np.float32(10)
+    columns = (layer.mixed, layer.feature, layer.id, layer.value[:, :2], layer.count, layer.last_seen)
+    return rows_of(RowLayer(*columns, layer.tombstone, states[:, :1]))
+
 
 def put(writer: LogWriter, value: float, **meta: object) -> Tip:
     """Append a version with one row."""
@@ -137,3 +325,18 @@ def compact(log: WriterLog, **changes: int) -> Base | None:
     """Write the next base, if there is a newer durable version, and open it."""
     path = compact_log(log.directory, window_samples=WINDOW, **changes)
     return None if path is None else Base.open(path)
+
+
+def apply(rows: dict[Key, Row], tensors: Arrays) -> None:
+    """Apply a record to a dictionary."""
+    for feature, row_id in zip(tensors["forgotten.feature"].tolist(), tensors["forgotten.id"].tolist(), strict=True):
+        rows.pop((feature, row_id), None)
+    names = [f"rows.{name}" for name in ("feature", "id", "value", "last_seen")]
+    for feature, row_id, value, seen in zip(*(tensors[name].tolist() for name in names), strict=True):
+        rows[feature, row_id] = (value[0], seen)
+
+
+def owner(key: Key, num_ranks: int) -> int:
+    """Return the rank that a key belongs to."""
+    mixed = mix_keys(np.array([key[0]], np.uint16), np.array([key[1]], np.int64))
+    return int(owners_of(mixed, num_ranks)[0])

@@ -15,8 +15,7 @@ from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import Base, read_base_manifest
-from tests.support.pinned_log import SEGMENT_BYTES, image_rows
-from tests.support.random_versions import RandomVersions
+from tests.support.random_versions import SEGMENT_BYTES, RandomVersions, image_rows
 from tests.support.waiting import wait_until
 from tests.support.writer_log import WINDOW, WriterLog, config, put, row_tensors, sync_twice
 

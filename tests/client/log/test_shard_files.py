@@ -13,16 +13,15 @@ from springtide_client.log.listing import shard_segment_name
 from springtide_client.log.shard_files import EVERY_SHARD, FOR_ASKING, ShardChoice
 from springtide_client.rows.hash_range import HashRange
 from tests.client.log_server import TOKEN, FaultyLogServer
-from tests.support.team_log import TeamLog, apply, owner
 from tests.support.waiting import wait_until
-from tests.support.writer_log import compact, sync_twice
+from tests.support.writer_log import WriterLog, apply, compact, owner, sync_twice
 
 BEFORE = {(0, key): (1.0, 100) for key in range(8)}
 AFTER = {(0, key): (2.0, 100) for key in range(8)}
 ROWS = {(0, key): (float(key), 100) for key in range(40)}
 
 
-class PublishedTeamLog(TeamLog):
+class PublishedLog(WriterLog):
     """Knows its newest version, as the server of tests asks."""
 
     @property
@@ -38,8 +37,8 @@ class PublishedTeamLog(TeamLog):
 
 
 @pytest.fixture
-def log(tmp_path) -> PublishedTeamLog:
-    return PublishedTeamLog(tmp_path / "log")
+def log(tmp_path) -> PublishedLog:
+    return PublishedLog(tmp_path / "log")
 
 
 @pytest.fixture
@@ -202,7 +201,7 @@ def test_other_texts_are_refused(text) -> None:
 
 
 def test_parts_read_their_rows_and_together_all(tmp_path) -> None:
-    log = TeamLog(tmp_path / "log")
+    log = WriterLog(tmp_path / "log")
     with log.team(4) as team:
         numbers = [team.put(dict(list(ROWS.items())[:30])), team.put(ROWS, [(1, key) for key in range(20)])]
         team.sync()
@@ -226,7 +225,7 @@ def test_parts_read_their_rows_and_together_all(tmp_path) -> None:
 
 
 def test_a_version_is_there_for_all_parts_or_for_none(tmp_path) -> None:
-    log = TeamLog(tmp_path / "log")
+    log = WriterLog(tmp_path / "log")
     with log.team(3) as team:
         first = team.put(ROWS)
         team.put(ROWS)

@@ -32,9 +32,8 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.row_layer import RowLayer, merge_layers, record_layer
-from tests.support.team_log import Team, TeamLog
 from tests.support.waiting import wait_until
-from tests.support.writer_log import rows_of
+from tests.support.writer_log import Team, WriterLog, rows_of
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 from tests.torture.disk.power_loss import CrashedDisk, LossProfile
 
@@ -104,7 +103,7 @@ class ModelWorld:
         (folder / "disk").mkdir()
         self.recorder.install()
         self.recorder.record_all()
-        self.log = TeamLog(folder / "disk" / "a" / "log")
+        self.log = WriterLog(folder / "disk" / "a" / "log")
         self.expected: dict[Tip, ExpectedState] = {}
         self.submitted: set[str] = set()
         self.team: Team | None = None

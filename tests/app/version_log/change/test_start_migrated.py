@@ -23,8 +23,7 @@ from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.row_layer import RowLayer
 from springtide_client.schema import Schema
 from tests.support.random_versions import RandomVersions
-from tests.support.tables_log import FEATURES, TABLES, TablesLog
-from tests.support.writer_log import SCHEMA, TABLE, config
+from tests.support.writer_log import FEATURES, SCHEMA, TABLE, TABLES, TablesLog, config
 
 WIDE = 5  # numbers of the wide part beside a row, for one label
 WIDE_TABLE = with_fields(TABLE, state_width=TABLE.state_width + WIDE, wide_width=WIDE)

@@ -15,8 +15,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.listing import base_name, base_number
-from tests.support.tables_log import TablesLog
-from tests.support.writer_log import WriterLog, config, put, row_tensors
+from tests.support.writer_log import TablesLog, WriterLog, config, put, row_tensors
 
 
 def sync_and_compact(log: WriterLog, writer: LogWriter) -> int:

@@ -19,9 +19,8 @@ from springtide.app.version_log.read.version_range import RowImage
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.directory import LogDirectory
-from tests.support.pinned_log import SEGMENT_BYTES, fill, image_rows
 from tests.support.processes import our_environment
-from tests.support.random_versions import RandomVersions
+from tests.support.random_versions import SEGMENT_BYTES, RandomVersions, fill, image_rows
 from tests.support.waiting import wait_until
 from tests.support.writer_log import Row, WriterLog, put
 

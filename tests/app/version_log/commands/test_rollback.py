@@ -8,8 +8,7 @@ from springtide.app.version_log.commands.rollback import build_rollback
 from springtide.app.version_log.tables import tables_of
 from springtide_client.rows.row_layer import merge_layers
 from tests.support.random_versions import RandomVersions
-from tests.support.tables_log import FEATURES, TablesLog, rows_of_table
-from tests.support.writer_log import WriterLog, rows_of
+from tests.support.writer_log import FEATURES, TablesLog, WriterLog, rows_of, rows_of_table
 
 
 def read(log: WriterLog) -> dict:

@@ -9,8 +9,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from tests.support.tables_log import FEATURES, TablesLog
-from tests.support.writer_log import WriterLog, compact, put, row_tensors, rows_of, sync_twice
+from tests.support.writer_log import FEATURES, TablesLog, WriterLog, compact, put, row_tensors, rows_of, sync_twice
 
 
 def test_only_durable_versions_are_compacted(log) -> None:

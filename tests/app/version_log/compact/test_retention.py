@@ -13,8 +13,7 @@ from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base
-from tests.support.team_log import Team, TeamLog
-from tests.support.writer_log import SCHEMA, WINDOW, WriterLog, compact, config, put, row_tensors, sync_twice
+from tests.support.writer_log import SCHEMA, WINDOW, Team, WriterLog, compact, config, put, row_tensors, sync_twice
 
 
 def test_retention_deletes_what_the_oldest_retained_base_covers(log) -> None:
@@ -78,8 +77,8 @@ def test_a_damaged_newest_base_is_not_counted_as_retained(log) -> None:
 
 
 @pytest.fixture
-def log(tmp_path) -> TeamLog:
-    return TeamLog(tmp_path / "log")
+def log(tmp_path) -> WriterLog:
+    return WriterLog(tmp_path / "log")
 
 
 def put_many(team: Team, first: int, count: int) -> dict:
@@ -95,7 +94,7 @@ def put_many(team: Team, first: int, count: int) -> dict:
     return rows
 
 
-def shard_files(log: TeamLog) -> list[str]:
+def shard_files(log: WriterLog) -> list[str]:
     return sorted(path.name for path in log.path.glob("seg-*-00001-*.log"))
 
 

@@ -27,8 +27,7 @@ from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.base import ModelIdentity
 from tests.support.random_versions import RandomVersions
-from tests.support.tables_log import FEATURES, TablesLog
-from tests.support.writer_log import DIM, SCHEMA, TABLE, WriterLog, config
+from tests.support.writer_log import DIM, FEATURES, SCHEMA, TABLE, TablesLog, WriterLog, config
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.listing import base_name
 from tests.support.random_versions import RandomVersions, World
-from tests.support.tables_log import TablesLog
-from tests.support.writer_log import WriterLog, put, row_tensors
+from tests.support.writer_log import TablesLog, WriterLog, put, row_tensors
 
 
 def expected_counts(older: World, newer: World, forgotten: set, feature: int) -> RowCounts:

@@ -10,10 +10,8 @@ from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.replay_state import MAX_COMMANDS
 from springtide.app.version_log.read.version_range import ImageRange, RowImage, versions_between
 from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
-from tests.support.pinned_log import PinnedLog, fill, image_rows
-from tests.support.random_versions import RandomVersions
-from tests.support.tables_log import FEATURES, TablesLog
-from tests.support.writer_log import WriterLog, row_tensors
+from tests.support.random_versions import PinnedLog, RandomVersions, fill, image_rows
+from tests.support.writer_log import FEATURES, TablesLog, WriterLog, row_tensors
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ import pytest
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.log.directory import LogDirectory
-from tests.support.team_log import TeamLog
+from tests.support.writer_log import WriterLog
 
 SHARDS = "seg-0000000001-00001-000000.log"
 ROWS = {(0, key): (float(key + 1), 100) for key in range(20)}
 
 
 @pytest.fixture
-def log(tmp_path) -> TeamLog:
-    log = TeamLog(tmp_path / "log")
+def log(tmp_path) -> WriterLog:
+    log = WriterLog(tmp_path / "log")
     with log.team(2) as team:
         for _ in range(3):
             team.put(ROWS)

@@ -19,8 +19,7 @@ from springtide_client.log.base import MANIFEST, Base, FileChecksum, read_base_m
 from springtide_client.log.directory import LogDirectory
 from tests.support.logs import write_safetensors
 from tests.support.random_versions import RandomVersions
-from tests.support.tables_log import FEATURES, TablesLog
-from tests.support.writer_log import SCHEMA
+from tests.support.writer_log import FEATURES, SCHEMA, TablesLog
 
 ROW_FILES = ("rows.safetensors", "rows.dim3.safetensors", "rows.crosses.safetensors")
 FILES = (*ROW_FILES, "optimizer.safetensors", "optimizer.dim3.safetensors")

@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from tests.support.team_log import TeamLog
+from tests.support.writer_log import WriterLog
 
 KEYS = [(0, key) for key in range(8)]
 
 if __name__ == "__main__":
-    team = TeamLog(Path(sys.argv[1])).start(2, durable_seconds=0.005)
+    team = WriterLog(Path(sys.argv[1])).start(2, durable_seconds=0.005)
     reported = team.lead.durable
     for count in range(1, 10_000_000):
         team.put({key: (float(count), 100) for key in KEYS})

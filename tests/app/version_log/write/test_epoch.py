@@ -13,9 +13,8 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import LogError
 from springtide_client.log.listing import claim_name, shard_segment_name
 from springtide_client.schema import Schema
-from tests.support.team_log import TeamLog
 from tests.support.waiting import wait_until
-from tests.support.writer_log import SCHEMA, config, put
+from tests.support.writer_log import SCHEMA, WriterLog, config, put
 
 ROWS = {(0, key): (1.0, 100) for key in range(8)}
 LATER = {(0, key): (2.0, 100) for key in range(8)}
@@ -146,8 +145,8 @@ def test_a_path_that_cannot_be_a_folder_is_named_with_its_key(tmp_path: Path) ->
 
 
 @pytest.fixture
-def log(tmp_path) -> TeamLog:
-    return TeamLog(tmp_path / "log")
+def log(tmp_path) -> WriterLog:
+    return WriterLog(tmp_path / "log")
 
 
 def test_a_claim_that_a_power_loss_took_is_made_again(log) -> None:

@@ -18,17 +18,16 @@ from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import shard_segment_name
 from tests.app.version_log.write.team_appender import KEYS
 from tests.support.processes import IMPORT_PATH
-from tests.support.team_log import TeamLog
 from tests.support.waiting import wait_until
-from tests.support.writer_log import SCHEMA, config, row_tensors
+from tests.support.writer_log import SCHEMA, WriterLog, config, row_tensors
 
 ROWS = {(0, key): (float(key + 1), 100) for key in range(20)}
 ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-def log(tmp_path) -> TeamLog:
-    return TeamLog(tmp_path / "log", HashStore)
+def log(tmp_path) -> WriterLog:
+    return WriterLog(tmp_path / "log", HashStore)
 
 
 def test_a_version_of_three_ranks_is_read_as_one(log) -> None:
@@ -51,7 +50,7 @@ def test_a_version_of_three_ranks_is_read_as_one(log) -> None:
 
 
 def test_one_rank_writes_the_bytes_of_a_log_without_ranks(log, tmp_path) -> None:
-    plain = TeamLog(tmp_path / "plain")
+    plain = WriterLog(tmp_path / "plain")
     for one in (log, plain):
         with one.team(1) if one is log else one.writer() as writer:
             append = writer.lead.append if one is log else writer.append
@@ -191,7 +190,7 @@ def test_a_team_that_has_written_nothing_is_synced_and_closed_at_once(log) -> No
 
 @pytest.mark.parametrize("visit", [1, 40])
 def test_a_version_whose_version_record_was_not_written_never_was(tmp_path, visit: int) -> None:
-    log, points = TeamLog(tmp_path / "log"), tmp_path / "points"
+    log, points = WriterLog(tmp_path / "log"), tmp_path / "points"
     points.mkdir()
     (points / "after-the-shard-records-before-the-version-record").write_text(f"KILL {visit}")
     path = IMPORT_PATH
