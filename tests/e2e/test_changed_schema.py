@@ -2,16 +2,22 @@
 
 import json
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from springtide_client import HotModel
 from springtide_client.errors import SpringtideError
+from tests.app.serving.conftest import World
+from tests.app.training.learned_log import learn_numbers
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace, read_view
+from tests.support.config import CLICKS, NET_ALONE, config_in
 from tests.support.scale import IS_LONG
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 FIELDS = ("label", "labels", "multi_value", "categorical")
 BEFORE = {
@@ -27,7 +33,7 @@ AFTER = {
 class Reader:
     """Asks without a pause, and checks that each answer is of one schema."""
 
-    def __init__(self, workspace: Workspace, model: HotModel | None) -> None:
+    def __init__(self, workspace: "Workspace | ServerHere", model: HotModel | None) -> None:
         self.workspace, self.model = workspace, model
         self.seen: set[tuple[int, ...]] = set()  # dims and numbers of labels
         self.failures: list[str] = []
@@ -65,10 +71,50 @@ class Reader:
         self.thread.join()
 
 
+class ServerHere:
+    """Asked like a Workspace: a server in a thread of this process."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+
+    def request(self, method: str, path: str, body: Any, token: str | None) -> tuple[int, Any]:
+        answer = self.client.request(method, path, json=body)
+        return answer.status_code, answer.json()
+
+
+def test_readers_in_one_process_move_across_a_changed_schema_without_a_mixed_answer(tmp_path: Path) -> None:
+    config = config_in(tmp_path, CLICKS, NET_ALONE, BEFORE)
+    learn_numbers(config, 0, 3)
+    world, model = (
+        World(SimpleNamespace(path=config.log.path)),
+        HotModel(config.log.path, wait_seconds=DEADLINE_SECONDS),
+    )
+    client = world.serve()
+    world.served(client, model.version)
+    readers = [Reader(ServerHere(client), of) for of in (model, None)]
+    try:
+        wait_until(lambda: all(reader.seen for reader in readers), "answers of the old schema")
+        after = config_in(tmp_path, CLICKS, NET_ALONE, AFTER, {"schema": {"categorical": ["user_id", "item_id"]}})
+        newest = learn_numbers(after, 3, 5)
+        assert newest >> 32 == 2
+        wait_until(lambda: all((2, 12) in reader.seen for reader in readers), "answers of the new schema")
+        wait_until(lambda: model.version == newest, "the newest version")
+        assert client.get("/v1/embeddings/genres/3").status_code == 404
+    finally:
+        for reader in readers:
+            reader.stop()
+        model.close()
+        world.close()
+    for reader in readers:
+        assert not reader.failures, reader.failures[:5]
+        assert reader.seen <= {(1, 8), (2, 12), (2, 8) if reader.model is None else (1, 12)}
+
+
 @pytest.mark.skipif(not IS_LONG, reason="part of `make torture`: a dozen processes take a minute")
 def test_followers_move_across_a_changed_schema_without_a_restart_and_without_a_mixed_answer(
     workspace: Workspace,
 ) -> None:
+    """The long form, with processes, commands and the way back."""
     workspace.start_broker()
     workspace.produce(make_clicks(600))
     workspace.train_until_end()

@@ -1,10 +1,15 @@
-"""Write springtide.toml files for tests: a small click schema and the changes that a test needs."""
+"""Write springtide.toml files for tests: a small click schema and the changes that a test needs.
+
+A layer is a mapping or a TOML text; later layers win, key by key.
+"""
 
 import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from springtide.app.config.load import Config, load_config
 
 Section = Mapping[str, Any]
 
@@ -21,20 +26,35 @@ CLICKS: Section = {
         "share": {"last_items": "item_id"},
     },
 }
+NET_ALONE = "[model]\nwide = false\n"
 
 
-def write_config(path: Path, *layers: Section) -> Path:
-    """Write the merged layers as TOML; later layers win, key by key."""
+def small(folder: Path) -> Section:
+    """Return the settings of a small table, whose spill and log lie in a folder."""
+    return {
+        "table": {"dim": 4, "device_bytes": "8MiB", "disk_path": str(folder / "spill")},
+        "log": {"path": str(folder / "log")},
+    }
+
+
+def config_in(folder: Path, *layers: Section | str) -> Config:
+    """Write the layers over those of `small` into a folder, which need not exist, and load them."""
+    folder.mkdir(exist_ok=True)
+    return load_config(write_config(folder / "springtide.toml", small(folder), *layers))
+
+
+def write_config(path: Path, *layers: Section | str) -> Path:
+    """Write the merged layers as TOML."""
     document: dict[str, Any] = {}
     for layer in layers:
-        document = merge(document, layer)
+        document = merge(document, tomllib.loads(layer) if isinstance(layer, str) else layer)
     path.write_text(to_toml(document))
     return path
 
 
-def edit_config(path: Path, changes: Section) -> Path:
+def edit_config(path: Path, *changes: Section | str) -> Path:
     """Change some keys of an existing file; a value of None removes its key."""
-    return write_config(path, tomllib.loads(path.read_text()), changes)
+    return write_config(path, path.read_text(), *changes)
 
 
 def merge(document: Section, changes: Section) -> dict[str, Any]:
