@@ -141,7 +141,8 @@ class CallCounter:
         return known
 
     def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
-        if not self._window or event not in ("call", "return"):
+        window = self._window  # once: another thread closes it
+        if not window or event not in ("call", "return"):
             return
         code = frame.f_code
         if not (file := self._file(code)):
@@ -149,13 +150,13 @@ class CallCounter:
         running: list[tuple[FrameType, str, str, Trace]] = self._open.__dict__.setdefault("sections", [])
         if event == "return":
             if running and running[-1][0] is frame:
-                _, window, section, trace = running.pop()
-                self.sections.append((window, section, trace))
+                _, opened, section, trace = running.pop()
+                self.sections.append((opened, section, trace))
             return
         if (section := SECTIONS.get(code, "")) and section not in {name for _, _, name, _ in running}:
-            running.append((frame, self._window, section, Trace()))
+            running.append((frame, window, section, Trace()))
         is_move = self._caller_file(frame) not in ("", file)
-        for trace in (self._windows[self._window][threading.current_thread().name], *(open_[3] for open_ in running)):
+        for trace in (self._windows[window][threading.current_thread().name], *(open_[3] for open_ in running)):
             trace.add(file, code, is_move=is_move)
 
     def _caller_file(self, frame: FrameType | None) -> str:
