@@ -76,6 +76,28 @@ def test_tests_mirror_the_folders_of_the_packages() -> None:
     assert not missing
 
 
+def test_every_module_has_a_test_at_its_mirrored_path_or_a_row_that_names_its_test() -> None:
+    """A row of tests/README.md that names a module with a mirrored test, or one that is gone, is refused too."""
+    rows = re.findall(r"^\| `([^`]+\.py)` \| `([^`]+)`", (ROOT / "tests" / "README.md").read_text(), re.MULTILINE)
+    assert not [test for _, test in rows if not (ROOT / "tests" / test).is_file()]
+    named = [name for pattern, _ in rows for name in expanded(pattern)]
+    client = "deploy/client/springtide_client"
+    unmirrored = []
+    for path in modules():
+        folder = Path("client") / path.relative_to(client) if path.is_relative_to(client) else path
+        mirrored = ROOT / "tests" / folder.with_name(f"test_{path.name}")
+        if not path.is_relative_to("deploy/package") and not mirrored.is_file():
+            unmirrored.append(str(path))
+    assert sorted(named) == sorted(unmirrored)
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the paths that a path with `{a,b}` stands for."""
+    before, brace, rest = pattern.partition("{")
+    names, _, after = rest.partition("}")
+    return [f"{before}{name}{after}" for name in names.split(",")] if brace else [pattern]
+
+
 def test_no_module_has_a_name_that_says_nothing() -> None:
     names = {"utils", "util", "common", "helpers", "helper", "misc"}
     assert not [str(path) for path in tracked(".py") if path.stem in names]
