@@ -1,4 +1,4 @@
-"""Compile the CPU kernels into Numba's cache, so that a first start is quick: `python -m kernels.compile`.
+"""Compile the CPU kernels into Numba's cache, so that a first start is quick: `python -m springtide.kernels.compile`.
 
 An op compiles for the types it is called with, so every op is called once on a tiny table.
 """

@@ -18,13 +18,16 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
     A class of the user's own is any `nn.Module` that is built as `Class(spec, **options)` and maps the inputs of
     `interface.DenseModel.forward` to logits [N, L]; it is tried on a few samples here.
     """
+    if config.name not in BUILT_IN_MODELS and (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)  # last: nothing in the user's folder takes the place of an installed package
     model_class = _load_class(BUILT_IN_MODELS.get(config.name, config.name))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model = model_class(spec, **config.options)
-        except TypeError as error:
-            raise ValueError(f"model {config.name!r} with options {dict(config.options)}: {error}") from error
+        except Exception as error:  # of the user's own class, whatever it raises
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"model {config.name!r} with options {dict(config.options)}: {reason}") from error
         try_forward(config.name, model, spec)
         groups_of(model)
     return model
@@ -32,15 +35,17 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
 
 def _load_class(name: str) -> type[nn.Module]:
     module_name, _, class_name = name.partition(":")
-    if (folder := os.getcwd()) not in sys.path:
-        sys.path.append(folder)  # last: nothing in the user's folder takes the place of an installed package
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"model {name!r}: {module_name!r} cannot be imported: {error}") from error
+    except Exception as error:  # of the user's own module, whatever it raises
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"model {name!r}: {module_name!r} cannot be imported: {reason}") from error
     model_class = getattr(module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-        raise ValueError(f"model {name!r}: {module_name} has no torch.nn.Module called {class_name!r}")
+        raise ValueError(
+            f"model {name!r}: {module_name} ({getattr(module, '__file__', 'built in')}) has no torch.nn.Module "
+            f"called {class_name!r}"
+        )
     return model_class
 
 

@@ -265,6 +265,7 @@ class Trainer:
         if not self.ranks.broadcast(self.log.ends_exact):
             self._open_next_epoch()
         self._adopt(self.session.reload(self.log, self.rollback.execute))
+        self.decision = self.decision.without_finish()
         self._freeze_heap()
 
     def repair(self) -> None:

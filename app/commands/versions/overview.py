@@ -118,7 +118,7 @@ def export_version(config: "Config", arguments: argparse.Namespace) -> Report:
     num_rows = export(index, options, path, force=arguments.force)
     num_bytes, version = path.stat().st_size, version_name(options.version)
     document = {
-        "file": path,
+        "file": str(path),
         "version": number,
         "name": version,
         "format": format,

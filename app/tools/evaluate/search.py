@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -146,16 +147,9 @@ class Search:
         """
         optuna, began = self._optuna, time.monotonic()
         config = load_config(self._path, assignments=self._assignments)
+        study = self._study(config)
         given = self._evaluate({}, self._num_rows, quiet())
         self._say(f"as it is: logloss {mean_logloss(given):.5f}, {given.seconds:.1f} s for all rows")
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = optuna.create_study(
-            study_name=config.name,
-            storage=self._storage,
-            load_if_exists=True,
-            sampler=optuna.samplers.TPESampler(seed=self._seed),
-            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=ETA),
-        )
         study.enqueue_trial(present_settings(config), skip_if_exists=True)
         left = None if self._budget.seconds is None else max(self._budget.seconds - 2 * given.seconds, 0.0)
         study.optimize(
@@ -165,6 +159,7 @@ class Search:
             callbacks=[self._after_trial],
             catch=(UserError, ValueError, MemoryError),
         )
+        self._check_stop()
         complete = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
         if not complete:
             raise UserError("--search: no settings were evaluated to the end: give a larger --budget")
@@ -190,24 +185,59 @@ class Search:
             seconds=time.monotonic() - began,
         )
 
+    def _study(self, config: Config) -> Any:
+        """Create the study, or go on with the one in the storage that searched the same files from the same settings.
+
+        UserError if the storage cannot be used.
+        """
+        optuna = self._optuna
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        searched = [[str(file.path.resolve()) for file in self._files], self._num_rows, present_settings(config)]
+        digest = zlib.crc32(repr([*searched, config.model, config.schema, self._assignments]).encode())
+        try:
+            return optuna.create_study(
+                study_name=f"{config.name}-{digest:08x}",
+                storage=self._storage,
+                load_if_exists=True,
+                sampler=optuna.samplers.TPESampler(seed=self._seed),
+                pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=ETA),
+            )
+        except Exception as error:  # Optuna's, SQLAlchemy's or a driver's
+            if self._storage is None:
+                raise
+            raise UserError(f"--storage {self._storage} cannot be used: {str(error).splitlines()[0]}") from error
+
+    def _check_stop(self) -> None:
+        """KeyboardInterrupt if the search was asked to stop: what was scored on the way is no result."""
+        if self._stopping.is_set():
+            raise KeyboardInterrupt
+
     def _try(self, trial: Any, config: Config) -> float:
         """Evaluate what Optuna proposes; it may end a trial early."""
         settings = {name: short(value) for name, value in propose(trial, config).items()}
-        found = self._evaluate(settings, self._searched_rows, PrunedProgress(trial, self._searched_rows))
+        progress = PrunedProgress(trial, self._searched_rows)
+        try:
+            found = self._evaluate(settings, self._searched_rows, progress)
+        except (UserError, ValueError, MemoryError) as error:
+            trial.set_user_attr("reason", str(error) or type(error).__name__)
+            raise
         if not found.is_complete:
             raise self._optuna.TrialPruned
         return mean_logloss(found)
 
     def _evaluate(self, settings: Mapping[str, Any], rows: int, progress: ProgressReport) -> EvaluationResult:
         assignments = [*self._assignments, *changes(settings)]
-        return evaluate_files(
+        result = evaluate_files(
             self._files, self._path, assignments, limit=rows, stopping=self._stopping, progress=progress
         )
+        self._check_stop()
+        return result
 
     def _after_trial(self, study: Any, trial: Any) -> None:
         loss = "-" if trial.value is None else f"{trial.value:.5f}"
         settings = {name: short(value) for name, value in trial.params.items()}
-        self._say(f"run {trial.number + 1} {trial.state.name.lower()}: logloss {loss}: {describe(settings)}")
+        end = f"{loss}: {trial.user_attrs['reason']}" if "reason" in trial.user_attrs else loss
+        self._say(f"run {trial.number + 1} {trial.state.name.lower()}: {describe(settings)}: logloss {end}")
         if self._stopping.is_set():
             study.stop()
 

@@ -41,6 +41,10 @@ class LoopDecision(NamedTuple):
         """Return the same after rank 0 has reported the status."""
         return LoopDecision(tuple(vote._replace(is_report_due=False) for vote in self.votes))
 
+    def without_finish(self) -> "LoopDecision":
+        """Return the same after a rollback: what was learned is to be learned again."""
+        return LoopDecision(tuple(vote._replace(is_finished=False) for vote in self.votes))
+
     def with_stop(self) -> "LoopDecision":
         """Return the same after all have heard, in the middle of a pass, that one was asked to stop."""
         return LoopDecision(tuple(vote._replace(is_stopping=True) for vote in self.votes))

@@ -4,7 +4,6 @@ On a device nothing is read back, so that it may lag behind, or a CUDA graph cap
 """
 
 # N samples, L labels, G fields that group samples, O of an output of a tower
-# N samples, L labels
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -164,7 +163,8 @@ class LearningStep:
         skipped = ~torch.isfinite(norm)
         # one overflow would stay in the net for ever; the table rejects such gradients row by row
         if self.update.on_device:
-            buffers = list(self.model.buffers())
+            # other nets have no statistics
+            buffers = list(self.model.buffers()) if isinstance(self.model, DenseModel) else []
             before = [buffer.clone() for buffer in buffers]
             objective.observe(samples)
             for buffer, old in zip(buffers, before, strict=True):

@@ -3,7 +3,6 @@
 Key hashes are uniform, so key ranges of equal width hold about as many rows each.
 """
 
-# n rows
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise

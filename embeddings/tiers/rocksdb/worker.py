@@ -69,6 +69,7 @@ class SpillWorker:
         self._full_since = math.inf  # since when there was no room for what is to be written
         self._backoff = Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)
         self._error: BaseException | None = None
+        self._reserved_bytes = 0
         self._closing = False
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -80,9 +81,15 @@ class SpillWorker:
         return time.monotonic() + self.patience_seconds
 
     def enqueue(self, batch: WriteBatch, num_new: int) -> None:
-        """Add a batch to the queue once there is room. SpillError if there is none for too long."""
+        """Add a batch to the queue once there is room, or as part of what there was room for when it was asked.
+
+        SpillError if there is no room for too long.
+        """
         with self._changed, self.blocking_call():
-            if not self._changed.wait_for(
+            is_reserved = batch.num_bytes <= self._reserved_bytes
+            if is_reserved:
+                self._reserved_bytes -= batch.num_bytes
+            elif not self._changed.wait_for(
                 lambda: self.catalog.has_room(batch.num_bytes) or self._is_ended(), self.patience_seconds
             ):
                 raise self._failure("takes no rows", self._last_failure or "its disk is too slow")
@@ -90,12 +97,17 @@ class SpillWorker:
             self.catalog.append(batch, num_new)
 
     def has_room(self, num_bytes: int, wait_seconds: float) -> bool:
-        """Return True once the queue takes so many bytes; False if it does not within this time, or will not at all."""
+        """Return True once the queue takes so many bytes, and reserve them; False if it does not within this time.
+
+        Until the next call, writes of so many bytes in all do not wait: a batch makes several, and fails at none of
+        them. SpillError if the spill has failed for good.
+        """
         with self._changed:
             has_room = self._changed.wait_for(
                 lambda: self.catalog.has_room(num_bytes) or self._is_ended(), wait_seconds
             )
-            has_room = has_room and not self._is_ended()
+            self._raise_error()
+            self._reserved_bytes = num_bytes if has_room else 0
             if has_room:
                 self._full_since = math.inf
             else:

@@ -1,7 +1,6 @@
 """Find the shard records of versions in the files of the other ranks: seg-<epoch>-<rank>-<count>.log.
 
 A shard record is the one with the checksum that the version record names; anything else counts as missing.
-
 """
 
 import os
