@@ -38,6 +38,27 @@ def test_a_running_trainer_rolls_back_on_command_and_reads_the_stream_again(env,
     assert command_status(env.config.log.path, command).state == "durable"
 
 
+def test_a_rollback_in_the_last_pass_of_a_run_to_the_end_is_learned_to_the_end_again(env, monkeypatch):
+    env.produce(300)
+    Trainer(env.config, until_end=True).run()
+    goal = records(env)[-1].number
+    env.produce(150)
+    Trainer(env.config, until_end=True).run()
+    trainer = Trainer(env.config, until_end=True)
+    batches = type(trainer.session.batches)
+    prepare, commands = batches.prepare, []
+
+    def prepare_and_submit(self, **options):
+        prepare(self, **options)
+        if self.finished and not commands:
+            commands.append(submit_command(env.config.log.path, "rollback", {"version": goal}))
+
+    monkeypatch.setattr(batches, "prepare", prepare_and_submit)
+    assert trainer.run().samples_trained == 450
+    assert len(commands) == 1
+    assert sum(bool(record.meta.restores) for record in records(env)) == 1
+
+
 def test_a_forgotten_id_string_is_published_again_when_its_id_returns(env, trainer):
     env.produce(220)
     trainer()

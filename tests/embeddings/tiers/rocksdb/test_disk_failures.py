@@ -62,6 +62,21 @@ def test_a_full_disk_stops_writes_until_there_is_room(spill: RocksSpill) -> None
     assert spill.counters()["spill_starts"] == 1
 
 
+def test_several_writes_for_which_there_was_room_do_not_fail_on_a_full_disk(spill: RocksSpill) -> None:
+    spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
+    spill.drain()
+    limit_files(spill, 1)
+    num = 1000
+    with impatient(spill):
+        while spill.has_room(3):
+            for _ in range(3):
+                spill.write(numbered_rows(np.arange(num, num + 1), DIM, WIDTH), 1)
+                num += 1
+        with pytest.raises(SpillError, match="takes no rows"):
+            spill.write(numbered_rows(np.arange(num, num + 1), DIM, WIDTH), 1)
+    assert_found(spill, numbered_rows(np.arange(num), DIM, WIDTH))
+
+
 def test_a_stall_on_a_full_disk_is_reported_long_before_patience_ends(spill: RocksSpill) -> None:
     spill.write(numbered_rows(np.arange(1000), DIM, WIDTH), 1000)
     spill.drain()
