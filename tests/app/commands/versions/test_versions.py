@@ -109,6 +109,7 @@ def test_export_prints_what_it_wrote(log, capsys) -> None:
     assert run(capsys, "export", "rows.parquet", "--version", "-1").startswith("rows.parquet: version 1.10 as parquet")
     assert "--force" in run(capsys, "export", "rows.parquet", code=2)
     assert "as torch" in run(capsys, "export", "--format", "torch", "rows.parquet", "--force")
+    assert json.loads(run(capsys, "export", "rows.arrow", "--json"))["file"] == "rows.arrow"
     assert "only user_id, item_id" in run(capsys, "export", "x.arrow", "--feature", "age", code=2)
 
 

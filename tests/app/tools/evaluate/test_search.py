@@ -1,8 +1,10 @@
 """A search finds better settings, says how sure it is, and does the same again."""
 
 import sys
+import threading
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,32 @@ def test_a_search_does_the_same_again_and_one_with_a_storage_goes_on(tmp_path: P
     one, two = searched(path, file), searched(path, file, storage=storage)
     assert (one.settings, one.whole, one.unseen, one.trials) == (two.settings, two.whole, two.unseen, two.trials)
     assert len(searched(path, file, storage=storage).trials) == 8
+
+
+def test_a_storage_goes_on_only_with_the_same_search(tmp_path: Path) -> None:
+    path, file = write_config(tmp_path), write_rows(tmp_path / "clicks.jsonl", clicks(2100))
+    storage = f"sqlite:///{tmp_path}/search.db"
+    searched(path, file, storage=storage)
+    other = write_rows(tmp_path / "others.jsonl", clicks(2200))
+    assert len(searched(path, other, storage=storage).trials) == 4
+    with pytest.raises(UserError, match=r"--storage sqlite:////nowhere/s\.db cannot be used"):
+        searched(path, file, storage="sqlite:////nowhere/s.db")
+
+
+def test_a_search_that_is_stopped_gives_no_result(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed: evaluate --search is not tested")
+    path, file = write_config(tmp_path), write_rows(tmp_path / "clicks.jsonl", clicks(2100))
+    stopping = threading.Event()
+    search = Search([file], path, WORST, budget=Budget(runs=4), seed=3, stopping=stopping)
+    after_trial = search._after_trial
+
+    def stop(study: Any, trial: Any) -> None:
+        stopping.set()
+        after_trial(study, trial)
+
+    search._after_trial = stop  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
 
 
 def test_settings_that_fall_behind_are_ended_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
