@@ -32,7 +32,7 @@ IDLE_SECONDS = 2.0
 class Source(ABC):
     """Decoded samples from a stream that begins at given positions. A context manager.
 
-    What is not abstract is that of a stream without a broker: it keeps nobody waiting and ends by itself.
+    What is not abstract is that of a stream without a broker: no rank waits for it, and it ends by itself.
     """
 
     status: SourceStatus

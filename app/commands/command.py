@@ -41,7 +41,7 @@ class Action(NamedTuple):
 
 
 def add_json(parser: argparse.ArgumentParser, *, default: bool = False) -> None:
-    """Add the --json option; `default` is for a command whose output is meant for programs unless somebody watches."""
+    """Add the --json option; `default` is its value for a command that prints JSON where stdout is no terminal."""
     parser.add_argument("--json", action="store_true", default=default, help="print JSON instead of lines for people")
 
 

@@ -75,7 +75,7 @@ CHECK_CALLS = 64  # measuring the log is too slow for every batch
 
 
 class DiskCap:
-    """Tells the spill its limit, and raises the expiry cutoffs when the spill can keep it in no other way.
+    """Sets the limit of the spill, and raises the expiry cutoffs when the spill can keep it in no other way.
 
     The size of the folder depends on the disk and on the time of the check. So these cutoffs do not follow from the
     stream alone: the next version contains them, and only a replay of versions reproduces them.

@@ -1,4 +1,4 @@
-"""The table of a DynamicEmbedding: locks itself where autograd calls it, owns a spill folder, and tells listeners."""
+"""The table of a DynamicEmbedding: locks itself where autograd calls it, owns a spill folder, and calls listeners."""
 
 import os
 import secrets

@@ -1,7 +1,8 @@
 """Routes, each declared once: method and path, who may call it, its bodies and headers, its errors, what it does.
 
-FastAPI dispatches by the declaration, the authorizer reads the scope in it, and /openapi.json describes it. There is no
-other way to add a route; an incomplete declaration raises ValueError when its module is imported.
+FastAPI dispatches by the declaration, the authorizer reads the scope in it, and /openapi.json describes it. An
+incomplete declaration raises ValueError when its module is imported. Only the routes between servers of parts
+(/v1/parts/...) have none: they are not in the document, and their scope is the default, `read`.
 """
 
 import inspect

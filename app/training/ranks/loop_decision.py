@@ -80,7 +80,7 @@ class LoopDecision(NamedTuple):
     def may_publish(self) -> bool:
         """True if a rank needs a version, or rank 0 says that it is time for one or for a command.
 
-        One rank alone may see after it has learned: it keeps nobody waiting by that.
+        A single rank checks only after it has learned: no other rank waits for it.
         """
         return len(self.votes) == 1 or any(vote.may_publish for vote in self.votes)
 

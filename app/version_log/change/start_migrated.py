@@ -39,7 +39,7 @@ def start_migrated(
     """1. Read the log to its sealed end. 2. Write that version, as the plan says, as this epoch's first base.
 
     `initial` are the `dense.*` and `state.*` of a new net; `program` is its exported form, None if the old one serves.
-    Rows are migrated block by block. FencedError if another trainer has started: then nobody reads the base.
+    Rows are migrated block by block. FencedError if another trainer has started: readers ignore the base then.
     """
     state = replay(resume, log, window_samples=window_samples, max_replayed_bytes=max_replayed_bytes)
     migration = Migration(old, new, plan, same_numbers(old.schema, new.schema))
