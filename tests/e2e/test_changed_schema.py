@@ -12,7 +12,7 @@ import pytest
 from springtide_client import HotModel
 from springtide_client.errors import SpringtideError
 from tests.app.serving.conftest import World
-from tests.app.training.learned_log import learn_numbers
+from tests.support.learned_log import learn_numbers
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace, read_view
 from tests.support.config import CLICKS, NET_ALONE, config_in

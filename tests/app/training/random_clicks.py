@@ -17,6 +17,21 @@ SCHEMA = Schema(
     dense=("age", "price"),
     share={"last_items": "item_id"},
 )
+# the settings of such a stream, as a layer of tests.support.config
+RANDOM_CLICKS = {
+    "name": "test",
+    "schema": {
+        "label": "click",
+        "timestamp": "ts",
+        "weight": "w",
+        "categorical": ["user_id", "item_id"],
+        "multi_value": ["genres"],
+        "sequence": ["last_items"],
+        "dense": ["age", "price"],
+        "share": {"last_items": "item_id"},
+    },
+    "train": {"batch_size": 32},
+}
 PARTITION = Partition("clicks", 0)
 
 

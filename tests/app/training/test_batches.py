@@ -13,9 +13,9 @@ from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition, Position
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
-from tests.app.training.configs import make_config
-from tests.app.training.random_clicks import SCHEMA
+from tests.app.training.random_clicks import RANDOM_CLICKS, SCHEMA
 from tests.app.training.trainer_env import TrainerEnv
+from tests.support.config import config_in
 from tests.support.waiting import DEADLINE_SECONDS
 
 NOW_MS = 1_700_000_000_000
@@ -27,9 +27,8 @@ def clicks(number: int) -> Columns:
 
 
 def make_batches(folder: Path, wait: float) -> BatchStream:
-    config = make_config(folder)
-    train = structs.replace(config.train, max_wait_seconds=wait)
-    return BatchStream(replace(config, train=train), {}, until_end=False, samples_trained=10_000)
+    config = config_in(folder, RANDOM_CLICKS, {"train": {"max_wait_seconds": wait}})
+    return BatchStream(config, {}, until_end=False, samples_trained=10_000)
 
 
 def test_a_partial_batch_is_taken_for_a_due_version_if_the_stream_is_slow(tmp_path) -> None:

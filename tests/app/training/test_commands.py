@@ -4,38 +4,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from springtide.app.training.bootstrap import load_state
 from springtide.app.training.commands import CommandExecutor
-from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.commands.queue import submit_command
 from springtide.app.version_log.commands.rollback import build_rollback
-from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import NamedKey
-from springtide_client.log.directory import LogDirectory
-from tests.app.training.configs import make_config
-from tests.app.training.random_clicks import SCHEMA, make_batch
+from tests.app.training.random_clicks import RANDOM_CLICKS, make_batch
+from tests.support.config import Section, config_in
+from tests.support.learned_log import LearnedLog
 
 
-class ExecutorSetup:
+class ExecutorSetup(LearnedLog):
     """A log with a state and an executor; commands are submitted as a server does."""
 
-    def __init__(self, folder: Path, more: str = "") -> None:
-        self.config = make_config(folder, more=more, table='admission = { sketch_bytes = "64KiB" }')
-        self.log = LogWriter.open(self.config.log, schema=SCHEMA)
-        self.state: TrainingState = load_state(self.config, self.log)
+    def __init__(self, folder: Path, *layers: Section) -> None:
+        admission = {"table": {"admission": {"sketch_bytes": "64KiB"}}}
+        super().__init__(config_in(folder, RANDOM_CLICKS, admission, *layers))
         self.executor = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
 
     def put(self, kind: str, body: dict) -> str:
         return submit_command(self.config.log.path, kind, body)
 
     def version(self) -> int:
-        number = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
+        number = self.checkpoint()
         self.executor.on_published(number)
         return number
 
     def newest(self):
         self.log.sync()
-        return list(LogDirectory(self.config.log.path).records(None))[-1]
+        return list(self.directory.records(None))[-1]
 
     def files(self) -> list[str]:
         return sorted(path.name for path in (self.config.log.path / "commands").iterdir())
@@ -43,17 +39,13 @@ class ExecutorSetup:
     def status(self, number: int, row_id: int) -> int:
         return int(self.state.learner.table.find(np.array([number], np.uint16), np.array([row_id]))[1][0])
 
-    def end(self) -> None:
-        self.log.close()
-        self.state.learner.table.close()
-
 
 @pytest.fixture
 def make_setup(tmp_path):
     setups = []
 
-    def make(**changes) -> ExecutorSetup:
-        setups.append(ExecutorSetup(tmp_path / "log", **changes))
+    def make(*layers: Section) -> ExecutorSetup:
+        setups.append(ExecutorSetup(tmp_path / "log", *layers))
         return setups[-1]
 
     yield make
@@ -62,7 +54,7 @@ def make_setup(tmp_path):
 
 def test_a_forgotten_key_is_gone_and_the_version_says_so(make_setup):
     setup = make_setup()
-    setup.state.learn(make_batch(0))
+    setup.step(0)
     setup.version()
     user = int(make_batch(0).features.categorical_NC[0, 0])
     command = setup.put("forget", {"keys": [{"feature": "user_id", "id": str(user)}]})
@@ -124,7 +116,7 @@ def test_changed_limits_survive_a_restart_until_the_configuration_changes(make_s
     assert second.state.learner.table.lr == 0.5
     assert second.state.meta(0).admission == {"1": 2}
     second.end()
-    third = make_setup(more="[features.item_id]\nadmission = { min_count = 4 }\n")
+    third = make_setup({"features": {"item_id": {"admission": {"min_count": 4}}}})
     assert third.state.limits.document()["features"] == {"item_id": {"ttl_seconds": [9.0, None]}}
     assert third.state.meta(0).admission == {"1": 4}
 
@@ -169,8 +161,7 @@ def test_a_command_shrinks_and_grows_memory_while_learning_continues(make_setup)
     setup = make_setup()
     table = setup.state.learner.table
     for number, size in enumerate(["8MiB", "64KiB", "1MiB", "48KiB"]):
-        for batch in range(6):
-            setup.state.learn(make_batch(10 * number + batch))
+        setup.step(*range(10 * number, 10 * number + 6))
         setup.version()
         setup.put("limits", {"limits": {"device_bytes": size}})
         setup.executor.execute()
@@ -199,7 +190,7 @@ HOSTILE = [
 
 def test_malformed_commands_are_refused_and_a_later_rollback_works(make_setup):
     setup = make_setup()
-    setup.state.learn(make_batch(0))
+    setup.step(0)
     number = setup.version()
     folder = setup.config.log.path / "commands"
     folder.mkdir(exist_ok=True)

@@ -16,7 +16,6 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.training.bootstrap import load_state
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.device import (
     ALIGNMENT,
@@ -32,13 +31,12 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
 from springtide.app.training.step.learner import Learner
 from springtide.app.training.step.learning_step import StepColumns, StepReport
-from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.cuda.ops import CudaOps
 from springtide_client.model.inputs import ModelInputs
-from tests.app.training.configs import NET_ALONE, make_config
-from tests.app.training.random_clicks import SCHEMA, make_batch
+from tests.app.training.random_clicks import RANDOM_CLICKS, SCHEMA, make_batch
+from tests.support.config import NET_ALONE, config_in
 from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
 from tests.support.gpu_emulation.transfer_stream import (
     EmulatedTransferStream,
@@ -46,6 +44,7 @@ from tests.support.gpu_emulation.transfer_stream import (
     emulated_device,
     replay_without_graph,
 )
+from tests.support.learned_log import LearnedLog
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 BATCH_SIZE = 32
@@ -151,22 +150,22 @@ def test_a_prefetch_waits_for_rows_that_the_update_evicted() -> None:
 def test_a_log_can_continue_on_a_device_and_back_on_the_host(tmp_path, monkeypatch) -> None:
     states, evicted = {}, 0
     for name, places in {"host": [None, None, None], "both": [None, True, None]}.items():
-        config = make_config(tmp_path / name, "48KiB", NET_ALONE)  # rows leave memory, and come back from below
+        config = config_in(
+            tmp_path / name, RANDOM_CLICKS, NET_ALONE, {"table": {"device_bytes": "48KiB"}}
+        )  # rows leave memory, and come back from below
         for turn, there in enumerate(places):
             emulated = CudaOps(device_of_tests("host"), late=True)
             place = emulated_device(captures=True)._replace(table=emulated) if there else TrainDevice()
             monkeypatch.setattr("springtide.app.training.bootstrap.resolve_device", lambda _, place=place: place)
-            log = LogWriter.open(config.log, schema=SCHEMA)
-            state = load_state(config, log)
-            for number in range(3 * turn, 3 * turn + 3):
-                state.learn(make_batch(number), next_batch=make_batch(number + 1))
-            log.append(*state.checkpoint(created_ms=turn, complete_until_ms=turn))
-            features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
-            rows, status = state.learner.table.find(features, np.tile(np.arange(2000), 3))
-            states[name] = state.base_arrays() | {"rows": rows, "status": status}
-            evicted += state.learner.table.counters()["evicted"] if there else 0
-            log.close()
-            state.learner.table.close()
+            with LearnedLog(config) as made:
+                state, table = made.state, made.state.learner.table
+                for number in range(3 * turn, 3 * turn + 3):
+                    state.learn(make_batch(number), next_batch=make_batch(number + 1))
+                made.checkpoint()
+                features = np.repeat(np.arange(3, dtype=np.uint16), 2000)
+                rows, status = table.find(features, np.tile(np.arange(2000), 3))
+                states[name] = state.base_arrays() | {"rows": rows, "status": status}
+                evicted += table.counters()["evicted"] if there else 0
     assert evicted > 0
     for name, array in states["host"].items():
         np.testing.assert_allclose(states["both"][name], array, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -3,41 +3,37 @@
 import numpy as np
 import pytest
 
-from springtide.app.training.bootstrap import load_state
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.training.state.spill_gc import SpillGC
 from springtide.app.version_log.commands.queue import command_status, submit_command
-from springtide.app.version_log.compact.merge import compact_log
-from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.rows import Int64Array
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.record_kinds import ROW
 from springtide.kernels.types import NO_SLOT
-from springtide_client.log.directory import LogDirectory
-from springtide_client.model.view import KNOWN, View
-from tests.app.training.configs import NET_ALONE, make_config
-from tests.app.training.random_clicks import make_batch
+from springtide_client.model.view import KNOWN
+from tests.app.training.random_clicks import RANDOM_CLICKS, make_batch
+from tests.app.training.state.test_training_state import TIGHT
+from tests.support.config import NET_ALONE, config_in
+from tests.support.learned_log import LearnedLog
 
 ITEMS = np.arange(2000)
 FEATURES = np.ones(2000, np.uint16)
 
 
-class Tiers:
+class Tiers(LearnedLog):
     """A trainer's parts over a table too small for its rows."""
 
     def __init__(self, folder) -> None:
-        self.config = make_config(folder, "24KiB", NET_ALONE, table="host_bytes = '16KiB'")
-        self.open()
+        super().__init__(config_in(folder, RANDOM_CLICKS, TIGHT, NET_ALONE, {"table": {"host_bytes": "16KiB"}}))
         self.path = self.config.log.path
 
     def open(self) -> None:
-        self.log = LogWriter.open(self.config.log, schema=self.config.schema)
-        self.state = load_state(self.config, self.log)
+        super().open()
         self.executor = CommandExecutor(self.config.log.path, self.log.epoch, self.state)
         self.spill_gc = SpillGC(self.state.learner.table.tables, self.log.directory, self.state.base_number)
 
     def checkpoint(self) -> int:
-        number = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
+        number = super().checkpoint()
         self.spill_gc.on_checkpoint(number)
         self.executor.on_published(number)
         self.log.sync()
@@ -46,13 +42,8 @@ class Tiers:
     def merge(self) -> None:
         """Compact everything published so far into a base, and map it."""
         self.checkpoint()
-        self.checkpoint()
-        assert compact_log(LogDirectory(self.path), window_samples=100) is not None
+        self.compact()
         self.spill_gc.map_newest_base(self.log.last_encoded.number)
-
-    def close(self) -> None:
-        self.log.close()
-        self.state.learner.table.close()
 
     def places(self) -> dict[str, set[int]]:
         """The items that have a copy in each place."""
@@ -76,13 +67,6 @@ class Tiers:
     def status(self, items: Int64Array) -> list[int]:
         return self.state.learner.table.find(np.ones(len(items), np.uint16), items)[1].tolist()
 
-    def view(self) -> View:
-        directory = LogDirectory(self.path)
-        view = View.open(directory.newest_base())
-        for record in directory.records(view.tip):
-            view = view.apply(record)
-        return view
-
 
 def _items(found) -> set[int]:
     return set(np.flatnonzero(found).tolist())
@@ -90,9 +74,8 @@ def _items(found) -> set[int]:
 
 @pytest.fixture
 def tiers(tmp_path):
-    made = Tiers(tmp_path / "run")
-    yield made
-    made.close()
+    with Tiers(tmp_path / "run") as made:
+        yield made
 
 
 def forget(tiers: Tiers, items: list[int]) -> str:
@@ -103,8 +86,7 @@ def forget(tiers: Tiers, items: list[int]) -> str:
 
 
 def test_a_forgotten_key_is_gone_from_every_tier(tiers):
-    for number in range(12):
-        tiers.state.learn(make_batch(number))
+    tiers.step(*range(12))
     tiers.merge()
     for number in range(12, 30):
         if number % 3 == 0:
@@ -126,14 +108,12 @@ def test_a_forgotten_key_is_gone_from_every_tier(tiers):
     assert command_status(tiers.path, command).version == number
     tiers.merge()
     assert not tiers.places()["base"] & set(everyone.tolist())
-    tiers.close()
-    tiers.open()
+    tiers.restart()
     assert KNOWN not in tiers.status(everyone)
 
 
 def test_a_recall_in_flight_does_not_restore_a_forgotten_key(tiers):
-    for number in range(12):
-        tiers.state.learn(make_batch(number))
+    tiers.step(*range(12))
     tiers.merge()
     table = tiers.state.learner.table
     below = np.array(sorted(tiers.places()["base"] - tiers.places()["device"]))[:8]

@@ -1,42 +1,33 @@
 """A rolled-back state is bitwise the old one, except for what was forgotten since."""
 
-import msgspec
 import numpy as np
 import pytest
 
 from springtide.app.training.bootstrap import load_state
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.version_log.commands.rollback import build_rollback
-from springtide.app.version_log.compact.merge import compact_log
-from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.positions import Position
 from springtide_client.format.records import CommandEntry, NamedKey
 from springtide_client.model.view import KNOWN, UNKNOWN
-from tests.app.training.configs import NET_ALONE, make_config
-from tests.app.training.random_clicks import PARTITION, make_batch
+from tests.app.training.random_clicks import PARTITION, RANDOM_CLICKS, make_batch
+from tests.app.training.state.test_training_state import TIGHT
+from tests.support.config import NET_ALONE, config_in
+from tests.support.learned_log import LearnedLog
 
-TABLE = 'eviction = "lfu"\nadmission = { min_count = 2, sketch_bytes = 2048, decay_every_samples = 150 }'
-MORE = "[features.genres]\nadmission = { min_count = 5 }\n"
+SETTINGS = """
+[table]
+eviction = "lfu"
+admission = { min_count = 2, sketch_bytes = 2048, decay_every_samples = 150 }
+[features.genres]
+admission = { min_count = 5 }
+"""
 
 
-class Run:
-    """A log and the state at its end."""
-
-    def __init__(self, folder, device_bytes="24KiB", table=TABLE, more=MORE) -> None:
-        self.config = make_config(folder, device_bytes, NET_ALONE + more, table)
-        self.log = LogWriter.open(self.config.log, schema=self.config.schema)
-        self.state: TrainingState = load_state(self.config, self.log)
+class Run(LearnedLog):
+    def __init__(self, folder) -> None:
+        super().__init__(config_in(folder, RANDOM_CLICKS, TIGHT, SETTINGS, NET_ALONE))
 
     def learn(self, numbers, *, every=3) -> list[int]:
-        versions = []
-        for number in numbers:
-            self.state.learn(make_batch(number))
-            if number % every == every - 1:
-                versions.append(self.checkpoint())
-        return versions
-
-    def checkpoint(self) -> int:
-        return self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number
+        return super().learn(numbers, every=every)
 
     def forget(self, *users: int) -> None:
         self.state.learner.table.forget(np.zeros(len(users), np.uint16), np.array(users))
@@ -45,28 +36,9 @@ class Run:
 
     def roll_back(self, number: int, **options) -> None:
         """As a trainer does it: append, and load from the log."""
-        self.log.sync()
-        found = build_rollback(self.log.directory, number, window_samples=self.config.train.window_samples, **options)
-        entry = CommandEntry(id=f"back to {number}", kind="rollback", result=found.counts)
-        self.log.append(msgspec.structs.replace(found.meta, executed_commands=[entry]), found.arrays)
-        self.log.sync()
+        super().roll_back(number, id=f"back to {number}", **options)
         self.state.learner.table.close()
         self.state = load_state(self.config, self.log)
-
-    def compact(self) -> None:
-        self.log.sync()
-        self.checkpoint()
-        self.log.sync()
-        compact_log(self.log.directory, window_samples=self.config.train.window_samples)
-
-    def restart(self) -> None:
-        self.end()
-        self.log = LogWriter.open(self.config.log, schema=self.config.schema)
-        self.state = load_state(self.config, self.log)
-
-    def end(self) -> None:
-        self.log.close()
-        self.state.learner.table.close()
 
 
 @pytest.fixture
