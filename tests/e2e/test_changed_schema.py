@@ -12,10 +12,10 @@ import pytest
 from springtide_client import HotModel
 from springtide_client.errors import SpringtideError
 from tests.app.serving.conftest import World
-from tests.support.learned_log import learn_numbers
 from tests.e2e.clicks import make_clicks
 from tests.e2e.workspace import Workspace, read_view
 from tests.support.config import CLICKS, NET_ALONE, config_in
+from tests.support.learned_log import learn_numbers
 from tests.support.scale import IS_LONG
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
