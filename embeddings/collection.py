@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from springtide.embeddings.config import FeatureTable, TableConfig, TableLimits
@@ -14,7 +13,7 @@ from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.lookup.handle import StepTable
 from springtide.embeddings.memory.capacity import Capacity, sketch_bytes
 from springtide.embeddings.optimizer import RowOptimizer
-from springtide.embeddings.policy.admission import AdmissionControl, SketchInfo
+from springtide.embeddings.policy.admission import AdmissionControl, SketchInfo, UInt8Array
 from springtide.embeddings.router import Router
 from springtide.embeddings.rows import Int64Array, UInt16Array, as_keys
 from springtide.embeddings.table import EmbeddingTable
@@ -24,7 +23,6 @@ from springtide.kernels.types import Array, RowLayout
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.system.settings import format_size
 
-UInt8Array = npt.NDArray[np.uint8]
 KIB, MAX_KIB = 1 << 10, 1 << 30
 PLAIN_SHARE = 2  # a table that no model sees gets half of the memory, and at most half of the disk
 
@@ -179,7 +177,7 @@ class EmbeddingCollection:
     def bytes_by_tier(self) -> dict[str, int]:
         """Bytes of the same tiers: see EmbeddingTable.bytes_by_tier."""
         sizes = _summed(table.bytes_by_tier() for table in self.tables.values())
-        sizes["device"] -= (len(self.tables) - 1) * self.main.parts.admission.num_bytes()  # the sketch is one
+        sizes["device"] -= (len(self.tables) - 1) * self.main.admission.num_bytes()  # the sketch is one
         return sizes
 
     def stall_reason(self) -> str:
@@ -187,7 +185,7 @@ class EmbeddingCollection:
         return next(filter(None, (table.stall_reason() for table in self.tables.values())), "")
 
     def check_integrity(self) -> None:
-        """AssertionError if the parts contradict each other. Reads every row."""
+        """AssertionError if the components of a table contradict each other. Reads every row."""
         for table in self.tables.values():
             table.check_integrity()
 
@@ -205,7 +203,7 @@ def open_tables(config: TableConfig, ops: Ops, make: MakeTable) -> AnyTable:
     tables: dict[str, EmbeddingTable] = {}
     try:
         for name, settings in table_configs(config, ops).items():
-            tables[name] = make(name, settings, tables[MAIN_TABLE].parts.admission if tables else None)
+            tables[name] = make(name, settings, tables[MAIN_TABLE].admission if tables else None)
         return EmbeddingCollection(config, tables) if config.tables else tables[MAIN_TABLE]
     except BaseException:
         for table in tables.values():
@@ -305,8 +303,8 @@ def share_disk(config: TableConfig, tables: Mapping[str, EmbeddingTable]) -> Non
     A plain table's takes half at most.
     """
     for name, table in tables.items():
-        others = tuple(other.parts.disk for other_name, other in tables.items() if other_name != name)
-        cap = table.parts.disk_cap
+        others = tuple(other.disk for other_name, other in tables.items() if other_name != name)
+        cap = table.disk_cap
         cap.share = partial(_share, others, is_plain=config.tables[name].is_plain)
         cap.set_limit(cap.num_bytes)
 
@@ -322,7 +320,7 @@ def limits_of_tables(
         shares = device_shares(resized, ops)
         for name, table in tables.items():
             Capacity.of_bytes(replace(table.config, device_bytes=shares[name]), ops, tracked=table.tracked)
-            if table.parts.memory.num_pinned:
+            if table.memory.num_pinned:
                 raise ValueError("tables cannot change their size while lookups are open: update or release them first")
     by_table = {}
     for name, table in tables.items():

@@ -4,75 +4,34 @@ Knows no device and no file: devices are Ops (kernels/ops.py), files are a Spill
 """
 
 # K keys of a batch, U unique keys, N rows, B rows of gradients or blocks of the admission sketch, D dimension
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from springtide.embeddings.bulk import check_integrity
-from springtide.embeddings.config import TableConfig, TableLimits
+from springtide.embeddings.components import TableComponents
+from springtide.embeddings.config import TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
-from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice, Occurrences, StepTable, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
-from springtide.embeddings.lookup.read_only import UInt8Array, find_rows
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.resident import PredictedMisses
-from springtide.embeddings.parts import TableParts
-from springtide.embeddings.policy.admission import AdmissionControl, Decision, SketchInfo
+from springtide.embeddings.policy.admission import Decision, SketchInfo, UInt8Array
 from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
-from springtide.embeddings.tiers.interface import RowSource, Spill
-from springtide.kernels.ops import Ops
+from springtide.embeddings.tiers.interface import RowSource
 from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
 from springtide_client.rows.table_names import MAIN_TABLE
 
 
-class EmbeddingTable:
+class EmbeddingTable(TableComponents):
     """Rows by (feature, id): looked up, gathered and updated by their gradients, a batch at a time.
 
     Used by one thread. Keys and gradients may be arrays of the host or of the table's device; results are on the
     device. SpillError if a lower tier fails: the table is as before, and the call may be repeated.
     """
-
-    def __init__(
-        self,
-        config: TableConfig,
-        *,
-        seed: int,
-        spill: Spill | None = None,
-        base: RowSource | None = None,
-        capacity: Capacity | None = None,
-        tracked: bool = True,
-        device: str | Ops = "cpu",
-        other_disk_bytes: Callable[[], int] = lambda: 0,
-        score: ScoreFunction | None = None,
-        admission: AdmissionControl | None = None,
-    ) -> None:
-        """Without a spill evicted rows are lost.
-
-        `tracked`: every changed row is part of the next delta, so `take_delta` must be called; without it, never.
-        `device`: "cpu", "cuda" (the GPU that torch has selected), or the ops of one.
-        `other_disk_bytes`: the bytes that the log takes of `disk_bytes`; the spill may take half of it in any case.
-        `admission`: of another table, to share its sketch.
-        `score`: with custom eviction, what gives rows their priorities, whenever they change, instead of the callers.
-        """
-        self.parts = TableParts(
-            config,
-            seed=seed,
-            spill=spill,
-            base=base,
-            capacity=capacity,
-            tracked=tracked,
-            device=device,
-            other_disk_bytes=other_disk_bytes,
-            score=score,
-            admission=admission,
-        )
-        self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
-        self.ops, self.layout, self.optimizer = self.parts.ops, self.parts.layout, self.parts.optimizer
-        self.lr, self.lr_factor = self.optimizer.lr, 1.0
 
     @property
     def tables(self) -> dict[str, "EmbeddingTable"]:
@@ -97,12 +56,11 @@ class EmbeddingTable:
 
         Raises expiry cutoffs, sweeps a part of memory, ages admission counts, and checks the size of the spill.
         """
-        parts = self.parts
-        parts.ttl.advance(event_ms)
-        parts.last_seen_floor.advance(event_ms)
-        parts.expiry_sweep.advance()
-        parts.admission.advance(num_samples)
-        parts.disk_cap.advance(parts.memory.present_features)
+        self.ttl.advance(event_ms)
+        self.last_seen_floor.advance(event_ms)
+        self.expiry_sweep.advance()
+        self.admission.advance(num_samples)
+        self.disk_cap.advance(self.memory.present_features)
 
     @on_current_stream
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Prefetch:
@@ -110,13 +68,13 @@ class EmbeddingTable:
 
         Pass the result to the next lookup, with the same three arrays.
         """
-        memory, ops = self.parts.memory, self.ops
+        memory, ops = self.memory, self.ops
         unique = ops.unique(*ops.put(*as_keys(features_K, ids_K, event_ms_K)))
         slots_U = ops.find(memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
         missing_N = ops.xp.flatnonzero(slots_U == NO_SLOT)
         on_host = ops.fetch(missing_N, unique.features_U[missing_N], unique.ids_U[missing_N])
         missing = PredictedMisses(memory.changes.writes, memory.changes.removals, *on_host)
-        lower_tiers = self.parts.lower_tiers
+        lower_tiers = self.lower_tiers
         recalled = lower_tiers.recall_async(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
         return Prefetch(features_K, ids_K, event_ms_K, unique, missing, recalled)
 
@@ -137,12 +95,12 @@ class EmbeddingTable:
         scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first. `decision`: what
         `decide` returned; the keys that it refuses are replaced already. `occurrences`: of each key, if not one.
         """
-        if (scores_K is not None) != self.parts.priorities.policy.takes_scores:
+        if (scores_K is not None) != self.priorities.policy.takes_scores:
             raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
         if prefetched is not None and not prefetched.matches(features_K, ids_K, event_ms_K):
             raise ValueError("these are not the keys that were prefetched: pass the same arrays")
-        memory, ops = self.parts.memory, self.ops
-        self.parts.eviction_sink.retry_spill()
+        memory, ops = self.memory, self.ops
+        self.eviction_sink.retry_spill()
         tick = memory.pin()
         try:
             if prefetched is None:
@@ -151,9 +109,9 @@ class EmbeddingTable:
             else:
                 unique, rows = prefetched.unique, prefetched.rows_if_current(memory.changes.writes)
                 predicted = prefetched.missing
-                self.parts.counters["prefetched"] += len(predicted.ids_N) if rows else 0
+                self.counts["prefetched"] += len(predicted.ids_N) if rows else 0
             unique = unique if occurrences is None else occurrences.counted(ops, unique)
-            unique, slots_U, rowless = self.parts.materializer.ensure_resident(unique, rows, predicted, decision)
+            unique, slots_U, rowless = self.materializer.ensure_resident(unique, rows, predicted, decision)
             lookup = TableLookup(
                 self.release,
                 self.release_later,
@@ -172,7 +130,7 @@ class EmbeddingTable:
         except BaseException:
             memory.release(tick)
             raise
-        self.parts.counters["keys"] += lookup.num_occurrences
+        self.counts["keys"] += lookup.num_occurrences
         return lookup
 
     @on_current_stream
@@ -184,7 +142,7 @@ class EmbeddingTable:
         """
         unique = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
         unique = occurrences.counted(self.ops, unique)
-        return unique, self.parts.materializer.decide(unique, None)[0]
+        return unique, self.materializer.decide(unique, None)[0]
 
     def gather(self, lookup: TableLookup) -> Array:
         """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
@@ -195,9 +153,9 @@ class EmbeddingTable:
         """The rows of some keys, or of bags of them. For `max` also which key of the slice won each number, else -1."""
         slots_U, inverse_K = self._current_slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
-            out_KD = self.parts.output_buffers.take(len(inverse_K), self.dim)
-            return self.ops.gather(self.parts.memory.store, slots_U, inverse_K, out_KD), None
-        return self.ops.gather_pooled(self.parts.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
+            out_KD = self.output_buffers.take(len(inverse_K), self.dim)
+            return self.ops.gather(self.memory.store, slots_U, inverse_K, out_KD), None
+        return self.ops.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
 
     @on_current_stream
     def update(
@@ -211,27 +169,27 @@ class EmbeddingTable:
         """
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self._group(lookup)
-        last_seen_U, by_count = self._last_seen_after_update(unique), self.parts.priorities.by_count
+        last_seen_U, by_count = self._last_seen_after_update(unique), self.priorities.by_count
         settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), by_count
-        store = self.parts.memory.store
+        store = self.memory.store
         if lookup.num_occurrences > len(lookup):  # the step counts each key once
             more_U = unique.occurrences_U - (offsets_U1[1:] - offsets_U1[:-1])
             touched_N = self.ops.touch(store, slots_U, more_U, last_seen_U, by_count)
             if self.tracked:
-                self.parts.dirty_rows.add(touched_N)
+                self.dirty_rows.add(touched_N)
 
         def update_part(start: int, stop: int) -> tuple[Array, int]:
             return self.ops.update(
                 store, slots_U, order_K, offsets_U1, grads_BD, *settings, start, stop, bags_K, scales_K
             )
 
-        for dirty_N, num_refused in self.parts.pool.map(update_part, len(slots_U)):
-            self.parts.counters.add("refused_gradients", num_refused)
+        for dirty_N, num_refused in self.pool.map(update_part, len(slots_U)):
+            self.counts.add("refused_gradients", num_refused)
             if self.tracked:
-                self.parts.dirty_rows.add(dirty_N)
+                self.dirty_rows.add(dirty_N)
         self._note_learned_from(lookup)
         try:
-            self.parts.priorities.refresh(store, slots_U)
+            self.priorities.refresh(store, slots_U)
         finally:
             lookup.release()
 
@@ -241,7 +199,7 @@ class EmbeddingTable:
 
         Values (U, D), states (U, S): the optimizer's, then the wide columns. A key forgotten since has NaN and zeros.
         """
-        return self.ops.read(self.parts.memory.store, self._current_slots(lookup), self.parts.pool.parallel_for)
+        return self.ops.read(self.memory.store, self._current_slots(lookup), self.pool.parallel_for)
 
     @on_current_stream
     def write_rows(self, lookup: TableLookup, values_UD: Array, states_US: Array) -> None:
@@ -250,21 +208,21 @@ class EmbeddingTable:
         Nothing is counted, and the lookup stays open. Keys forgotten since are skipped. bfloat16 rows are rounded
         stochastically.
         """
-        slots_U, store = self._current_slots(lookup), self.parts.memory.store
+        slots_U, store = self._current_slots(lookup), self.memory.store
 
         def write_part(start: int, stop: int) -> Array:
             part = slice(start, stop)
             return self.ops.write_learned(store, slots_U[part], values_UD[part], states_US[part], self.seed)
 
-        dirty = self.parts.pool.map(write_part, len(slots_U))
+        dirty = self.pool.map(write_part, len(slots_U))
         self._note_learned(slots_U, dirty[0] if len(dirty) == 1 else self.ops.xp.concatenate(dirty))
 
     @on_current_stream
     def touch(self, lookup: TableLookup) -> None:
         """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
         slots_U, unique = self._current_slots(lookup), lookup.unique
-        last_seen_U, by_count = self._last_seen_after_update(unique), self.parts.priorities.by_count
-        store = self.parts.memory.store
+        last_seen_U, by_count = self._last_seen_after_update(unique), self.priorities.by_count
+        store = self.memory.store
         dirty_N = self.ops.touch(store, slots_U, unique.occurrences_U, last_seen_U, by_count)
         self._note_learned_from(lookup)
         try:
@@ -275,11 +233,11 @@ class EmbeddingTable:
     @on_current_stream
     def release(self, tick: int) -> None:
         """Called by a lookup: its rows may be evicted from now on."""
-        self.parts.memory.release(tick)
+        self.memory.release(tick)
 
     def release_later(self, tick: int) -> None:
         """Called by a lookup that is garbage-collected, in any thread: its rows may be evicted by the next call."""
-        self.parts.memory.release_later(tick)
+        self.memory.release_later(tick)
 
     @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
@@ -287,17 +245,16 @@ class EmbeddingTable:
 
         Status 0: known, 1: unknown, 2: seen but not admitted, 3: forgotten.
         """
-        parts = self.parts
         features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
         unique = self.ops.unique(features_K, ids_K, ids_K)
-        return find_rows(self.ops, parts.memory, parts.lower_tiers, parts.admission, parts.cutoffs, unique)
+        return self.materializer.find(unique)
 
     # versions and rows that do not come from training
 
     def needs_checkpoint(self, num_keys: int) -> bool:
         """Return True if a batch of this many keys may only be looked up after a `take_delta`."""
-        self.parts.eviction_sink.drain_inflight()
-        return self.tracked and not self.parts.evicted_dirty.has_room_for(self._max_evictions(num_keys))
+        self.eviction_sink.drain_inflight()
+        return self.tracked and not self.evicted_dirty.has_room_for(self._max_evictions(num_keys))
 
     def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
         """Return True if the spill can take all rows that a batch of this many keys may evict, and those before them.
@@ -305,59 +262,58 @@ class EmbeddingTable:
         Waits at most so long for that. Then only a disk that fails in the middle of the batch makes a lookup raise
         SpillError. The buffer of rows that await the next version is the matter of `needs_checkpoint`.
         """
-        return self.parts.eviction_sink.has_room(self._max_evictions(num_keys), wait_seconds)
+        return self.eviction_sink.has_room(self._max_evictions(num_keys), wait_seconds)
 
     @on_current_stream
     def take_delta(self) -> TableDelta:
         """All dirty rows, and the keys forgotten, since the last call."""
-        self.parts.counters["checkpoints"] += 1
-        return self.parts.dirty_rows.take_delta(self.parts.pool.parallel_for)
+        self.counts["checkpoints"] += 1
+        return self.dirty_rows.take_delta(self.pool.parallel_for)
 
     @on_current_stream
     def take_sketch_delta(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks of the admission sketch that changed since the last call, and their bytes, (B, 64)."""
-        return self.parts.admission.take_delta()
+        return self.admission.take_delta()
 
     def sketch(self) -> SketchInfo:
-        return self.parts.admission.sketch_info()
+        return self.admission.sketch_info()
 
     @on_current_stream
     def restore(self, delta: TableDelta) -> None:
         """Apply a version's delta. Its rows are spilled if they are evicted, but are not part of the next delta."""
-        self.parts.bulk.forget(delta.forgotten_features, delta.forgotten_ids)
-        self.parts.bulk.write(delta, NEEDS_SPILL)
+        self.bulk.forget(delta.forgotten_features, delta.forgotten_ids)
+        self.bulk.write(delta, NEEDS_SPILL)
 
     @on_current_stream
     def restore_sketch(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
         """Apply the sketch blocks of a version or a base. ValueError if the sketch here is smaller."""
-        self.parts.admission.restore(blocks_B, bytes_B64)
+        self.admission.restore(blocks_B, bytes_B64)
 
     def clock_state(self) -> dict[str, Any]:
         """The state besides rows, sketch and expiry cutoffs, as a version contains it: JSON."""
-        parts = self.parts
         return {
-            "sketch_age": parts.admission.age,
-            "event_ms": parts.ttl.event_ms,
-            "sweep": parts.expiry_sweep.next_slot,
-            "last_seen_floor": parts.last_seen_floor.state(),
+            "sketch_age": self.admission.age,
+            "event_ms": self.ttl.event_ms,
+            "sweep": self.expiry_sweep.next_slot,
+            "last_seen_floor": self.last_seen_floor.state(),
         }
 
     def restore_clock_state(self, state: Mapping[str, Any]) -> None:
         """Apply what `clock_state` returned."""
-        self.parts.admission.age = int(state.get("sketch_age", 0))
-        self.parts.ttl.event_ms = int(state.get("event_ms", 0))
-        self.parts.expiry_sweep.next_slot = int(state.get("sweep", 0))
-        self.parts.last_seen_floor.restore(state.get("last_seen_floor", {}))
+        self.admission.age = int(state.get("sketch_age", 0))
+        self.ttl.event_ms = int(state.get("event_ms", 0))
+        self.expiry_sweep.next_slot = int(state.get("sweep", 0))
+        self.last_seen_floor.restore(state.get("last_seen_floor", {}))
 
     @property
     def expiry_cutoffs(self) -> dict[int, int]:
         """By feature, in ms of event time: rows last seen before have expired."""
-        return self.parts.cutoffs.as_dict()
+        return self.cutoffs.as_dict()
 
     def raise_expiry_cutoffs(self, cutoffs: Mapping[int, int]) -> None:
         """Let rows expire in every tier; a cutoff never falls."""
-        if self.parts.cutoffs.raise_to(cutoffs):
-            self.parts.spill.purge(self.parts.cutoffs.as_dict())
+        if self.cutoffs.raise_to(cutoffs):
+            self.spill.purge(self.cutoffs.as_dict())
 
     @property
     def num_removals(self) -> int:
@@ -365,7 +321,7 @@ class EmbeddingTable:
 
         A prefetch that runs on a CUDA stream of its own must come after the work that changed it.
         """
-        return self.parts.memory.changes.removals
+        return self.memory.changes.removals
 
     @on_current_stream
     def write(self, rows: Rows) -> None:
@@ -374,32 +330,32 @@ class EmbeddingTable:
             raise ValueError("rows to be written contain numbers that are not finite: leave those rows out")
         flags = NEEDS_SPILL | DIRTY if self.tracked else NEEDS_SPILL
         # for removals: the spill may have an older copy
-        self.parts.bulk.write(rows, flags | SPILLED if self.parts.removals.wanted else flags)
+        self.bulk.write(rows, flags | SPILLED if self.removals.wanted else flags)
 
     @on_current_stream
     def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         """Delete the rows of these keys from every tier. The next delta forgets them too."""
         features_N, ids_N, _ = as_keys(features_N, ids_N, ids_N)
-        self.parts.bulk.forget(features_N, ids_N)
+        self.bulk.forget(features_N, ids_N)
         if self.tracked:
-            self.parts.evicted_dirty.add_tombstones(features_N, ids_N)
-        self.parts.counters["forgotten"] += len(ids_N)
+            self.evicted_dirty.add_tombstones(features_N, ids_N)
+        self.counts["forgotten"] += len(ids_N)
 
     @on_current_stream
     def export(self) -> Rows:
         """Every row in memory and in the spill, each key once; not the rows of the base."""
-        return self.parts.bulk.export()
+        return self.bulk.export()
 
     def open_generation(self) -> int:
         """Start a spill generation; call right after the `take_delta` that a base contains. Return its predecessor."""
-        return self.parts.spill.open_generation()
+        return self.spill.open_generation()
 
     def map_base(self, base: RowSource, generation: int) -> None:
         """Read from this base from now on. It contains the spill's generations up to this one, which are deleted."""
-        self.parts.lower_tiers.base = base
+        self.lower_tiers.base = base
         # a recall under way may read the old base, but no longer the generations above it
-        self.parts.memory.changes.count_write()
-        self.parts.spill.destroy_generations(generation)
+        self.memory.changes.count_write()
+        self.spill.destroy_generations(generation)
 
     # limits and statistics
 
@@ -414,74 +370,69 @@ class EmbeddingTable:
     @on_current_stream
     def set_limits(self, limits: TableLimits) -> None:
         """Apply limits now. ValueError, and nothing changes, if one is invalid or lookups are open during a resize."""
-        parts = self.parts
-        parts.eviction_sink.drain_inflight()
+        self.eviction_sink.drain_inflight()
         # first what may raise
         lr = self.lr if limits.lr is None else self.optimizer.with_lr(limits.lr).lr
         if limits.device_bytes is not None:
             config = replace(self.config, device_bytes=limits.device_bytes)
             capacity = Capacity.of_bytes(config, self.ops, tracked=self.tracked)
-            parts.bulk.resize(capacity.num_slots, capacity.num_overflow)
-            parts.evicted_dirty.capacity, self.config = capacity.num_evicted_dirty, config
+            self.bulk.resize(capacity.num_slots, capacity.num_overflow)
+            self.evicted_dirty.capacity, self.config = capacity.num_evicted_dirty, config
         self.lr = lr
         if limits.disk_bytes is not None:
-            parts.disk_cap.set_limit(limits.disk_bytes)
-            parts.last_seen_floor.set_limit(limits.disk_bytes)
+            self.disk_cap.set_limit(limits.disk_bytes)
+            self.last_seen_floor.set_limit(limits.disk_bytes)
         if limits.quota_bytes:
-            parts.quotas.set_limits(limits.quota_bytes, parts.memory.features())
-            parts.memory.enforce_quotas()
-        parts.ttl.set_ttl(limits.ttl_seconds)
-        parts.admission.set_min_counts(limits.min_count)
+            self.quotas.set_limits(limits.quota_bytes, self.memory.features())
+            self.memory.enforce_quotas()
+        self.ttl.set_ttl(limits.ttl_seconds)
+        self.admission.set_min_counts(limits.min_count)
 
     @on_current_stream
     def counters(self) -> dict[str, int]:
         """Counts since the table was made, by name: COUNTERS, and those of the spill."""
-        parts = self.parts
-        parts.eviction_sink.drain_inflight()
-        parts.counters.fetch_pending(self.ops)
-        counters = dict.fromkeys(COUNTERS, 0) | dict(parts.counters) | parts.spill.counters()
-        return counters | {"overflowed": parts.memory.num_overflowed}
+        self.eviction_sink.drain_inflight()
+        self.counts.fetch_pending(self.ops)
+        counters = dict.fromkeys(COUNTERS, 0) | dict(self.counts) | self.spill.counters()
+        return counters | {"overflowed": self.memory.num_overflowed}
 
     def rows_by_tier(self) -> dict[str, int]:
         """Rows in the tiers `device`, `disk`, and `host` if there is a host tier."""
-        parts, host = self.parts, self.parts.host_tier
-        parts.eviction_sink.drain_inflight()
-        rows = {"device": parts.memory.num_rows, "disk": parts.disk.num_rows()}
+        host = self.host_tier
+        self.eviction_sink.drain_inflight()
+        rows = {"device": self.memory.num_rows, "disk": self.disk.num_rows()}
         return rows if host is None else rows | {"host": host.num_host_rows()}
 
     def bytes_by_tier(self) -> dict[str, int]:
         """Bytes of the same tiers; `spill_memory` is the memory that the spill needs besides its queue."""
-        parts, host = self.parts, self.parts.host_tier
-        device = parts.memory.num_bytes() + parts.dirty_rows.num_bytes() + parts.admission.num_bytes()
-        sizes = {"device": device, "disk": parts.disk.num_bytes(), "spill_memory": parts.disk.memory_bytes()}
+        host = self.host_tier
+        device = self.memory.num_bytes() + self.dirty_rows.num_bytes() + self.admission.num_bytes()
+        sizes = {"device": device, "disk": self.disk.num_bytes(), "spill_memory": self.disk.memory_bytes()}
         return sizes if host is None else sizes | {"host": host.host_bytes()}
 
     def stall_reason(self) -> str:
         """Why a call has been waiting for the spill for more than a second; empty if none has. Any thread."""
-        return self.parts.spill.stall_reason()
+        return self.spill.stall_reason()
 
     @on_current_stream
     def check_integrity(self) -> None:
-        """AssertionError if the parts contradict each other. Reads every row."""
-        check_integrity(self.parts.memory, self.parts.dirty_rows.slots() if self.tracked else None)
-
-    def close(self) -> None:
-        self.parts.close()
+        """AssertionError if the components contradict each other. Reads every row."""
+        check_integrity(self.memory, self.dirty_rows.slots() if self.tracked else None)
 
     def _max_evictions(self, num_keys: int) -> int:
-        return num_keys + self.parts.quotas.max_evictions(self.parts.memory.store.num_slots)
+        return num_keys + self.quotas.max_evictions(self.memory.store.num_slots)
 
     def _note_learned(self, slots_U: Array, dirty_N: Array) -> None:
         """Note rows that changed, and those that became dirty by that."""
         if self.tracked:
-            self.parts.dirty_rows.add(dirty_N)
-        self.parts.priorities.refresh(self.parts.memory.store, slots_U)
+            self.dirty_rows.add(dirty_N)
+        self.priorities.refresh(self.memory.store, slots_U)
 
     def _note_learned_from(self, lookup: TableLookup) -> None:
         """Count a lookup's keys. Only now: a lookup that waits to be learned from is in no version, in no part."""
         if lookup.rowless is not None:
-            self.parts.admission.count(lookup.rowless)
-        self.parts.last_seen_floor.add_keys(lookup.num_occurrences)
+            self.admission.count(lookup.rowless)
+        self.last_seen_floor.add_keys(lookup.num_occurrences)
 
     def _group(self, lookup: TableLookup) -> tuple[Array, Array]:
         """The keys of a lookup by unique key: see Ops.group."""
@@ -491,14 +442,14 @@ class EmbeddingTable:
         return self.ops.group(unique.inverse_K, self.ops.count_values(unique.inverse_K, len(unique.ids_U)))
 
     def _last_seen_after_update(self, unique: UniqueKeys) -> Array:
-        floor_ms = self.parts.last_seen_floor.ms
-        return self.parts.cutoffs.last_seen_after_update(self.ops, unique.features_U, unique.last_seen_U, floor_ms)
+        floor_ms = self.last_seen_floor.ms
+        return self.cutoffs.last_seen_after_update(self.ops, unique.features_U, unique.last_seen_U, floor_ms)
 
     def _current_slots(self, lookup: TableLookup) -> Array:
         """The slots of an open lookup; NO_SLOT for keys that were forgotten since."""
         if lookup.released:
             raise ValueError("this lookup has been released (it takes one update): look the keys up again")
-        memory, unique = self.parts.memory, lookup.unique
+        memory, unique = self.memory, lookup.unique
         if lookup.erasures == memory.changes.erasures:
             return lookup.slots_U
         slots_U = self.ops.find(memory.store, unique.features_U, unique.ids_U, unique.mixed_U)

@@ -1,6 +1,6 @@
-"""Makes the rows of a batch resident: decides admission, finds slots, and recalls or creates the missing rows."""
+"""Makes a batch's rows resident: decides admission, finds slots, recalls or creates missing rows; or only reads."""
 
-# K keys of a batch, U unique keys, N some of them
+# K keys of a batch, U unique keys, N some of them, D dimension
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.tiers.lower_tiers import LowerTiers, RecalledRows, recalled_flags
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
+
+KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = range(4)  # status of a key that is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,34 @@ class Materializer:
         )
         rowless = RowlessKeys(features_N, mixed_N, occurrences_N)
         return Decision(positions_N, rowless, last_seen_N, self.admission.admits(rowless)), prefetched
+
+    def find(self, unique: UniqueKeys) -> tuple[Array, Array]:
+        """The rows of a batch's keys, (K, D), NaN for keys without one, and their status (K), both on the device.
+
+        Changes nothing in any tier. SpillError.
+        """
+        ops, memory, cutoffs = self.ops, self.memory, self.cutoffs
+        xp = ops.xp
+        features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
+        slots_U = ops.find(memory.store, features_U, ids_U, mixed_U)
+        expired = memory.expired_positions(slots_U, features_U, cutoffs)
+        if len(expired):
+            expired = ops.unpadded(expired)
+        missing = xp.flatnonzero(slots_U == NO_SLOT)
+        if len(missing) == len(expired) == 0:
+            return ops.gather(memory.store, slots_U, unique.inverse_K), xp.zeros(len(unique.inverse_K), np.uint8)
+        values_UD = ops.gather(memory.store, slots_U, xp.arange(len(slots_U)))
+        status_U = xp.full(len(slots_U), KNOWN, np.uint8)
+        values_UD[expired], status_U[expired] = np.nan, FORGOTTEN
+        features_N, ids_N, mixed_N = ops.fetch(features_U[missing], ids_U[missing], mixed_U[missing])
+        recalled = self.lower_tiers.recall(features_N, ids_N).without_expired(cutoffs)
+        found_N = recalled.found_U
+        status_N = np.where(found_N, KNOWN, np.where(recalled.forgotten_U, FORGOTTEN, UNKNOWN)).astype(np.uint8)
+        rowless = np.flatnonzero(status_N == UNKNOWN)
+        status_N[rowless[self.admission.was_seen(features_N[rowless], mixed_N[rowless])]] = NOT_ADMITTED
+        found, rows, status = ops.put(np.flatnonzero(found_N), recalled.rows.values[found_N], status_N)
+        values_UD[missing[found]], status_U[missing] = rows, status
+        return values_UD[unique.inverse_K], status_U[unique.inverse_K]
 
     def _admit(
         self, unique: UniqueKeys, prefetched: PrefetchedRows | None

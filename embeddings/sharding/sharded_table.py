@@ -43,7 +43,7 @@ def decide_together(
     with exchange.failing_together():
         for table, requested in zip(tables_T, requested_T, strict=True):
             refused_P, decision = xp.zeros(len(requested.ids_P), np.uint8), None
-            if table.parts.admission:
+            if table.admission:
                 requested_unique, decision = table.decide(*requested.columns, requested.occurrences)
                 refused_V = xp.zeros(len(requested_unique.ids_U), np.uint8)
                 refused_V[ops.put(decision.not_admitted.positions_N)[0]] = 1
@@ -145,7 +145,7 @@ class ShardedTable:
         """The rows that a model sees, whatever tables they are in."""
         seen, places_F = table.model_tables, None
         for one in seen.values():
-            admission, (num_blocks, *_) = one.parts.admission, table.sketch()
+            admission, (num_blocks, *_) = one.admission, table.sketch()
             admission.border_blocks = border_blocks_of_rank(num_blocks, exchange.rank, exchange.num_ranks)
         if len(seen) > 1:
             held = {name: one.features for name, one in table.config.tables.items() if name != MAIN_TABLE}
@@ -202,7 +202,7 @@ class ShardedTable:
             unique, route, requested_T = prefetched.unique, prefetched.route, prefetched.requested_T
             prefetches_T = prefetched.prefetches_T
         decisions_T: Sequence[Decision | None] = [None] * len(self.tables)
-        if any(table.parts.admission for table in self.tables):
+        if any(table.admission for table in self.tables):
             unique, decisions_T = decide_together(self.exchange, self.tables, unique, route, requested_T)
             route, requested_T = self._request(unique, scores_K)
             prefetches_T = [None] * len(self.tables)  # the keys may be others now
@@ -253,7 +253,7 @@ class ShardedTable:
     def _count(self, lookup: ShardedLookup) -> None:
         """Count the keys of all ranks, as each table has counted its own, by which last-seen moves on."""
         for table, one, num_all in zip(self.tables, lookup.lookups_T, lookup.route.occurrences_T, strict=True):
-            table.parts.last_seen_floor.add_keys(num_all - one.num_occurrences)
+            table.last_seen_floor.add_keys(num_all - one.num_occurrences)
 
     @on_current_stream
     def sums(self, kind: str, lookup: ShardedLookup, values_UD: Tensor, states_US: Tensor) -> list[tuple[Array, Array]]:

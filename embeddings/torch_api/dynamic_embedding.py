@@ -289,7 +289,7 @@ class DynamicEmbedding(TableModule):
         return pooled(self.ops, rows, torch.arange(len(rows), device=rows.device), part)
 
     def _scores(self, scores: Any, ids: torch.Tensor) -> Array | None:
-        takes_scores = self.table.parts.priorities.policy.takes_scores
+        takes_scores = self.table.priorities.policy.takes_scores
         return scores_of(scores, ids, takes_scores=takes_scores, ops=self.ops)
 
     def _placed(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

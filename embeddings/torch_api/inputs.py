@@ -13,7 +13,7 @@ import torch
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.eviction_policy import ScoredRows
 from springtide.embeddings.lookup.handle import POOLING_MODES
-from springtide.embeddings.lookup.read_only import KNOWN, NOT_ADMITTED
+from springtide.embeddings.lookup.materialize import KNOWN, NOT_ADMITTED
 from springtide.embeddings.rows import Int64Array, Rows
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier

@@ -179,21 +179,20 @@ class ModuleTable(EmbeddingTable):
 
     def report_removals(self, wanted: bool) -> None:
         """Collect the ids for `take_removed` from now on, or stop to."""
-        self.parts.removals.wanted = wanted
-        self.parts.spill.report_purged(wanted)
+        self.removals.wanted = wanted
+        self.spill.report_purged(wanted)
 
     def take_removed(self) -> list[RemovedKeys]:
         """The ids whose rows left for good since the last call."""
-        parts = self.parts
-        removed = parts.removals.take()
-        created_features_N, created_N = parts.removals.take_created()
-        features_N, ids_N = parts.spill.take_purged()
+        removed = self.removals.take()
+        created_features_N, created_N = self.removals.take_created()
+        features_N, ids_N = self.spill.take_purged()
         if len(ids_N):
             # only those of which no newer copy is anywhere, other than a row created since in their place
             ids_N = np.unique(ids_N[features_N == FEATURE])
             features_N = np.full(len(ids_N), FEATURE, np.uint16)
-            (slots_N,) = self.ops.fetch(parts.memory.find(features_N, ids_N))
-            gone_N = (slots_N == NO_SLOT) & (parts.spill.find(features_N, ids_N).kinds == ABSENT)
+            (slots_N,) = self.ops.fetch(self.memory.find(features_N, ids_N))
+            gone_N = (slots_N == NO_SLOT) & (self.spill.find(features_N, ids_N).kinds == ABSENT)
             gone_N |= np.isin(ids_N, created_N[created_features_N == FEATURE])
             for keys in removed:
                 if keys.reason == RemovalReason.EXPIRED:
@@ -206,11 +205,11 @@ class ModuleTable(EmbeddingTable):
         """Forget the rows of these unique ids, also those that have expired."""
         features_N = np.full(len(ids_N), FEATURE, np.uint16)
         here_N = np.zeros(len(ids_N), np.bool_)
-        if self.parts.removals.wanted:
-            (slots_N,) = self.ops.fetch(self.parts.memory.find(features_N, ids_N))
-            here_N = (slots_N != NO_SLOT) | self.parts.lower_tiers.recall(features_N, ids_N).found_U
+        if self.removals.wanted:
+            (slots_N,) = self.ops.fetch(self.memory.find(features_N, ids_N))
+            here_N = (slots_N != NO_SLOT) | self.lower_tiers.recall(features_N, ids_N).found_U
         self.forget(features_N, ids_N)
-        self.parts.removals.add(reason, features_N[here_N], ids_N[here_N])
+        self.removals.add(reason, features_N[here_N], ids_N[here_N])
 
     def gather_slice(self, lookup: TableLookup, part: LookupSlice) -> tuple[Array, Array | None]:
         with self.lock:
@@ -230,9 +229,9 @@ class ModuleTable(EmbeddingTable):
     @on_current_stream
     def read(self, features_N: UInt16Array, ids_N: Int64Array) -> Rows:
         """The rows of those of these unique keys that have one, in their order, from any tier. Changes nothing."""
-        memory, cutoffs = self.parts.memory, self.parts.cutoffs
+        memory, cutoffs = self.memory, self.cutoffs
         (slots_N,) = self.ops.fetch(memory.find(features_N, ids_N))
-        recalled = self.parts.lower_tiers.recall(features_N, ids_N).without_expired(cutoffs)
+        recalled = self.lower_tiers.recall(features_N, ids_N).without_expired(cutoffs)
         rows, found_N = recalled.rows, recalled.found_U
         resident_N = slots_N != NO_SLOT
         resident, _ = memory.read(*self.ops.put(slots_N[resident_N], features_N[resident_N], ids_N[resident_N]))
@@ -243,7 +242,7 @@ class ModuleTable(EmbeddingTable):
 
     def check_open(self) -> None:
         """ValueError after `close`, and within a score function."""
-        if self.parts.priorities.is_running:
+        if self.priorities.is_running:
             raise ValueError("a score function may not use the DynamicEmbedding that calls it")
         if self.closed:
             raise ValueError("this DynamicEmbedding was closed, or a state was loaded into it after this forward")

@@ -39,7 +39,7 @@ def export_state(table: EmbeddingTable) -> State:
     tensors = {name: torch.from_numpy(np.asarray(column, _dtype_of(name))) for name, column in columns}
     return {
         **tensors,
-        "sketch": torch.from_numpy(table.parts.admission.read_all()),
+        "sketch": torch.from_numpy(table.admission.read_all()),
         "sketch_age": table.sketch().age,
         "optimizer": table.optimizer.name,
         "lr": float(table.lr),
@@ -88,12 +88,12 @@ def import_state(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
     if table.sketch().counting and len(state["sketch"]):
         sketch = state["sketch"].cpu().numpy().astype(np.uint8)
         table.restore_sketch(np.arange(len(sketch)), sketch)
-    table.parts.admission.age = int(state["sketch_age"])
+    table.admission.age = int(state["sketch_age"])
     arrays = {name: state[name].detach().cpu().numpy().astype(_dtype_of(name), copy=False) for name in COLUMNS}
     order: Int64Array = np.argsort(arrays["last_seen"], kind="stable")
     rows = Rows(arrays["features"].astype(np.uint16), *(arrays[name] for name in list(COLUMNS)[1:]))
     # the table takes all rows of one call as equally old
-    step = max(1, table.parts.memory.store.num_slots // AGES, len(order) // MAX_CALLS)
+    step = max(1, table.memory.store.num_slots // AGES, len(order) // MAX_CALLS)
     for start in range(0, len(order), step):
         table.restore(TableDelta.of(rows.take(order[start : start + step])))
 

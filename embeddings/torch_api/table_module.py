@@ -17,7 +17,7 @@ from torch import nn
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.errors import OwnershipError
 from springtide.embeddings.eviction_policy import ScoreFunction
-from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, shards_of, state_of_rank
 from springtide.embeddings.torch_api.inputs import FEATURE
@@ -147,7 +147,7 @@ class TableModule(nn.Module):
         """Called by `state_dict`; see springtide.embeddings.torch_api.state_dict."""
         with self._lock:
             table = self._open_table()
-            clock = {"time_ms": table.parts.ttl.event_ms, "has_event_time": self.has_event_time}
+            clock = {"time_ms": table.ttl.event_ms, "has_event_time": self.has_event_time}
             shard = [0, 1] if self.shards is None else [self.shards.exchange.rank, self.shards.exchange.num_ranks]
             return export_state(table) | {"num_ids": self.num_ids, "shard": shard} | clock
 
@@ -166,7 +166,7 @@ class TableModule(nn.Module):
             self._new_table()
             import_state(self.table, state)
             self.num_ids, self.has_event_time = int(state["num_ids"]), bool(state["has_event_time"])
-            self.table.parts.ttl.event_ms = int(state["time_ms"])
+            self.table.ttl.event_ms = int(state["time_ms"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Called by pickle and copy.deepcopy."""
@@ -225,7 +225,7 @@ class TableModule(nn.Module):
     def _advance(self, event_time_ms: int | None = None) -> int:
         """Apply the policies at the present time. Return it, in ms."""
         table = self._open_table()
-        now_ms = table.parts.ttl.event_ms
+        now_ms = table.ttl.event_ms
         if event_time_ms is not None:
             self.has_event_time, now_ms = True, max(now_ms, event_time_ms)
         elif not self.has_event_time:

@@ -151,9 +151,9 @@ def test_a_lookup_serves_once_and_bags_hold_one_feature(ops: Ops) -> None:
     lookup = table.rows.lookup(features, ids, times)
     with pytest.raises(ValueError, match="one feature"):
         table.rows.gather_slice(lookup, LookupSlice(0, 40, np.array([0, 40])))
-    assert all(one.parts.memory.num_pinned == 1 for one in table.tables.values())
+    assert all(one.memory.num_pinned == 1 for one in table.tables.values())
     table.rows.update(lookup, *table.ops.put(np.zeros((len(ids), DIM), np.float32)))
-    assert all(one.parts.memory.num_pinned == 0 for one in table.tables.values())
+    assert all(one.memory.num_pinned == 0 for one in table.tables.values())
     with pytest.raises(ValueError, match="released"):
         table.rows.gather(lookup)
     with pytest.raises(ValueError, match="prefetched"):
@@ -161,7 +161,7 @@ def test_a_lookup_serves_once_and_bags_hold_one_feature(ops: Ops) -> None:
     empty = table.rows.lookup(features[:0], ids[:0], times[:0])
     assert host(table.rows.gather(empty)).shape == (0, DIM)
     del empty
-    assert all(one.parts.memory.num_pinned == 0 for one in table.tables.values())
+    assert all(one.memory.num_pinned == 0 for one in table.tables.values())
 
 
 def test_limits_go_to_the_tables_that_they_concern() -> None:
@@ -196,7 +196,7 @@ def test_the_spills_share_one_disk(tmp_path: Path) -> None:
     table = open_tables(TableConfig(**SETTINGS, disk_bytes=1000, tables=tables), backend("cpu"), make)
     main, other = table.tables.values()
     assert sorted(path.name for path in (tmp_path / "7").iterdir()) == ["main", "other"]
-    taken = other.parts.disk.num_bytes()
-    assert main.parts.disk_cap.spill_bytes() == max(600 - taken, 150)
+    taken = other.disk.num_bytes()
+    assert main.disk_cap.spill_bytes() == max(600 - taken, 150)
     table.close()
     assert list(tmp_path.iterdir()) == []

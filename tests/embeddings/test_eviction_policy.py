@@ -9,7 +9,7 @@ import torch
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.eviction_policy import EVICTION_POLICIES, EvictionPolicy, PrioritySource, ScoredRows, l2_norm
-from springtide.embeddings.lookup.read_only import KNOWN
+from springtide.embeddings.lookup.materialize import KNOWN
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.rows import Rows
 from springtide.embeddings.table import EmbeddingTable
@@ -52,12 +52,12 @@ def test_a_recalled_row_has_the_score_of_its_values(tmp_path: Path, ops: Ops) ->
     zero, one, others = np.zeros(1, np.uint16), np.array([1]), np.arange(100, 100 + width)
     lengthen(table, [1], [50])
     lengthen(table, others, np.full(width, 60.0))
-    assert int(table.parts.memory.find(zero, one)[0]) < 0  # the others are longer
+    assert int(table.memory.find(zero, one)[0]) < 0  # the others are longer
     table.forget(np.zeros(width, np.uint16), others)
     table.lookup(zero, one, one).release()
     lengthen(table, others[1:], np.full(width - 1, 10.0))
     lengthen(table, [200], [10])
-    assert int(table.parts.memory.find(zero, one)[0]) >= 0
+    assert int(table.memory.find(zero, one)[0]) >= 0
     table.close()
 
 
@@ -100,7 +100,7 @@ def test_a_wrong_result_is_an_error_and_changes_nothing(wrong: Any, ops: Ops) ->
     with pytest.raises(ValueError, match="one number a row"):
         learn(table, [1, 2])
     assert status(table, [1, 2]) == [1, 1]
-    assert table.parts.memory.num_pinned == 0
+    assert table.memory.num_pinned == 0
 
 
 def test_a_score_goes_with_custom_eviction_only() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from springtide.embeddings.config import TableConfig, TableLimits
 from springtide.embeddings.lookup.handle import Lookup
-from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.torch_api.autograd import embed
@@ -121,8 +121,8 @@ def test_a_bfloat16_gradient_is_accepted(ops: Ops) -> None:
 @pytest.mark.parametrize("dim", [1, 16, 100])
 def test_device_bytes_is_never_exceeded(size: int | str, dim: int) -> None:
     table = EmbeddingTable(TableConfig(dim=dim, device_bytes=size), seed=0)
-    dirty_list = 8 * table.parts.memory.store.num_slots
-    evicted_dirty = table.parts.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
+    dirty_list = 8 * table.memory.store.num_slots
+    evicted_dirty = table.evicted_dirty.capacity * (2 + 8 + 4 * dim + 4 + 16)
     total = table.bytes_by_tier()["device"] + dirty_list + evicted_dirty
     assert parse_size(size) * 0.9 < total <= parse_size(size)
 

@@ -16,8 +16,8 @@ from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.eviction_policy import EVICTION_POLICIES
 from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.lookup.prefetch import Prefetch
-from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.optimizer import RowOptimizer
 from springtide.embeddings.rows import Rows, TableDelta
@@ -118,7 +118,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table = EmbeddingTable(
             self.config, seed=SEED, spill=below, base=self.base, capacity=capacity, device=self.ops
         )
-        self.table.parts.quotas.slot_bytes = 200
+        self.table.quotas.slot_bytes = 200
 
     def teardown(self) -> None:
         if hasattr(self, "table"):
@@ -185,12 +185,12 @@ class TableMachine(RuleBasedStateMachine):
         scores = None
         if self.config.eviction == "custom":
             scores = np.random.default_rng(seed).standard_normal(len(keys)).astype(np.float32)
-        num_rows = self.table.parts.memory.num_rows
+        num_rows = self.table.memory.num_rows
         try:
             lookup = self.table.lookup(*given, scores_K=scores, prefetched=prefetched)
         except SpillError:
             assert self.spill.broken
-            assert self.table.parts.memory.num_rows <= num_rows
+            assert self.table.memory.num_rows <= num_rows
             return
         taken = self.truth.lookup(keys, times, None if lookup.rowless is None else lookup.rowless.mixed_N.tolist())
         shared = [feature >= SHARED_ROW_OFFSET for feature, _ in taken.keys]
@@ -253,7 +253,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def apply_releases(self) -> None:
         try:
-            self.table.parts.memory.apply_releases()
+            self.table.memory.apply_releases()
         except SpillError:
             assert self.spill.broken
 
@@ -263,7 +263,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(late_ms=st.integers(0, 100))
     def advance(self, late_ms: int) -> None:
-        event_ms = max(self.table.parts.ttl.event_ms, self.clock * 10 - late_ms)
+        event_ms = max(self.table.ttl.event_ms, self.clock * 10 - late_ms)
         self.table.advance(event_ms, self.samples)
         self.truth.raise_cutoff(1, event_ms - TTL_MS)
         self.truth.age = self.samples // DECAY_SAMPLES
@@ -298,7 +298,7 @@ class TableMachine(RuleBasedStateMachine):
     def forget(self, keys: list[Key]) -> None:
         keys = self.scaled(keys)
         self.open.clear()
-        self.table.parts.memory.apply_releases()
+        self.table.memory.apply_releases()
         self.table.forget(*arrays(keys))
         self.truth.forget(keys)
         rows, status = map(host, self.table.find(*arrays(keys)))
@@ -346,10 +346,10 @@ class TableMachine(RuleBasedStateMachine):
         self.open.clear()
         if self.table.needs_checkpoint(48 * self.scale):
             self.take_delta()
-        delta = self.table.parts.dirty_rows.keys()
-        self.table.parts.memory.resize(self.ops.width * num_buckets, self.ops.width)
-        self.table.parts.dirty_rows.renumber(*delta)
-        assert self.table.parts.memory.store.num_slots == self.ops.width * num_buckets
+        delta = self.table.dirty_rows.keys()
+        self.table.memory.resize(self.ops.width * num_buckets, self.ops.width)
+        self.table.dirty_rows.renumber(*delta)
+        assert self.table.memory.store.num_slots == self.ops.width * num_buckets
 
     @precondition(lambda self: not self.spill.broken)
     @rule()
@@ -421,9 +421,9 @@ class TableMachine(RuleBasedStateMachine):
             return
         self.table.check_integrity()
         # rows that are not pinned fit into the slots
-        if self.table.parts.memory.num_pinned == 0:
-            assert self.table.rows_by_tier()["device"] <= self.table.parts.memory.store.num_slots
-            rows_F = self.table.parts.quotas.rows_F
+        if self.table.memory.num_pinned == 0:
+            assert self.table.rows_by_tier()["device"] <= self.table.memory.store.num_slots
+            rows_F = self.table.quotas.rows_F
             assert len(rows_F) < FEATURES or rows_F[2] <= self.scale * QUOTA_ROWS
 
 

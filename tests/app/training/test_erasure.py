@@ -48,16 +48,16 @@ class Tiers(LearnedLog):
     def places(self) -> dict[str, set[int]]:
         """The items that have a copy in each place."""
         table = self.state.learner.table
-        host = table.parts.spill
+        host = table.spill
         assert isinstance(host, HostTier)
         host.spill.drain()
         buffered = {
-            int(i) for rows, mark in table.parts.evicted_dirty._parts if not mark for i in rows.ids[rows.features == 1]
+            int(i) for rows, mark in table.evicted_dirty._parts if not mark for i in rows.ids[rows.features == 1]
         }
         here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.mix_keys(FEATURES, ITEMS))
-        base = table.parts.lower_tiers.base.base.main.rows
+        base = table.lower_tiers.base.base.main.rows
         return {
-            "device": _items(table.parts.memory.find(FEATURES, ITEMS) != NO_SLOT),
+            "device": _items(table.memory.find(FEATURES, ITEMS) != NO_SLOT),
             "side": buffered,
             "host": _items(here != NO_SLOT),
             "disk": _items(host.spill.find(FEATURES, ITEMS).kinds == ROW),
@@ -122,7 +122,7 @@ def test_a_recall_in_flight_does_not_restore_a_forgotten_key(tiers):
     prefetch.recalled.result()  # it has what it will bring
     forget(tiers, below[:4].tolist())
     lookup = table.lookup(*keys, prefetched=prefetch)
-    counts = table.parts.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]
+    counts = table.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]
     known = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
     assert [known[item] for item in below[:4].tolist()] == [0] * 4
     assert min(known[item] for item in below[4:].tolist()) > 0

@@ -21,10 +21,10 @@ def test_a_running_trainer_rolls_back_on_command_and_reads_the_stream_again(env,
     goal = published(env, 1000)
     env.produce(500)
     published(env, 1500)
-    spill = running.state.learner.table.tables[""].parts.spill
+    spill = running.state.learner.table.tables[""].spill
     command = submit_command(env.config.log.path, "rollback", {"version": goal})
     wait_until(lambda: command in running.state.executed_commands, "the rollback")
-    assert running.state.learner.table.tables[""].parts.spill is not spill
+    assert running.state.learner.table.tables[""].spill is not spill
     (back,) = [record for record in records(env) if record.meta.restores]
     assert (back.meta.restores, back.meta.samples_trained) == (goal, 1000)
     assert back.meta.positions["clicks/0"]["offset"] == 1000

@@ -149,13 +149,13 @@ class Bench:
 
 def misses_of(table: EmbeddingTable, work: Callable[[], list[float]]) -> tuple[list[float], float]:
     """Return the result of `work`, and how many rows of a lookup were uploaded meanwhile."""
-    before, ticks = table.counters(), table.parts.memory.pins.clock
+    before, ticks = table.counters(), table.memory.pins.clock
     result = work()
     after = table.counters()
     if after["host_spilled"] > before["host_spilled"]:
         print(f"  {after['host_spilled'] - before['host_spilled']:,} rows went to the disk: their buckets were full")
     num = after["recalled_from_spill"] - before["recalled_from_spill"]
-    return result, max(1.0, num / max(1, table.parts.memory.pins.clock - ticks))
+    return result, max(1.0, num / max(1, table.memory.pins.clock - ticks))
 
 
 def churn_case(bench: Bench, link: float) -> Case:

@@ -92,8 +92,8 @@ def test_with_prefetching_no_step_waits_and_rows_are_the_same(tmp_path: Path, ho
     if host_rows:
         assert ahead.counters()["hits_host"] > 50
         assert ahead.counters()["host_spilled"] > 50
-        assert isinstance(ahead.parts.spill, HostTier)
-        ahead.parts.spill.check_integrity()
+        assert isinstance(ahead.spill, HostTier)
+        ahead.spill.check_integrity()
     ahead.close()
 
 
@@ -149,7 +149,7 @@ def test_an_overfull_bucket_of_predicted_keys_is_evicted_with_the_next_batch(tmp
     assert table.counters()["overflowed"] == 50
     pinned.release()
     assert table.rows_by_tier()["device"] <= width + 50
-    assert table.parts.memory.num_pinned == 0
+    assert table.memory.num_pinned == 0
     table.check_integrity()
     assert table.rows_by_tier()["device"] <= width
     np.testing.assert_array_equal(host(table.find(*keys[:2])[0]), expected)

@@ -87,7 +87,7 @@ def test_sweeps_and_quotas_do_not_invalidate_a_prefetch(tmp_path: Path, ops: Ops
     prefetched = table.prefetch(*keys)
     for _ in range(64):
         table.advance(9_000, 0)
-    table.parts.memory.enforce_quotas()
+    table.memory.enforce_quotas()
     assert table.counters()["expired"] > 0
     table.lookup(*keys, prefetched=prefetched).release()
     assert table.counters()["prefetched"] == 20

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from springtide.embeddings import parts
+from springtide.embeddings import components
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.rows import TableDelta
@@ -24,7 +24,7 @@ def columns_of(delta: TableDelta) -> list[Any]:
 
 
 def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "MIN_SPLIT_KEYS", 8)
+    monkeypatch.setattr(components, "MIN_SPLIT_KEYS", 8)
     capacity = Capacity(num_slots=64, num_overflow=256, num_evicted_dirty=100_000)
     tables = [
         EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=threads), seed=0, capacity=capacity)
@@ -40,7 +40,7 @@ def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest
                 pinned = table.lookup(np.zeros(1, np.uint16), np.zeros(1, np.int64), np.full(1, 2000))
             for ids_K in batches:
                 learn(table, ids_K)
-            in_overflow = max(table.parts.dirty_rows.slots()) >= table.parts.memory.store.num_slots
+            in_overflow = max(table.dirty_rows.slots()) >= table.memory.store.num_slots
             deltas.append(table.take_delta())
             if with_overflow:
                 assert in_overflow
@@ -55,7 +55,7 @@ def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest
 
 
 def test_resident_rows_are_in_the_order_of_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "MIN_SPLIT_KEYS", 8)
+    monkeypatch.setattr(components, "MIN_SPLIT_KEYS", 8)
     table = EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=2), seed=0)
     for _ in range(2):
         learn(table, np.arange(1000))

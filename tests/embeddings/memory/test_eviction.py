@@ -7,7 +7,7 @@ import pytest
 
 from springtide.embeddings.config import TableLimits
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN
+from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN
 from springtide.embeddings.memory import eviction
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.ops import Ops
@@ -38,12 +38,12 @@ def test_lfu_counts_survive_a_spill(tmp_path: Path, ops: Ops) -> None:
     zero, width = (np.zeros(1, np.uint16), np.array([7])), ops.width
     learn(table, [7] * 50)
     learn(table, np.repeat(np.arange(1000, 1000 + width), 60))  # all of them with higher counts
-    assert int(table.parts.memory.find(*zero)[0]) < 0
+    assert int(table.memory.find(*zero)[0]) < 0
     table.forget(np.zeros(width, np.uint16), np.arange(1000, 1000 + width))
     table.lookup(*zero, np.zeros(1, np.int64)).release()  # recalled, not updated
     learn(table, np.repeat(np.arange(2000, 2000 + width - 1), 5))
     learn(table, [3000])
-    assert int(table.parts.memory.find(*zero)[0]) >= 0
+    assert int(table.memory.find(*zero)[0]) >= 0
     table.close()
 
 
@@ -106,7 +106,7 @@ def test_resizing_under_load_loses_no_row(tmp_path: Path, ops: Ops) -> None:
     bytes_of = {"4MiB": 4 * 2**20 // part, "512KiB": 2**19 // part, "2MiB": 2**21 // part, "1MiB": 2**20 // part}
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
     table = make(None, spill, device=ops, device_bytes=bytes_of["1MiB"])
-    small = table.parts.memory.store.num_slots
+    small = table.memory.store.num_slots
     rng = np.random.default_rng(0)
     learned = np.zeros(30_000 // part, np.int64)
     for size in bytes_of.values():
@@ -122,7 +122,7 @@ def test_resizing_under_load_loses_no_row(tmp_path: Path, ops: Ops) -> None:
         table.set_limits(TableLimits(device_bytes=size))
         table.check_integrity()
         assert table.bytes_by_tier()["device"] <= size
-    assert table.parts.memory.store.num_slots == small
+    assert table.memory.store.num_slots == small
     assert table.counters()["evicted_resize"] > 0
     rows = table.export()
     counts = np.zeros_like(learned)

@@ -1,6 +1,6 @@
 import numpy as np
 
-from springtide.embeddings.lookup.read_only import KNOWN, NOT_ADMITTED, UNKNOWN
+from springtide.embeddings.lookup.materialize import KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host, uses_shared_row

@@ -1,7 +1,7 @@
 import numpy as np
 
 from springtide.embeddings.config import FeaturePolicy
-from springtide.embeddings.lookup.read_only import FORGOTTEN, KNOWN, UNKNOWN
+from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.resident import SWEEP_PARTS
 from springtide.kernels.ops import Ops

@@ -72,7 +72,7 @@ def test_two_forwards_before_one_backward_are_two_steps() -> None:
     ((first * 2).sum() + (emb(torch.tensor([2, 3])) * 3).sum()).backward()
     assert counts(emb) == {1: 1, 2: 2, 3: 1}
     torch.testing.assert_close(row(emb, 2), first[1].detach() - 5)
-    assert emb.table.parts.memory.num_pinned == 0
+    assert emb.table.memory.num_pinned == 0
     emb.table.check_integrity()
 
 
@@ -111,12 +111,12 @@ def test_another_key_in_a_reused_slot_receives_no_gradient() -> None:
 def test_a_dropped_graph_releases_its_rows() -> None:
     emb = DynamicEmbedding(4, 16)
     rows = emb(torch.arange(16))
-    assert emb.table.parts.memory.num_pinned == 1
+    assert emb.table.memory.num_pinned == 1
     pooled = rows.sum() * 2
     del rows
-    assert emb.table.parts.memory.num_pinned == 1
+    assert emb.table.memory.num_pinned == 1
     del pooled
-    assert emb.table.parts.memory.num_pinned == 0
+    assert emb.table.memory.num_pinned == 0
     for start in range(0, 400, 20):
         emb(torch.arange(start, start + 20))
     emb(torch.tensor([1])).sum().backward()
@@ -134,13 +134,13 @@ def test_a_graph_collected_in_another_thread_releases_its_rows() -> None:
     gc.disable()
     try:
         Cycle()
-        assert emb.table.parts.memory.num_pinned == 1
+        assert emb.table.memory.num_pinned == 1
         collector = threading.Thread(target=gc.collect)
         collector.start()
         collector.join()
     finally:
         gc.enable()
-    assert emb.table.parts.memory.num_pinned == 0
+    assert emb.table.memory.num_pinned == 0
     emb.table.check_integrity()
 
 
@@ -198,7 +198,7 @@ def test_activation_checkpointing_updates_once(reentrant: bool) -> None:
     assert torch.equal(emb.lookup(ids)[0], plain.lookup(ids)[0])
     assert counts(emb) == counts(plain) == {1: 6, 2: 3}
     gc.collect()
-    assert emb.table.parts.memory.num_pinned == 0
+    assert emb.table.memory.num_pinned == 0
 
 
 def test_a_bfloat16_model_updates_float32_rows() -> None:

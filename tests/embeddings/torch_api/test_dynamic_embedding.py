@@ -131,7 +131,7 @@ def test_an_id_not_admitted_yet_uses_the_shared_row() -> None:
     learn(emb.train(), [1, 1])
     assert emb.lookup(torch.tensor([1, 2]))[1].tolist() == [0, 2]
     assert emb.counters()["admitted"] == 1
-    assert emb.table.parts.admission._dirty_blocks == []  # deltas of this table are never taken
+    assert emb.table.admission._dirty_blocks == []  # deltas of this table are never taken
     assert emb.export()["ids"].to_pylist() == [1]
 
 

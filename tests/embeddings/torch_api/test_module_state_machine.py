@@ -143,7 +143,7 @@ class ModuleMachine(RuleBasedStateMachine):
         """Wait until the spill has written its queue, and has deleted what is worth it."""
         for _ in range(64):  # the cutoffs are passed on now and then
             self.emb.advance(self.now_ms)
-        self.emb.table.parts.disk.drain()  # type: ignore[attr-defined]
+        self.emb.table.disk.drain()  # type: ignore[attr-defined]
         self.emb.advance(self.now_ms)
 
     @rule(ids=IDS)

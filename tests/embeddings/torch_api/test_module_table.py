@@ -88,7 +88,7 @@ class Looked(Dataset[torch.Tensor]):
 
 def settle(emb: DynamicEmbedding) -> None:
     """Wait until evicted rows are on disk, so that forks find the spill's process running."""
-    emb.table.parts.spill._worker.drain()  # type: ignore[attr-defined]
+    emb.table.spill._worker.drain()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("spilled", [False, True])
@@ -280,8 +280,8 @@ def test_a_process_deletes_its_folder_and_a_killed_one_leaves_no_lock(tmp_path: 
 def test_a_folder_deleted_in_use_gives_no_wrong_row(killed: bool, tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, init_scale=0, optimizer={"name": "sgd", "lr": 1.0}, spill=tmp_path / "spill")
     train(emb, torch.arange(1000))
-    resident = emb.table.parts.memory.ops.keys_of(emb.table.parts.memory.store, emb.table.parts.memory.occupied())[1]
-    worker = emb.table.parts.spill._worker  # type: ignore[attr-defined]
+    resident = emb.table.memory.ops.keys_of(emb.table.memory.store, emb.table.memory.occupied())[1]
+    worker = emb.table.spill._worker  # type: ignore[attr-defined]
     worker.drain()
     shutil.rmtree(tmp_path / "spill")
     if killed:  # the process, which can still read the files that it has open
@@ -302,7 +302,7 @@ def test_a_folder_deleted_in_use_gives_no_wrong_row(killed: bool, tmp_path: Path
             emb.state_dict()
         assert (emb.lookup(torch.from_numpy(resident))[0] == -1).all()
     emb.table.check_integrity()
-    assert emb.table.parts.memory.num_pinned == 0
+    assert emb.table.memory.num_pinned == 0
     emb.close()
     assert not (tmp_path / "spill").exists()
 

@@ -103,7 +103,7 @@ def test_rows_that_expire_in_the_spill_are_reported_when_they_are_deleted(host_c
     emb = DynamicEmbedding(4, 16, clock=clock, ttl_seconds=10, spill=tmp_path / "s", host_capacity=host_capacity)
     emb.on_evict(lambda ids, reason: reported.extend(ids.tolist()))
     train(emb, range(2000))
-    emb.table.parts.disk.drain()  # type: ignore[attr-defined]
+    emb.table.disk.drain()  # type: ignore[attr-defined]
     clock.seconds += 5
     train(emb, range(1000))
     clock.seconds += 6
@@ -111,7 +111,7 @@ def test_rows_that_expire_in_the_spill_are_reported_when_they_are_deleted(host_c
     def purge() -> bool:
         for _ in range(64):  # cutoffs are passed on now and then
             emb.advance()
-        emb.table.parts.disk.drain()  # type: ignore[attr-defined]
+        emb.table.disk.drain()  # type: ignore[attr-defined]
         emb.advance()
         return len(reported) == 1000
 

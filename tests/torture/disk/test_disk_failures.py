@@ -152,7 +152,7 @@ def limited_spills(running: RunningTrainer) -> Callable[[int], None]:
 
     Limit it again while waiting: a process that does not respond for 2 s, on a busy machine, is replaced.
     """
-    spills: list[Any] = [one.parts.spill for one in running.trainer.state.learner.table.tables.values()]
+    spills: list[Any] = [one.spill for one in running.trainer.state.learner.table.tables.values()]
     for spill in spills:
         worker = spill._worker
         worker.patience_seconds = 2

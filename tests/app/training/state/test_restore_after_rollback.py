@@ -58,18 +58,18 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     rows, status = table.find(*KEYS)
     # a key created since is reported as forgotten while its record is retained, whatever it was before
     arrays |= {"values": rows, "status": np.where(status == KNOWN, KNOWN, UNKNOWN)}
-    found = table.parts.lower_tiers.recall(*KEYS)
-    slots = table.parts.memory.find(*KEYS)
+    found = table.lower_tiers.recall(*KEYS)
+    slots = table.memory.find(*KEYS)
     here = slots >= 0
-    resident, _ = table.parts.memory.read(slots[here], KEYS[0][here], KEYS[1][here])
+    resident, _ = table.memory.read(slots[here], KEYS[0][here], KEYS[1][here])
     for name in ("states", "counts", "last_seen"):
         column = getattr(found.rows, name).copy()
         column[here] = getattr(resident, name)
         alive = arrays["status"] == KNOWN
         arrays[name] = np.where(alive.reshape(-1, *[1] * (column.ndim - 1)), column, 0)
     blocks = np.arange(2048 // 64)
-    if table.parts.admission:
-        arrays["sketch"] = table.ops.sketch_read(table.parts.admission.sketch, blocks)
+    if table.admission:
+        arrays["sketch"] = table.ops.sketch_read(table.admission.sketch, blocks)
     meta = state.meta(0)
     facts = meta.positions, meta.samples_trained, meta.step, meta.event_clock_ms, meta.scores, meta.dead_letters
     trainer = {name: value for name, value in meta.trainer.items() if name not in ("erasures", "high_water_marks")}

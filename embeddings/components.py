@@ -1,4 +1,4 @@
-"""The parts of an embedding table and how they are connected, and the threads that share one of its operations."""
+"""What an embedding table consists of, how it is connected, and the threads that share one of its operations."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -61,34 +61,44 @@ class IntraOpPool:
             self._pool.shutdown()
 
 
-class TableParts:
-    """Creates every part of one table. See EmbeddingTable for the arguments."""
+class TableComponents:
+    """Creates every component of one table."""
 
     def __init__(
         self,
         config: TableConfig,
         *,
         seed: int,
-        spill: Spill | None,
-        base: RowSource | None,
-        capacity: Capacity | None,
-        tracked: bool,
-        device: str | Ops,
-        other_disk_bytes: Callable[[], int],
-        score: ScoreFunction | None,
-        admission: AdmissionControl | None,
+        spill: Spill | None = None,
+        base: RowSource | None = None,
+        capacity: Capacity | None = None,
+        tracked: bool = True,
+        device: str | Ops = "cpu",
+        other_disk_bytes: Callable[[], int] = lambda: 0,
+        score: ScoreFunction | None = None,
+        admission: AdmissionControl | None = None,
     ) -> None:
+        """Without a spill evicted rows are lost.
+
+        `tracked`: every changed row is part of the next delta, so `take_delta` must be called; without it, never.
+        `device`: "cpu", "cuda" (the GPU that torch has selected), or the ops of one.
+        `other_disk_bytes`: the bytes that the log takes of `disk_bytes`; the spill may take half of it in any case.
+        `admission`: of another table, to share its sketch.
+        `score`: with custom eviction, what gives rows their priorities, whenever they change, instead of the callers.
+        """
         if base is not None and spill is None:
             raise ValueError("a table over a base needs a spill: evicted rows would be read from the base again")
         if tracked and spill is not None and spill.is_exclusive:
             raise ValueError("a host tier needs a spill below it: set disk_path, or host_bytes = 0")
+        self.config, self.seed, self.dim, self.tracked = config, seed, config.dim, tracked
         self.ops = ops = backend(device)
         self.optimizer = RowOptimizer.of(config.optimizer)
         check_device(self.optimizer.name, ops.device)
+        self.lr, self.lr_factor = self.optimizer.lr, 1.0
         self.layout = config.layout
         state_width = self.layout.state_width
         capacity = (capacity or Capacity.of_bytes(config, ops, tracked=tracked)).in_buckets_of(ops.width)
-        self.counters = TableCounters()
+        self.counts = TableCounters()
         self.spill: Spill = spill or NoSpill(config.dim, state_width)
         self.host_tier = self.spill.host_tier
         self.disk = self.spill if self.host_tier is None else self.host_tier.spill  # the lowest spill
@@ -104,7 +114,7 @@ class TableParts:
             self.spill,
             self.evicted_dirty,
             self.cutoffs,
-            self.counters,
+            self.counts,
             capacity.num_slots,
             self.removals,
             tracked=tracked,
@@ -127,7 +137,7 @@ class TableParts:
             removals=self.removals,
             admission=self.admission,
             cutoffs=self.cutoffs,
-            counters=self.counters,
+            counters=self.counts,
             config=config,
             priorities=self.priorities,
             seed=seed,
