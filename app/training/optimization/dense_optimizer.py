@@ -193,12 +193,6 @@ class RuleOptimizer(Optimizer):
         return state
 
 
-def optimizer_arrays(optimizer: Optimizer, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
-    """Return the optimizer's state by "<parameter>.<quantity>", copied."""
-    tensors = optimizer_tensors(optimizer, model)
-    return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
-
-
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimizer's state itself, by "<parameter>.<quantity>"."""
     return {
@@ -209,7 +203,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Set what `optimizer_arrays` returned; a parameter without arrays has no state yet."""
+    """Set what `optimizer_tensors` returned, as arrays; a parameter without arrays has no state yet."""
     for name, parameter in model.named_parameters():
         prefix = f"{name}."
         state = {

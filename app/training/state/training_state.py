@@ -113,8 +113,8 @@ class TrainingState:
         num_samples = self.learner.num_samples - num_before
         self.own_samples += len(batch)
         self.stream.advance(batch, limit_ms=limit_ms, num_samples=num_samples)
-        num_crosses = self.learner.num_crosses if has_samples else 0
-        self._unpublished.add_batch(batch, self.learner.num_keys(batch), num_crosses)
+        num_looked_up = (self.learner.num_keys, self.learner.num_crosses) if has_samples else (0, 0)
+        self._unpublished.add_batch(batch, *num_looked_up)
 
     def finish_step(self) -> None:
         """Count the report of the newest step, and wait for it if it is still on the device."""

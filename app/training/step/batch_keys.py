@@ -34,12 +34,6 @@ class WideNumbers:
     before_3D: npt.NDArray[np.float64]
     after_3D: npt.NDArray[np.float64]
 
-    @staticmethod
-    def of(features: Features, statistics_3D: npt.NDArray[np.float64]) -> "WideNumbers":
-        """Return the numbers of a batch that comes after these statistics."""
-        after_3D = statistics_3D.copy()
-        return WideNumbers(running_numbers(signed_logs(features.dense_NF), after_3D), statistics_3D.copy(), after_3D)
-
 
 @dataclass(frozen=True)
 class BatchKeys:
@@ -50,13 +44,25 @@ class BatchKeys:
     ids_K: Array
     event_ms_K: Array
     scores_K: Array | None
+    slices: list[LookupSlice]  # which keys become which input of the model; the last one has the bins, if there are any
+    columns: dict[str, npt.NDArray[Any]]  # the other inputs, on the host: see `input_columns`; labels, weights, items
     prefetch: Any = None  # what the table's `prefetch` gave
     staged: StagedColumns | None = None  # all columns of the batch, on their way to the device
     numbers: WideNumbers | None = None  # of the wide part
 
-    def follows(self, statistics_3D: npt.NDArray[np.float64] | None) -> bool:
-        """Return True if the numbers were standardized by what is known before the batch."""
-        return self.numbers is None or np.array_equal(self.numbers.before_3D, statistics_3D)  # type: ignore[arg-type]
+    def fit(self, batch: Batch, statistics_3D: npt.NDArray[np.float64] | None) -> bool:
+        """Return True if they are those of this batch, its numbers standardized by what is known before it.
+
+        Without samples, which only one of many ranks learns, any batch is the same.
+        """
+        is_same = self.batch is batch or not (len(self.batch) or len(batch))
+        return is_same and (self.numbers is None or np.array_equal(self.numbers.before_3D, statistics_3D))  # type: ignore[arg-type]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the columns as tensors where the net is."""
+        if self.staged is not None:
+            return self.staged.tensors()
+        return {name: torch.from_numpy(column) for name, column in self.columns.items()}
 
     def release(self) -> None:
         """Release the staged columns; call it once nothing reads them any more."""
@@ -72,7 +78,7 @@ class KeyPreparer:
         schema: Schema,
         ops: Ops,
         transfer: TransferStream | None,
-        score_field: str | None,
+        score_field: str | None = None,
         *,
         wide: bool = False,
         item_column: int | None = None,
@@ -81,76 +87,64 @@ class KeyPreparer:
 
         `wide`: bins of dense features have keys too. `item_column`: the categorical feature whose ids the step needs.
         """
-        self._wide, self._item_column = wide, item_column
-        self._schema, self._ops = schema, ops
+        self._num_bins, self._item_column = len(schema.dense) if wide else 0, item_column
+        self._wide, self._schema, self._ops = wide, schema, ops
         self._buffers = None if transfer is None else PinnedBuffers(transfer)
         self._keys_on_device = transfer is not None and ops.device != "cpu"
         self._score_column = None if score_field is None else schema.dense.index(score_field)
+
+    def num_keys(self, batch: Batch) -> int:
+        """Return how many keys a batch has, every occurrence, those of bins included."""
+        features = batch.features
+        num_listed = sum(len(ragged.ids_M) for ragged in features.lists)
+        return int(features.categorical_NC.size) + num_listed + len(batch) * self._num_bins
 
     def prepare(self, batch: Batch, statistics_3D: npt.NDArray[np.float64] | None = None) -> BatchKeys:
         """Return the keys on the host, with the columns on their way.
 
         `statistics_3D`: of the numbers before the batch, for the wide part.
         """
-        features_K, ids_K = lookup_keys(self._schema, batch.features)
-        numbers, num_bins = None, 0
+        schema, features = self._schema, batch.features
+        features_K, ids_K = lookup_keys(schema, features)
+        slices, numbers = lookup_slices(schema, features), None
         if self._wide:
             assert statistics_3D is not None
-            numbers = WideNumbers.of(batch.features, statistics_3D)
-            num_bins = len(self._schema.dense)
-            bin_features_K, bin_ids_K = bin_keys(self._schema, bin_ids(numbers.x_NX))
+            after_3D = statistics_3D.copy()
+            x_NX = running_numbers(signed_logs(features.dense_NF), after_3D)
+            numbers = WideNumbers(x_NX, statistics_3D.copy(), after_3D)
+            bin_features_K, bin_ids_K = bin_keys(schema, bin_ids(x_NX))
             features_K, ids_K = np.concatenate([features_K, bin_features_K]), np.concatenate([ids_K, bin_ids_K])
-        event_ms_K = repeat_per_key(batch.features, batch.event_ms_N, num_bins)
-        scores_K = None
+            slices.append(LookupSlice(slices[-1].stop, len(ids_K)))
+        event_ms_K, scores_K = repeat_per_key(features, batch.event_ms_N, self._num_bins), None
         if self._score_column is not None:
             # a missing score counts as 0
-            scores_N = np.nan_to_num(batch.features.dense_NF[:, self._score_column], nan=0)
-            scores_K = repeat_per_key(batch.features, scores_N, num_bins)
+            scores_N = np.nan_to_num(features.dense_NF[:, self._score_column], nan=0)
+            scores_K = repeat_per_key(features, scores_N, self._num_bins)
+        columns = input_columns(schema, features) | {"labels": batch.labels_NL, "weights": batch.weights_N}
+        if self._item_column is not None:
+            columns["item_ids"] = np.ascontiguousarray(features.categorical_NC[:, self._item_column])
         staged = None
         if self._buffers is not None:
-            columns = input_columns(self._schema, batch.features)
-            columns |= {"labels": batch.labels_NL, "weights": batch.weights_N}
-            if self._item_column is not None:
-                columns["item_ids"] = self.item_ids(batch)
-            if self._keys_on_device:
-                keys = zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
-                columns |= {name: column for name, column in keys if column is not None}
-            staged = self._buffers.stage(columns)
-        return BatchKeys(batch, features_K, ids_K, event_ms_K, scores_K, staged=staged, numbers=numbers)
-
-    def item_ids(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Return the samples' items."""
-        assert self._item_column is not None
-        return np.ascontiguousarray(batch.features.categorical_NC[:, self._item_column])
+            own = zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
+            keys = {name: column for name, column in own if column is not None} if self._keys_on_device else {}
+            staged = self._buffers.stage(columns | keys)
+        return BatchKeys(
+            batch, features_K, ids_K, event_ms_K, scores_K, slices, columns, staged=staged, numbers=numbers
+        )
 
     def at_table(self, keys: BatchKeys) -> BatchKeys:
-        """Return the keys as arrays where the table is, without a copy: the staged ones, if it is on the device."""
+        """Return keys and offsets of bags as arrays where the table is, without a copy: the staged ones, if it is on
+        the device.
+        """
         if not self._keys_on_device or keys.staged is None or not isinstance(keys.ids_K, np.ndarray):
             return keys
         columns, array_of = keys.staged.tensors(), self._ops.array_of
-        return replace(keys, **{name: array_of(columns[name]) for name in KEY_COLUMNS if name in columns})
-
-    def lookup_slices(self, batch: Batch, columns: Mapping[str, Tensor] | None) -> list[LookupSlice]:
-        """Return which keys become which input of the model; offsets of bags are where the table is."""
-        slices = lookup_slices(self._schema, batch.features)
-        if self._wide:  # the net does not see the bins
-            num_bins = len(batch) * len(self._schema.dense)
-            slices.append(LookupSlice(slices[-1].stop, slices[-1].stop + num_bins))
-        if columns is None or not self._keys_on_device:
-            return slices
-        return [
-            slice_
-            if slice_.offsets_B1 is None
-            else slice_._replace(offsets_B1=self._ops.array_of(columns[f"offsets.{number}"]))
-            for number, slice_ in enumerate(slices)
+        slices = [
+            part if part.offsets_B1 is None else part._replace(offsets_B1=array_of(columns[f"offsets.{number}"]))
+            for number, part in enumerate(keys.slices)
         ]
-
-
-def num_keys(batch: Batch, *, wide: bool = False) -> int:
-    """Return how many keys a batch has, every occurrence; with the wide part those of bins too."""
-    num_bins = int(batch.features.dense_NF.size) if wide else 0
-    num_ids = int(batch.features.categorical_NC.size) + sum(len(ragged.ids_M) for ragged in batch.features.lists)
-    return num_ids + num_bins
+        own = {name: array_of(columns[name]) for name in KEY_COLUMNS if name in columns}
+        return replace(keys, slices=slices, **own)
 
 
 def lookup_slices(schema: Schema, features: Features) -> list[LookupSlice]:
@@ -168,30 +162,37 @@ def lookup_slices(schema: Schema, features: Features) -> list[LookupSlice]:
 
 def input_columns(schema: Schema, features: Features) -> dict[str, npt.NDArray[Any]]:
     """Return the other inputs: dense values, offsets of pooled lists, lengths of sequences and places of their rows."""
-    lengths_NS, longest = _sequence_lengths(schema, features)
-    columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
     num_pooled = len(schema.multi_value)
-    # slice 0 has the categorical rows
-    columns |= {f"offsets.{number}": ragged.offsets for number, ragged in enumerate(features.lists[:num_pooled], 1)}
-    for s, ragged in enumerate(features.lists[num_pooled:]):
-        starts_N = np.arange(len(ragged.offsets) - 1) * longest - ragged.offsets[:-1]
-        columns[f"places.{s}"] = np.repeat(starts_N, np.diff(ragged.offsets)) + np.arange(len(ragged.ids_M))
+    pooled, sequences = features.lists[:num_pooled], features.lists[num_pooled:]
+    lengths_NS = np.zeros((len(features), len(sequences)), np.int64)
+    columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
+    columns |= {f"offsets.{number}": ragged.offsets for number, ragged in enumerate(pooled, 1)}  # slice 0: categorical
+    for s, ragged in enumerate(sequences):
+        lengths_NS[:, s] = np.diff(ragged.offsets)
+    longest = longest_sequence(lengths_NS)
+    for s, ragged in enumerate(sequences):
+        starts_N = np.arange(len(features)) * longest - ragged.offsets[:-1]
+        columns[f"places.{s}"] = np.repeat(starts_N, lengths_NS[:, s]) + np.arange(len(ragged.ids_M))
     return columns
 
 
-def assemble_tensors(
-    schema: Schema, features: Features, tensors: Sequence[Tensor], columns: Mapping[str, Tensor] | None = None
-) -> ModelInputs:
-    """Return the inputs of a batch from one tensor for each slice; gradients flow back to every row.
+def longest_sequence(lengths_NS: npt.NDArray[np.int64]) -> int:
+    """Return the length that a batch's sequences are padded to."""
+    return max(1, int(lengths_NS.max(initial=0)))
 
-    `columns`: those of `input_columns` as tensors on the rows' device; None on the host.
+
+def assemble_tensors(
+    keys: BatchKeys, schema: Schema, tensors: Sequence[Tensor], columns: Mapping[str, Tensor] | None = None
+) -> ModelInputs:
+    """Return the inputs of a batch from one tensor for each slice but that of bins; gradients flow back to every row.
+
+    `columns`: what `keys.tensors()` has returned.
     """
-    if columns is None:
-        columns = {name: torch.from_numpy(column) for name, column in input_columns(schema, features).items()}
-    num_samples, num_categorical = features.categorical_NC.shape
+    columns = keys.tensors() if columns is None else columns
+    num_samples, num_categorical = keys.batch.features.categorical_NC.shape
     categorical_RD, num_pooled = tensors[0], len(schema.multi_value)
-    pooled, sequences = list(tensors[1 : 1 + num_pooled]), tensors[1 + num_pooled :]
-    dim, longest = categorical_RD.shape[1], _sequence_lengths(schema, features)[1]
+    pooled, sequences = tensors[1 : 1 + num_pooled], tensors[1 + num_pooled :]
+    dim, longest = categorical_RD.shape[1], longest_sequence(keys.columns["lengths"])
     padded = [
         rows_MD.new_zeros(num_samples * longest, dim)
         .index_copy(0, columns[f"places.{s}"], rows_MD)
@@ -200,7 +201,7 @@ def assemble_tensors(
     ]
     return ModelInputs(
         categorical=categorical_RD.view(num_samples, num_categorical, dim),
-        pooled=torch.stack(pooled, dim=1) if pooled else categorical_RD.new_zeros(num_samples, 0, dim),
+        pooled=torch.stack(list(pooled), dim=1) if pooled else categorical_RD.new_zeros(num_samples, 0, dim),
         sequence=torch.stack(padded, dim=1) if padded else categorical_RD.new_zeros(num_samples, 0, longest, dim),
         sequence_length=columns["lengths"],
         dense=columns["dense"],
@@ -213,12 +214,3 @@ def repeat_per_key(features: Features, values_N: npt.NDArray[Any], num_bins: int
     parts += [np.repeat(values_N, np.diff(ragged.offsets)) for ragged in features.lists]
     parts += [np.repeat(values_N, num_bins)] if num_bins else []
     return np.concatenate(parts)
-
-
-def _sequence_lengths(schema: Schema, features: Features) -> tuple[npt.NDArray[np.int64], int]:
-    """Return the lengths of each sample's sequences, and the length that they are padded to."""
-    sequences = features.lists[len(schema.multi_value) :]
-    lengths_NS = np.zeros((len(features), len(sequences)), np.int64)
-    for s, ragged in enumerate(sequences):
-        lengths_NS[:, s] = np.diff(ragged.offsets)
-    return lengths_NS, max(1, int(lengths_NS.max(initial=0)))

@@ -6,12 +6,12 @@ import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.learning_step import Gradients, LocalBatch, Samples, StepDecision
 from springtide.embeddings.errors import ShardError
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
@@ -20,97 +20,38 @@ from springtide.stream.columns import Batch
 WORD_BITS = 62  # of facts that travel as one number
 
 
-class StepDecision(NamedTuple):
-    """The decision before a step that follows from the batches of all ranks."""
-
-    num_samples_R: list[int]
-    are_prepared: bool = False  # every rank has the keys of this batch already
-    prefetch: bool = False  # a rank knows its next batch
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of all ranks."""
-        return sum(self.num_samples_R)
-
-    def num_before(self, rank: int) -> int:
-        """Samples of the ranks before this one."""
-        return sum(self.num_samples_R[:rank])
-
-
-class Samples(NamedTuple):
-    """Columns of the samples of all ranks, in the order of ranks."""
-
-    dense_NF: Tensor
-    labels_NL: Tensor
-    weights_N: Tensor
-    logits_NL: Tensor
-
-
-class Gradients(NamedTuple):
-    """Gradients that a backward pass leaves; of many ranks, the samples and sums of all."""
-
-    samples: Samples
-    loss: Tensor
-    weight: Tensor
-    norm: Tensor  # of the dense net's gradients
-
-
-class LocalBatch:
-    """The batch of a process that learns alone, and the interface of a GlobalBatch."""
-
-    def __init__(self, update: NetUpdate) -> None:
-        """`update`: of the net."""
-        self.update = update
-        self.rank = 0
-        self.decision = StepDecision([])
-        self.samples: Samples | None = None  # of the newest step, if others than this process's are among them
-
-    def vote(self, batch: Batch, *, is_prepared: bool, knows_next: bool) -> StepDecision:
-        """Tell the others what this rank has."""
-        self.decision = StepDecision([len(batch)], is_prepared, knows_next)
-        return self.decision
-
-    def seed(self, seed: int, step: int) -> None:
-        """Give torch random numbers of this rank's and this step's own, for dropout: so a step can be repeated."""
-
-    def all_gather(self, rows_NX: Tensor) -> Tensor:
-        """Return the rows of all ranks' samples, from this rank's."""
-        return rows_NX
-
-    def reduce(self, samples: Samples, loss: Tensor, weight: Tensor) -> Gradients:
-        """After the backward pass: join the samples of all ranks, and add up their sums and gradients."""
-        return Gradients(samples, loss, weight, self.update.gradient_norm())
-
-    def require_same(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """ShardError unless every rank has the same bits in these."""
-
-
 class GlobalBatch(LocalBatch):
     """The batches of all ranks as one, in the order of ranks. Every rank makes the same calls in the same order."""
 
-    def __init__(self, exchange: Exchange, model: nn.Module, precision: Precision, update: NetUpdate) -> None:
-        """`update`: of the net. What it gathers over several batches is summed over the ranks when it is applied."""
+    def __init__(
+        self, exchange: Exchange, model: nn.Module, precision: Precision, update: NetUpdate, *, seed: int = 0
+    ) -> None:
+        """`update`: of the net. What it gathers over several batches is summed over the ranks when it is applied.
+
+        `seed`: of random numbers that differ from rank to rank and from step to step, for dropout.
+        """
         super().__init__(update)
-        self.exchange, self.model, self.rank = exchange, model, exchange.rank
+        self.exchange, self.model, self.seed = exchange, model, seed
         update.gathered.share(self._merge, is_first=exchange.rank == 0)
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision.dense]
 
-    def vote(self, batch: Batch, *, is_prepared: bool, knows_next: bool) -> StepDecision:
-        numbers = self.exchange.all_gather_numbers([len(batch), is_prepared, knows_next])
-        lengths, prepared, known = zip(*numbers, strict=True)
-        self.decision = StepDecision(list(lengths), all(prepared), any(known))
-        return self.decision
-
-    def seed(self, seed: int, step: int) -> None:
-        torch.manual_seed(((seed * 0x9E3779B1 + step) * self.exchange.num_ranks + self.exchange.rank) % 2**63)
+    def vote(self, num_samples: int, step: int, *, is_prepared: bool, knows_next: bool) -> StepDecision:
+        exchange = self.exchange
+        numbers = exchange.all_gather_numbers([num_samples, is_prepared, knows_next])
+        self._num_samples_R, prepared, known = map(list, zip(*numbers, strict=True))
+        decision = StepDecision(
+            sum(self._num_samples_R), sum(self._num_samples_R[: exchange.rank]), all(prepared), any(known)
+        )
+        if decision.num_samples:  # a step that is repeated draws the same
+            torch.manual_seed(((self.seed * 0x9E3779B1 + step) * exchange.num_ranks + exchange.rank) % 2**63)
+        return decision
 
     def all_gather(self, rows_NX: Tensor) -> Tensor:
-        return self.exchange.all_gather("samples", rows_NX.contiguous(), self.decision.num_samples_R)
+        return self.exchange.all_gather("samples", rows_NX.contiguous(), self._num_samples_R)
 
     def reduce(self, samples: Samples, loss: Tensor, weight: Tensor) -> Gradients:
         loss, weight, norm = self.all_reduce(loss, weight)
-        self.samples = self.join(samples)
-        return Gradients(self.samples, loss.detach(), weight, norm)
+        return Gradients(self.join(samples), loss.detach(), weight, norm)
 
     def join(self, samples: Samples) -> Samples:
         """Return the columns of all ranks' samples."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,31 +15,27 @@ from springtide.app.models.losses.config import LabelLoss
 from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.models.wide_part import wide_part_of
-from springtide.app.training.config import TrainConfig
+from springtide.app.training.config import MIN_SAMPLES_TO_SPLIT, TrainConfig
 from springtide.app.training.device import TrainDevice, resolve_device
-from springtide.app.training.optimization.dense_optimizer import optimizer_arrays
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, assemble_tensors, num_keys
+from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, assemble_tensors
 from springtide.app.training.step.cuda_graphs import CudaGraphStep
-from springtide.app.training.step.global_batch import GlobalBatch, LocalBatch, without_samples
+from springtide.app.training.step.global_batch import GlobalBatch, without_samples
 from springtide.app.training.step.learning_step import (
     LearningStep,
+    LocalBatch,
     LossObjective,
     OffsetObjective,
-    Step,
     StepColumns,
     StepOutcome,
     StepReport,
     TwoTowerObjective,
-    fetch_outcome,
-    fetch_samples,
-    report_of,
+    start_report,
 )
 from springtide.app.training.step.wide_ranks import RanksWideStep
 from springtide.app.training.step.wide_step import WideStep
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import StepTable
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
@@ -76,6 +73,7 @@ class Learner:
         """
         self.device = device or resolve_device(config)
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
+        self._num_threads = config.threads_for(0), config.threads_for(MIN_SAMPLES_TO_SPLIT)  # of small and large steps
         self.update = NetUpdate(model, config, on_device=self.device.transfer is not None)
         self.optimizer = self.update.optimizer
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
@@ -90,58 +88,52 @@ class Learner:
         )
         self.sharded_table: ShardedTable | None = None
         self.global_batch = LocalBatch(self.update)
-        if exchange is not None and not exchange.is_alone:
-            self._require_learnable_by_many()
+        self.wide_step: WideStep | None = None
+        if exchange is None or exchange.is_alone:
+            if self.wide is not None:
+                self.wide_step = WideStep(self.wide, table, schema)
+        else:
+            if self.device.graph_capture is not None:
+                raise ValueError(
+                    "what several ranks exchange is not part of a CUDA graph: set [train] cuda_graphs = false"
+                )
             precision = precision or Precision()
             num_states = 0 if self.wide is None else WideStep.num_states_of(table)
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
-            self.global_batch = GlobalBatch(exchange, self.model, precision, self.update)
-        self.wide_step = self._wide_step(schema)
+            self.global_batch = GlobalBatch(exchange, self.model, precision, self.update, seed=config.seed)
+            if self.wide is not None:
+                self.wide_step = RanksWideStep(self.wide, table, schema, self.sharded_table)
+        # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
+        self.rows = table.rows if self.sharded_table is None else self.sharded_table
         self.loss = Loss(losses, self.model)
-        self.objective = LossObjective(self.model, self.loss)
+        self.objective = (LossObjective if self.wide_step is None else OffsetObjective)(self.model, self.loss)
         if isinstance(model, TwoTower):
             self.objective = TwoTowerObjective(model, self.global_batch)
-        self.learning_step: Step = self._learning_step()
+        self.learning_step = self._new_step()
+        # reports arrive after their steps: asking for one at once would wait for the device
+        self.reports_late = self.device.transfer is not None
         self.skipped_steps = 0  # of the dense net, because gradients were not finite
         self.clipped_steps = 0  # of the dense net
         self.gradient_norm: float | None = None  # of the newest batch's mean gradient, of the dense net
         self.steps = 0
         self.num_samples = 0  # trained, before the next step
+        self.num_keys = self.num_crosses = 0  # looked up by the newest step, every occurrence of a key
         self._next: BatchKeys | None = None  # of the next batch, if it is known
         model.train()
-
-    @property
-    def rows(self) -> StepTable | ShardedTable:
-        """The rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods."""
-        return self.table.rows if self.sharded_table is None else self.sharded_table
-
-    @property
-    def reports_late(self) -> bool:
-        """True if reports arrive after their steps: asking for one at once would wait for the device."""
-        return self.device.transfer is not None
 
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
         if self.wide_step is not None and self.wide_step.needs_checkpoint(batch):
             return True
         table = self.table if self.sharded_table is None else self.sharded_table
-        return table.needs_checkpoint(self.num_keys(batch))
+        return table.needs_checkpoint(self.keys.num_keys(batch))
 
     def has_room(self, batch: Batch, wait_seconds: float = 0.0) -> bool:
         """Return True, perhaps after a wait, if the spill can take all rows that this batch may evict."""
         if self.wide_step is not None and not self.wide_step.has_room(batch, wait_seconds):
             return False
         table = self.table if self.sharded_table is None else self.sharded_table
-        return table.has_room(self.num_keys(batch), wait_seconds)
-
-    def num_keys(self, batch: Batch) -> int:
-        """Return how many keys a batch has, every occurrence; not those of crosses."""
-        return num_keys(batch, wide=self.wide is not None)
-
-    @property
-    def num_crosses(self) -> int:
-        """Rows of crosses that the newest step looked up."""
-        return 0 if self.wide_step is None else self.wide_step.num_crosses
+        return table.has_room(self.keys.num_keys(batch), wait_seconds)
 
     def step(self, batch: Batch, next_batch: Batch | None = None) -> StepReport:
         """Run a step and wait for its report."""
@@ -157,17 +149,23 @@ class Learner:
         Of many ranks all make the call, each with its own batch, which may be empty. They learn what one process
         learns from all batches together, in the order of ranks; the report is of all samples, the same on every rank.
         """
+        statistics_3D = None if self.wide_step is None else self.wide_step.arrays.number_statistics_3D
         decision = self.global_batch.vote(
-            batch,
-            is_prepared=self._is_prepared(batch),
+            len(batch),
+            self.steps,
+            is_prepared=self._next is not None and self._next.fit(batch, statistics_3D),
             knows_next=next_batch is not None and len(next_batch) > 0,
         )
         num_samples = decision.num_samples
         if num_samples == 0:
             empty = StepReport(batch.labels_NL, batch.labels_NL, batch.weights_N)
             return lambda: empty
-        torch.set_num_threads(self.config.threads_for(num_samples))
-        keys = self._take_prepared(batch)
+        torch.set_num_threads(self._num_threads[num_samples >= MIN_SAMPLES_TO_SPLIT])
+        keys, self._next = self._next, None
+        if keys is None or not decision.are_prepared:
+            if keys is not None:
+                keys.release()  # another batch was expected
+            keys = self.keys.prepare(batch, statistics_3D)
         if decision.prefetch:
             next_batch = without_samples(batch) if next_batch is None else next_batch
             self._next = self.keys.prepare(next_batch, None if keys.numbers is None else keys.numbers.after_3D)
@@ -175,16 +173,14 @@ class Learner:
         self.update.begin_batch(num_samples, num_trained)
         if self.update.schedule.rows:
             self.table.lr_factor = self.update.schedule.factor(num_trained)
-        self.global_batch.seed(self.config.seed, self.steps)
         outcome = self._train(keys)
-        self.update.end_batch()
-        self.steps, self.num_samples = self.steps + 1, num_trained
-        fetch = fetch_outcome(outcome, self.device.transfer)
-        num_before = decision.num_before(self.global_batch.rank)
-        fetch_labels = fetch_samples(batch, self.global_batch.samples, self.device.transfer)
+        self.update.gathered.end_batch()
+        self.steps, self.num_samples, self.num_keys = self.steps + 1, num_trained, len(keys.ids_K)
+        self.num_crosses = 0 if self.wide_step is None else self.wide_step.num_crosses
+        fetch = start_report(outcome, self.device.transfer, decision.num_before)
 
         def wait() -> StepReport:
-            report = report_of(*fetch_labels(), fetch(), num_before)
+            report = fetch()
             self.skipped_steps += report.skipped
             self.clipped_steps += report.clipped
             self.gradient_norm = report.gradient_norm if np.isfinite(report.gradient_norm) else None
@@ -199,28 +195,6 @@ class Learner:
     def require_same_net(self) -> None:
         """ShardError unless every rank has the same net, and the same state of its optimizer, bit by bit. All ranks."""
         self.global_batch.require_same(lambda: self.dense_tensors() | self.state_tensors())
-
-    def _is_same(self, first: Batch, second: Batch) -> bool:
-        """Return True if these are one batch: without samples, which only one of many ranks learns, any are."""
-        return first is second or not (len(first) or len(second))
-
-    def _is_prepared(self, batch: Batch) -> bool:
-        """Return True if the previous step prepared the keys of this batch."""
-        keys = self._next
-        return keys is not None and self._is_same(keys.batch, batch) and keys.follows(self._number_statistics)
-
-    def _take_prepared(self, batch: Batch) -> BatchKeys:
-        """Return the keys that the previous step prepared, or prepare them if it expected another batch."""
-        keys, self._next = self._next, None
-        if keys is not None and self.global_batch.decision.are_prepared:
-            return keys
-        if keys is not None:
-            keys.release()
-        return self.keys.prepare(batch, self._number_statistics)
-
-    @property
-    def _number_statistics(self) -> npt.NDArray[np.float64] | None:
-        return None if self.wide is None else self.wide.arrays.number_statistics_3D
 
     def _train(self, keys: BatchKeys) -> StepOutcome:
         """Look up the rows, pin them, and learn from them while the next batch's rows are prefetched."""
@@ -260,51 +234,33 @@ class Learner:
 
     def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""
-        batch, staged = keys.batch, keys.staged
-        columns = None if staged is None else staged.tensors()
-        slices = self.keys.lookup_slices(batch, columns)
+        batch, columns = keys.batch, keys.tensors()
         if self.sharded_table is None:
-            tensors = embed_slices(self.table.rows, lookup, slices)
+            tensors = embed_slices(self.table.rows, lookup, keys.slices)
         else:
-            tensors = self.sharded_table.embed_slices(lookup, slices)
-        if columns is None:
-            labels_NL, weights_N = torch.from_numpy(batch.labels_NL), torch.from_numpy(batch.weights_N)
-        else:
+            tensors = self.sharded_table.embed_slices(lookup, keys.slices)
+        if keys.staged is not None:
             tensors = tuple(tensor.to(self.device.device) for tensor in tensors)
-            labels_NL, weights_N = columns["labels"], columns["weights"]
+        groups, offset_step = self.loss.groups_of(batch.features), None
         if self.wide_step is not None:
-            tensors = tensors[:-1]  # without the bins
-        inputs = assemble_tensors(self.schema, batch.features, tensors, columns)
-        groups = self.loss.groups_of(batch.features)
-        groups_NG = None if groups is None else torch.from_numpy(groups).to(self.device.device)
+            tensors, offset_step = tensors[:-1], partial(self.wide_step.learn, keys, lookup)  # the bins are its alone
+        step_columns = StepColumns(
+            assemble_tensors(keys, self.schema, tensors, columns),
+            columns["labels"],
+            columns["weights"],
+            None if groups is None else torch.from_numpy(groups).to(self.device.device),
+            columns.get("item_ids"),
+            offset_step,
+        )
         use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
-        item_ids_N = None
-        if isinstance(self.model, TwoTower):
-            item_ids_N = torch.from_numpy(self.keys.item_ids(batch)) if columns is None else columns["item_ids"]
-        objective = self.objective
-        if self.wide_step is not None:
-            objective = OffsetObjective(self.model, self.loss, self.wide_step.of_batch(keys, lookup))
-        step_columns = StepColumns(inputs, labels_NL, weights_N, groups_NG, item_ids_N)
-        outcome = self.learning_step(objective, step_columns, bfloat16=use_bfloat16)
+        outcome = self.learning_step(self.objective, step_columns, bfloat16=use_bfloat16)
         if self.sharded_table is not None:
             self.sharded_table.update(lookup)
         elif self.wide_step is not None and not lookup.released:
-            self.table.rows.touch(lookup)  # the net gives rows no gradients: count them all the same
+            self.rows.touch(lookup)  # the net gives rows no gradients: count them all the same
         return outcome
 
-    def _require_learnable_by_many(self) -> None:
-        """ValueError if several ranks cannot learn this net together so far."""
-        if self.device.graph_capture is not None:
-            raise ValueError("what several ranks exchange is not part of a CUDA graph: set [train] cuda_graphs = false")
-
-    def _wide_step(self, schema: Schema) -> WideStep | None:
-        if self.wide is None:
-            return None
-        if self.sharded_table is None:
-            return WideStep(self.wide, self.table, schema)
-        return RanksWideStep(self.wide, self.table, schema, self.sharded_table)
-
-    def _learning_step(self) -> Step:
+    def _new_step(self) -> LearningStep | CudaGraphStep:
         step, capture = LearningStep(self.model, self.update, self.global_batch), self.device.graph_capture
         if capture is None or isinstance(self.model, TwoTower):
             return step
@@ -332,10 +288,6 @@ class Learner:
         """Return what else a trainer needs to go on, by the names in a version after `state.`, themselves."""
         return self.update.tensors()
 
-    def optimizer_arrays(self) -> Arrays:
-        """Return the dense optimizer's state by name, copied."""
-        return optimizer_arrays(self.optimizer, self.model)
-
     def restore(self, dense: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continue from these, named as in `dense_tensors` and `state_tensors`. ValueError if they do not fit."""
         try:
@@ -344,4 +296,4 @@ class Learner:
             raise ValueError(f"the log holds another net than [model] describes: {error}") from None
         self.update.restore(state)
         self._next = None
-        self.learning_step = self._learning_step()  # captured graphs refer to the state from before
+        self.learning_step = self._new_step()  # captured graphs refer to the state from before

@@ -3,10 +3,11 @@
 On a device nothing is read back, so that it may lag behind, or a CUDA graph capture the step.
 """
 
-# N samples, L labels, G fields that group samples, O of an output of a tower
-from collections.abc import Callable
+# N samples, F dense features, L labels, G fields that group samples, O of an output of a tower
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,6 @@ from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import Frequencies, TwoTower
 from springtide.app.training.device import TransferStream
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.app.training.step.global_batch import LocalBatch, Samples
-from springtide.stream.columns import Batch
 from springtide_client.model.inputs import ModelInputs
 
 Float32Array = npt.NDArray[np.float32]
@@ -36,6 +35,57 @@ class StepColumns(NamedTuple):
     weights_N: Tensor
     groups_NG: Tensor | None = None  # `Loss.groups_of`, for losses that rank a sample against others of its group
     item_ids_N: Tensor | None = None  # int64, for two towers
+    offset_step: OffsetStep | None = None  # of the wide part, if there is one
+
+
+class StepDecision(NamedTuple):
+    """The decision before a step that follows from the batches of all ranks."""
+
+    num_samples: int  # of all ranks
+    num_before: int  # of the ranks before this one
+    are_prepared: bool = False  # every rank has the keys of this batch already
+    prefetch: bool = False  # a rank knows its next batch
+
+
+class Samples(NamedTuple):
+    """Columns of the samples of all ranks, in the order of ranks."""
+
+    dense_NF: Tensor
+    labels_NL: Tensor
+    weights_N: Tensor
+    logits_NL: Tensor
+
+
+class Gradients(NamedTuple):
+    """Gradients that a backward pass leaves; of many ranks, the samples and sums of all."""
+
+    samples: Samples
+    loss: Tensor
+    weight: Tensor
+    norm: Tensor  # of the dense net's gradients
+
+
+class LocalBatch:
+    """The batch of a process that learns alone, and the interface of a GlobalBatch."""
+
+    def __init__(self, update: NetUpdate) -> None:
+        """`update`: of the net."""
+        self.update = update
+
+    def vote(self, num_samples: int, step: int, *, is_prepared: bool, knows_next: bool) -> StepDecision:
+        """Tell the others what this rank has for a step; hear what follows for all."""
+        return StepDecision(num_samples, 0, is_prepared, knows_next)
+
+    def all_gather(self, rows_NX: Tensor) -> Tensor:
+        """Return the rows of all ranks' samples, from this rank's."""
+        return rows_NX
+
+    def reduce(self, samples: Samples, loss: Tensor, weight: Tensor) -> Gradients:
+        """After the backward pass: join the samples of all ranks, and add up their sums and gradients."""
+        return Gradients(samples, loss, weight, self.update.gradient_norm())
+
+    def require_same(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        """ShardError unless every rank has the same bits in these."""
 
 
 class Scores(NamedTuple):
@@ -52,9 +102,11 @@ class Scores(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """Results, on the device of the step: logits from before it learned, sums over the samples of loss and weight."""
+    """Results of all ranks, on the device of the step: logits from before it learned, sums of loss and weight."""
 
     logits_NL: Tensor
+    labels_NL: Tensor
+    weights_N: Tensor
     loss: Tensor
     weight: Tensor
     skipped: Tensor  # True if the net was not updated, because gradients were not finite
@@ -71,7 +123,7 @@ class LossObjective:
 
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
         """Score, and leave gradients in the net and in the row inputs."""
-        inputs, labels_NL, weights_N, groups_NG, _ = columns
+        inputs, labels_NL, weights_N, groups_NG, *_ = columns
         if not len(labels_NL):
             return Scores.of_none(columns)
         logits_NL = score(self.net, inputs, bfloat16=bfloat16)
@@ -89,19 +141,16 @@ class LossObjective:
 class OffsetObjective(LossObjective):
     """The loss of a final score, of which the wide part, learned between forward and backward pass, is a constant part.
 
-    The wide part learns the logistic loss of every label from 0 to 1, whatever the `loss` is.
+    The wide part learns the logistic loss of every label from 0 to 1, whatever the `loss` is. Of many ranks all call
+    its step, with samples or without.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, step: OffsetStep) -> None:
-        """`step`: of one batch. Of many ranks all call it, with samples or without."""
-        super().__init__(model, loss)
-        self.step = step
-
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
-        inputs, labels_NL, weights_N, groups_NG, _ = columns
+        inputs, labels_NL, weights_N, groups_NG, _, offset_step = columns
+        assert offset_step is not None
         has_samples = len(labels_NL) > 0
         net_NL = score(self.net, inputs, bfloat16=bfloat16) if has_samples else torch.zeros_like(labels_NL)
-        logits, errors = self.step(np.ascontiguousarray(net_NL.detach().numpy()))
+        logits, errors = offset_step(np.ascontiguousarray(net_NL.detach().numpy()))
         if not has_samples:
             return Scores.of_none(columns)
         logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
@@ -119,7 +168,7 @@ class TwoTowerObjective(LossObjective):
         self._frequencies: Frequencies | None = None  # of the newest step
 
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
-        inputs, labels_NL, weights_N, _, ids_N = columns
+        inputs, labels_NL, weights_N, _, ids_N, _ = columns
         assert ids_N is not None
         model = self.towers
         frequencies = self._frequencies = model.frequency.after(self.batch.all_gather(ids_N))
@@ -139,14 +188,6 @@ class TwoTowerObjective(LossObjective):
         self.towers.frequency.observe(self._frequencies)
 
 
-class Step(Protocol):
-    """A LearningStep, or one that replays it as a CUDA graph."""
-
-    def __call__(self, objective: LossObjective, columns: StepColumns, *, bfloat16: bool) -> StepOutcome:
-        """Learn from a batch; gradients flow back through the inputs to the rows."""
-        ...
-
-
 class LearningStep:
     """Learns any objective. A step whose gradients are not finite updates nothing of the net."""
 
@@ -155,7 +196,7 @@ class LearningStep:
         self.model, self.update, self.batch = model, update, batch or LocalBatch(update)
 
     def __call__(self, objective: LossObjective, columns: StepColumns, *, bfloat16: bool) -> StepOutcome:
-        self.update.zero_grad()
+        self.update.optimizer.zero_grad()
         logits_NL, loss, weight = objective.learn(columns, bfloat16=bfloat16)
         samples = Samples(columns.inputs.dense, columns.labels_NL, columns.weights_N, logits_NL.detach())
         samples, loss, weight, norm = self.batch.reduce(samples, loss.detach(), weight)
@@ -172,7 +213,7 @@ class LearningStep:
         elif not skipped:
             objective.observe(samples)
         applied = self.update.apply(weight, norm, skipped)
-        return StepOutcome(samples.logits_NL, loss, weight, skipped, *applied)
+        return StepOutcome(samples.logits_NL, samples.labels_NL, samples.weights_N, loss, weight, skipped, *applied)
 
 
 def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
@@ -196,68 +237,38 @@ class StepReport:
     num_before: int = 0  # samples of other ranks that come before this rank's own
 
 
-class OutcomeValues(NamedTuple):
-    """A StepOutcome on the host."""
+def start_report(
+    outcome: StepOutcome, transfer: TransferStream | None, num_before: int = 0
+) -> Callable[[], StepReport]:
+    """Start to copy an outcome to the host; the returned call waits for the copy.
 
-    logits_NL: npt.NDArray[np.float32]
-    loss: float
-    weight: float
-    skipped: float
-    gradient_norm: float
-    clipped: float
-
-
-def fetch_outcome(outcome: StepOutcome, transfer: TransferStream | None) -> Callable[[], OutcomeValues]:
-    """Start to copy an outcome to the host; the returned call waits for the copy."""
-    if transfer is None:
-        values = OutcomeValues(outcome.logits_NL.numpy(), *map(float, outcome[1:]))
-        return lambda: values
-    fetch, shape = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in outcome])), outcome[0].shape
-
-    def wait() -> OutcomeValues:
-        numbers, num_logits = fetch(), shape.numel()
-        return OutcomeValues(numbers[:num_logits].reshape(tuple(shape)), *map(float, numbers[num_logits:]))
-
-    return wait
-
-
-def fetch_samples(
-    batch: Batch, samples: Samples | None, transfer: TransferStream | None
-) -> Callable[[], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
-    """Start to copy the labels and weights of all ranks' samples to the host; the returned call waits for the copy.
-
-    `samples`: None if there are none but the batch's.
+    `num_before`: the first samples, which are those of other ranks.
     """
-    if samples is None or transfer is None:
-        columns = batch.labels_NL, batch.weights_N
-        if samples is not None:
-            columns = samples.labels_NL.numpy(), samples.weights_N.numpy()
-        return lambda: columns
-    fetch = transfer.fetch_async(torch.cat([samples.labels_NL, samples.weights_N[:, None]], dim=1))
+    if transfer is None:
+        return partial(report_of, [part.numpy() for part in outcome], num_before)
+    fetch = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in outcome]))
+    shapes = [tuple(part.shape) for part in outcome]
 
-    def wait() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        numbers_NL1 = fetch()
-        return numbers_NL1[:, :-1].copy(), numbers_NL1[:, -1].copy()
+    def wait() -> StepReport:
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+        parts = np.split(fetch(), ends[:-1])
+        return report_of([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], num_before)
 
     return wait
 
 
-def report_of(
-    labels_NL: npt.NDArray[np.float32],
-    weights_N: npt.NDArray[np.float32],
-    values: OutcomeValues,
-    num_before: int = 0,
-) -> StepReport:
-    """Return the report of a step that learned these samples, of which the first `num_before` are other ranks'."""
-    has_weight = values.weight > 0
-    loss = values.loss / values.weight if has_weight else float("nan")
+def report_of(outcome: Sequence[npt.NDArray[Any]], num_before: int) -> StepReport:
+    """Return the report of a step from its outcome as arrays."""
+    logits_NL, labels_NL, weights_N, *numbers = outcome
+    loss, weight, skipped, gradient_norm, clipped = map(float, numbers)
+    has_weight = weight > 0
     return StepReport(
-        values.logits_NL,
+        logits_NL,
         labels_NL,
         weights_N,
-        loss,
-        bool(values.skipped),
-        gradient_norm=values.gradient_norm / values.weight if has_weight else float("nan"),
-        clipped=bool(values.clipped),
+        loss / weight if has_weight else float("nan"),
+        bool(skipped),
+        gradient_norm=gradient_norm / weight if has_weight else float("nan"),
+        clipped=bool(clipped),
         num_before=num_before,
     )

@@ -23,7 +23,6 @@ from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedLookup, ShardedTable
 from springtide.kernels.cpu.wide import in_order, prepare
-from springtide.kernels.cpu.wide.arrays import WideArrays
 from springtide.kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
@@ -228,15 +227,18 @@ class RanksWideStep(WideStep):
         self._born: np.float32
 
     def _read_rows(self, lookup: ShardedLookup) -> RowColumns:
-        arrays = self.part.arrays
-        self._strengths = strengths_of(WideArrays(**arrays.named()), int(arrays.pair_is_live_P.sum()))
+        arrays = self.arrays
+        self._strengths = strengths_of(self._kernel_arrays, int(arrays.pair_is_live_P.sum()))
         self._born = born_of(arrays.num_samples_1)[0]
         self._arrays_before = {name: array.copy() for name, array in arrays.named().items()}
         self._rows_before = before_UD, before_US = lookup.rows_UD.detach().numpy(), lookup.states_US.numpy()
         counts_U = lookup.counts_U.numpy().reshape(-1).astype(np.int64)
         return RowColumns(before_UD.copy(), before_US.copy(), counts_U, NONE, NONE)
 
-    def _write_rows(self, lookup: ShardedLookup, values_UD: Float32Array, states_US: Float32Array) -> None:
+    def _write_rows(
+        self, lookup: ShardedLookup, values_UD: Float32Array, states_US: Float32Array, slots: Slots
+    ) -> None:
+        """Sum what the ranks add to rows at their owners, and to the part's own arrays everywhere."""
         before_UD, before_US = self._rows_before
         added_US, added_UD = states_US - before_US, values_UD - before_UD
         first, strengths = self.columns_from, self._strengths
@@ -273,29 +275,22 @@ class RanksWideStep(WideStep):
                 moves_UD = np.nan_to_num(sums_UD) / (np.sqrt(states[:, :1]) + FACTORIZATION_EPS)
                 columns.values_ND[...] += least_U[:, None] * moves_UD
             table.write_rows(own, columns.values_ND, columns.states_NS)
-
-    def _has_more(self, start: int, num_samples: int, *, is_first: bool) -> bool:
-        """All ranks look up crosses equally often: once, for one of them has samples, and as often as one needs."""
-        if self.crosses is None:
-            return start < num_samples
-        if is_first:
-            return True
-        return not self.exchange.all_true(start >= num_samples)
-
-    def _samples_until_choice(self) -> int:
-        return 1 << 62
-
-    def _end(self, slots: Slots) -> None:
-        """Give every rank the arrays of all."""
-        before = self._arrays_before
         num_samples = len(slots.offsets_N1) - 1
         counts_3 = np.array(
             [num_samples, len(slots.rows_S), prepare.potential_crosses(slots.num_crossed_NF).sum()], np.float64
         )
-        sums = ArraySums.of(before, self.part.arrays.named(), self._strengths, counts_3)
-        sums.all_reduce(self.exchange)
-        sums.write(before, self.part.arrays.named(), self._strengths)
-        self.part.choose_pairs()
+        array_sums = ArraySums.of(self._arrays_before, self.arrays.named(), strengths, counts_3)
+        array_sums.all_reduce(self.exchange)
+        array_sums.write(self._arrays_before, self.arrays.named(), strengths)
+        self._choose_pairs()
+
+    def _next_end(self, start: int, num_samples: int, *, is_first: bool) -> int | None:
+        """All ranks look up crosses equally often: once, for one of them has samples, and as often as one needs."""
+        if self.crosses is None:
+            has_more = start < num_samples
+        else:
+            has_more = is_first or not self.exchange.all_true(start >= num_samples)
+        return num_samples if has_more else None
 
     def _read_crosses(self, lookup: ShardedLookup) -> RowColumns:
         values_QV = lookup.rows_UD.detach().numpy() + np.float32(0)  # what is -0.0 is 0.0 then

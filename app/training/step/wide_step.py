@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from springtide.app.models.wide_part import WidePart
 from springtide.app.training.step.batch_keys import BatchKeys
-from springtide.app.training.step.learning_step import OffsetStep
 from springtide.app.version_log.change.plan import CROSSES_TABLE
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.lookup.handle import Lookup
@@ -26,6 +25,7 @@ from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import Slots, num_crossed, row_hashes, slots_of
 
 MAX_CROSSES = 1 << 18  # looked up at once
+CHOICE_SAMPLES = 500  # samples between two choices of pairs
 FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for its rows
 FACTORIZATION_EPS = 0.05
 
@@ -44,6 +44,8 @@ class WideStep:
                 'the wide part is learned on the CPU so far: set [model] wide = false, or [train] device = "cpu"'
             )
         self.part, self.table, self.schema = part, table, schema
+        self.arrays = part.arrays  # over the memory of the part's buffers, which stays: they are restored in place
+        self._kernel_arrays = WideArrays(**self.arrays.named())
         self.num_labels = len(schema.labels)
         self.is_value_L = np.array([link != "logit" for link in schema.label_links])  # the net's alone
         self.num_crosses = 0  # rows that the newest batch looked up
@@ -76,7 +78,7 @@ class WideStep:
         return crosses is None or crosses.has_room(self._max_crosses(batch), wait_seconds)
 
     def _max_crosses(self, batch: Batch) -> int:
-        arrays = self.part.arrays
+        arrays = self.arrays
         most = len(batch) * len(arrays.live_pairs)
         if self.schema.lists:
             pairs_P2 = arrays.pair_fields_P2[arrays.live_pairs]
@@ -86,14 +88,10 @@ class WideStep:
             most = int(counts_FF[pairs_P2[:, 0], pairs_P2[:, 1]].sum())
         return most
 
-    def of_batch(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
-        """Return the step of one batch, whose rows are looked up."""
-        return lambda net_NL: self._learn(keys, lookup, net_NL)
-
-    def _learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Score and learn; rows are written back at the end."""
+    def learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Score and learn a batch, whose rows are looked up, as an `OffsetStep`; rows are written back at the end."""
         assert keys.numbers is not None
-        arrays, batch = self.part.arrays, keys.batch
+        arrays, batch = self.arrays, keys.batch
         slots = slots_of(self.schema, batch.features).at(lookup.unique.inverse_K)
         rows = self._read_rows(lookup)
         wide_UW = np.ascontiguousarray(rows.states_NS[:, self.columns_from :])
@@ -113,8 +111,7 @@ class WideStep:
             wide_UW,
             rows.counts_N,
         )
-        crossed: list[Any] = []
-        self._learn_in_ranges(keys, wide_batch, slots, found, arrays, crossed, logits_NL, errors_NL)
+        crossed = self._learn_in_ranges(keys, wide_batch, slots, found, logits_NL, errors_NL)
         logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
         self.num_crosses = sum(len(cross_lookup.unique.ids_U) for cross_lookup in crossed)
         for cross_lookup in crossed:
@@ -125,8 +122,7 @@ class WideStep:
         states_US[:, self.columns_from :] = wide_UW
         if self.steps_rows:
             states_US[:, 0] = squares_U
-        self._write_rows(lookup, rows.values_ND, states_US)
-        self._end(slots)
+        self._write_rows(lookup, rows.values_ND, states_US, slots)
         return logits_NL.astype(np.float32), errors_NL
 
     def _learn_in_ranges(
@@ -135,18 +131,16 @@ class WideStep:
         batch: WideBatch,
         slots: Slots,
         found: "_Rows",
-        arrays: WideParameters,
-        crossed: list[Any],
         logits_NL: npt.NDArray[np.float64],
         errors_NL: Float32Array,
-    ) -> None:
+    ) -> list[Any]:
         """Learn a part of the batch after the other: as far as one look-up of crosses reaches, or to the next choice.
 
-        `crossed` gets the look-ups of crosses.
+        Returns the look-ups of crosses.
         """
-        potential_N, kernel_arrays = potential_crosses(slots.num_crossed_NF), WideArrays(**arrays.named())
+        arrays, potential_N, crossed = self.arrays, potential_crosses(slots.num_crossed_NF), list[Any]()
         lr, start, num_samples = FACTORIZATION_RATE * self.table.step_lr, 0, len(slots.offsets_N1) - 1
-        while self._has_more(start, num_samples, is_first=not crossed):
+        while (end := self._next_end(start, num_samples, is_first=not crossed)) is not None:
             ids_C, pairs_C, offsets_R1, stop = crosses_of(
                 slots.rows_S,
                 slots.crossed_from_NF,
@@ -156,7 +150,7 @@ class WideStep:
                 found.usable_from_U,
                 found.hashes_U,
                 start,
-                min(num_samples, start + self._samples_until_choice()),
+                end,
                 MAX_CROSSES,
             )
             weights_Q2L, rows_C = np.zeros((0, 2 * self.num_labels), np.float32), ids_C
@@ -168,30 +162,44 @@ class WideStep:
                 weights_Q2L = columns.values_ND.copy()
                 rows_C = lookup.unique.inverse_K
             crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
-            in_order_pass(batch, crosses, kernel_arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
+            in_order_pass(batch, crosses, self._kernel_arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
             if is_crossed:
                 self._write_crosses(lookup, columns, weights_Q2L)
             if not self.is_of_ranks:
-                self.part.choose_pairs()
+                self._choose_pairs()
             start = stop
+        return crossed
 
     # what differs where many ranks learn together
 
     def _read_rows(self, lookup: Any) -> RowColumns:
         return self.table.rows.read_rows(lookup)
 
-    def _write_rows(self, lookup: Any, values_UD: Float32Array, states_US: Float32Array) -> None:
+    def _write_rows(self, lookup: Any, values_UD: Float32Array, states_US: Float32Array, slots: Slots) -> None:
+        """Write the rows back; `slots` are those of the whole batch."""
         self.table.rows.write_rows(lookup, values_UD, states_US)
 
-    def _has_more(self, start: int, num_samples: int, *, is_first: bool) -> bool:
-        """Return True if samples from `start` on are to be learned; `is_first`: no crosses are looked up yet."""
-        return start < num_samples
+    def _next_end(self, start: int, num_samples: int, *, is_first: bool) -> int | None:
+        """Return until where samples from `start` on are learned at once, None at the end.
 
-    def _samples_until_choice(self) -> int:
-        return self.part.samples_until_choice()
+        `is_first`: no crosses are looked up yet.
+        """
+        if start >= num_samples:
+            return None
+        arrays = self.arrays
+        if int(arrays.pair_is_live_P.sum()) <= self.part.max_pairs:
+            return num_samples  # pairs are not chosen while few live
+        return min(num_samples, start + max(1, CHOICE_SAMPLES - int(arrays.slot_totals_4[3])))
 
-    def _end(self, slots: Slots) -> None:
-        """Called when a batch is learned."""
+    def _choose_pairs(self) -> None:
+        """Where more pairs live than may stay: once in a while drop those that gained least, at most half of them."""
+        arrays, live_P = self.arrays, self.arrays.live_pairs
+        if len(live_P) <= self.part.max_pairs or arrays.slot_totals_4[3] < CHOICE_SAMPLES:
+            return
+        arrays.slot_totals_4[3] = 0
+        keep = max(self.part.max_pairs, len(live_P) // 2)
+        order = np.argsort(-arrays.pair_gains_P[live_P], kind="stable")
+        arrays.pair_is_live_P[live_P[order[keep:]]] = 0
 
     def _look_up(
         self, keys: BatchKeys, ids_C: npt.NDArray[np.int64], samples_C: npt.NDArray[np.int64]

@@ -51,7 +51,7 @@ def learn(net: Net, update: NetUpdate, batches: Batches, numbers: range, *, bflo
         update.begin_batch(SIZES[number], sum(SIZES[: number + 1]))
         columns = StepColumns(batches.inputs[number], batches.labels[number], batches.weights[number])
         outcomes.append(step(objective, columns, bfloat16=bfloat16))
-        update.end_batch()
+        update.gathered.end_batch()
     return outcomes
 
 

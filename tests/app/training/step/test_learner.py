@@ -9,13 +9,15 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import ADAGRAD_EPS, TrainConfig, with_adagrad_eps
-from springtide.app.training.step.batch_keys import assemble_tensors, lookup_slices, repeat_per_key
+from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, assemble_tensors
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.torch_api.autograd import embed_slices
+from springtide.kernels.backend import backend
+from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
-from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
+from springtide_client.model.inputs import ModelInputs, assemble
 from springtide_client.schema import Schema
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
@@ -33,13 +35,20 @@ def auc(labels, predictions) -> float:
     return float((positives[:, None] > negatives[None, :]).mean())
 
 
+def keys_of(schema: Schema, features: Features) -> BatchKeys:
+    num = len(features)
+    columns = np.zeros((num, 1), np.float32), np.ones(num, np.float32), np.arange(num), np.zeros(num, np.int64)
+    batch = Batch(features, *columns, positions={})
+    return KeyPreparer(schema, backend("cpu"), None).prepare(batch)
+
+
 def embedded(schema: Schema, features: Features) -> tuple[ModelInputs, np.ndarray]:
     """The inputs of a batch by a real table, and the rows of its keys."""
     table = EmbeddingTable(TABLE, seed=0, tracked=False)
-    features_K, ids_K = lookup_keys(schema, features)
-    lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
-    inputs = assemble_tensors(schema, features, embed_slices(table, lookup, lookup_slices(schema, features)))
-    return inputs, table.find(features_K, ids_K)[0]
+    keys = keys_of(schema, features)
+    lookup = table.lookup(keys.features_K, keys.ids_K, keys.event_ms_K)
+    inputs = assemble_tensors(keys, schema, embed_slices(table, lookup, keys.slices))
+    return inputs, table.find(keys.features_K, keys.ids_K)[0]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
@@ -59,13 +68,13 @@ def test_pooled_rows_get_their_part_of_the_gradient(pooling):
     ragged = Ragged(np.array([3, 4, 3]), np.array([0, 3, 3]))
     features = Features(np.zeros((2, 0), np.int64), (ragged,), np.zeros((2, 0), np.float32))
     table = EmbeddingTable(msgspec.structs.replace(TABLE, optimizer={"name": "sgd", "lr": 1.0}), seed=0, tracked=False)
-    features_K, ids_K = lookup_keys(schema, features)
-    lookup = table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
-    before = table.find(features_K, ids_K)[0][:2]
-    pooled = assemble_tensors(schema, features, embed_slices(table, lookup, lookup_slices(schema, features))).pooled
+    keys = keys_of(schema, features)
+    lookup = table.lookup(keys.features_K, keys.ids_K, keys.event_ms_K)
+    before = table.find(keys.features_K, keys.ids_K)[0][:2]
+    pooled = assemble_tensors(keys, schema, embed_slices(table, lookup, keys.slices)).pooled
     assert not pooled[1].any()
     pooled.sum().backward()
-    moved = before - table.find(features_K, ids_K)[0][:2]
+    moved = before - table.find(keys.features_K, keys.ids_K)[0][:2]
     wins = before[0] > before[1]
     expected = {"mean": [[2 / 3] * 4, [1 / 3] * 4], "sum": [[2.0] * 4, [1.0] * 4], "max": [wins, ~wins]}[pooling]
     np.testing.assert_allclose(moved, np.array(expected, np.float32), rtol=1e-5, atol=1e-6)
@@ -82,9 +91,9 @@ def test_lists_that_are_all_empty_assemble_too():
 
 def test_every_key_has_the_time_of_its_sample():
     batch = make_batch(0, 9)
-    _, ids_K = lookup_keys(SCHEMA, batch.features)
-    times_K = repeat_per_key(batch.features, batch.event_ms_N)
-    assert len(times_K) == len(ids_K)
+    keys = make_learner().keys.prepare(batch)
+    times_K = keys.event_ms_K
+    assert len(times_K) == len(keys.ids_K)
     np.testing.assert_array_equal(times_K[:18], np.repeat(batch.event_ms_N, 2))
 
 
@@ -100,10 +109,9 @@ def test_each_model_learns(model):
 def test_a_sample_is_scored_before_it_is_learned():
     learner = make_learner()
     batch = make_batch(1)
-    features_K, ids_K = lookup_keys(SCHEMA, batch.features)
-    lookup = learner.table.lookup(features_K, ids_K, repeat_per_key(batch.features, batch.event_ms_N))
-    tensors = embed_slices(learner.table, lookup, lookup_slices(SCHEMA, batch.features))
-    inputs = assemble_tensors(SCHEMA, batch.features, tensors)
+    keys = learner.keys.prepare(batch)
+    lookup = learner.table.lookup(keys.features_K, keys.ids_K, keys.event_ms_K)
+    inputs = assemble_tensors(keys, SCHEMA, embed_slices(learner.table, lookup, keys.slices))
     expected = learner.model(*inputs).detach().numpy()
     np.testing.assert_array_equal(learner.step(batch).logits_NL, expected)
 

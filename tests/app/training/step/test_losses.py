@@ -91,8 +91,8 @@ def test_the_net_learns_its_loss_of_the_final_score_to_which_the_wide_part_is_co
         return final_NL, errors_NL.astype(np.float32)
 
     learn = LearningStep(net, NetUpdate(net, TrainConfig(optimizer={"name": "sgd", "lr": 1.0})))
-    columns = StepColumns(inputs, labels_NL, weights_N, groups_NG)
-    outcome = learn(OffsetObjective(net, Loss(losses, net), step), columns, bfloat16=False)
+    columns = StepColumns(inputs, labels_NL, weights_N, groups_NG, offset_step=step)
+    outcome = learn(OffsetObjective(net, Loss(losses, net)), columns, bfloat16=False)
     expected, _ = Loss(losses, plain)(plain(*inputs) + 0.7, labels_NL, weights_N, groups_NG)
     expected.backward()
     assert outcome.loss.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -120,7 +120,7 @@ def test_learned_weights_of_labels_move(wide) -> None:
         learner.step(batch_of(number))
     moved = learner.dense_arrays()["task_weights.log_variances_L"]
     assert (moved > 0).all()  # a loss of 0.69 a sample is more than 1/2
-    assert "task_weights.log_variances_L.exp_avg" in learner.optimizer_arrays()
+    assert "optimizer.task_weights.log_variances_L.exp_avg" in learner.state_tensors()
 
 
 VALUES = dataclasses.replace(SCHEMA, labels=("click", "seconds"), links={"seconds": "log1p"})
