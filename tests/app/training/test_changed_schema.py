@@ -7,17 +7,15 @@ import pytest
 
 from springtide.app.commands.versions.overview import describe
 from springtide.app.commands.versions.show import show_version
-from springtide.app.config.load import Config, load_config
+from springtide.app.config.load import Config
 from springtide.app.errors import UserError
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.tools.diagnosis import check_model
-from springtide.app.training.bootstrap import load_state, signature_of
+from springtide.app.training.bootstrap import signature_of
 from springtide.app.training.gate import last_good_before
-from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.change import start_migrated
 from springtide.app.version_log.change.plan import ModelSignature, plan_change
-from springtide.app.version_log.commands.rollback import build_rollback
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention, remove_drafts
 from springtide.app.version_log.errors import FencedError
@@ -29,29 +27,25 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
-from tests.app.training.random_clicks import make_batch
-from tests.app.training.test_changed_settings import CONFIG, WINDOW
+from tests.app.training.test_changed_settings import LAYERS, WINDOW
+from tests.support.config import Section, config_in
+from tests.support.learned_log import LearnedLog
 from tests.support.waiting import wait_until
 from tests.torture.verify.log_contents import LogContents, read_log_contents
 
-WITHOUT_GENRES = (
-    ('multi_value = ["genres"]', 'multi_value = ["tags"]'),
-    ("[features.genres]\nmax_length = 40\n", ""),
-    ("dim = 4", "dim = 6"),
-)
+WITHOUT_GENRES = {
+    "schema": {"multi_value": ["tags"]},
+    "features": {"genres": None},
+    "table": {"dim": 6},
+}
 
 
 class ChangingLog:
     """A log that is learned under one configuration after the other."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "springtide.toml"
-        self.path.write_text(CONFIG)
-        self.num_batches = 0
-
-    @property
-    def config(self) -> Config:
-        return load_config(self.path)
+        self.folder, self.num_batches = folder, 0
+        self.change()
 
     @property
     def directory(self) -> LogDirectory:
@@ -61,36 +55,21 @@ class ChangingLog:
     def contents(self) -> LogContents:
         return read_log_contents(self.directory.path, window_samples=WINDOW)
 
-    def change(self, *edits: tuple[str, str]) -> None:
-        text = self.path.read_text()
-        for old, new in edits:
-            assert old in text
-            text = text.replace(old, new)
-        self.path.write_text(text)
-
-    def change_back(self) -> None:
-        self.path.write_text(CONFIG)
+    def change(self, *changes: Section) -> None:
+        """Go on under the first settings with these changes."""
+        self.config = config_in(self.folder, *LAYERS, *changes)
 
     def learn(self, num_batches: int = 3) -> int:
         """Start, learn, end; return the number of the last version."""
-        config = self.config
-        with LogWriter.open(config.log, schema=config.schema) as log:
-            state: TrainingState = load_state(config, log)
-            for _ in range(num_batches):
-                state.learn(make_batch(self.num_batches, schema=config.schema))
-                self.num_batches += 1
-                log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
-            log.sync()
-            state.learner.table.close()
-            return log.last_number
+        with LearnedLog(self.config) as made:
+            numbers = range(self.num_batches, self.num_batches + num_batches)
+            self.num_batches = numbers.stop
+            made.learn(numbers)
+            return made.log.last_number
 
     def roll_back(self, number: int) -> dict:
-        config = self.config
-        with LogWriter.open(config.log, schema=config.schema) as log:
-            rollback = build_rollback(log.directory, number, window_samples=WINDOW)
-            log.append(rollback.meta, rollback.arrays)
-            log.sync()
-            return rollback.result
+        with LearnedLog(self.config) as made:
+            return made.roll_back(number).result
 
 
 class KilledError(BaseException):
@@ -109,8 +88,7 @@ def kill_at(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def log(tmp_path, monkeypatch) -> ChangingLog:
-    monkeypatch.chdir(tmp_path)
+def log(tmp_path) -> ChangingLog:
     return ChangingLog(tmp_path)
 
 
@@ -123,9 +101,9 @@ def by_name(contents: LogContents, config: Config) -> dict:
 def test_with_the_old_settings_a_rollback_brings_back_everything_from_before_the_change(log) -> None:
     number = log.learn()
     then, rows = log.contents, by_name(log.contents, log.config)
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     log.learn()
-    log.change_back()
+    log.change()
     log.learn()
     assert log.config.schema.number("genres") != 2  # it has begun anew meanwhile
     result = log.roll_back(number)
@@ -143,7 +121,7 @@ def test_with_the_old_settings_a_rollback_brings_back_everything_from_before_the
 def test_with_other_settings_a_rollback_carries_what_the_present_schema_can(log) -> None:
     number = log.learn()
     then = log.contents
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     log.learn()
     changed = log.contents
     result = log.roll_back(number)
@@ -162,7 +140,7 @@ def test_with_other_settings_a_rollback_carries_what_the_present_schema_can(log)
 
 def test_a_rollback_that_would_not_fit_into_memory_is_refused(log, monkeypatch) -> None:
     number = log.learn(1)
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     log.learn(1)
     monkeypatch.setattr("springtide.app.version_log.commands.rollback.MAX_BYTES", 1000)
     with pytest.raises(UserError, match="a rollback to before a changed schema can hold 1,000"):
@@ -172,19 +150,17 @@ def test_a_rollback_that_would_not_fit_into_memory_is_refused(log, monkeypatch) 
 def test_a_start_that_dies_on_the_way_leaves_the_change_to_the_next(log, monkeypatch) -> None:
     log.learn()
     then = log.contents
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     for point in ("while a base is written", "before a base is renamed", "before a changed schema begins"):
         kill_at(point, monkeypatch)
         with pytest.raises(KilledError):
             log.learn()
         assert log.contents.rows == then.rows  # followers read on as before
         monkeypatch.undo()
-        monkeypatch.chdir(log.path.parent)
     kill_at("after a changed schema begins", monkeypatch)
     with pytest.raises(KilledError):
         log.learn()
     monkeypatch.undo()
-    monkeypatch.chdir(log.path.parent)
     begun = log.contents
     assert begun.meta.change["from"] == then.tip.number
     log.learn(0)
@@ -194,7 +170,7 @@ def test_a_start_that_dies_on_the_way_leaves_the_change_to_the_next(log, monkeyp
 def test_a_base_of_a_replaced_trainer_belongs_to_no_readers_log(log, monkeypatch) -> None:
     log.learn()
     then = log.contents
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     write_base, old_schema = start_migrated.write_base, log.directory.newest_schema()
 
     def replaced_meanwhile(path, image):
@@ -206,13 +182,12 @@ def test_a_base_of_a_replaced_trainer_belongs_to_no_readers_log(log, monkeypatch
     with pytest.raises(FencedError, match="another trainer started at the same time"):
         log.learn()
     monkeypatch.undo()
-    monkeypatch.chdir(log.path.parent)
     ghost = log.directory.path / base_name(2 << 32)
     assert ghost.exists()
     assert ghost not in log.directory.bases()
     assert log.contents.differences(then) == []
     assert LogIndex(log.directory).begins == [1 << 32]
-    log.change_back()
+    log.change()
     log.learn(1)
     assert log.contents.meta.samples_trained == then.meta.samples_trained + 32
     assert not ghost.exists()
@@ -221,7 +196,7 @@ def test_a_base_of_a_replaced_trainer_belongs_to_no_readers_log(log, monkeypatch
 def test_many_versions_before_the_change_become_intermediate_bases(log, monkeypatch) -> None:
     log.learn(5)
     then = log.contents
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     replay = start_migrated.replay
     monkeypatch.setattr(
         start_migrated, "replay", lambda *given, **options: replay(*given, **options | {"max_replayed_bytes": 1})
@@ -236,7 +211,7 @@ def test_many_versions_before_the_change_become_intermediate_bases(log, monkeypa
 
 def test_a_compactor_and_retention_go_on_from_the_changed_base(log) -> None:
     log.learn()
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     log.learn()
     log.learn(1)  # its start has made the versions before durable
     then = log.contents
@@ -249,7 +224,7 @@ def test_a_compactor_and_retention_go_on_from_the_changed_base(log) -> None:
 
 def test_a_compactor_leaves_alone_what_the_trainer_is_writing(log, monkeypatch) -> None:
     log.learn()
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     writing = start_migrated.write_base
 
     def beside_a_compactor(path, image):
@@ -272,7 +247,7 @@ def test_a_compactor_leaves_alone_what_the_trainer_is_writing(log, monkeypatch) 
 
 def test_an_automatic_rollback_does_not_cross_the_change(log) -> None:
     log.learn()
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     log.learn()
     begun = LogIndex(log.directory).begins[-1]
     assert last_good_before(log.directory, 32) == begun
@@ -287,7 +262,7 @@ def test_a_follower_serves_the_old_view_until_it_has_the_new_net_and_the_new_row
     follower.on_swap(lambda view: seen.append((view.version >> 32, view.dim, len(view.schema.multi_value))))
     follower.poll()
     old = follower.view
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     log.learn(0)  # a silent stream: no version follows the base
     wait_until(lambda: follower.poll() or follower.view.version >> 32 == 2, "the changed schema")
     log.learn(1)
@@ -303,7 +278,7 @@ def test_a_follower_serves_the_old_view_until_it_has_the_new_net_and_the_new_row
 def test_check_says_beforehand_what_versions_show_says_afterwards(log, capsys) -> None:
     log.learn(1)
     assert [one.text for one in check_model(log.config)] == ["model: logistic"]
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     said = [one.text.strip() for one in check_model(log.config)]
     changed = "[schema] multi_value, [features.*] max_length, [table] dim (4, now 6)"
     assert said[1] == f"the log was written with another {changed}; the next start"
@@ -321,7 +296,7 @@ def test_check_says_beforehand_what_versions_show_says_afterwards(log, capsys) -
 
 def test_the_plan_reads_as_a_list_of_what_is_kept_begun_and_dropped(log) -> None:
     log.learn(1)
-    log.change(*WITHOUT_GENRES)
+    log.change(WITHOUT_GENRES)
     base = log.directory.open_base()
     config = log.config
     model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)

@@ -7,102 +7,100 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from springtide.app.config.load import Config, load_config
+from springtide.app.config.load import Config
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
-from springtide.app.training.bootstrap import add_parts, load_state
-from springtide.app.version_log.write.writer import LogWriter
+from springtide.app.training.bootstrap import add_parts
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.initial_values import initial_values
-from tests.app.training.random_clicks import make_batch
+from tests.app.training.random_clicks import RANDOM_CLICKS
+from tests.support.config import Section, config_in
+from tests.support.learned_log import LearnedLog
 from tests.torture.verify.log_contents import LogContents, read_log_contents
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "deploy" / "docs" / "changing-settings.md").read_text()
 WINDOW = 100
-CONFIG = """
-name = "test"
+SETTINGS = """
 [schema]
 labels = ["click"]
-timestamp = "ts"
-weight = "w"
-categorical = ["user_id", "item_id"]
-multi_value = ["genres"]
-sequence = ["last_items"]
-dense = ["age", "price"]
-share = { last_items = "item_id" }
 [features.genres]
 max_length = 40
 [table]
-dim = 4
-device_bytes = "8MiB"
-disk_path = "spill"
 admission = { min_count = 2, sketch_bytes = "64KiB" }
 [model]
 name = "logistic"
 wide = false
 [train]
-batch_size = 32
 window_samples = 100
-[log]
-path = "log"
 """
+LAYERS = RANDOM_CLICKS, {"schema": {"label": None}}, SETTINGS
+WITHOUT_GENRES = {"schema": {"multi_value": None}, "features": {"genres": None}}
+
+
+def train(**keys: object) -> Section:
+    return {"train": keys}
+
+
+def table(**keys: object) -> Section:
+    return {"table": keys}
+
+
+def schema(**keys: object) -> Section:
+    return {"schema": keys}
+
+
+def genres(**keys: object) -> Section:
+    return {"features": {"genres": keys}}
+
+
+def click(**keys: object) -> Section:
+    return {"labels": {"click": keys}}
+
+
 EDITS = {
-    ("[schema] categorical", "one added"): ('["user_id", "item_id"]', '["user_id", "item_id", "new"]'),
-    ("[schema] categorical", "one removed"): ('["user_id", "item_id"]', '["item_id"]'),
-    ("[schema] categorical", "two swapped"): ('["user_id", "item_id"]', '["item_id", "user_id"]'),
-    ("[schema] categorical", "now a list"): (
-        'categorical = ["user_id", "item_id"]\nmulti_value = ["genres"]',
-        'categorical = ["item_id"]\nmulti_value = ["genres", "user_id"]',
-    ),
-    ("[schema] multi_value", "one added"): ('["genres"]', '["genres", "new"]'),
-    ("[schema] multi_value", "one removed"): (
-        'multi_value = ["genres"]',
-        "",
-        "[features.genres]\nmax_length = 40\n",
-        "",
-    ),
-    ("[schema] sequence", "one added"): ('["last_items"]', '["last_items", "new"]'),
-    ("[schema] sequence", "one removed"): (
-        'sequence = ["last_items"]',
-        "",
-        'share = { last_items = "item_id" }',
-        "",
-    ),
-    ("[schema] dense", "one added"): ('["age", "price"]', '["age", "price", "new"]'),
-    ("[schema] dense", "one removed"): ('["age", "price"]', '["age"]'),
-    ("[schema] labels", "one added"): ('["click"]', '["click", "new"]'),
-    ("[schema] labels", "one replaced"): ('["click"]', '["new"]'),
-    ("[schema] share", "no longer shared"): ('share = { last_items = "item_id" }', ""),
-    ("[schema] share", "now shared"): ('last_items = "item_id" }', 'last_items = "item_id", genres = "item_id" }'),
-    ("[schema] timestamp", "another field"): ('"ts"', '"time"'),
-    ("[schema] weight", "another field"): ('weight = "w"', ""),
-    ("[features.*] max_length", "another value"): ("max_length = 40", "max_length = 30"),
-    ("[features.*] pooling", "another value"): ("max_length = 40", 'max_length = 40\npooling = "sum"'),
-    ("[features.*] ttl_seconds", "another value"): ("max_length = 40", "max_length = 40\nttl_seconds = 1e9"),
-    ("[features.*] quota_bytes", "another value"): ("max_length = 40", 'max_length = 40\nquota_bytes = "1MiB"'),
-    ("[features.*] admission", "another value"): ("max_length = 40", "max_length = 40\nadmission = { min_count = 3 }"),
-    ("[table] dim", "another value"): ("dim = 4", "dim = 6"),
-    ("[table] optimizer", "another name"): ("dim = 4", 'dim = 4\noptimizer = { name = "adam" }'),
-    ("[table] optimizer", "another lr"): ("dim = 4", "dim = 4\noptimizer = { lr = 0.1 }"),
-    ("[table] dtype", "another value"): ("dim = 4", 'dim = 4\ndtype = "bfloat16"'),
-    ("[table] init_scale", "another value"): ("dim = 4", "dim = 4\ninit_scale = 0.5"),
-    ("[train] seed", "another value"): ("[train]", "[train]\nseed = 3"),
-    ("[train] optimizer", "another name"): ("[train]", '[train]\noptimizer = { name = "sgd", lr = 0.01 }'),
-    ("[train] optimizer", "another lr"): ("[train]", "[train]\noptimizer = { lr = 0.01 }"),
-    ("[train] lr_schedule", "another value"): ("[train]", "[train]\nlr_schedule = { warmup_samples = 1000 }"),
-    ("[train] clip_norm", "another value"): ("[train]", "[train]\nclip_norm = 0.1"),
-    ("[train] batch_growth", "another value"): ("[train]", "[train]\nbatch_growth = 64"),
-    ("[train] accumulate_batches", "another value"): ("[train]", "[train]\naccumulate_batches = 2"),
-    ("[train] ema_half_life_samples", "another value"): ("[train]", "[train]\nema_half_life_samples = 1000"),
-    ("[train] loss", "another value"): ("[train]", '[train]\nloss = "focal"'),
-    ("[train] task_weights", "another value"): ("[train]", '[train]\ntask_weights = "uncertainty"'),
-    ("[labels.*] loss", "another value"): ("[train]", '[labels.click]\nloss = "pairwise"\n[train]'),
-    ("[labels.*] loss", "now a value"): ("[train]", '[labels.click]\nloss = "huber"\n[train]'),
-    ("[labels.*] weight", "another value"): ("[train]", "[labels.click]\nweight = 2\n[train]"),
-    ("[model] name", "another net"): ('name = "logistic"', 'name = "dlrm"'),
-    ("[serve] range", "another value"): ("[train]", '[serve]\nrange = "1/2"\n[train]'),
-    ("[model] options", "other values"): ('name = "dlrm"', 'name = "dlrm"\noptions = { top = [32] }'),
+    ("[schema] categorical", "one added"): schema(categorical=["user_id", "item_id", "new"]),
+    ("[schema] categorical", "one removed"): schema(categorical=["item_id"]),
+    ("[schema] categorical", "two swapped"): schema(categorical=["item_id", "user_id"]),
+    ("[schema] categorical", "now a list"): schema(categorical=["item_id"], multi_value=["genres", "user_id"]),
+    ("[schema] multi_value", "one added"): schema(multi_value=["genres", "new"]),
+    ("[schema] multi_value", "one removed"): WITHOUT_GENRES,
+    ("[schema] sequence", "one added"): schema(sequence=["last_items", "new"]),
+    ("[schema] sequence", "one removed"): schema(sequence=None, share=None),
+    ("[schema] dense", "one added"): schema(dense=["age", "price", "new"]),
+    ("[schema] dense", "one removed"): schema(dense=["age"]),
+    ("[schema] labels", "one added"): schema(labels=["click", "new"]),
+    ("[schema] labels", "one replaced"): schema(labels=["new"]),
+    ("[schema] share", "no longer shared"): schema(share=None),
+    ("[schema] share", "now shared"): schema(share={"last_items": "item_id", "genres": "item_id"}),
+    ("[schema] timestamp", "another field"): schema(timestamp="time"),
+    ("[schema] weight", "another field"): schema(weight=None),
+    ("[features.*] max_length", "another value"): genres(max_length=30),
+    ("[features.*] pooling", "another value"): genres(pooling="sum"),
+    ("[features.*] ttl_seconds", "another value"): genres(ttl_seconds=1e9),
+    ("[features.*] quota_bytes", "another value"): genres(quota_bytes="1MiB"),
+    ("[features.*] admission", "another value"): genres(admission={"min_count": 3}),
+    ("[table] dim", "another value"): table(dim=6),
+    ("[table] optimizer", "another name"): table(optimizer={"name": "adam"}),
+    ("[table] optimizer", "another lr"): table(optimizer={"lr": 0.1}),
+    ("[table] dtype", "another value"): table(dtype="bfloat16"),
+    ("[table] init_scale", "another value"): table(init_scale=0.5),
+    ("[train] seed", "another value"): train(seed=3),
+    ("[train] optimizer", "another name"): train(optimizer={"name": "sgd", "lr": 0.01}),
+    ("[train] optimizer", "another lr"): train(optimizer={"lr": 0.01}),
+    ("[train] lr_schedule", "another value"): train(lr_schedule={"warmup_samples": 1000}),
+    ("[train] clip_norm", "another value"): train(clip_norm=0.1),
+    ("[train] batch_growth", "another value"): train(batch_growth=64),
+    ("[train] accumulate_batches", "another value"): train(accumulate_batches=2),
+    ("[train] ema_half_life_samples", "another value"): train(ema_half_life_samples=1000),
+    ("[train] loss", "another value"): train(loss="focal"),
+    ("[train] task_weights", "another value"): train(task_weights="uncertainty"),
+    ("[labels.*] loss", "another value"): click(loss="pairwise"),
+    ("[labels.*] loss", "now a value"): click(loss="huber"),
+    ("[labels.*] weight", "another value"): click(weight=2),
+    ("[model] name", "another net"): {"model": {"name": "dlrm"}},
+    ("[serve] range", "another value"): {"serve": {"range": "1/2"}},
+    ("[model] options", "other values"): {"model": {"options": {"top": [32]}}},
 }
 FROM_DLRM = [("[model] options", "other values")]
 
@@ -120,13 +118,8 @@ LINES = table_lines()
 
 def learn(config: Config) -> None:
     """Start a trainer's state, learn a little of what the schema takes, and end."""
-    with LogWriter.open(config.log, schema=config.schema) as log:
-        state = load_state(config, log)
-        for number in range(4):
-            state.learn(make_batch(number, schema=config.schema))
-            log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
-        log.sync()
-        state.learner.table.close()
+    with LearnedLog(config) as made:
+        made.learn(range(4))
 
 
 def contents(config: Config) -> LogContents:
@@ -141,11 +134,7 @@ def learned(tmp_path_factory):
     def make(net: str) -> Path:
         if net not in made:
             made[net] = folder = tmp_path_factory.mktemp(net)
-            path = folder / "springtide.toml"
-            path.write_text(CONFIG.replace("logistic", net))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(folder)
-                learn(load_config(path))
+            learn(config_in(folder, *LAYERS, {"model": {"name": net}}))
         return made[net]
 
     return make
@@ -156,22 +145,14 @@ def test_the_page_has_a_line_for_each_case_here() -> None:
 
 
 @pytest.mark.parametrize("case", EDITS, ids=lambda case: f"{case[0]}, {case[1]}")
-def test_a_change_keeps_begins_and_drops_what_the_page_says(case, learned, tmp_path, monkeypatch) -> None:
-    net = "dlrm" if case in FROM_DLRM else "logistic"
-    shutil.copytree(learned(net), tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "springtide.toml"
-    before, then = load_config(path), contents(load_config(path))
-    text, edits = path.read_text(), EDITS[case]
-    for old, new in zip(edits[::2], edits[1::2], strict=True):
-        assert old in text
-        text = text.replace(old, new)
-    path.write_text(text)
-    config = load_config(path)
-    with LogWriter.open(config.log, schema=config.schema) as log:
-        state = load_state(config, log)
-        epoch, samples = log.epoch, state.samples_trained
-        state.learner.table.close()
+def test_a_change_keeps_begins_and_drops_what_the_page_says(case, learned, tmp_path) -> None:
+    model = {"model": {"name": "dlrm" if case in FROM_DLRM else "logistic"}}
+    shutil.copytree(learned(model["model"]["name"]), tmp_path, dirs_exist_ok=True)
+    before = config_in(tmp_path, *LAYERS, model)
+    then = contents(before)
+    config = config_in(tmp_path, *LAYERS, model, EDITS[case])
+    with LearnedLog(config) as started:
+        epoch, samples = started.log.epoch, started.state.samples_trained
     now, kept = contents(config), LINES[case][0]
     assert samples == then.meta.samples_trained == now.meta.samples_trained
     assert now.meta.positions == then.meta.positions
@@ -190,8 +171,7 @@ def test_a_change_keeps_begins_and_drops_what_the_page_says(case, learned, tmp_p
     check.everything_is_said(LINES[case])
     directory = LogDirectory(config.log.path)
     assert directory.newest_schema() == config.schema
-    with LogWriter.open(config.log, schema=config.schema) as log:  # the next start has nothing to change
-        load_state(config, log).learner.table.close()
+    LearnedLog(config).end()  # the next start has nothing to change
     assert contents(config).tip == now.tip
 
 

@@ -3,32 +3,25 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from springtide.app.config.load import Config, load_config
+from springtide.app.config.load import Config
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.initial_values import initial_values
 from springtide_client.wide.layout import wide_width
-from tests.app.training.test_changed_settings import CONFIG, contents, learn
+from tests.app.training.test_changed_settings import LAYERS, WITHOUT_GENRES, contents, learn
+from tests.support.config import Section, config_in
 from tests.torture.verify.log_contents import LogContents
 
 USER_ID, WIDE = 0, 4 * wide_width(1)  # bytes of the wide part's numbers
+WIDE_PART = {"model": {"wide": True}}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def learned(folder: Path, text: str) -> tuple[Config, LogContents]:
+def learned(folder: Path, *changes: Section) -> tuple[Config, LogContents]:
     """Start under these settings and learn a little; return what the log holds then."""
-    path = folder / "springtide.toml"
-    path.write_text(text)
-    config = load_config(path)
+    config = config_in(folder, *LAYERS, *changes)
     learn(config)
     errors = verify(LogDirectory(config.log.path), deep=True).errors
     assert [error for error in errors if "does not hash to its id" not in error.what] == []  # made-up strings
@@ -49,9 +42,9 @@ def begun(config: Config) -> tuple[Base, dict[tuple[int, int], tuple[bytes, byte
     return base, rows
 
 
-def test_a_feature_gets_rows_of_its_own_width_and_back(folder: Path) -> None:
-    _, then = learned(folder, CONFIG)
-    config, now = learned(folder, CONFIG.replace("[table]", "[features.user_id]\ndim = 6\n[table]"))
+def test_a_feature_gets_rows_of_its_own_width_and_back(tmp_path: Path) -> None:
+    _, then = learned(tmp_path)
+    config, now = learned(tmp_path, {"features": {"user_id": {"dim": 6}}})
     base, rows = begun(config)
     assert base.manifest.tables["dim6"].features == [USER_ID]
     assert "[features.user_id] dim (4, now 6)" in base.manifest.meta.change["changed"]
@@ -69,7 +62,7 @@ def test_a_feature_gets_rows_of_its_own_width_and_back(folder: Path) -> None:
     assert now.meta.samples_trained > then.meta.samples_trained
     users = {len(row[0]) for key, row in now.rows.items() if key[0] % 32768 == USER_ID}
     assert users == {4 * 6}
-    again, _ = learned(folder, CONFIG)
+    again, _ = learned(tmp_path)
     base, rows = begun(again)
     assert not base.manifest.tables
     assert {key: row for key, row in rows.items() if key[0] % 32768 != USER_ID} == {
@@ -77,31 +70,26 @@ def test_a_feature_gets_rows_of_its_own_width_and_back(folder: Path) -> None:
     }
 
 
-def test_the_wide_part_is_turned_off_and_on_without_a_loss_of_anything_else(folder: Path) -> None:
-    wide, narrow = (CONFIG.replace("wide = false", f"wide = {value}") for value in ("true", "false"))
-    config, then = learned(folder, wide)
+def test_the_wide_part_is_turned_off_and_on_without_a_loss_of_anything_else(tmp_path: Path) -> None:
+    config, then = learned(tmp_path, WIDE_PART)
     of_ids = config.schema.owner_names()
     ids = {key: row for key, row in then.rows.items() if key[0] % 32768 in of_ids}
     assert len(ids) < len(then.rows)  # there are bins, and perhaps crosses
-    config, after = learned(folder, narrow)
+    config, after = learned(tmp_path)
     base, rows = begun(config)
     assert "the wide part's weights of those rows" in base.manifest.meta.change["dropped"]
     assert rows == {key: (value, state[:-WIDE], *rest) for key, (value, state, *rest) in ids.items()}
-    config, _ = learned(folder, wide)
+    config, _ = learned(tmp_path, WIDE_PART)
     base, rows = begun(config)
     assert "the wide part's weights of those rows" in base.manifest.meta.change["begun"]
     assert rows == {key: (value, state + bytes(WIDE), *rest) for key, (value, state, *rest) in after.rows.items()}
     assert not any(key[0] == CROSSES for key in rows)
 
 
-def test_the_wide_part_goes_on_with_the_fields_and_labels_that_stay(folder: Path) -> None:
-    wide = CONFIG.replace("wide = false", "wide = true")
-    _, then = learned(folder, wide)
-    changed = wide.replace('multi_value = ["genres"]', 'multi_value = ["tags"]').replace(
-        '["age", "price"]', '["price"]'
-    )
-    changed = changed.replace("[features.genres]\nmax_length = 40\n", "")
-    config, _ = learned(folder, changed)
+def test_the_wide_part_goes_on_with_the_fields_and_labels_that_stay(tmp_path: Path) -> None:
+    _, then = learned(tmp_path, WIDE_PART)
+    changed = {"schema": {"multi_value": ["tags"], "dense": ["price"]}}
+    config, _ = learned(tmp_path, WIDE_PART, WITHOUT_GENRES, changed)
     base, _ = begun(config)
     before, now = (
         {name: array for name, array in arrays.items() if name.startswith("dense.wide.")}

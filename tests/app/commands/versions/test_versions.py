@@ -8,24 +8,18 @@ import pytest
 
 from springtide.app.cli import main
 from springtide.app.commands.processes import find_version
-from springtide.app.config.load import load_config
 from springtide.app.version_log.inspection.crosses import find_cross
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.version_range import RowImage
 from springtide_client.keys import CROSSES, hash_string
 from springtide_client.log.directory import LogDirectory
 from tests.app.training.random_clicks import make_batch
-from tests.app.training.test_changed_settings import CONFIG as LEARNED_CONFIG
-from tests.app.training.test_changed_settings import learn
+from tests.app.training.test_changed_settings import LAYERS, learn
+from tests.support.config import config_in, write_config
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import WriterLog
 
-CONFIG = """
-name = "tiny"
-[schema]
-label = "click"
-categorical = ["user_id", "item_id"]
-"""
+CONFIG = {"name": "tiny", "schema": {"label": "click", "categorical": ["user_id", "item_id"]}}
 TEXT = "café 3"
 
 
@@ -33,7 +27,7 @@ TEXT = "café 3"
 def log(tmp_path, monkeypatch) -> WriterLog:
     """A log of a dozen versions and two bases, in a folder with its configuration."""
     monkeypatch.chdir(tmp_path)
-    Path("springtide.toml").write_text(CONFIG)
+    write_config(Path("springtide.toml"), CONFIG)
     log = WriterLog(tmp_path / "var" / "tiny" / "log")
     texts = {
         "texts.feature": np.array([1], np.uint16),
@@ -186,8 +180,7 @@ def test_every_cross_of_a_batch_that_has_a_row_is_found_by_its_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("springtide.toml").write_text(LEARNED_CONFIG.replace("wide = false", "wide = true"))
-    config = load_config(Path("springtide.toml"))
+    config = config_in(tmp_path, *LAYERS, {"model": {"wide": True}})
     learn(config)
     index = LogIndex(LogDirectory(config.log.path))
     image = RowImage(index, index.numbers[-1])

@@ -5,9 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from springtide.app.training.bootstrap import load_state
 from springtide.app.version_log.compact.merge import compact_log
-from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.encode import encode_instances
 from springtide_client.hot_model import HotModel
 from springtide_client.log.directory import LogDirectory
@@ -16,7 +14,8 @@ from springtide_client.system.clock import wall_ms
 from tests.app.serving.conftest import World
 from tests.app.serving.parts.conftest import raw
 from tests.app.training.random_clicks import make_batch
-from tests.app.training.test_wide_log import Log
+from tests.app.training.test_wide_log import config_of
+from tests.support.learned_log import LearnedLog
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
@@ -33,15 +32,15 @@ class TrainedLog:
 
 
 def test_every_answer_is_of_one_version_while_versions_and_bases_are_swapped(tmp_path) -> None:
-    admission = "[features.item_id]\nadmission = { min_count = 3 }\n[model]"
-    config = Log(tmp_path / "model", ("[model]", admission), ("16MiB", "64MiB")).config
+    admission = {"features": {"item_id": {"admission": {"min_count": 3}}}, "table": {"device_bytes": "64MiB"}}
+    config = config_of(tmp_path / "model", admission)
     directory = LogDirectory(config.log.path)
     world = World(TrainedLog(config.log.path))
     views: dict[int, View] = {}
     rows: list[tuple[int, bytes]] = []
     predictions: list[dict] = []
-    with LogWriter.open(config.log, schema=config.schema) as log:
-        state = load_state(config, log)
+    with LearnedLog(config) as made:
+        state, log = made.state, made.log
         views[log.last_number] = newest = View.open(directory.newest_base())
         ports = [free_port(), free_port()]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -95,7 +94,6 @@ def test_every_answer_is_of_one_version_while_versions_and_bases_are_swapped(tmp
                 done.set()
                 asking.join()
                 world.close()
-                state.learner.table.close()
     assert not failures
     assert len({version for version, _ in rows}) > 2
     item = np.array([config.schema.number("item_id")], np.uint16)

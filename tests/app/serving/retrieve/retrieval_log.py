@@ -3,48 +3,36 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
-from springtide.app.config.load import load_config
+from springtide.app.config.load import Config
 from springtide.app.models.retrieval.two_tower import TwoTower
-from springtide.app.training.bootstrap import load_state
-from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.model.inputs import assemble, lookup_keys
 from springtide_client.model.view import KNOWN, View
-from tests.app.training.random_clicks import make_batch
+from tests.app.training.random_clicks import RANDOM_CLICKS, make_batch
+from tests.support.config import Section, config_in
+from tests.support.learned_log import LearnedLog
 
-CONFIG = """
-name = "retrieval"
-
-[schema]
-label = "click"
-timestamp = "ts"
-weight = "w"
-categorical = ["user_id", "item_id"]
-multi_value = ["genres"]
-sequence = ["last_items"]
-dense = ["age", "price"]
-share = { last_items = "item_id" }
-
+TOWERS = """
 [table]
-dim = 4
 device_bytes = "16MiB"
-disk_path = "FOLDER/spill"
-
 [model]
 name = "two_tower"
 options = { item = ["item_id", "genres", "price"], hidden = [8], dim = 8, buckets = 64 }
-
+[train]
+batch_size = 512
 [log]
-path = "FOLDER/log"
 log_bytes = "1GiB"
 """
+
+
+def config_of(folder: Path, *changes: Section) -> Config:
+    return config_in(folder, RANDOM_CLICKS, TOWERS, *changes)
 
 
 @dataclass(frozen=True)
@@ -55,51 +43,40 @@ class Known:
     items: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-class RetrievalLog:
-    """Use it in a `with`. `known` and `views` hold what the oracle needs, by version."""
+class RetrievalLog(LearnedLog):
+    """`known` and `views` hold what the oracle needs, by version."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "springtide.toml"
-        path.write_text(CONFIG.replace("FOLDER", str(folder)))
-        self.config = load_config(path)
+        super().__init__(config_of(folder))
         self.path = self.config.log.path
         self.known: dict[int, Known] = {}
         self.views: dict[int, View] = {}
         self._items: dict[int, dict[str, Any]] = {}
-
-    def __enter__(self) -> "RetrievalLog":
-        self._writer = LogWriter.open(self.config.log, schema=self.config.schema)
-        self._state = load_state(self.config, self._writer)
-        self._view = View.open(self._writer.directory.newest_base())
+        self._view = View.open(self.directory.newest_base())
         self.number = self._view.version
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._state.learner.table.close()
-        self._writer.close()
 
     def learn(self, batch_number: int, *, first_item: int = 0, num_items: int = 60, samples: int = 120) -> int:
         """Learn a batch of these items, publish a version, and return its number."""
         batch = make_batch(batch_number, samples, self.config.schema)
         batch.features.categorical_NC[:, 1] = first_item + batch.features.categorical_NC[:, 1] % num_items
-        self._state.learn(batch)
+        self.state.learn(batch)
         self._note(batch)
         return self.publish()
 
     def forget_item(self, item: int) -> int:
         """Forget an item, and publish a version."""
         number = self.config.schema.number("item_id")
-        self._state.learner.table.forget(np.array([number], np.uint16), np.array([item], np.int64))
+        self.state.learner.table.forget(np.array([number], np.uint16), np.array([item], np.int64))
         return self.publish()
 
     def publish(self) -> int:
         """Append a version, and wait until readers see it."""
-        tip = self._writer.append(*self._state.checkpoint(created_ms=1, complete_until_ms=1))
-        self._writer.sync()
-        for record in self._writer.directory.records(self._view.tip):
+        tip = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1))
+        self.log.sync()
+        for record in self.directory.records(self._view.tip):
             self._view = self._view.apply(record)
         assert self._view.tip == tip
-        model = self._state.learner.model
+        model = self.state.learner.model
         assert isinstance(model, TwoTower)
         net = TwoTower(model.spec, **self.config.model.options).eval()
         net.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})

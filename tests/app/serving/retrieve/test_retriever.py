@@ -35,7 +35,7 @@ class Followed:
         self.follow()
 
     def follow(self) -> None:
-        for record in self.log._writer.directory.records(self._read):
+        for record in self.log.directory.records(self._read):
             self.items.add(record)
             self._read = record.tip
         self.view = ServedView(self.log.views[self.log.number], LiveIdDictionary(), self.items)
