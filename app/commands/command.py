@@ -7,10 +7,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from springtide.app.config.load import Config
+from typing import Any, NamedTuple
 
 # how a command's argument may name a version; springtide.app.version_log.read.index reads it
 VERSION_NAMES = "latest, oldest, -3, 3.1207, a number, a pin, @2026-11-21T10:00Z (wall time) or event@..."
@@ -30,14 +27,6 @@ class Subcommand(NamedTuple):
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], Report | int]
-
-
-class Action(NamedTuple):
-    """An action of `springtide versions`: a command that is given the configuration."""
-
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[["Config", argparse.Namespace], Report]
 
 
 def add_json(parser: argparse.ArgumentParser, *, default: bool = False) -> None:

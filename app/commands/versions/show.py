@@ -2,48 +2,28 @@
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
-from springtide.app.commands.command import (
-    VERSION_NAMES,
-    Action,
-    Report,
-    add_json,
-    format_bytes,
-    format_number,
-    format_time,
-)
+import msgspec
 
-if TYPE_CHECKING:
-    from springtide.app.config.load import Config
-    from springtide.app.version_log.commands.erasures import FileReference
-    from springtide.app.version_log.inspection.crosses import Cross
-    from springtide.app.version_log.inspection.history import RowHistory
-    from springtide.app.version_log.read.index import LogIndex
+from springtide.app.commands.command import Report, format_bytes, format_number, format_time
+from springtide.app.config.load import Config
+from springtide.app.errors import UserError
+from springtide.app.version_log.commands.erasures import FileReference, files_containing
+from springtide.app.version_log.inspection.crosses import Cross, find_cross, live_pairs, wide_parameters
+from springtide.app.version_log.inspection.history import RowHistory, row_history, table_sizes
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.verify.report import plural
+from springtide_client.format.records import version_name
+from springtide_client.keys import encode_id
+from springtide_client.log.directory import LogDirectory
 
 PAIRS = 8  # of fields, by gain
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("version", nargs="?", help=f"{VERSION_NAMES} (default: latest)")
-    parser.add_argument("--key", metavar="FEATURE=ID", help="show what happened to this row, such as item_id=123")
-    parser.add_argument(
-        "--cross",
-        nargs=2,
-        metavar="FIELD=ID",
-        help="show what the wide part has learned of two ids together, such as user_id=7 genre=war",
-    )
-    parser.add_argument(
-        "--limit", type=int, default=50, metavar="N", help="with --key: show the last N events (default: 50)"
-    )
-    add_json(parser)
-
-
-def show(config: "Config", arguments: argparse.Namespace) -> Report:
-    from springtide.app.errors import UserError
-    from springtide.app.version_log.read.index import LogIndex
-    from springtide_client.log.directory import LogDirectory
-
+def show(config: Config, arguments: argparse.Namespace) -> Report:
     if arguments.key and arguments.version:
         raise UserError("show takes a version or --key, not both: a row's history names every version")
     if arguments.key and arguments.cross:
@@ -58,12 +38,8 @@ def show(config: "Config", arguments: argparse.Namespace) -> Report:
     return show_version(index, index.resolve(arguments.version or "latest"))
 
 
-def show_version(index: "LogIndex", number: int) -> Report:
+def show_version(index: LogIndex, number: int) -> Report:
     """Report a version's meta and the shapes of its tensors, from its record or, if that is deleted, from its base."""
-    import msgspec
-
-    from springtide_client.format.records import version_name
-
     entry = index.find(number)
     head = entry.read_head() if entry else None
     document = {
@@ -84,15 +60,11 @@ def show_version(index: "LogIndex", number: int) -> Report:
     return Report(document, version_lines(document))
 
 
-def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
+def contents_of(index: LogIndex, number: int) -> dict[str, Any]:
     """Return the tables of a version, with the rows that its base has, and the pairs of fields whose crosses it learns.
 
     Empty for a version that cannot be rebuilt any more.
     """
-    from springtide.app.version_log.inspection.crosses import live_pairs, wide_parameters
-    from springtide.app.version_log.inspection.history import table_sizes
-    from springtide.app.version_log.read.version_range import RowImage
-
     if not index.is_restorable(number):
         return {"tables": [], "crosses": []}
     image = RowImage(index, number)
@@ -106,30 +78,27 @@ def contents_of(index: "LogIndex", number: int) -> dict[str, Any]:
 
 def version_lines(document: dict[str, Any]) -> Iterator[str]:
     """Write the most important of it for people; the JSON has everything."""
-    from springtide.app.version_log.verify.report import plural
-    from springtide_client.format.records import version_name
-
     is_base = ", a base" if document["is_base"] else ""
     pins = f", pinned as {', '.join(document['pins'])}" if document["pins"] else ""
     gone = "" if document["is_restorable"] else ", can no longer be rebuilt"
-    yield (f"version {document['name']} (number {document['version']}{is_base}{pins}{gone})")
+    yield f"version {document['name']} (number {document['version']}{is_base}{pins}{gone})"
     if document["file"]:
-        yield (f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}")
+        yield f"  record    {format_bytes(document['bytes'])} in {document['file']} at {document['offset']:,}"
     else:
         yield ("  record    " + ("none: it is a base" if document["change"] else "deleted: shown from its base"))
-    yield (f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}")
-    yield (f"  created   {format_time(document['created_ms'])}")
+    yield f"  checksum  {document['checksum']}, parent {document['parent'] or 'unknown'}"
+    yield f"  created   {format_time(document['created_ms'])}"
     yield (
         f"  complete  up to {format_time(document['complete_until_ms'])}, "
         f"event clock at {format_time(document['event_clock_ms'])}"
     )
-    yield (f"  learned   {document['samples_trained']:,} samples in {document['step']:,} steps")
+    yield f"  learned   {document['samples_trained']:,} samples in {document['step']:,} steps"
     for partition, position in document["positions"].items():
-        yield (f"  position  {partition} at offset {position['offset']:,}")
+        yield f"  position  {partition} at offset {position['offset']:,}"
     for name, letters in document["dead_letters"].items():
-        yield (f"  dead      {letters:,} letters: {name}")
+        yield f"  dead      {letters:,} letters: {name}"
     for task, values in score_lines(document["scores"]):
-        yield (f"  scores    {task}: {values}")
+        yield f"  scores    {task}: {values}"
     shapes = document["tensors"]
     for group, what in (("rows", "rows written"), ("forgotten", "keys deleted"), ("texts", "id strings added")):
         for name, shape in shapes.items():
@@ -140,28 +109,27 @@ def version_lines(document: dict[str, Any]) -> Iterator[str]:
         states = f" and {table['state_width']} of state" if table["state_width"] else ""
         features = f" of {', '.join(table['features'])}" if table["features"] else ""
         size = f"{table['rows']:,} rows{features} in its base, {format_bytes(table['bytes'])}"
-        yield (f"  table     {table['name'] or 'main'}: rows of {table['dim']} numbers{states}; {size}")
+        yield f"  table     {table['name'] or 'main'}: rows of {table['dim']} numbers{states}; {size}"
     if pairs := document["crosses"]:
         shown = ", ".join(f"{' x '.join(pair['fields'])} ({format_number(pair['gain'])})" for pair in pairs[:PAIRS])
         more = f" and {len(pairs) - PAIRS} more" if len(pairs) > PAIRS else ""
-        yield (f"  crosses   {plural(len(pairs), 'pair')} of fields, by gain: {shown}{more}")
+        yield f"  crosses   {plural(len(pairs), 'pair')} of fields, by gain: {shown}{more}"
     num_dense = sum(name.startswith("dense.") for name in shapes)
     if num_dense:
-        yield (f"  dense     {num_dense} parameters and buffers")
+        yield f"  dense     {num_dense} parameters and buffers"
     if change := document["change"]:
-        yield (f"  changed   {', '.join(change['changed'])}; the version before is {version_name(change['from'])}")
+        yield f"  changed   {', '.join(change['changed'])}; the version before is {version_name(change['from'])}"
         for group in ("kept", "begun", "dropped"):
             for line in change[group]:
-                yield (f"  {group:<9} {line}")
+                yield f"  {group:<9} {line}"
     for command in document["executed_commands"]:
-        yield (f"  command   {command.get('id')}: {command.get('kind')}")
+        yield f"  command   {command.get('id')}: {command.get('kind')}"
     if document["durable"]:
-        yield (f"  durable   up to {version_name(document['durable'])} when it was written")
+        yield f"  durable   up to {version_name(document['durable'])} when it was written"
 
 
 def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     """Return one line per window: its name and its figures."""
-
     lines = []
     for name, values in scores.items():
         if name == "tasks":
@@ -172,13 +140,8 @@ def score_lines(scores: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace) -> Report:
+def show_key(config: Config, index: LogIndex, arguments: argparse.Namespace) -> Report:
     """Report the history of one row, which files contain it, and until when."""
-    from springtide.app.errors import UserError
-    from springtide.app.version_log.commands.erasures import files_containing
-    from springtide.app.version_log.inspection.history import row_history
-    from springtide_client.keys import encode_id
-
     feature, equals, text = arguments.key.partition("=")
     if not equals:
         raise UserError(f"--key {arguments.key}: write FEATURE=ID, such as user_id=123")
@@ -193,20 +156,15 @@ def show_key(config: "Config", index: "LogIndex", arguments: argparse.Namespace)
     return Report(document, history_lines(config, arguments.key, history, references))
 
 
-def history_lines(
-    config: "Config", key: str, history: "RowHistory", references: "list[FileReference]"
-) -> Iterator[str]:
+def history_lines(config: Config, key: str, history: RowHistory, references: list[FileReference]) -> Iterator[str]:
     """Write a line per event, then the files that contain the row."""
-    from springtide.app.version_log.verify.report import plural
-    from springtide_client.format.records import version_name
-
     name, _, shown = key.partition("=")
     hashed = f" (id {history.id})" if shown != str(history.id) else ""
     string = f", the string {history.string!r}" if history.string not in (None, shown) else ""
-    yield (f"{name}={shown}{hashed}{string}, since version {version_name(history.first)}")
+    yield f"{name}={shown}{hashed}{string}, since version {version_name(history.first)}"
     left_out = history.num_events - len(history.events)
     if left_out:
-        yield (f"({plural(left_out, 'earlier event')} not shown: --limit {history.num_events} shows all)")
+        yield f"({plural(left_out, 'earlier event')} not shown: --limit {history.num_events} shows all)"
     if history.events:
         yield (
             f"{'version':>12}  {'created':19}  {'event':9}  {'count':>9}  {'last seen':19}  {'norm':>8}  {'move':>8}"
@@ -218,25 +176,21 @@ def history_lines(
         when = f"{version_name(event.version):>12}  {format_time(event.created_ms):19}"
         yield (f"{when}  {event.kind:9}  {count:>9}  {seen:19}  {norm:>8}  {move:>8}".rstrip())
     if not history.events:
-        yield ("no version since then wrote it: the id was never learned, or its row was deleted before")
+        yield "no version since then wrote it: the id was never learned, or its row was deleted before"
     elif not history.is_alive:
-        yield (f"the row was deleted: {history.events[-1].kind} in version {version_name(history.events[-1].version)}")
+        yield f"the row was deleted: {history.events[-1].kind} in version {version_name(history.events[-1].version)}"
     bases = ", ".join(version_name(number) for number in history.bases)
     word = "no base" if not bases else ("base " if len(history.bases) == 1 else "bases ") + bases
-    yield (f"it is in {word}" if references else "no file of the log holds it")
+    yield f"it is in {word}" if references else "no file of the log holds it"
     if references:
         oldest = references[0]
         others = f", of {len(references)}" if len(references) > 1 else ""
-        yield (f"the oldest file that holds it{others}: {oldest.file}")
-        yield (f"that file is deleted {oldest.removal_condition(config.log)}")
+        yield f"the oldest file that holds it{others}: {oldest.file}"
+        yield f"that file is deleted {oldest.removal_condition(config.log)}"
 
 
-def history_document(
-    config: "Config", key: str, history: "RowHistory", references: "list[FileReference]"
-) -> dict[str, Any]:
+def history_document(config: Config, key: str, history: RowHistory, references: list[FileReference]) -> dict[str, Any]:
     """Return the history as JSON has it."""
-    from springtide_client.format.records import version_name
-
     return {
         "key": key,
         "feature": history.feature,
@@ -258,15 +212,8 @@ def history_document(
     }
 
 
-def show_cross(index: "LogIndex", number: int, keys: list[str]) -> Report:
+def show_cross(index: LogIndex, number: int, keys: list[str]) -> Report:
     """Report what a version has learned of two ids together."""
-    from dataclasses import asdict
-
-    from springtide.app.errors import UserError
-    from springtide.app.version_log.inspection.crosses import find_cross
-    from springtide.app.version_log.read.version_range import RowImage
-    from springtide_client.format.records import version_name
-
     named = []
     for key in keys:
         field, equals, text = key.partition("=")
@@ -278,10 +225,8 @@ def show_cross(index: "LogIndex", number: int, keys: list[str]) -> Report:
     return Report(document, cross_lines(cross, number, dict(named)))
 
 
-def cross_lines(cross: "Cross", number: int, ids: dict[str, str]) -> Iterator[str]:
+def cross_lines(cross: Cross, number: int, ids: dict[str, str]) -> Iterator[str]:
     """Write the weights of a cross, or why there are none; `ids` as they were asked for, by field."""
-    from springtide_client.format.records import version_name
-
     shown = " x ".join(
         f"{field}={ids.get(field, row_id)}" for field, row_id in zip(cross.fields, cross.ids, strict=True)
     )
@@ -294,10 +239,3 @@ def cross_lines(cross: "Cross", number: int, ids: dict[str, str]) -> Iterator[st
         what = f"weight {format_number(weight.weight)}, information {format_number(weight.information)}"
         yield f"  {weight.label:<9} {what}"
     yield f"  seen      {cross.count:,} times, last at {format_time(cross.last_seen_ms or 0)}"
-
-
-SHOW = Action(
-    "show one version, with --key the history of one row, or with --cross what was learned of two ids together",
-    add_arguments,
-    show,
-)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.commands.versions.overview import describe
+from springtide.app.commands.versions.run_action import describe
 from springtide.app.commands.versions.show import show_version
 from springtide.app.config.load import Config
 from springtide.app.errors import UserError

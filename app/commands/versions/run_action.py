@@ -1,28 +1,26 @@
-"""`springtide versions list`, `export` and `verify`: what the log holds, a copy of a version, whether all is well."""
+"""What the actions of `springtide versions` do and print; `show` and `diff`, which print more, have their own files."""
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from springtide.app.commands.command import VERSION_NAMES, Action, Report, add_json, format_bytes, format_time
+from springtide.app.commands.command import Report, format_bytes, format_time
+from springtide.app.commands.forget import submit_and_wait
+from springtide.app.commands.versions.diff import diff
+from springtide.app.commands.versions.show import show
+from springtide.app.config.load import Config
+from springtide.app.errors import UserError
+from springtide.app.version_log.commands.pin import pin_version, unpin_version
+from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.verify.report import Finding, plural
+from springtide.app.version_log.verify.verify import verify
+from springtide_client.format.records import version_name
+from springtide_client.log.directory import LogDirectory
 
-if TYPE_CHECKING:
-    from springtide.app.config.load import Config
-    from springtide.app.version_log.read.index import LogIndex
 
-
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: 20)")
-    parser.add_argument("--before", metavar="VERSION", help="only versions before this one")
-    add_json(parser)
-
-
-def list_versions(config: "Config", arguments: argparse.Namespace) -> Report:
-    from springtide.app.errors import UserError
-    from springtide.app.version_log.read.index import LogIndex
-    from springtide_client.log.directory import LogDirectory
-
+def list_versions(config: Config, arguments: argparse.Namespace) -> Report:
     if arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")
     index = LogIndex(LogDirectory(config.log.path))
@@ -32,11 +30,8 @@ def list_versions(config: "Config", arguments: argparse.Namespace) -> Report:
     return Report(listed, list_lines(config, index, listed))
 
 
-def list_lines(config: "Config", index: "LogIndex", listed: list[dict[str, Any]]) -> Iterator[str]:
+def list_lines(config: Config, index: LogIndex, listed: list[dict[str, Any]]) -> Iterator[str]:
     """Write a table of versions, and below it what the log has besides."""
-    from springtide.app.version_log.verify.report import plural
-    from springtide_client.format.records import version_name
-
     yield f"{'version':>12}  {'created':19}  {'samples':>13}  {'rows':>9}  {'forgotten':>9}  {'bytes':>10}"
     for line in listed:
         rows = ["" if line[name] is None else f"{line[name]:,}" for name in ("rows", "forgotten")]
@@ -56,10 +51,8 @@ def list_lines(config: "Config", index: "LogIndex", listed: list[dict[str, Any]]
         yield f"epoch {index.unsealed_epoch} is claimed but not started: a trainer is starting, or died while starting"
 
 
-def describe(index: "LogIndex", number: int) -> dict[str, Any]:
+def describe(index: LogIndex, number: int) -> dict[str, Any]:
     """Return a version's line; what only its record has is None if the record is deleted."""
-    from springtide_client.format.records import version_name
-
     entry = index.find(number)
     head = entry.read_head() if entry else None
     meta = head.meta if head else index.meta(number)
@@ -78,28 +71,8 @@ def describe(index: "LogIndex", number: int) -> dict[str, Any]:
     }
 
 
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, metavar="OUT", help="the file to write")
-    parser.add_argument(
-        "--format",
-        choices=("safetensors", "arrow", "parquet", "torch"),
-        help="safetensors: the whole model as the server's snapshot; arrow, parquet: rows; torch: plain tensors "
-        "(default: by the file name's suffix, .safetensors .arrow .parquet .pt)",
-    )
-    parser.add_argument("--version", default="latest", help=f"{VERSION_NAMES} (default: latest)")
-    parser.add_argument("--feature", metavar="NAME", help="only the rows of this feature")
-    parser.add_argument("--rows", choices=("all", "none"), default="all", help="none: only the dense net")
-    parser.add_argument("--force", action="store_true", help="replace an existing file")
-    add_json(parser)
-
-
-def export_version(config: "Config", arguments: argparse.Namespace) -> Report:
-    from springtide.app.errors import UserError
+def export_version(config: Config, arguments: argparse.Namespace) -> Report:
     from springtide.app.version_log.export.export import ExportConfig, check_target, export, format_of
-    from springtide.app.version_log.read.index import LogIndex
-    from springtide.app.version_log.verify.report import plural
-    from springtide_client.format.records import version_name
-    from springtide_client.log.directory import LogDirectory
 
     path: Path = arguments.out
     format = arguments.format or format_of(path)
@@ -129,16 +102,7 @@ def export_version(config: "Config", arguments: argparse.Namespace) -> Report:
     return Report(document, [text])
 
 
-def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--deep", action="store_true", help="also replay each base from the one before it")
-    add_json(parser)
-
-
-def verify_log(config: "Config", arguments: argparse.Namespace) -> Report:
-    from springtide.app.version_log.verify.report import Finding, plural
-    from springtide.app.version_log.verify.verify import verify
-    from springtide_client.log.directory import LogDirectory
-
+def verify_log(config: Config, arguments: argparse.Namespace) -> Report:
     def on_finding(finding: Finding) -> None:
         if not arguments.json:
             print(f"{finding.level:<5}  {finding}", flush=True)  # at once: a log may take minutes
@@ -151,14 +115,39 @@ def verify_log(config: "Config", arguments: argparse.Namespace) -> Report:
     return Report(report.all, [f"no errors in {config.log.path}{hint}"])
 
 
-LIST = Action("list the newest versions, oldest first", add_list_arguments, list_versions)
-EXPORT = Action(
-    "write a version as one file: the model snapshot, or its rows for other tools",
-    add_export_arguments,
-    export_version,
-)
-VERIFY = Action(
-    "read the whole log and report what was checked and what is wrong; exit code 1 if anything is",
-    add_verify_arguments,
-    verify_log,
-)
+def pin(config: Config, arguments: argparse.Namespace) -> Report:
+    pin = pin_version(config.log.path, arguments.version, arguments.name)
+    place = f"{pin.name} pins version {version_name(pin.version)}"
+    return Report(pin, [f"{place}: it counts into [log] log_bytes until it is unpinned"])
+
+
+def unpin(config: Config, arguments: argparse.Namespace) -> Report:
+    pin = unpin_version(config.log.path, arguments.name)
+    return Report(pin, [f"{pin.name} is removed: version {version_name(pin.version)} is kept no longer than others"])
+
+
+def rollback(config: Config, arguments: argparse.Namespace) -> Report:
+    index = LogIndex(LogDirectory(config.log.path))
+    number = index.resolve(arguments.version)
+    index.base_before(number)  # a version without a base is refused here, before a command is submitted
+    if (begin := index.begin_of(number)) != (present := index.begin_of(index.numbers[-1])):
+        print(
+            f"version {version_name(number)} has the schema that began with {version_name(begin)}, the log goes on "
+            f"with that of {version_name(present)}: only what the present schema can carry comes back; to restore all "
+            "of it, start once with the configuration from then, and roll back again",
+            file=sys.stderr,
+        )
+    body = {"version": number, "skip": arguments.skip}
+    return submit_and_wait(config, "rollback", body, wait_seconds=arguments.wait)[1]
+
+
+RUN: dict[str, Callable[[Config, argparse.Namespace], Report]] = {
+    "list": list_versions,
+    "show": show,
+    "diff": diff,
+    "export": export_version,
+    "verify": verify_log,
+    "pin": pin,
+    "unpin": unpin,
+    "rollback": rollback,
+}
