@@ -22,6 +22,9 @@ class RowOptimizerKind:
     settings: tuple[str, ...] = ()  # of OptimizerStep, that not every optimizer has
     defaults: Mapping[str, float] = field(default_factory=dict)  # where they are not those of RowOptimizer
     divides_by_lr: bool = False
+    sums_squares: bool = (
+        False  # its state is the sum of squared gradients: steps are small at first if eps is their size
+    )
     sees_new_rows: bool = False  # is told whether the last vector is zero: no step was made yet
     cuda: str | None = None  # the struct of its CUDA kernel; None: it is refused on a GPU
 
@@ -34,6 +37,11 @@ class RowOptimizerKind:
             raise ValueError(f"row optimizer {self.name!r}: vectors and scalars of state must be one of {STATES}")
         if self.sees_new_rows and not self.vectors:
             raise ValueError(f"row optimizer {self.name!r}: without vectors of state no row is known to be new")
+
+    @property
+    def sums_row_squares(self) -> bool:
+        """True if a row's state is one number, the sum of its squared gradients."""
+        return self.sums_squares and (self.vectors, self.scalars) == (0, 1)
 
     def state_width(self, dim: int) -> int:
         """Return how many float32 numbers of state a row has."""
@@ -48,8 +56,10 @@ class RowOptimizerKind:
 STATES = ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))
 KINDS = (
     RowOptimizerKind(name="sgd", vectors=0, scalars=0, cuda="Sgd"),
-    RowOptimizerKind(name="adagrad", vectors=1, scalars=0, settings=("eps",), cuda="Adagrad"),
-    RowOptimizerKind(name="rowwise-adagrad", vectors=0, scalars=1, settings=("eps",), cuda="RowwiseAdagrad"),
+    RowOptimizerKind(name="adagrad", vectors=1, scalars=0, settings=("eps",), sums_squares=True, cuda="Adagrad"),
+    RowOptimizerKind(
+        name="rowwise-adagrad", vectors=0, scalars=1, settings=("eps",), sums_squares=True, cuda="RowwiseAdagrad"
+    ),
     RowOptimizerKind(name="adam", vectors=2, scalars=1, settings=("eps", "beta1", "beta2"), cuda="Adam"),
     RowOptimizerKind(
         name="ftrl",

@@ -15,6 +15,8 @@ from springtide.app.training.lr_schedule import LearningRateSchedule
 from springtide.app.training.ranks.config import ClusterConfig
 from springtide.app.version_log.config import LogConfig
 from springtide.embeddings.config import TableConfig
+from springtide.embeddings.optimizer import RowOptimizer
+from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.stream.batcher import GROWTH
 from springtide.stream.config import SourceConfig
 from springtide_client.schema import Schema
@@ -27,7 +29,6 @@ MIN_SAMPLES_TO_SPLIT = 1024
 # batch. An eps of that size keeps a row's first steps small where errors are small: with 0.2 % clicks and eps = 1e-8
 # the first sample without a click would move an id as far as a click.
 ADAGRAD_EPS = 0.1
-USES_EPS = ("rowwise-adagrad", "adagrad")
 
 
 class DenseOptimizerConfig(Settings, frozen=True, kw_only=True):
@@ -280,11 +281,12 @@ class TableSettings(TableConfig, frozen=True, kw_only=True):
     def check_schedule(self, schedule: LearningRateSchedule) -> None:
         """Raise UserError if the rows' learning rate is to follow a schedule and their optimizer cannot."""
         settings = [self.optimizer, *(table.optimizer for table in self.tables.values() if table.optimizer is not None)]
-        if schedule.rows and any(one.get("name") == "ftrl" for one in settings):
-            raise UserError(
-                "[train] lr_schedule rows = true does not go with ftrl, whose rows mean something else under another "
-                "lr: leave it out, or take another [table] optimizer"
-            )
+        for name in [RowOptimizer.of(one).name for one in settings] if schedule.rows else ():
+            if OPTIMIZERS[name].divides_by_lr:
+                raise UserError(
+                    f"[train] lr_schedule rows = true does not go with {name}, whose rows mean something else under "
+                    "another lr: leave it out, or take another [table] optimizer"
+                )
 
 
 class TrainerConfig(Protocol):
@@ -328,6 +330,6 @@ class TrainerConfig(Protocol):
 
 def with_adagrad_eps(config: TableConfig) -> TableConfig:
     """Return the same table with ADAGRAD_EPS for an Adagrad without `eps`."""
-    if "eps" in config.optimizer or config.optimizer.get("name", USES_EPS[0]) not in USES_EPS:
+    if "eps" in config.optimizer or not OPTIMIZERS[RowOptimizer.of(config.optimizer).name].sums_squares:
         return config
     return msgspec.structs.replace(config, optimizer={**config.optimizer, "eps": ADAGRAD_EPS})

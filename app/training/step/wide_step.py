@@ -16,6 +16,7 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
+from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import RowColumns
 from springtide.stream.columns import Batch
 from springtide_client.keys import CROSSES
@@ -56,17 +57,14 @@ class WideStep:
         self.columns_from = table.layout.state_width - table.layout.wide_width
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
         # vectors to the net alone
-        tables = table.model_tables.values()
-        is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in tables)
-        self.steps_rows = is_rowwise and len({one.dim for one in tables}) == 1
+        self.steps_rows = _sums_row_squares(table) and len({one.dim for one in table.model_tables.values()}) == 1
 
     @staticmethod
     def num_states_of(table: AnyTable) -> int:
         """Return how many of a row's last state columns the step reads: those of the wide part, and before them the
         factorization machine's.
         """
-        is_rowwise = all(one.optimizer.name == "rowwise-adagrad" for one in table.model_tables.values())
-        return table.layout.wide_width + is_rowwise
+        return table.layout.wide_width + _sums_row_squares(table)
 
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if evicted crosses of this batch could overflow the rows that await the next version."""
@@ -219,6 +217,11 @@ class WideStep:
     def _write_crosses(self, lookup: Any, columns: RowColumns, weights_Q2L: Float32Array) -> None:
         assert self.crosses is not None
         self.crosses.write_rows(lookup, weights_Q2L, columns.states_NS)
+
+
+def _sums_row_squares(table: AnyTable) -> bool:
+    """Return True if the first state of every row that the net sees is the sum of its squared gradients."""
+    return all(OPTIMIZERS[one.optimizer.name].sums_row_squares for one in table.model_tables.values())
 
 
 class _Rows(NamedTuple):
