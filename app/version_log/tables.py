@@ -4,12 +4,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from springtide_client.array_types import BoolArray, UInt16Array
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base, BaseManifest, TableSpec
-from springtide_client.rows.row_layer import RowLayer, empty_layer, record_layer
+from springtide_client.rows.layers import record_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.table_names import MAIN_TABLE, ROW_TENSORS, TableNames, record_tensor
 
 
@@ -39,35 +38,34 @@ class LogTable:
         """Return which keys have their rows in this table, by their features."""
         return self.names.holds(self.name, features_K)
 
-    def select(self, layer: RowLayer) -> RowLayer:
+    def select(self, layer: RowBlock) -> RowBlock:
         """Return the rows of a layer whose keys this table holds."""
-        held_n = self.holds(layer.feature)
-        return layer if held_n.all() else layer.take(np.flatnonzero(held_n))
+        return layer.where(self.holds(layer.feature))
 
     def tensors(self, tensors: Arrays) -> Arrays:
         """Return what a record says of this table as if it were the only one: `rows.*`, its keys in `forgotten.*`."""
         return dict(self.names.tensors_of(self.name, tensors))
 
-    def record_layer(self, tensors: Arrays, *, with_states: bool = False, with_values: bool = True) -> RowLayer:
+    def record_layer(self, tensors: Arrays, *, with_states: bool = False, with_values: bool = True) -> RowBlock:
         """Return what a record does to the rows of this table; without values their width is 0."""
         if not with_values and (name := self.record_tensor("rows.value")) in tensors:
             tensors = {**tensors, name: tensors[name][:, :0]}
-        dim, state_width = self.spec.dim if with_values else 0, self.spec.state_width if with_states else None
+        dim, state_width = self.spec.dim if with_values else 0, self.spec.state_width if with_states else 0
         return record_layer(tensors, dim, state_width, tables=self.names, table=self.name)
 
-    def base_rows(self, base: Base) -> RowLayer:
+    def base_rows(self, base: Base) -> RowBlock:
         """Return the rows that a base has of this table, without optimizer states."""
         return base.tables[self.name].rows
 
-    def base_layer(self, base: Base) -> RowLayer:
+    def base_layer(self, base: Base) -> RowBlock:
         """Return the rows that a base has of this table, with optimizer states."""
         return base.tables[self.name].layer
 
-    def empty(self) -> RowLayer:
+    def empty(self) -> RowBlock:
         """Return a layer without rows, as wide as those of this table, with states."""
-        return empty_layer(self.spec.dim, self.spec.state_width)
+        return RowBlock.zeros(0, self.spec.dim, self.spec.state_width)
 
-    def row_arrays(self, layer: RowLayer) -> Arrays:
+    def row_arrays(self, layer: RowBlock) -> Arrays:
         """Return rows with their states as the tensors of a record; {} for none."""
         if not len(layer):
             return {}

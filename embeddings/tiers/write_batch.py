@@ -9,7 +9,7 @@ import numpy.typing as npt
 from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
 from springtide.embeddings.tiers.record_kinds import ROW, TOMBSTONE
 from springtide_client.keys import mix_keys
-from springtide_client.rows.row_layer import find_sorted
+from springtide_client.rows.row_block import find_sorted
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt64Array = npt.NDArray[np.uint64]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from springtide_client.format.tensors import Arrays
 from springtide_client.keys import CROSSES, mix_keys
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
@@ -60,7 +61,7 @@ def row_tensors(rows: dict[Key, Row], forgotten: list[Key] = []) -> Arrays:  # n
     }
 
 
-def rows_of(layer: RowLayer) -> dict[Key, Row]:
+def rows_of(layer: RowBlock) -> dict[Key, Row]:
     """Return the live rows of a layer, after checking that all columns of each belong together."""
     out: dict[Key, Row] = {}
     for i in range(len(layer)):
@@ -69,7 +70,6 @@ def rows_of(layer: RowLayer) -> dict[Key, Row]:
         value = float(layer.value[i, 0])
         assert layer.value[i, 1] == -value
         assert layer.count[i] == int(value)
-        assert layer.state is not None
         assert layer.state[i, 0] == np.float32(value * 10)
         out[int(layer.feature[i]), int(layer.id[i])] = (value, int(layer.last_seen[i]))
     return out
@@ -295,9 +295,8 @@ def by_table(tensors: Arrays) -> Arrays:
     return found
 
 
-def rows_of_table(name: str, layer: RowLayer) -> dict[Key, Row]:
+def rows_of_table(name: str, layer: RowBlock) -> dict[Key, Row]:
     """Return the live rows of a table's layer, after checking that all columns of each belong together."""
-    assert layer.state is not None
     states = layer.state
     if name == "dim3":
         assert (layer.value[:, 2] == 0).all()
@@ -305,8 +304,7 @@ def rows_of_table(name: str, layer: RowLayer) -> dict[Key, Row]:
     elif name == "crosses":
         assert states.shape[1] == 0
         states = layer.value[:, :1] * np.float32(10)
-    columns = (layer.mixed, layer.feature, layer.id, layer.value[:, :2], layer.count, layer.last_seen)
-    return rows_of(RowLayer(*columns, layer.tombstone, states[:, :1]))
+    return rows_of(replace(layer, value=layer.value[:, :2], state=states[:, :1]))
 
 
 def put(writer: LogWriter, value: float, **meta: object) -> Tip:

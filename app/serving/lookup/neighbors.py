@@ -12,7 +12,7 @@ from springtide.kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLID
 from springtide_client.array_types import Float32Array
 from springtide_client.parts.rankings import NeighborsRequest, RankedIds, ask_rankings
 from springtide_client.rows.nearest import find_nearest
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 
 SIMILARITIES = {"cosine": COSINE, "dot": DOT, "euclidean": EUCLIDEAN}
 
@@ -63,7 +63,7 @@ def rank_neighbors(view: ServedView, request: NeighborsRequest) -> RankedIds:
 
 
 def measure_similarity(
-    rows: RowLayer, number: int, excluded_id: int, query_D: Float32Array, metric: str
+    rows: RowBlock, number: int, excluded_id: int, query_D: Float32Array, metric: str
 ) -> Float32Array:
     """The similarity [R] of each row to the query, larger is nearer; -inf for other features and `excluded_id`."""
     scores_R = np.empty(len(rows), np.float32)

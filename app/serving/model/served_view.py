@@ -15,7 +15,7 @@ from springtide_client.features import Features
 from springtide_client.keys import INT64_MIN
 from springtide_client.model.view import View
 from springtide_client.parts.parted_view import PartedSearch
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
 
@@ -82,7 +82,7 @@ class ServedView:
         """Return the string of each id that is the hash of one; None where it is a number."""
         return self._id_strings.find(self.client_view.base, feature, ids_K)
 
-    def layers_of(self, feature: int) -> Sequence[RowLayer]:
+    def layers_of(self, feature: int) -> Sequence[RowBlock]:
         """Return rows of the feature and of others, newest layer first; a row or tombstone hides its key in older."""
         return self.client_view.table_of(feature).all_layers
 

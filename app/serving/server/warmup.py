@@ -11,7 +11,7 @@ from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCac
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.features import Features
 from springtide_client.rows.admission_counts import AdmissionCounts
-from springtide_client.rows.row_layer import sorted_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.search import LayerStack
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
@@ -23,8 +23,8 @@ from springtide_client.wide.score import WideRows
 def warm_up() -> None:
     """Answer invented requests: few and many keys, raw and as text."""
     ids_N = np.arange(max(FEW_KEYS, MAX_NUMBERS_HOLDING_GIL) + 1)
-    feature, ones_N = np.zeros(1, np.uint16), np.ones(1, np.int64)
-    rows = sorted_layer(feature, ids_N[:1], np.zeros((1, 1), np.float32), ones_N, ones_N)
+    feature = np.zeros(1, np.uint16)
+    rows = RowBlock.of_keys(feature, ids_N[:1], 1)
     search = LayerSearchCache()(
         LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
     )

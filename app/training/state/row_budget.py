@@ -81,7 +81,7 @@ class RowBudget:
 
     def read_base(self, base: Base) -> None:
         """Begin with the rows of a base."""
-        self.sample.read_base(base.main.rows.mixed, base.main.rows.feature, base.main.rows.last_seen)
+        self.sample.read_base(base.main.rows.key_hash, base.main.rows.feature, base.main.rows.last_seen)
         for name in base.manifest.tables:
             rows = base.tables[name].rows
             self.sample.add(rows.feature, rows.id, rows.last_seen)

@@ -120,11 +120,11 @@ class BaseRows:
         rows, states, request = self.rows, self.states, self._readahead.request
         if self._readahead.is_worthwhile and len(rows):
             places_M = base_file_rows.interpolate_all(len(rows), mixed_M)
-            request(rows.mixed, places_M)
-            places_M = base_file_rows.refine_places(rows.mixed, places_M, mixed_M)
-            request(rows.mixed, places_M)
+            request(rows.key_hash, places_M)
+            places_M = base_file_rows.refine_places(rows.key_hash, places_M, mixed_M)
+            request(rows.key_hash, places_M)
             request(rows.feature, places_M)
-        rows_M = base_file_rows.find_rows(rows.mixed, rows.feature, mixed_M, out.features)
+        rows_M = base_file_rows.find_rows(rows.key_hash, rows.feature, mixed_M, out.features)
         found_M[:] = rows_M >= 0
         columns = rows.value, states, rows.count, rows.last_seen
         for column in columns:

@@ -30,10 +30,10 @@ from springtide.app.version_log.trainer_meta import ErasureMeta, TrainerMeta
 from springtide_client.array_types import Float32Array, Indices
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Array, Arrays
-from springtide_client.keys import CROSSES, SHARED_ROW_OFFSET, mix_keys
+from springtide_client.keys import CROSSES, SHARED_ROW_OFFSET
 from springtide_client.log.base import TableSpec
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.rows.row_layer import RowLayer, empty_layer, key_order
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL
 from springtide_client.wide.parameters import PREFIX
@@ -147,7 +147,7 @@ class Migration:
         old, new = (np.array(list(numbers), np.uint16) for numbers in (self._all_numbers, self._all_numbers.values()))
         return bool((source.holds(old) & target.holds(new)).any())
 
-    def rows(self, layer: RowLayer, source: LogTable, target: LogTable) -> RowLayer:
+    def rows(self, layer: RowBlock, source: LogTable, target: LogTable) -> RowBlock:
         """Return the rows of a table that belong into a table of the new signature, sorted.
 
         Rows without vectors stay without them.
@@ -156,17 +156,16 @@ class Migration:
         numbers_n = numbers_65536[layer.feature]
         stays_n = numbers_n >= 0
         stays_n[stays_n] = target.holds(numbers_n[stays_n].astype(np.uint16))
-        layer = layer.take(np.flatnonzero(stays_n))
+        layer = layer.where(stays_n)
         if any(old != new for old, new in self.numbers.items()):
             feature = numbers_65536[layer.feature].astype(np.uint16)
-            mixed = mix_keys(feature, layer.id)
-            layer = replace(layer, mixed=mixed, feature=feature).take(key_order(mixed, feature))
+            layer = replace(layer, feature=feature, known_hash=None).in_key_order()
         if layer.value.shape[1] == 0 and source.spec.dim:
             return layer  # keys only
         value, state = self._values(layer, source, target), self._states(layer, source.spec, target.spec)
         return replace(layer, value=value, state=state)
 
-    def _values(self, layer: RowLayer, source: LogTable, target: LogTable) -> Float32Array:
+    def _values(self, layer: RowBlock, source: LogTable, target: LogTable) -> Float32Array:
         """Return the vectors, as they are or from first values; of crosses the numbers of the labels that stay."""
         table = target.spec
         if source.name == target.name == CROSSES_TABLE:
@@ -182,9 +181,8 @@ class Migration:
             dtype=table.dtype,
         )
 
-    def _states(self, layer: RowLayer, old: TableSpec, new: TableSpec) -> Float32Array:
+    def _states(self, layer: RowBlock, old: TableSpec, new: TableSpec) -> Float32Array:
         """Return the optimizer states, and behind them the wide part's numbers: those that go on, zeros otherwise."""
-        assert layer.state is not None
         if keeps_states(old, new) and old.wide_width == new.wide_width and self._has_same_labels:
             return layer.state
         states = np.zeros((len(layer), new.state_width), np.float32)
@@ -239,7 +237,7 @@ class Migration:
                 return name.removeprefix(prefix) in self.plan.dense
         return True
 
-    def id_strings(self, *parts: Arrays, dead: RowLayer) -> Arrays | None:
+    def id_strings(self, *parts: Arrays, dead: RowBlock) -> Arrays | None:
         """Return the strings of the ids of features that stay, without those of dead rows."""
         merged = merge_id_strings(parts, dead)
         if merged is None:
@@ -247,14 +245,14 @@ class Migration:
         numbers_n = self._number_table()[merged["feature"]]
         kept = take_strings(merged, np.flatnonzero(numbers_n >= 0))
         kept["feature"] = numbers_n[numbers_n >= 0].astype(np.uint16)
-        return merge_id_strings([kept], empty_layer(0))  # sorted by the new numbers
+        return merge_id_strings([kept], RowBlock.zeros(0, 0))  # sorted by the new numbers
 
     def items(self, items: Arrays | None) -> Arrays | None:
         """Return the items of a model with two towers, if the new one describes an item by the same features."""
         old, new = ItemLayout.of(self.old.schema, self.old.model), ItemLayout.of(self.new.schema, self.new.model)
         if items is None or old is None or new is None or old.form != new.form:
             return None
-        return self.id_strings(items, dead=empty_layer(0))
+        return self.id_strings(items, dead=RowBlock.zeros(0, 0))
 
     def meta(self, meta: VersionMeta) -> VersionMeta:
         """Return what a version says, as the new one says it: where it stands in the stream, what stays of the rest."""

@@ -21,7 +21,8 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import NO_STATE
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
-from springtide_client.rows.row_layer import RowLayer, merge_layers
+from springtide_client.rows.layers import merge_layers
+from springtide_client.rows.row_block import RowBlock
 
 
 def start_migrated(
@@ -115,7 +116,7 @@ def migrated_table(state: ReplayState, migration: Migration, target: LogTable, n
 
 def migrated_blocks(
     state: ReplayState, migration: Migration, target: LogTable, *, with_values: bool = True
-) -> Iterator[RowLayer]:
+) -> Iterator[RowBlock]:
     """Yield those rows in key order, block by block."""
     sources = [table for table in state.tables if migration.has_rows_for(table, target)]
     stacks = [(table.base_layer(state.base), state.changed_rows(table)) for table in sources]

@@ -26,7 +26,7 @@ from springtide_client.log.base import ID_STRINGS, ITEMS, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import Listing, base_name
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
 Positions = Mapping[str, StreamPosition]
@@ -61,13 +61,11 @@ def keys_of_entry(entry: CommandEntry, schema: Schema) -> list[tuple[int, int]]:
     return keys
 
 
-def erased_keys(entries: Iterable[CommandEntry], schema: Schema) -> RowLayer:
+def erased_keys(entries: Iterable[CommandEntry], schema: Schema) -> RowBlock:
     """Return the keys that executed commands have erased, as a layer without values."""
     keys = {key for entry in entries for key in keys_of_entry(entry, schema)}
     features = np.array([feature for feature, _ in keys], np.uint16)
-    zeros = np.zeros(len(keys), np.int64)
-    ids = np.array([row_id for _, row_id in keys], np.int64)
-    return sorted_layer(features, ids, np.zeros((len(keys), 0), np.float32), zeros, zeros)
+    return RowBlock.of_keys(features, np.array([row_id for _, row_id in keys], np.int64)).in_key_order()
 
 
 def erasures_of(

@@ -44,7 +44,8 @@ from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.row_layer import RowLayer, aligned_chunks, empty_layer, flatten_layers, merge_layers
+from springtide_client.rows.layers import aligned_chunks, flatten_layers, merge_layers
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
 MAX_BYTES = 2 << 30  # of the rows in memory
@@ -58,8 +59,8 @@ class EarlierVersion(NamedTuple):
     meta: VersionMeta
     arrays: Arrays  # `dense.*`, `state.*` and id strings, complete
     tables: tuple[LogTable, ...]  # of the present signature
-    rows: dict[str, RowLayer]  # by the present tables, with states
-    present_rows: dict[str, RowLayer]  # those of the newest version
+    rows: dict[str, RowBlock]  # by the present tables, with states
+    present_rows: dict[str, RowBlock]  # those of the newest version
     present: ModelReplayState  # the newest version
     entries: list[CommandEntry]  # executed since
     sketch: Array | None
@@ -82,7 +83,7 @@ def earlier_version(index: LogIndex, number: int, *, window_samples: int) -> Ear
     strings = [part for tensors in versions.tensors_with("texts.id") if (part := id_strings_of(tensors)) is not None]
     strings += [] if base.id_strings is None else [base.id_strings]
     arrays = migration.arrays(net, present_net, window_samples=window_samples)
-    if (migrated := migration.id_strings(*strings, dead=empty_layer(0))) is not None:
+    if (migrated := migration.id_strings(*strings, dead=RowBlock.zeros(0, 0))) is not None:
         arrays |= {f"texts.{name}": array for name, array in migrated.items()}
     known = {entry.id for entry in target.meta.executed_commands}
     entries = [entry for entry in present.meta.executed_commands if entry.id not in known]
@@ -118,7 +119,7 @@ def _row_bytes(base: Base) -> int:
     return sum(table.base_layer(base).num_bytes for table in tables_of(base.manifest))
 
 
-def _migrated_rows(base: Base, versions: VersionRange, meta: VersionMeta, migration: Migration) -> dict[str, RowLayer]:
+def _migrated_rows(base: Base, versions: VersionRange, meta: VersionMeta, migration: Migration) -> dict[str, RowBlock]:
     """Return the rows of an older version by the tables of the present signature."""
     rows = {table.name: _live_rows(base, versions, meta, table) for table in migration.old.physical_tables}
     migrated = {}
@@ -129,19 +130,19 @@ def _migrated_rows(base: Base, versions: VersionRange, meta: VersionMeta, migrat
     return migrated
 
 
-def _live_rows(base: Base, versions: VersionRange, meta: VersionMeta, table: LogTable) -> RowLayer:
+def _live_rows(base: Base, versions: VersionRange, meta: VersionMeta, table: LogTable) -> RowBlock:
     parts = [table.empty()]
     for key_range in split_keys(versions.num_bytes):
         changes = versions.changes(key_range, table, with_states=True)
         for old, new in aligned_chunks([key_range.select(table.base_layer(base)), changes]):
             merged = merge_layers(old, new)
-            parts.append(merged.take(np.flatnonzero(merged.live_mask(meta.expiry_cutoffs))).without_tombstones())
+            parts.append(merged.where(merged.live_mask(meta.expiry_cutoffs)).without_tombstones())
     return flatten_layers(parts, table.spec.dim, table.spec.state_width)
 
 
-def differing_rows(wanted: RowLayer, present: RowLayer) -> RowLayer:
+def differing_rows(wanted: RowBlock, present: RowBlock) -> RowBlock:
     """Return the wanted rows that are not bit by bit among the present ones."""
-    places_n = present.find_mixed(wanted.mixed, wanted.feature)
+    places_n = present.find_rows(wanted)
     same_n = places_n >= 0
     if not same_n.any():
         return wanted
@@ -151,7 +152,7 @@ def differing_rows(wanted: RowLayer, present: RowLayer) -> RowLayer:
             for array in (getattr(wanted, name), getattr(present, name)[places_n])
         )
         same_n &= (mine == theirs).all(axis=1)
-    return wanted.take(np.flatnonzero(~same_n))
+    return wanted.where(~same_n)
 
 
 class RollbackVersion(NamedTuple):
@@ -215,11 +216,9 @@ def _build_across(index: LogIndex, number: int, window_samples: int) -> Rollback
     erased, written, deleted = erased_keys(earlier.entries, schema), [], []
     for table in earlier.tables:
         rows, present = earlier.rows[table.name], earlier.present_rows[table.name]
-        alive_n = rows.live_mask(now.expiry_cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
-        rows = rows.take(np.flatnonzero(alive_n))
-        absent_n = rows.find_mixed(present.mixed, present.feature) < 0
+        rows = rows.where(rows.live_mask(now.expiry_cutoffs) & ~erased.holds(rows))
         written.append((table, differing_rows(rows, present)))
-        deleted.append(present.take(np.flatnonzero(absent_n)).keys_only())
+        deleted.append(present.where(~rows.holds(present)).keys_only())
     arrays = earlier.arrays | _sketch(earlier.sketch, earlier.present.sketch)
     arrays |= _row_arrays(written, merge_layers(*deleted))
     return RollbackVersion(_meta(earlier.number, earlier.meta, now, earlier.entries, schema), arrays, earlier.plan)
@@ -310,29 +309,28 @@ def _rows(
     base: Base,
     before: VersionRange,
     since: VersionRange | ImageRange,
-    erased: RowLayer,
+    erased: RowBlock,
     cutoffs: Mapping[str, int],
     range_bytes: int,
 ) -> Arrays:
     """Return for every key that changed since its row as it was, or a tombstone."""
-    written: list[tuple[LogTable, RowLayer]] = []
-    deleted: list[RowLayer] = []
+    written: list[tuple[LogTable, RowBlock]] = []
+    deleted: list[RowBlock] = []
     for table in tables_of(base.manifest):
-        parts: list[RowLayer] = []
+        parts: list[RowBlock] = []
         for key_range in split_keys(before.num_bytes + since.num_bytes, range_bytes):
             keys = since.keys(key_range, table)
             if isinstance(since, ImageRange):  # it lacks the keys that were erased and learned again to the same
                 keys = merge_layers(key_range.select(table.select(erased)), keys)
             rows = _old_rows(base, table, before, keys, key_range)
-            alive_n = rows.live_mask(cutoffs) & (erased.find_mixed(rows.mixed, rows.feature) < 0)
-            parts.append(rows.take(np.flatnonzero(alive_n)).without_tombstones())
-            absent = parts[-1].find_mixed(keys.mixed, keys.feature) < 0
-            deleted.append(keys.take(np.flatnonzero(absent)).without_tombstones())
+            rows = rows.where(rows.live_mask(cutoffs) & ~erased.holds(rows)).without_tombstones()
+            parts.append(rows)
+            deleted.append(keys.where(~rows.holds(keys)).without_tombstones())
         written.append((table, merge_layers(table.empty(), *reversed(parts))))
     return _row_arrays(written, flatten_layers(reversed(deleted), 0))
 
 
-def _row_arrays(written: Iterable[tuple[LogTable, RowLayer]], deleted: RowLayer) -> Arrays:
+def _row_arrays(written: Iterable[tuple[LogTable, RowBlock]], deleted: RowBlock) -> Arrays:
     arrays: Arrays = {}
     for table, rows in written:
         arrays |= table.row_arrays(rows)
@@ -341,11 +339,10 @@ def _row_arrays(written: Iterable[tuple[LogTable, RowLayer]], deleted: RowLayer)
     return arrays
 
 
-def _old_rows(base: Base, table: LogTable, before: VersionRange, keys: RowLayer, key_range: KeyRange) -> RowLayer:
+def _old_rows(base: Base, table: LogTable, before: VersionRange, keys: RowBlock, key_range: KeyRange) -> RowBlock:
     """Return the rows that the keys had; a key without a row is absent or a tombstone."""
     changed = before.changes(key_range, table, with_states=True, only=keys)
-    below = np.flatnonzero(changed.find_mixed(keys.mixed, keys.feature) < 0)
     rows = table.base_layer(base)
-    places = rows.find_mixed(keys.mixed[below], keys.feature[below])
+    places = rows.find_rows(keys.where(~changed.holds(keys)))
     old = rows.take(places[places >= 0])
     return flatten_layers((old, changed), table.spec.dim, table.spec.state_width)

@@ -31,6 +31,7 @@ from springtide_client.log.base import (
     MANIFEST,
     MODEL,
     ONNX,
+    ROW_COLUMNS,
     SKETCH,
     STATE,
     Base,
@@ -45,13 +46,12 @@ from springtide_client.log.base import (
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 from springtide_client.rows.hash_range import HashRange, owners_of
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock, column_shapes
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder, write_atomically
 
 LEAST_DATA_OF_PADDING = 8  # times the most padding of a file: below, its columns have no places
-COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen")
 logger = logging.getLogger(__name__)
 
 
@@ -62,16 +62,16 @@ class TableImage:
     spec: TableSpec
     num_rows: int = 0
     by_range: tuple[int, ...] = ()  # of these, in each of several ranges, equal parts of all mixed keys; (): one
-    blocks: Iterable[RowLayer] = ()  # num_rows rows with states, sorted by (mixed key, feature)
+    blocks: Iterable[RowBlock] = ()  # num_rows rows with states, sorted by (mixed key, feature)
 
     @staticmethod
     def of(
-        spec: TableSpec, rows: Callable[[], Iterable[RowLayer]], keys: Iterable[RowLayer], num_ranges: int
+        spec: TableSpec, rows: Callable[[], Iterable[RowBlock]], keys: Iterable[RowBlock], num_ranges: int
     ) -> "TableImage":
         """Return the image of rows that are counted first: `keys` are the blocks of `rows()` without their values."""
         counts_R = np.zeros(num_ranges, np.int64)
         for block in keys:
-            counts_R += np.bincount(owners_of(block.mixed, num_ranges), minlength=num_ranges)
+            counts_R += np.bincount(owners_of(block.key_hash, num_ranges), minlength=num_ranges)
         by_range = tuple(counts_R.tolist()) if num_ranges > 1 else ()
         return TableImage(spec=spec, num_rows=int(counts_R.sum()), by_range=by_range, blocks=rows())
 
@@ -140,34 +140,33 @@ class RowWriter:
             for name, shape in shapes.items()
         }
 
-    def _write_block(self, written: dict[str, TensorWriter], start: int, block: RowLayer, num_rows: int) -> int:
+    def _write_block(self, written: dict[str, TensorWriter], start: int, block: RowBlock, num_rows: int) -> int:
         if start + len(block) > num_rows:
             raise ValueError(f"got more than {num_rows} rows for a base of {num_rows}")
         rows, *states = written.values()
-        rows.write_block(start, {name: getattr(block, name) for name in COLUMNS})
+        rows.write_block(start, {"mixed": block.key_hash, **{name: getattr(block, name) for name in ROW_COLUMNS}})
         if states:
-            assert block.state is not None
             states[0].write("state", start, block.state)
         return len(block)
 
-    def _blocks_by_range(self) -> Iterator[tuple[int, RowLayer]]:
+    def _blocks_by_range(self) -> Iterator[tuple[int, RowBlock]]:
         """Yield the blocks, cut where one range ends, each with the range that it is in, counted from 0."""
         highest = 0
         for block in self._image.blocks:
             if not len(block):
                 continue
             self._check(block, highest)
-            highest = int(block.mixed[-1])
-            first, last = owners_of(block.mixed[[0, -1]], self._num_ranges).tolist()
+            highest = int(block.key_hash[-1])
+            first, last = owners_of(block.key_hash[[0, -1]], self._num_ranges).tolist()
             for index in range(first, last + 1):
                 part = HashRange(index + 1, self._num_ranges).select(block)
                 if len(part):
                     yield index, part
 
-    def _check(self, block: RowLayer, highest: int) -> None:
-        if block.state is None or (block.tombstone is not None and block.tombstone.any()):
+    def _check(self, block: RowBlock, highest: int) -> None:
+        if block.state.shape[1] != self._image.spec.state_width or block.tombstones().any():
             raise ValueError("a base holds only live rows, with their optimizer states")
-        if int(block.mixed[0]) < highest or not bool((block.mixed[1:] >= block.mixed[:-1]).all()):
+        if int(block.key_hash[0]) < highest or not bool((block.key_hash[1:] >= block.key_hash[:-1]).all()):
             raise ValueError("the rows of a base must be sorted by mixed key")
         if not self._table.holds(block.feature).all():
             raise ValueError(f"the {self._table.title} table does not hold the rows of all these features")
@@ -175,14 +174,8 @@ class RowWriter:
 
 def row_shapes(n: int, dim: int) -> dict[str, TensorShape]:
     """Return the columns of a file with n rows."""
-    return {
-        "mixed": TensorShape(np.dtype("<u8"), (n,)),
-        "feature": TensorShape(np.dtype("<u2"), (n,)),
-        "id": TensorShape(np.dtype("<i8"), (n,)),
-        "value": TensorShape(np.dtype("<f4"), (n, dim)),
-        "count": TensorShape(np.dtype("<i8"), (n,)),
-        "last_seen": TensorShape(np.dtype("<i8"), (n,)),
-    }
+    shapes = {"mixed": TensorShape(np.dtype(np.uint64), (n,)), **column_shapes(n, dim)}
+    return {name: shapes[name] for name in ("mixed", *ROW_COLUMNS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +191,7 @@ class BaseImage:
     state: Path | None = None  # the file with the exact state of the net, if it is not in `dense`
     num_rows: int = 0
     by_range: tuple[int, ...] = ()
-    blocks: Iterable[RowLayer] = ()  # of the main table these three, as in a TableImage
+    blocks: Iterable[RowBlock] = ()  # of the main table these three, as in a TableImage
     tables: Mapping[str, TableImage] = field(default_factory=dict)  # the others
     sketch: Array | None = None  # admission sketch, uint8 (blocks, 64); None if nothing was ever counted
     id_strings: Arrays | None = None  # columns `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id)

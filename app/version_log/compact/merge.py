@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.onnx import OnnxBuilder
@@ -31,7 +30,8 @@ from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Record, Tip,
 from springtide_client.log.base import MANIFEST, MODEL, Base, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, base_number
-from springtide_client.rows.row_layer import RowLayer, empty_layer, merge_layers, sorted_layer
+from springtide_client.rows.layers import merge_layers
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import fsync_folder
 
@@ -233,12 +233,12 @@ def write_merged_base(
 
 def merged_table(
     base: Base, state: ReplayState, table: LogTable, cutoffs: Mapping[str, int], num_ranges: int
-) -> tuple[TableImage, RowLayer]:
+) -> tuple[TableImage, RowBlock]:
     """Return the rows that the merge keeps of one table, and the keys that it drops."""
     changes, dead = state.changed_rows(table), DeadKeys()
     keys = dead.collect(merged_blocks(table.base_rows(base).keys_only(), changes.keys_only(), cutoffs))
 
-    def rows() -> Iterator[RowLayer]:
+    def rows() -> Iterator[RowBlock]:
         return (block for block, _ in merged_blocks(table.base_layer(base), changes, cutoffs))
 
     return TableImage.of(table.spec, rows, keys, num_ranges), dead.layer()
@@ -258,23 +258,21 @@ class DeadKeys:
     """The keys that a merge drops, collected on the way."""
 
     def __init__(self) -> None:
-        self._dropped = [empty_layer(0)]
+        self._dropped = [RowBlock.zeros(0, 0)]
 
-    def collect(self, blocks: Iterable[tuple[RowLayer, RowLayer]]) -> Iterator[RowLayer]:
+    def collect(self, blocks: Iterable[tuple[RowBlock, RowBlock]]) -> Iterator[RowBlock]:
         """Yield the live rows of merged blocks."""
         for block, dropped in blocks:
             if len(dropped):
                 self._dropped.append(dropped)
             yield block
 
-    def layer(self) -> RowLayer:
+    def layer(self) -> RowBlock:
         """Return the keys collected so far, with values of width 0."""
-        feature, id = (np.concatenate([getattr(layer, name) for layer in self._dropped]) for name in ("feature", "id"))
-        zeros = np.zeros(len(id), np.int64)
-        return sorted_layer(feature, id, np.empty((len(id), 0), np.float32), zeros, zeros)
+        return RowBlock.concatenate(self._dropped).in_key_order()
 
 
-def dead_keys(base: Base, state: ReplayState, table: LogTable) -> RowLayer:
+def dead_keys(base: Base, state: ReplayState, table: LogTable) -> RowBlock:
     """Return the keys of one table that a merge drops."""
     dead, changes = DeadKeys(), state.changed_rows(table).keys_only()
     for _ in dead.collect(merged_blocks(table.base_rows(base).keys_only(), changes, state.meta.expiry_cutoffs)):
@@ -282,14 +280,14 @@ def dead_keys(base: Base, state: ReplayState, table: LogTable) -> RowLayer:
     return dead.layer()
 
 
-def block_bounds(*layers: RowLayer) -> UInt64Array:
+def block_bounds(*layers: RowBlock) -> UInt64Array:
     """Return the mixed keys at which layers are split into blocks, of CHUNK_ROWS rows of the longest."""
-    return max(layers, key=len).mixed[CHUNK_ROWS::CHUNK_ROWS]
+    return max(layers, key=len).key_hash[CHUNK_ROWS::CHUNK_ROWS]
 
 
 def merged_blocks(
-    rows: RowLayer, changes: RowLayer, cutoffs: Mapping[str, int], bounds: UInt64Array | None = None
-) -> Iterator[tuple[RowLayer, RowLayer]]:
+    rows: RowBlock, changes: RowBlock, cutoffs: Mapping[str, int], bounds: UInt64Array | None = None
+) -> Iterator[tuple[RowBlock, RowBlock]]:
     """Merge `changes` over `rows` in key order; yield the live rows and the dead ones of each block of keys.
 
     `bounds`: where the blocks end, if not as is best for these rows.
@@ -301,9 +299,9 @@ def merged_blocks(
         if alive.all():
             yield merged.without_tombstones(), merged.take(slice(0, 0))
         else:
-            yield merged.take(np.flatnonzero(alive)).without_tombstones(), merged.take(np.flatnonzero(~alive))
+            yield merged.where(alive).without_tombstones(), merged.where(~alive)
 
 
-def _split(layer: RowLayer, bounds: UInt64Array) -> list[RowLayer]:
-    ends = [0, *layer.mixed.searchsorted(bounds).tolist(), len(layer)]
+def _split(layer: RowBlock, bounds: UInt64Array) -> list[RowBlock]:
+    ends = [0, *layer.key_hash.searchsorted(bounds).tolist(), len(layer)]
     return [layer.take(slice(start, end)) for start, end in pairwise(ends)]

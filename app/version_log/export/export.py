@@ -25,7 +25,7 @@ from springtide.app.version_log.tables import LogTable, table_holding
 from springtide_client.errors import LogError
 from springtide_client.format.records import version_name
 from springtide_client.keys import CROSSES
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.system.files import fsync_folder
 
 BATCH_ROWS = 65_536
@@ -109,7 +109,7 @@ def _batches(image: RowImage, schema: Any, feature: int | None) -> Iterator[Any]
                 yield _batch(rows.take(slice(start, start + BATCH_ROWS)), name, finder, names, schema)
 
 
-def _batch(rows: RowLayer, column: str, finder: IdDictionary, names: Any, schema: Any) -> Any:
+def _batch(rows: RowBlock, column: str, finder: IdDictionary, names: Any, schema: Any) -> Any:
     """Return a batch of rows of one table, whose vectors are in `column`."""
     types = {field.name: field.type for field in schema if field.name.startswith("vector")}
     content = pa.array(np.ascontiguousarray(rows.value).reshape(-1))
@@ -144,7 +144,7 @@ def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: 
         finder = IdDictionary(image.base, image.versions)
         for rows in image.rows(feature) if with_rows else ():
             for number in np.unique(rows.feature).tolist():
-                columns.add(number, rows.take(np.flatnonzero(rows.feature == number)), finder)
+                columns.add(number, rows.where(rows.feature == number), finder)
         document["rows"] = {
             feature_name(image.schema, number): columns.tensors(number) for number in sorted(columns.num_rows)
         }
@@ -161,7 +161,7 @@ class _Columns:
         self._folder = folder
         self._dims: dict[int, int] = {}
 
-    def add(self, number: int, rows: RowLayer, finder: IdDictionary) -> None:
+    def add(self, number: int, rows: RowBlock, finder: IdDictionary) -> None:
         """Append rows of one feature."""
         strings = [b"" if string is None else string.encode() for string in finder.find(rows.feature, rows.id)]
         for name, column in COLUMNS.items():

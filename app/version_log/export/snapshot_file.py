@@ -25,7 +25,8 @@ from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.model.view_table import ViewTable
-from springtide_client.rows.row_layer import RowLayer, aligned_chunks, empty_layer, merge_layers, sorted_layer
+from springtide_client.rows.layers import aligned_chunks, merge_layers
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.search import KNOWN
 from springtide_client.rows.table_names import record_tensor
 from springtide_client.wide.parameters import PREFIX
@@ -41,7 +42,7 @@ COLUMNS = {
 }
 
 
-def live_rows(table: ViewTable, *, with_values: bool = True) -> Iterator[RowLayer]:
+def live_rows(table: ViewTable, *, with_values: bool = True) -> Iterator[RowBlock]:
     """Yield every row that a look-up in this table would find, once."""
     stack = list(table.all_layers)
     if not stack:
@@ -52,7 +53,7 @@ def live_rows(table: ViewTable, *, with_values: bool = True) -> Iterator[RowLaye
         rows = merge_layers(*reversed(part))
         # rows shared by ids that are not admitted belong to no id
         alive = rows.live_mask(table.meta.expiry_cutoffs) & (rows.feature < SHARED_ROW_OFFSET)
-        yield rows if alive.all() else rows.take(np.flatnonzero(alive))
+        yield rows.where(alive)
 
 
 def count_live_rows(table: ViewTable) -> int:
@@ -177,14 +178,12 @@ def live_id_strings(view: View, directory: LogDirectory) -> dict[str, npt.NDArra
                 break
             if (strings := id_strings_of(record.tensors())) is not None:
                 parts.append(strings)
-    known = merge_id_strings(parts, empty_layer(view.dim))
+    known = merge_id_strings(parts, RowBlock.zeros(0, view.dim))
     if known is None:
         return {}
     _, status = view.lookup(known["feature"], known["id"])
     if bool(np.all(status == KNOWN)):
         return known
     dead = np.flatnonzero(status != KNOWN)
-    no_values = np.zeros((len(dead), view.dim), np.float32)
-    times = np.zeros(len(dead), np.int64)
-    without_row = sorted_layer(known["feature"][dead], known["id"][dead], no_values, times, times)
+    without_row = RowBlock.of_keys(known["feature"][dead], known["id"][dead]).in_key_order()
     return merge_id_strings([known], without_row) or {}

@@ -9,7 +9,7 @@ from springtide.app.errors import UserError
 from springtide.app.version_log.read.version_range import RowImage
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import CROSSES, encode_id
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields, bin_ids, signed_logs, standardize
 from springtide_client.wide.layout import COLUMNS_OF_A_LABEL, INFORMATION, WEIGHT, born_column
@@ -120,7 +120,7 @@ def _row_id(schema: Schema, parameters: WideParameters, field: str, text: str) -
     return int(bins[0, schema.dense.index(field)])
 
 
-def _numbers(image: RowImage, row: RowLayer) -> Float32Array:
+def _numbers(image: RowImage, row: RowBlock) -> Float32Array:
     """Return weight and information of a cross for each label, float32 (L, 2).
 
     In a table of its own they are the row's values; among other rows they are where these have theirs.
@@ -128,7 +128,6 @@ def _numbers(image: RowImage, row: RowLayer) -> Float32Array:
     spec = image.table_of(CROSSES).spec
     numbers_L2: Float32Array = row.value[0].reshape(-1, 2)
     if spec.wide_width:
-        assert row.state is not None
         wide_W = row.state[0, spec.state_width - spec.wide_width :]
         num_labels = len(image.schema.labels)
         numbers_L2 = wide_W[: COLUMNS_OF_A_LABEL * num_labels].reshape(num_labels, -1)[:, OF_A_CROSS]
@@ -137,8 +136,8 @@ def _numbers(image: RowImage, row: RowLayer) -> Float32Array:
 
 def _born(image: RowImage, feature: int, row_id: int, num_labels: int) -> float:
     """Return when a row was first learned from, as it is hashed; 0 if it has no row, or none that was learned from."""
-    row: RowLayer | None = image.find(feature, row_id)
-    if row is None or row.state is None:
+    row: RowBlock | None = image.find(feature, row_id)
+    if row is None:
         return 0.0
     spec = image.table_of(feature).spec
     return float(row.state[0, spec.state_width - spec.wide_width + born_column(num_labels)])

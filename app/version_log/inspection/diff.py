@@ -27,7 +27,7 @@ from springtide_client.array_types import BoolArray, Float32Array, Int64Array, U
 from springtide_client.format.records import VersionMeta, version_name
 from springtide_client.format.tensors import Array
 from springtide_client.log.base import Base
-from springtide_client.rows.row_layer import RowLayer, expiry_cutoffs_of
+from springtide_client.rows.row_block import RowBlock, expiry_cutoffs_of
 from springtide_client.schema import Schema
 
 CHUNK_ROWS = 1 << 20  # of a base, read at a time
@@ -160,23 +160,23 @@ class _RowDiff:
             self._count("expired", self._expired(changed, written))
             for start in range(0, len(base := key_range.select(base_rows.keys_only())), CHUNK_ROWS):
                 rows = base.take(slice(start, start + CHUNK_ROWS))
-                rows = rows.take(np.flatnonzero(_not_in(changed, rows)))
+                rows = rows.where(_not_in(changed, rows))
                 self._count("expired", self._expired(rows, written))
 
     def finish(self) -> None:
         self._result.moves = sorted(self._result.moves, reverse=True)
         self._result.mean_move = self._sum / self._num_moves if self._num_moves else 0.0
 
-    def _old(self, written: RowLayer, before: RowLayer, base_rows: RowLayer) -> _OlderRows:
+    def _old(self, written: RowBlock, before: RowBlock, base_rows: RowBlock) -> _OlderRows:
         old = _OlderRows(
             np.zeros(len(written), np.bool_),
             np.zeros_like(written.value),
             np.zeros(len(written), np.int64),
             np.zeros(len(written), np.int64),
         )
-        missing = np.arange(len(written))
+        keys, missing = written.keys_only(), np.arange(len(written))
         for layer in (before, base_rows):
-            rows = layer.find_mixed(written.mixed[missing], written.feature[missing])
+            rows = layer.find_rows(keys.take(missing))
             at, hits = missing[rows >= 0], rows[rows >= 0]
             old.alive[at] = True if layer.tombstone is None else ~layer.tombstone[hits]
             old.value[at], old.count[at], old.last_seen[at] = (
@@ -189,7 +189,7 @@ class _RowDiff:
             old.alive[:] &= old.last_seen >= expiry_cutoffs_of(written.feature, self._cutoffs[0])
         return old
 
-    def _compare(self, written: RowLayer, old: _OlderRows, tombstones: RowLayer) -> None:
+    def _compare(self, written: RowBlock, old: _OlderRows, tombstones: RowBlock) -> None:
         alive = written.live_mask(self._cutoffs[1])
         by_key = np.zeros(len(written), np.bool_) if written.tombstone is None else written.tombstone
         differs = (written.value != old.value).any(axis=1) | (written.count != old.count)
@@ -201,7 +201,7 @@ class _RowDiff:
         self._count("expired", written.feature[old.alive & ~alive & ~by_key])
         self._measure(written, old, np.flatnonzero(changed))
 
-    def _measure(self, written: RowLayer, old: _OlderRows, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+    def _measure(self, written: RowBlock, old: _OlderRows, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
         distances = np.empty(len(rows))
         for start in range(0, len(rows), CHUNK_ROWS):
             some = rows[start : start + CHUNK_ROWS]
@@ -222,10 +222,10 @@ class _RowDiff:
         ]
         self._result.moves = heapq.nlargest(self._top, [*self._result.moves, *moves])
 
-    def _expired(self, rows: RowLayer, written: RowLayer) -> UInt16Array:
+    def _expired(self, rows: RowBlock, written: RowBlock) -> UInt16Array:
         """Return the features of the rows that expired in between, without those that were written in between."""
         dead = rows.live_mask(self._cutoffs[0]) & ~rows.live_mask(self._cutoffs[1])
-        rows = rows.take(np.flatnonzero(dead))
+        rows = rows.where(dead)
         return rows.feature[_not_in(written, rows)]
 
     def _count(self, name: str, features: UInt16Array) -> None:
@@ -238,8 +238,8 @@ def _raised(older: Mapping[str, int], newer: Mapping[str, int]) -> bool:
     return any(cutoff > older.get(number, 0) for number, cutoff in newer.items())
 
 
-def _not_in(layer: RowLayer, rows: RowLayer) -> BoolArray:
-    return layer.find_mixed(rows.mixed, rows.feature) < 0
+def _not_in(layer: RowBlock, rows: RowBlock) -> BoolArray:
+    return ~layer.holds(rows)
 
 
 def _dense_changes(base: Base, before: VersionRange, between: VersionRange | ImageRange) -> list[DenseChange]:

@@ -15,7 +15,7 @@ from springtide_client.format.records import Record, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.listing import base_name
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 
 # kinds of events
 IN_BASE, CREATED, WRITTEN, ERASED, EXPIRED = "in base", "created", "written", "erased", "expired"
@@ -131,7 +131,7 @@ class _HistoryBuilder:
         self._history.num_events += 1
 
 
-def _find(base: Base, history: RowHistory) -> tuple[RowLayer, int]:
+def _find(base: Base, history: RowHistory) -> tuple[RowBlock, int]:
     """Return the rows of the key's table, and the place of its row in them, -1 if it has none."""
     rows = table_holding(tables_of(base.manifest), history.feature).base_rows(base)
     return rows, int(rows.find(*_key(history.feature, history.id))[0])

@@ -15,7 +15,7 @@ from springtide.app.version_log.read.version_range import VersionRange
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import MISSING_ID, SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from springtide_client.rows.row_layer import RowLayer, empty_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
 UInt16Array = npt.NDArray[np.uint16]
@@ -28,7 +28,7 @@ class IdDictionary:
 
     def __init__(self, base: Base, versions: VersionRange) -> None:
         added = [part for tensors in versions.tensors_with("texts.id") if (part := id_strings_of(tensors)) is not None]
-        merged = merge_id_strings(added, empty_layer(0))
+        merged = merge_id_strings(added, RowBlock.zeros(0, 0))
         self._parts = [part for part in (base.id_strings, merged) if part is not None]
 
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
@@ -65,7 +65,7 @@ def find_id_strings(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) ->
     return places_K
 
 
-def merge_id_strings(parts: Iterable[Arrays], dropped: RowLayer) -> Arrays | None:
+def merge_id_strings(parts: Iterable[Arrays], dropped: RowBlock) -> Arrays | None:
     """Merge columns into sorted ones, each key once, without the keys in `dropped`; None if none is left.
 
     An id is the hash of its string, so equal keys have equal strings, whichever part one is taken from.

@@ -19,7 +19,8 @@ from springtide_client.format.records import CommandEntry, Record, Tip, VersionM
 from springtide_client.format.tensors import Array, Arrays, map_tensors
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.row_layer import RowLayer, empty_layer, flatten_layers, merge_layers, push_layer
+from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer
+from springtide_client.rows.row_block import RowBlock
 
 MAX_COMMANDS = 10_000  # that a base remembers, beside erasures; the files of older ones are long deleted
 SCORES = "state.scores."
@@ -229,7 +230,7 @@ class ReplayState(ModelReplayState):
         is_same = was.expiry_cutoffs == now.expiry_cutoffs and was.sketch_blocks == now.sketch_blocks
         return is_same and not self.num_changes
 
-    def changed_rows(self, table: LogTable) -> RowLayer:
+    def changed_rows(self, table: LogTable) -> RowBlock:
         """Return a table's changed rows with their optimizer states, and tombstones of deleted ones, as one layer."""
         self._merge_pending()
         return self._rows[table.name].merged()
@@ -259,15 +260,15 @@ class _TableRows:
 
     def __init__(self, table: LogTable) -> None:
         self._table = table
-        self._layers: tuple[RowLayer, ...] = ()
-        self._pending: list[RowLayer] = []  # rows of the newest records, which stay in memory until they are merged
+        self._layers: tuple[RowBlock, ...] = ()
+        self._pending: list[RowBlock] = []  # rows of the newest records, which stay in memory until they are merged
 
     def add(self, tensors: Arrays) -> None:
         layer = self._table.record_layer(tensors, with_states=True)
         if len(layer):
             self._pending.append(layer)
 
-    def merged(self) -> RowLayer:
+    def merged(self) -> RowBlock:
         merged = flatten_layers(self._layers, self._table.spec.dim, self._table.spec.state_width)
         self._layers = (merged,)
         return merged
@@ -280,7 +281,7 @@ class _TableRows:
 
 def newest_items(oldest_first: Sequence[Arrays]) -> Arrays:
     """Return each item as the newest of the parts has it; at least one part has an item."""
-    merged = merge_id_strings(reversed(oldest_first), empty_layer(0))
+    merged = merge_id_strings(reversed(oldest_first), RowBlock.zeros(0, 0))
     assert merged is not None
     return merged
 

@@ -4,7 +4,6 @@ Key hashes are uniform, so key ranges of equal width hold about as many rows eac
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,16 +19,8 @@ from springtide_client.format.records import Record, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from springtide_client.rows.row_layer import (
-    RowLayer,
-    aligned_chunks,
-    empty_layer,
-    flatten_layers,
-    merge_layers,
-    push_layer,
-    record_layer,
-    sorted_layer,
-)
+from springtide_client.rows.layers import aligned_chunks, flatten_layers, merge_layers, push_layer, record_layer
+from springtide_client.rows.row_block import RowBlock
 
 RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak memory is two to three times as much
 
@@ -40,10 +31,10 @@ class KeyRange(NamedTuple):
     low: int
     high: int
 
-    def select(self, layer: RowLayer) -> RowLayer:
+    def select(self, layer: RowBlock) -> RowBlock:
         """Return the layer's rows in this range as views, without copying."""
-        start = int(layer.mixed.searchsorted(np.uint64(self.low)))
-        end = int(layer.mixed.searchsorted(np.uint64(self.high), "right"))
+        start = int(layer.key_hash.searchsorted(np.uint64(self.low)))
+        end = int(layer.key_hash.searchsorted(np.uint64(self.high), "right"))
         return layer.take(slice(start, end))
 
 
@@ -86,31 +77,31 @@ class VersionRange:
             )
 
     def changes(
-        self, key_range: KeyRange, table: LogTable, *, with_states: bool = False, only: RowLayer | None = None
-    ) -> RowLayer:
+        self, key_range: KeyRange, table: LogTable, *, with_states: bool = False, only: RowBlock | None = None
+    ) -> RowBlock:
         """Return what the versions together do to a range of a table's keys: rows, and tombstones of deleted ones.
 
         `only`: restrict the result to the keys of this layer.
         """
-        layers: tuple[RowLayer, ...] = ()
+        layers: tuple[RowBlock, ...] = ()
         for record in self.records():
             layer = key_range.select(table.record_layer(record.tensors(), with_states=with_states))
             if only is not None:
-                layer = layer.take(np.flatnonzero(only.find_mixed(layer.mixed, layer.feature) >= 0))
+                layer = layer.where(only.holds(layer))
             layers = push_layer(layers, _copied(layer))
-        return flatten_layers(layers, table.spec.dim, table.spec.state_width if with_states else None)
+        return flatten_layers(layers, table.spec.dim, table.spec.state_width if with_states else 0)
 
-    def keys(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+    def keys(self, key_range: KeyRange, table: LogTable) -> RowBlock:
         """Return `changes` with values of width 0, which takes little memory."""
-        layers: tuple[RowLayer, ...] = ()
+        layers: tuple[RowBlock, ...] = ()
         for record in self.records():
             layer = table.record_layer(record.tensors(), with_values=False)
             layers = push_layer(layers, _copied(key_range.select(layer)))
         return flatten_layers(layers, 0)
 
-    def tombstones(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+    def tombstones(self, key_range: KeyRange, table: LogTable) -> RowBlock:
         """Return the keys that any of the versions deletes, including those created again later."""
-        layers: tuple[RowLayer, ...] = ()
+        layers: tuple[RowBlock, ...] = ()
         for record in self.records():
             tensors = table.tensors(record.tensors())
             deleted = {name: array for name, array in tensors.items() if name.startswith("forgotten.")}
@@ -137,9 +128,9 @@ class VersionRange:
                 yield entry.read().tensors()
 
 
-def _copied(layer: RowLayer) -> RowLayer:
+def _copied(layer: RowBlock) -> RowBlock:
     """Copy a view, so that it does not keep the whole record in memory."""
-    return layer if layer.mixed.base is None else layer.take(np.arange(len(layer)))
+    return layer if layer.feature.base is None else layer.copied()
 
 
 class VersionImage(NamedTuple):
@@ -155,11 +146,11 @@ class VersionImage(NamedTuple):
         base = index.base_before(number)
         return VersionImage(base, VersionRange(index, base.tip.number, number), index.meta(number).expiry_cutoffs)
 
-    def rows(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+    def rows(self, key_range: KeyRange, table: LogTable) -> RowBlock:
         """Return the live rows of a range of a table's keys, with their optimizer states."""
         changes = self.versions.changes(key_range, table, with_states=True)
         merged = merge_layers(key_range.select(table.base_layer(self.base)), changes)
-        return merged.take(np.flatnonzero(merged.live_mask(self.cutoffs))).without_tombstones()
+        return merged.where(merged.live_mask(self.cutoffs)).without_tombstones()
 
     @property
     def num_bytes(self) -> int:
@@ -168,15 +159,13 @@ class VersionImage(NamedTuple):
         return self.versions.num_bytes + sum(table.base_layer(self.base).num_bytes for table in tables)
 
 
-def _are_equal(rows: RowLayer, others: RowLayer) -> BoolArray:
+def _are_equal(rows: RowBlock, others: RowBlock) -> BoolArray:
     """Return which rows another layer has too, with the same values, states, counts and times."""
-    places = others.find_mixed(rows.mixed, rows.feature)
+    places = others.find_rows(rows)
     equal, at = np.zeros(len(rows), np.bool_), np.flatnonzero(places >= 0)
     there = places[at]
     same = (rows.count[at] == others.count[there]) & (rows.last_seen[at] == others.last_seen[there])
     for mine, its in ((rows.value, others.value), (rows.state, others.state)):
-        assert mine is not None
-        assert its is not None
         # compared as bits: a NaN equals itself
         same &= (mine[at].view(np.uint32) == its[there].view(np.uint32)).all(axis=1)
     equal[at] = same
@@ -192,28 +181,28 @@ class ImageRange:
         self.num_bytes = self._older.num_bytes + self._newer.num_bytes
 
     def changes(
-        self, key_range: KeyRange, table: LogTable, *, with_states: bool = False, only: RowLayer | None = None
-    ) -> RowLayer:
+        self, key_range: KeyRange, table: LogTable, *, with_states: bool = False, only: RowBlock | None = None
+    ) -> RowBlock:
         """Return the newer version's rows that differ from the older one's, and tombstones of rows that are gone.
 
         A row that has expired by a rule has no tombstone, as in the records of the versions.
         """
         older, newer = self._older.rows(key_range, table), self._newer.rows(key_range, table)
-        written = newer.take(np.flatnonzero(~_are_equal(newer, older)))
-        gone = older.take(np.flatnonzero(newer.find_mixed(older.mixed, older.feature) < 0))
-        gone = gone.take(np.flatnonzero(gone.live_mask(self._newer.cutoffs)))
-        changes = merge_layers(replace(gone, tombstone=np.ones(len(gone), np.bool_)), written)
+        written = newer.where(~_are_equal(newer, older))
+        gone = older.where(~newer.holds(older))
+        gone = gone.where(gone.live_mask(self._newer.cutoffs))
+        changes = merge_layers(gone.deleted(), written)
         if only is not None:
-            changes = changes.take(np.flatnonzero(only.find_mixed(changes.mixed, changes.feature) >= 0))
-        return changes if with_states else replace(changes, state=None)
+            changes = changes.where(only.holds(changes))
+        return changes if with_states else changes.without_states()
 
-    def keys(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+    def keys(self, key_range: KeyRange, table: LogTable) -> RowBlock:
         """Return `changes` with values of width 0."""
         return self.changes(key_range, table).keys_only()
 
-    def tombstones(self, key_range: KeyRange, table: LogTable) -> RowLayer:
+    def tombstones(self, key_range: KeyRange, table: LogTable) -> RowBlock:
         """Return no keys: which rows were deleted and created again is not known."""
-        return empty_layer(0)
+        return RowBlock.zeros(0, 0)
 
     def newest_net(self, older: Arrays, prefix: str = "") -> Arrays:
         """Return the net of the newer version, of what begins with `prefix`, whatever the `older` is."""
@@ -244,7 +233,7 @@ class RowImage:
 
     def rows(
         self, feature: int | None = None, *, table: LogTable | None = None, with_values: bool = True
-    ) -> Iterator[RowLayer]:
+    ) -> Iterator[RowBlock]:
         """Yield the rows, some at a time, of one feature or table if it is given.
 
         Rows shared by several ids are left out. Those of one table follow the other's, and are as wide as it is.
@@ -256,14 +245,14 @@ class RowImage:
                 if feature is not None:
                     wanted &= rows.feature == feature
                 if wanted.any():
-                    yield rows.take(np.flatnonzero(wanted))
+                    yield rows.where(wanted)
 
     def num_rows(self, table: LogTable) -> int:
         """Return how many live rows a table has, those shared by several ids included."""
         parts = self._table_rows(table, with_values=False)
         return sum(int(np.count_nonzero(rows.live_mask(self.meta.expiry_cutoffs))) for rows in parts)
 
-    def _table_rows(self, table: LogTable, *, with_values: bool) -> Iterator[RowLayer]:
+    def _table_rows(self, table: LogTable, *, with_values: bool) -> Iterator[RowBlock]:
         """Yield the rows of a table in key order, the dead ones too."""
         for key_range in self._key_ranges:
             changes = (self.versions.changes if with_values else self.versions.keys)(key_range, table)
@@ -275,12 +264,10 @@ class RowImage:
         """Return the table that holds the rows of a feature."""
         return table_holding(self.tables, feature)
 
-    def find(self, feature: int, row_id: int) -> RowLayer | None:
+    def find(self, feature: int, row_id: int) -> RowBlock | None:
         """Return the live row of a key, with its optimizer state; None if it has none. Reads all versions."""
         table, key = self.table_of(feature), (np.array([feature], np.uint16), np.array([row_id], np.int64))
-        zeros = np.zeros(1, np.int64)
-        wanted = sorted_layer(*key, np.empty((1, 0), np.float32), zeros, zeros)
-        changed = self.versions.changes(split_keys(0)[0], table, with_states=True, only=wanted)
+        changed = self.versions.changes(split_keys(0)[0], table, with_states=True, only=RowBlock.of_keys(*key))
         rows = changed if len(changed) else table.base_layer(self.base)
         place = int(rows.find(*key)[0])
         if place < 0:

@@ -29,7 +29,7 @@ from springtide_client.log.base import (
 )
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest, base_name
-from springtide_client.rows.row_layer import expiry_cutoffs_of
+from springtide_client.rows.row_block import expiry_cutoffs_of
 
 CHUNK_ROWS = 1 << 18
 
@@ -248,12 +248,12 @@ class BaseCheck:
         before = (-1, -1)
         for start in range(0, n, CHUNK_ROWS):
             chunk = rows.take(slice(start, start + CHUNK_ROWS))
-            rising = (chunk.mixed[1:] > chunk.mixed[:-1]) | (
-                (chunk.mixed[1:] == chunk.mixed[:-1]) & (chunk.feature[1:] > chunk.feature[:-1])
+            rising = (chunk.key_hash[1:] > chunk.key_hash[:-1]) | (
+                (chunk.key_hash[1:] == chunk.key_hash[:-1]) & (chunk.feature[1:] > chunk.feature[:-1])
             )
-            first = (int(chunk.mixed[0]), int(chunk.feature[0]))
+            first = (int(chunk.key_hash[0]), int(chunk.feature[0]))
             wrong = {
-                "its mixed key is not the hash of its key": chunk.mixed != mix_keys(chunk.feature, chunk.id),
+                "its mixed key is not the hash of its key": chunk.key_hash != mix_keys(chunk.feature, chunk.id),
                 "it is not in the order of mixed keys": ~np.concatenate([[first > before], rising]),
                 "its feature is not in the schema": ~np.isin(chunk.feature % SHARED_ROW_OFFSET, numbers),
                 "its feature has its rows in another table": ~table.holds(chunk.feature),
@@ -266,7 +266,7 @@ class BaseCheck:
                     place = f"{base.path.name}/{places.name(start + row)}"
                     self._add(place, f"row {places.in_file(start + row):,} ({key}): {what}", base.tip.number)
                     return
-            before = (int(chunk.mixed[-1]), int(chunk.feature[-1]))
+            before = (int(chunk.key_hash[-1]), int(chunk.feature[-1]))
 
     def _check_id_strings(self, base: Base, strings: Arrays, *, deep: bool) -> None:
         place = f"{base.path.name}/{ID_STRINGS}"

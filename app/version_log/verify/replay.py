@@ -23,7 +23,8 @@ from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Array, Arrays, map_tensors
 from springtide_client.log.base import DENSE, ID_STRINGS, SKETCH, STATE, Base
 from springtide_client.rows.hash_range import owners_of
-from springtide_client.rows.row_layer import RowLayer, aligned_chunks, merge_layers
+from springtide_client.rows.layers import aligned_chunks, merge_layers
+from springtide_client.rows.row_block import RowBlock
 
 SCORES = "state.scores."  # not replayed here: they depend on the trainer's configured window
 CHUNK_ROWS = 1 << 18
@@ -103,7 +104,7 @@ class ReplayCheck:
         if start < len(in_base):
             self._report_row(table, start, in_base, start, "it should not be in the base")
 
-    def _expected(self, key_range: KeyRange, table: LogTable) -> Iterator[RowLayer]:
+    def _expected(self, key_range: KeyRange, table: LogTable) -> Iterator[RowBlock]:
         changes = self._versions.changes(key_range, table, with_states=True)
         for old, new in aligned_chunks([key_range.select(table.base_layer(self._older)), changes]):
             merged = merge_layers(old, new)
@@ -111,14 +112,14 @@ class ReplayCheck:
             for start in range(0, len(alive), CHUNK_ROWS):
                 yield merged.take(alive[start : start + CHUNK_ROWS])
 
-    def _is_equal(self, expected: RowLayer, found: RowLayer, table: LogTable, start: int) -> bool:
+    def _is_equal(self, expected: RowBlock, found: RowBlock, table: LogTable, start: int) -> bool:
         n = min(len(expected), len(found))
         same_key = (expected.feature[:n] == found.feature[:n]) & (expected.id[:n] == found.id[:n])
         if len(found) < len(expected) or not same_key.all():
             row = n if same_key.all() else int(np.flatnonzero(~same_key)[0])
             self._report_row(table, start + row, expected, row, "it should be here, but is not")
             return False
-        for column in ("mixed", "value", "count", "last_seen", "state"):
+        for column in ("key_hash", "value", "count", "last_seen", "state"):
             differs = _differs(getattr(expected, column), getattr(found, column))
             if differs.any():
                 row = int(np.flatnonzero(differs)[0])
@@ -187,7 +188,7 @@ class ReplayCheck:
             self._report_error("manifest.json", "an executed command is missing: it would be executed again")
 
     def _report_row(
-        self, table: LogTable, place: int, layer: RowLayer, row: int, what: str, *, of_state: bool = False
+        self, table: LogTable, place: int, layer: RowBlock, row: int, what: str, *, of_state: bool = False
     ) -> None:
         key, places = self._key(int(layer.feature[row]), int(layer.id[row])), RowPlaces(self._newer, table)
         self._report_error(places.name(place, of_state=of_state), f"row {places.in_file(place):,} ({key}): {what}")

@@ -17,7 +17,7 @@ from springtide.kernels.cpu.serving.view_search import (
     search_layers,
 )
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.search import FoundStates, LayerStack
 
 # up to here other threads wait: they would be given the GIL for longer than the search takes
@@ -94,25 +94,25 @@ class LayerSearch:
 class LayerAddresses:
     """A layer as the kernels know it."""
 
-    rows: RowLayer
+    rows: RowBlock
     filter: npt.NDArray[np.uint64] | None
     line: tuple[int, ...]
 
     @staticmethod
-    def of(rows: RowLayer, *, filtered: bool) -> "LayerAddresses":
+    def of(rows: RowBlock, *, filtered: bool) -> "LayerAddresses":
         """Its addresses, and a filter that says of most keys that the layer has not got them."""
         filter = None
         if filtered and len(rows) <= FILTER_ROWS:
             num_words = max(1, 1 << (len(rows) * BITS_PER_ROW - 1).bit_length() >> 6)
             filter = np.zeros(num_words, np.uint64)
-            fill_filter(rows.mixed, filter)
-        columns = (rows.mixed, rows.feature, rows.value, rows.last_seen)
+            fill_filter(rows.key_hash, filter)
+        columns = (rows.key_hash, rows.feature, rows.value, rows.last_seen)
         if not all(array.flags.c_contiguous for array in (*columns, rows.count)):
             raise ValueError("the arrays of a layer must be contiguous")
         marks = 0 if rows.tombstone is None else address(rows.tombstone)
         filter_line = (0, 0) if filter is None else (address(filter), 64 * len(filter) - 1)
         states = (0, 0)
-        if rows.state is not None and rows.state.shape[1]:
+        if rows.state.shape[1]:
             if rows.state.strides[1] != rows.state.itemsize:
                 raise ValueError("the states of a row must be contiguous")
             states = (address(rows.state), rows.state.strides[0])

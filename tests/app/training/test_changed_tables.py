@@ -35,7 +35,6 @@ def begun(config: Config) -> tuple[Base, dict[tuple[int, int], tuple[bytes, byte
     rows = {}
     for name in base.manifest.all_tables:
         layer = base.tables[name].layer
-        assert layer.state is not None
         for i in range(len(layer)):
             key = int(layer.feature[i]), int(layer.id[i])
             rows[key] = layer.value[i].tobytes(), layer.state[i].tobytes(), int(layer.count[i]), int(layer.last_seen[i])

@@ -18,7 +18,8 @@ from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
-from springtide_client.rows.row_layer import RowLayer, merge_layers, record_layer
+from springtide_client.rows.layers import merge_layers, record_layer
+from springtide_client.rows.row_block import RowBlock
 from tests.support.records import encode_record
 from tests.support.waiting import wait_until
 from tests.support.writer_log import SCHEMA, Key, Row, Team, WriterLog, rows_of
@@ -31,7 +32,7 @@ class Follower:
 
     def __init__(self, simulation: "Simulation") -> None:
         self.simulation = simulation
-        self.layer: RowLayer | None = None
+        self.layer: RowBlock | None = None
         self.cursor: LogCursor | None = None
 
     def restart(self) -> None:

@@ -121,7 +121,7 @@ def read_in_order(base_path: Path) -> None:
     """Read every byte of the rows through a new memory map."""
     base = Base.open(base_path)
     rows = base.main.rows
-    for column in (rows.value, base.main.states, rows.mixed, rows.id, rows.feature, rows.count, rows.last_seen):
+    for column in (rows.value, base.main.states, rows.key_hash, rows.id, rows.feature, rows.count, rows.last_seen):
         np.bitwise_or.reduce(np.ravel(column).view(np.uint16 if column.dtype.itemsize == 2 else np.uint32))
 
 

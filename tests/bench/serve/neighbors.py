@@ -17,14 +17,15 @@ from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
 from springtide.app.serving.model.served_view import ServedView
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_block import RowBlock
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
+from tests.support.layers import sorted_layer
 
 K, LAYERS = 10, (100, 1_000, 10_000, 50_000)
 
 
-def changes(number: int, num_rows: int, num_changed: int, seed: int) -> RowLayer:
+def changes(number: int, num_rows: int, num_changed: int, seed: int) -> RowBlock:
     """Return a layer of rows learned since the base."""
     random = np.random.default_rng(seed)
     ids = random.permutation(num_rows)[:num_changed]

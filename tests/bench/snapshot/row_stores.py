@@ -22,9 +22,10 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 from tests.bench.harness.report import fail
+from tests.support.layers import sorted_layer
 
 DIM = 64
 SCHEMA = Schema(labels=("click",), categorical=("item_id",))
@@ -39,7 +40,7 @@ class RowSet:
     ids_N: Any
     values_ND: Any
     states_NS: Any
-    layer: RowLayer
+    layer: RowBlock
 
     @staticmethod
     def draw(num_rows: int) -> "RowSet":
@@ -49,7 +50,6 @@ class RowSet:
         states_NS = random.random((num_rows, STATE_WIDTH), np.float32)
         ids_N, ones_N = random.permutation(num_rows) * 1_000_003, np.ones(num_rows, np.int64)
         layer = sorted_layer(np.zeros(num_rows, np.uint16), ids_N, values_ND, ones_N, ones_N * 1000, states_NS)
-        assert layer.state is not None
         return RowSet(layer.id, layer.value, layer.state, layer)
 
     @property
@@ -92,7 +92,6 @@ class SpringtideLog:
         self.table = EmbeddingTable(config, seed=0)
         self.ids_N = rows.ids_N
         every = rows.layer
-        assert every.state is not None
         columns = every.feature, every.id, every.value, every.state, every.count, every.last_seen
         self.table.restore(TableDelta.of(Rows(*columns)))
 
@@ -145,7 +144,7 @@ class SpringtideLog:
             fail("the rows of a delta")
 
 
-def image_of(tip: Tip, layer: RowLayer) -> BaseImage:
+def image_of(tip: Tip, layer: RowBlock) -> BaseImage:
     """Return a base of these rows, in blocks as the compactor writes it."""
     return BaseImage(
         tip=tip,

@@ -21,7 +21,7 @@ from springtide.kernels.backend import backend
 from springtide.kernels.types import RowLayout
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import ModelIdentity, TableSpec
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 from tests.bench.harness.disk_reads import describe, random_read_rates
 from tests.bench.harness.processes import ContenderProcess
@@ -47,7 +47,7 @@ def make_base(folder: Path, num_rows: int) -> Path:
     values_ND = ops.initial_values(features_N, ids_N, DIM, 0, 0.05)
     ones_N, zeros_N = np.ones(num_rows, np.int64), np.zeros(num_rows, np.int64)
     states_NS = np.zeros((num_rows, 1), np.float32)
-    rows = RowLayer(mixed_N, features_N, ids_N, values_ND, ones_N, zeros_N, None, states_NS)
+    rows = RowBlock(features_N, ids_N, values_ND, states_NS, ones_N, zeros_N, known_hash=mixed_N)
     image = BaseImage(
         tip=Tip(1, 1),
         schema=Schema(labels=("click",), categorical=tuple(f"c{n}" for n in range(CATEGORICAL))),

@@ -19,7 +19,8 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import ModelIdentity, TableSpec
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_block import RowBlock
+from tests.support.layers import sorted_layer
 
 FEATURE, DIM = "item_id", 64
 CONFIG = """
@@ -90,7 +91,7 @@ def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
     )
 
 
-def _rows(feature: int, num_rows: int, state_width: int) -> RowLayer:
+def _rows(feature: int, num_rows: int, state_width: int) -> RowBlock:
     ids_N, ones_N = np.arange(num_rows), np.ones(num_rows, np.int64)
     state = np.zeros((num_rows, state_width), np.float32)
     return sorted_layer(np.full(num_rows, feature, np.uint16), ids_N, values_of(ids_N), ones_N, ones_N * 1000, state)

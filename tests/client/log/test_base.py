@@ -1,7 +1,6 @@
 """A base is mapped, found by key with its optimizer states, and verified by its checksums."""
 
 import mmap
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -23,13 +22,14 @@ from springtide_client.log.base import (
 )
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.hash_range import NO_KEYS, HashRange, first_mixed
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
+from tests.support.layers import sorted_layer
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",), share={}, max_length={})
 
 
-def rows(num_rows: int, dim: int = 4) -> RowLayer:
+def rows(num_rows: int, dim: int = 4) -> RowBlock:
     ids = np.arange(num_rows, dtype=np.int64) * 3
     value = ids[:, None].astype(np.float32) + np.arange(dim, dtype=np.float32)
     return sorted_layer(
@@ -37,7 +37,7 @@ def rows(num_rows: int, dim: int = 4) -> RowLayer:
     )
 
 
-def write(path, layer: RowLayer, **changes) -> Base:
+def write(path, layer: RowBlock, **changes) -> Base:
     image = BaseImage(
         **{
             "tip": Tip(1 << 32, 5),
@@ -80,7 +80,6 @@ def test_rows_are_found_with_their_states(tmp_path) -> None:
     assert (places >= 0).tolist() == [True, False, True, False]
     found = base.main.layer.take(places[[0, 2]])
     np.testing.assert_array_equal(found.value[1], [2997, 2998, 2999, 3000])
-    assert found.state is not None
     np.testing.assert_array_equal(found.state[:, 0], [0, 5994])
     np.testing.assert_array_equal(found.count, [1, 2998])
     np.testing.assert_array_equal(found.last_seen, [2, 2999])
@@ -116,7 +115,7 @@ def test_a_base_written_in_blocks_equals_one_written_at_once(tmp_path) -> None:
         (lambda layer: [layer.take(slice(500, 1000)), layer.take(slice(0, 500))], 1000),
         (lambda layer: [layer], 999),
         (lambda layer: [layer], 1001),
-        (lambda layer: [replace(layer, state=None)], 1000),
+        (lambda layer: [layer.without_states()], 1000),
     ],
 )
 def test_rows_that_do_not_make_a_base_leave_no_files(tmp_path, blocks, num_rows: int) -> None:

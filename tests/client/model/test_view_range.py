@@ -23,7 +23,7 @@ def open_range(log, hash_range: HashRange) -> View:
 def mapped_bytes(view: View) -> int:
     """The bytes of the maps under the columns of the base's rows."""
     rows = view.tables[""].base_rows
-    maps = {id(array.base): array.base for array in (rows.mixed, rows.value, rows.count, rows.last_seen)}
+    maps = {id(array.base): array.base for array in (rows.key_hash, rows.value, rows.count, rows.last_seen)}
     return sum(len(pages) for pages in maps.values() if isinstance(pages, mmap.mmap))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.rows.row_layer import record_layer
+from springtide_client.rows.layers import record_layer
 from springtide_client.rows.table_names import MAIN_TABLE, ONE_TABLE, TableNames
 
 TABLES = TableNames({"dim8": [1, 3], "crosses": [32767]})
@@ -33,12 +33,11 @@ def test_a_record_is_split_into_the_layers_of_its_tables() -> None:
     tensors["rows.state"] = np.ones((1, 2), np.float32)
     layers = {
         name: record_layer(tensors, dim, width, tables=TABLES, table=name)
-        for name, dim, width in (("", 4, 2), ("dim8", 8, 0), ("crosses", 2, None))
+        for name, dim, width in (("", 4, 2), ("dim8", 8, 0), ("crosses", 2, 0))
     }
     keys = {name: sorted(zip(layer.feature.tolist(), layer.id.tolist(), strict=True)) for name, layer in layers.items()}
     assert keys == {"": [(0, 5), (0, 9)], "dim8": [(1, 9), (3, 5)], "crosses": []}
     assert layers["dim8"].value.shape == (2, 8)
-    assert layers["dim8"].state is not None
     assert layers["dim8"].state.shape == (2, 0)
     assert layers["dim8"].tombstone is not None
     assert layers["dim8"].id[layers["dim8"].tombstone].tolist() == [9]

@@ -31,7 +31,8 @@ from springtide_client.format.records import (
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.log.cursor import LogCursor
-from springtide_client.rows.row_layer import RowLayer, merge_layers, record_layer
+from springtide_client.rows.layers import merge_layers, record_layer
+from springtide_client.rows.row_block import RowBlock
 from tests.support.waiting import wait_until
 from tests.support.writer_log import Team, WriterLog, rows_of
 from tests.torture.disk.fsync_recorder import FsyncRecorder
@@ -66,7 +67,7 @@ class Reader:
 
     def __init__(self, world: "ModelWorld") -> None:
         self.world = world
-        self.layer: RowLayer | None = None
+        self.layer: RowBlock | None = None
         self.cursor: LogCursor | None = None
 
     def read(self, limit_bytes: int = 1 << 20) -> None:

@@ -16,7 +16,7 @@ from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.keys import encode_id
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.row_layer import merge_layers
+from springtide_client.rows.layers import merge_layers
 from tests.torture.clicks import NUM_ITEMS
 
 Key = tuple[int, int]
@@ -117,7 +117,6 @@ def read_log_contents(
     for table in state.tables:
         layer = merge_layers(table.base_layer(base), state.changed_rows(table))
         layer = layer.take(np.flatnonzero(layer.live_mask(state.meta.expiry_cutoffs)))
-        assert layer.state is not None
         for i in range(len(layer)):
             rows[int(layer.feature[i]), int(layer.id[i])] = (
                 layer.value[i].tobytes(),

@@ -17,9 +17,9 @@ from springtide_client.errors import LogError
 from springtide_client.format.checksums import crc32_of_file, decode_checksummed_json
 from springtide_client.format.joined_tensors import FileRows, map_joined
 from springtide_client.format.records import Tip, VersionMeta, version_name
-from springtide_client.format.tensors import Array, Arrays, advise_random_access, map_tensors
+from springtide_client.format.tensors import Arrays, advise_random_access, map_tensors
 from springtide_client.rows.hash_range import ALL_KEYS, MAX_RANGES, HashRange
-from springtide_client.rows.row_layer import RowLayer, empty_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 
@@ -29,6 +29,7 @@ SKETCH, ONNX, ITEMS = "sketch.safetensors", "model.onnx", "items.safetensors"
 STATE = "state.safetensors"  # of the dense net: exact parameters, optimizer state, random state
 EXPORTS = frozenset({MODEL, ONNX})  # forms of the net, which hold no row: those who need one check it
 ADVICE = "`springtide versions verify` says what to do"
+ROW_COLUMNS = ("feature", "id", "value", "count", "last_seen")  # of a file of rows, behind the key hashes as "mixed"
 TABLE_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
 
@@ -76,16 +77,17 @@ class BaseTable:
         self._optimizer_paths, self._state_width = optimizer_paths, state_width
         self._slices: list[slice | None] = [None] * len(rows_paths)  # which rows of each file these are; None: all
         if not rows_paths:
-            self.rows, self.states = empty_layer(dim), np.zeros((0, state_width), np.float32)
+            self.rows, self.states = RowBlock.zeros(0, dim), np.zeros((0, state_width), np.float32)
             return
         try:
             if not hash_range.is_all:
                 self._slices = [hash_range.slice_of(map_tensors(path)["mixed"]) for path in rows_paths]
             arrays = map_joined([FileRows(*file) for file in zip(rows_paths, self._slices, strict=True)])
-            fields = [arrays[name] for name in ("mixed", "feature", "id", "value", "count", "last_seen")]
+            columns, key_hash = {name: arrays[name] for name in ROW_COLUMNS}, arrays["mixed"]
         except KeyError as missing:
             raise LogError(f"{rows_paths[0]} lacks the tensor {missing}") from None
-        self.rows = RowLayer(*fields)  # without states
+        no_states = np.empty((len(key_hash), 0), np.float32)
+        self.rows = RowBlock(**columns, state=no_states, known_hash=key_hash)
 
     @cached_property
     def states(self) -> Float32Array:
@@ -100,16 +102,13 @@ class BaseTable:
             raise LogError(f"{self._optimizer_paths[0]} lacks the tensor {missing}") from None
 
     @cached_property
-    def layer(self) -> RowLayer:
+    def layer(self) -> RowBlock:
         """The rows with their optimizer states."""
         return replace(self.rows, state=self.states)
 
     def advise_random_access(self, *, with_states: bool) -> None:
         """Turn off the kernel's readahead: lookups read single rows, and in little memory readahead would thrash."""
-        rows = self.rows
-        columns: list[Array] = [rows.mixed, rows.feature, rows.id, rows.value, rows.count, rows.last_seen]
-        if with_states:
-            columns.append(self.states)
+        columns = (self.layer if with_states else self.rows).columns().values()
         for array in {id(array.base): array for array in columns}.values():  # one map may have them all
             advise_random_access(array)
 
@@ -319,7 +318,7 @@ class Base:
             if (exports or name not in EXPORTS) and crc32_of_file(self.path / name) != expected.crc32:
                 raise LogError(f"{self.path / name} is corrupt: it does not match its checksum: {ADVICE}")
         for name, table in self.tables.items():
-            mixed = table.rows.mixed
+            mixed = table.rows.key_hash
             if not bool((mixed[1:] >= mixed[:-1]).all()):
                 raise LogError(f"{self.path / rows_files(name)[0]} is not sorted by mixed key")
 

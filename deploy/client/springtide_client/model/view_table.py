@@ -16,7 +16,8 @@ from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.rows.row_layer import RowLayer, merge_layers, record_layer
+from springtide_client.rows.layers import merge_layers, record_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.search import KNOWN, UNKNOWN, FoundStates, LayerStack, RowSearch, SearchFactory
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
@@ -41,9 +42,9 @@ class ViewTable:
 
     name: str
     spec: TableSpec
-    base_rows: RowLayer
-    layers: tuple[RowLayer, ...]  # rows changed and tombstones since the base, newest first
-    disk_layer: RowLayer | None  # older ones, moved to a mapped file
+    base_rows: RowBlock
+    layers: tuple[RowBlock, ...]  # rows changed and tombstones since the base, newest first
+    disk_layer: RowBlock | None  # older ones, moved to a mapped file
     # of the version, for all tables
     meta: VersionMeta
     admission_counts: AdmissionCounts  # of ids without a row
@@ -75,12 +76,12 @@ class ViewTable:
         return sum(map(len, self.layers)) + (0 if self.disk_layer is None else len(self.disk_layer))
 
     @property
-    def changed_layers(self) -> tuple[RowLayer, ...]:
+    def changed_layers(self) -> tuple[RowBlock, ...]:
         """The layers over the base's rows, newest first."""
         return self.layers if self.disk_layer is None else (*self.layers, self.disk_layer)
 
     @property
-    def all_layers(self) -> tuple[RowLayer, ...]:
+    def all_layers(self) -> tuple[RowBlock, ...]:
         """The layers and the base's rows, newest first, without empty ones."""
         return tuple(layer for layer in (*self.changed_layers, self.base_rows) if len(layer))
 
@@ -182,7 +183,7 @@ class ViewTable:
     ) -> "ViewTable":
         """Return the table at the next version, whose record holds these tensors."""
         spec = self.spec
-        state_width = spec.state_width if spec.wide_width else None
+        state_width = spec.state_width if spec.wide_width else 0
         layer = record_layer(tensors, spec.dim, state_width, tables=table_names, table=self.name)
         if not self.hash_range.is_all:
             # copied: views of the record would keep all of it in memory
@@ -190,7 +191,6 @@ class ViewTable:
             layer = (with_wide_columns(layer, spec) if spec.wide_width else layer).copied()
         elif spec.wide_width:
             layer = with_wide_columns(layer, spec)
-            assert layer.state is not None
             layer = replace(layer, state=np.ascontiguousarray(layer.state))  # else it keeps the optimizer's too
         layers = (layer, *self.layers) if len(layer) else self.layers
         return replace(self, layers=layers, meta=meta, admission_counts=counts)
@@ -207,9 +207,8 @@ class ViewTable:
         return replace(self, layers=(top, *reversed(layers[: start - 1])), admission_counts=counts)
 
 
-def with_wide_columns(layer: RowLayer, spec: TableSpec) -> RowLayer:
+def with_wide_columns(layer: RowBlock, spec: TableSpec) -> RowBlock:
     """Return the layer with only the wide part's numbers as its states, float32 (n, W); those of optimizers go."""
-    assert layer.state is not None
     return replace(layer, state=layer.state[:, spec.state_width - spec.wide_width :])
 
 

@@ -11,10 +11,11 @@ import numpy as np
 from springtide_client.errors import LogError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import TensorShape, map_tensors
-from springtide_client.rows.row_layer import RowLayer, aligned_chunks, merge_layers
+from springtide_client.rows.layers import aligned_chunks, merge_layers
+from springtide_client.rows.row_block import RowBlock, column_shapes
 
 
-def write_disk_layer(layers: Sequence[RowLayer], dim: int, folder: Path | None, *, max_bytes: int) -> RowLayer:
+def write_disk_layer(layers: Sequence[RowBlock], dim: int, folder: Path | None, *, max_bytes: int) -> RowBlock:
     """Merge layers, given newest first, into one whose arrays are mapped from a file.
 
     The file is created in `folder`, by default the system's temporary folder. LogError when it would exceed
@@ -22,17 +23,9 @@ def write_disk_layer(layers: Sequence[RowLayer], dim: int, folder: Path | None, 
     """
     chunks = aligned_chunks([layer.keys_only() for layer in layers])
     num_rows = sum(len(merge_layers(*reversed(chunk))) for chunk in chunks)
-    shapes = {
-        "mixed": TensorShape(np.dtype(np.uint64), (num_rows,)),
-        "feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
-        "id": TensorShape(np.dtype(np.int64), (num_rows,)),
-        "value": TensorShape(np.dtype(np.float32), (num_rows, dim)),
-        "count": TensorShape(np.dtype(np.int64), (num_rows,)),
-        "last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
-        "tombstone": TensorShape(np.dtype(np.bool_), (num_rows,)),
-    }
-    if (states := layers[0].state) is not None:
-        shapes["state"] = TensorShape(np.dtype(np.float32), (num_rows, states.shape[1]))
+    shapes = column_shapes(num_rows, dim, layers[0].state.shape[1])
+    shapes["tombstone"] = TensorShape(np.dtype(np.bool_), (num_rows,))
+    shapes["known_hash"] = TensorShape(np.dtype(np.uint64), (num_rows,))
     num_bytes = sum(shape.num_bytes for shape in shapes.values())
     if num_bytes > max_bytes:
         raise LogError(
@@ -45,20 +38,18 @@ def write_disk_layer(layers: Sequence[RowLayer], dim: int, folder: Path | None, 
     os.close(descriptor)
     try:
         _write_rows(Path(name), layers, shapes)
-        return RowLayer(**map_tensors(Path(name))) if num_rows else layers[0].take(slice(0, 0))
+        return RowBlock(**map_tensors(Path(name))) if num_rows else layers[0].take(slice(0, 0))
     finally:
         os.unlink(name)
 
 
-def _write_rows(path: Path, layers: Sequence[RowLayer], shapes: dict[str, TensorShape]) -> None:
+def _write_rows(path: Path, layers: Sequence[RowBlock], shapes: dict[str, TensorShape]) -> None:
     writer = TensorWriter(path, shapes)
     first_row = 0
     try:
         for chunk in aligned_chunks(layers):
             rows = merge_layers(*reversed(chunk))
-            columns = {name: getattr(rows, name) for name in shapes}
-            if rows.tombstone is None:
-                columns["tombstone"] = np.zeros(len(rows), np.bool_)
+            columns = rows.columns() | {"tombstone": rows.tombstones(), "known_hash": rows.key_hash}
             for name, array in columns.items():
                 writer.write(name, first_row, array)
             first_row += len(rows)

@@ -12,7 +12,7 @@ import numpy as np
 
 from springtide_client.array_types import BoolArray, Int64Array, UInt16Array, UInt64Array
 from springtide_client.keys import mix_keys
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 
 MAX_RANGES = 65_535
 S32 = np.uint64(32)
@@ -65,9 +65,9 @@ class HashRange:
         end = len(mixed_n) if self.number == self.count else int(mixed_n.searchsorted(np.uint64(self.end)))
         return slice(first, 0 if self.is_empty else end)
 
-    def select(self, layer: RowLayer) -> RowLayer:
+    def select(self, layer: RowBlock) -> RowBlock:
         """Return the rows of a layer that are in the range. Nothing is copied."""
-        return layer if self.is_all else layer.take(self.slice_of(layer.mixed))
+        return layer if self.is_all else layer.take(self.slice_of(layer.key_hash))
 
     def holds(self, mixed_K: UInt64Array) -> BoolArray:
         """Return which mixed keys are in the range."""

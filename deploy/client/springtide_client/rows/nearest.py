@@ -7,17 +7,17 @@ from functools import partial
 import numpy as np
 
 from springtide_client.array_types import BoolArray, Float32Array, Indices, Int64Array
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 
 METRICS = ("cosine", "dot", "euclidean")
 CHUNK_ROWS = 65_536
 
 # (rows, number of the feature, an id that is left out, query [D], metric) -> how near each row is [R]: larger is
 # nearer, and -inf for rows of other features
-Measure = Callable[[RowLayer, int, int, Float32Array, str], Float32Array]
+Measure = Callable[[RowBlock, int, int, Float32Array, str], Float32Array]
 
 
-def measure_nearness(rows: RowLayer, number: int, without_id: int, query_D: Float32Array, metric: str) -> Float32Array:
+def measure_nearness(rows: RowBlock, number: int, without_id: int, query_D: Float32Array, metric: str) -> Float32Array:
     """Return the cosine (0 beside a row of zeros), the dot product, or minus the distance, float32 (R)."""
     near_R = np.full(len(rows), -np.inf, np.float32)
     at_M = np.flatnonzero((rows.feature == number) & (rows.id != without_id))
@@ -34,7 +34,7 @@ def measure_nearness(rows: RowLayer, number: int, without_id: int, query_D: Floa
 
 
 def find_nearest(
-    layers: Sequence[RowLayer],
+    layers: Sequence[RowBlock],
     number: int,
     without_id: int,
     query_D: Float32Array,
@@ -58,12 +58,11 @@ def find_nearest(
     return top.ids_K, top.scores_K
 
 
-def _are_live(rows: RowLayer, newer: Sequence[RowLayer], cutoff_ms: int, indices_M: Indices) -> BoolArray:
-    live_M: BoolArray = rows.last_seen[indices_M] >= cutoff_ms
-    if rows.tombstone is not None:
-        live_M &= ~rows.tombstone[indices_M]
+def _are_live(rows: RowBlock, newer: Sequence[RowBlock], cutoff_ms: int, indices_M: Indices) -> BoolArray:
+    some = rows.keys_only().take(indices_M)
+    live_M: BoolArray = (some.last_seen >= cutoff_ms) & ~some.tombstones()
     for layer in newer:  # its row or tombstone of the same key hides this row
-        live_M &= layer.find_mixed(rows.mixed[indices_M], rows.feature[indices_M]) < 0
+        live_M &= ~layer.holds(some)
     return live_M
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from springtide_client.array_types import Float32Array, Indices, Int64Array, UInt8Array, UInt16Array
 from springtide_client.keys import mix_keys
 from springtide_client.rows.admission_counts import AdmissionCounts
-from springtide_client.rows.row_layer import RowLayer, expiry_cutoffs_of
+from springtide_client.rows.row_block import RowBlock, expiry_cutoffs_of, find_sorted
 from springtide_client.rows.table_names import MAIN_TABLE
 
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = 0, 1, 2, 3
@@ -23,7 +23,7 @@ MIN_SORTED_KEYS = 512
 class LayerStack:
     """The layers and counts of one version, to search in. Immutable."""
 
-    layers: tuple[RowLayer, ...]  # newest first, the base's rows last; empty layers are left out
+    layers: tuple[RowBlock, ...]  # newest first, the base's rows last; empty layers are left out
     dim: int
     expiry_cutoffs: Mapping[str, int]  # feature number -> ms: rows of this feature last seen earlier are expired
     admission: Mapping[str, int]  # feature number -> occurrences before an id gets a row; only these are counted
@@ -86,7 +86,7 @@ class NumpySearch:
         at_M = np.argsort(mixed_K) if num_keys >= MIN_SORTED_KEYS else np.arange(num_keys)
         for layer in self._stack.layers:
             features_M = features_K[at_M]
-            rows_M = layer.find_mixed(mixed_K[at_M], features_M)
+            rows_M = find_sorted(layer.key_hash, layer.feature, mixed_K[at_M], features_M)
             found_M = rows_M >= 0
             num_found = np.count_nonzero(found_M)
             if num_found == len(at_M):
@@ -104,7 +104,7 @@ class NumpySearch:
 
     def _take(
         self,
-        layer: RowLayer,
+        layer: RowBlock,
         found_rows_M: Indices,
         into: "_Columns",
         at_M: Indices,
@@ -112,7 +112,7 @@ class NumpySearch:
     ) -> None:
         """Copy rows of a layer to the positions of their keys; NaN for tombstones and expired rows."""
         into.rows_KD[at_M] = layer.value.take(found_rows_M, axis=0)
-        if into.states_KW is not None and layer.state is not None:
+        if into.states_KW is not None:
             into.states_KW[at_M] = layer.state[found_rows_M]
         if into.counts_K is not None:
             into.counts_K[at_M] = layer.count.take(found_rows_M)

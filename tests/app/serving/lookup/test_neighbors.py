@@ -8,7 +8,8 @@ from springtide.app.serving.lookup.neighbors import find_neighbors
 from springtide.app.serving.model.part import WHOLE
 from springtide_client.keys import INT64_MIN
 from springtide_client.rows import nearest
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_block import RowBlock
+from tests.support.layers import sorted_layer
 
 FEATURE, DIM = 3, 8
 
@@ -18,7 +19,7 @@ class Layered:
 
     part = WHOLE
 
-    def __init__(self, *layers: RowLayer, horizon_ms: int = INT64_MIN) -> None:
+    def __init__(self, *layers: RowBlock, horizon_ms: int = INT64_MIN) -> None:
         self.layers, self._horizon_ms = layers, horizon_ms
 
     def layers_of(self, number):
@@ -52,19 +53,16 @@ class Layered:
         return [None] * len(ids)
 
 
-def layer(ids, rows, *, feature=FEATURE, seen=100, forgotten=()) -> RowLayer:
+def layer(ids, rows, *, feature=FEATURE, seen=100, forgotten=()) -> RowBlock:
     ids = np.array(ids, np.int64)
     ones = np.ones(len(ids), np.int64)
     made = sorted_layer(np.full(len(ids), feature, np.uint16), ids, np.array(rows, np.float32), ones, ones * seen)
     return replace(made, tombstone=np.isin(made.id, forgotten)) if len(forgotten) else made
 
 
-def joined(*layers: RowLayer) -> RowLayer:
+def joined(*layers: RowBlock) -> RowBlock:
     """One layer of several features."""
-    columns = [
-        np.concatenate(c) for c in zip(*((x.feature, x.id, x.value, x.count, x.last_seen) for x in layers), strict=True)
-    ]
-    return sorted_layer(*columns)
+    return RowBlock.concatenate(layers).in_key_order()
 
 
 def expected(rows: dict[int, np.ndarray], row_id: int, k: int, metric: str):

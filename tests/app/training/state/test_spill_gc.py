@@ -12,7 +12,7 @@ from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id",))
@@ -115,15 +115,13 @@ def made(folder: Path, num: int) -> Base:
         dense={},
         num_rows=num,
         blocks=[
-            RowLayer(
-                mixed_N[order],
+            RowBlock(
                 features_N,
                 ids_N,
                 values_ND.astype(np.float32),
+                states_NS.astype(np.float32),
                 ids_N % 7,
                 ids_N + 1,
-                None,
-                states_NS.astype(np.float32),
             )
         ],
     )

@@ -20,7 +20,7 @@ from springtide_client.format.records import VersionMeta
 from springtide_client.keys import CROSSES
 from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.rows.row_layer import RowLayer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import FEATURES, SCHEMA, TABLE, TABLES, TablesLog, config
@@ -71,8 +71,7 @@ def rows_of(base: Base) -> Rows:
     return found
 
 
-def rows_of_layer(layer: RowLayer) -> Rows:
-    assert layer.state is not None
+def rows_of_layer(layer: RowBlock) -> Rows:
     return {
         (int(layer.feature[i]), int(layer.id[i])): (
             layer.value[i].tolist(),

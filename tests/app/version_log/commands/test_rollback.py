@@ -6,7 +6,7 @@ import pytest
 from springtide.app.errors import UserError
 from springtide.app.version_log.commands.rollback import build_rollback
 from springtide.app.version_log.tables import tables_of
-from springtide_client.rows.row_layer import merge_layers
+from springtide_client.rows.layers import merge_layers
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import FEATURES, TablesLog, WriterLog, rows_of, rows_of_table
 

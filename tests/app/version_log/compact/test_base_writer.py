@@ -20,19 +20,20 @@ from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import HEAD_BYTES, encode_tensors, map_tensors
 from springtide_client.log.base import Base, ModelIdentity, overlapping
 from springtide_client.rows.hash_range import HashRange, owners_of
-from springtide_client.rows.row_layer import RowLayer, sorted_layer
+from springtide_client.rows.row_block import RowBlock
+from tests.support.layers import sorted_layer
 from tests.support.writer_log import SCHEMA, TABLE, WINDOW, WriterLog, put, row_tensors, sync_twice
 
 NUM_ROWS = 30_000
 
 
-def layer_of(num_rows: int) -> RowLayer:
+def layer_of(num_rows: int) -> RowBlock:
     ids = np.arange(num_rows)
     value = np.stack([ids, -ids], axis=1).astype(np.float32)
     return sorted_layer((ids % 2).astype(np.uint16), ids, value, ids, ids + 1, value[:, :1] * 10)
 
 
-def blocks_of(layer: RowLayer) -> list[RowLayer]:
+def blocks_of(layer: RowBlock) -> list[RowBlock]:
     return [layer.take(slice(at, at + 7_000)) for at in range(0, len(layer), 7_000)]
 
 
@@ -58,7 +59,7 @@ def write(folder, num_files: int, num_rows: int = NUM_ROWS) -> Base:
     return Base.open(write_base(folder, image_of(main)))
 
 
-COLUMNS = ("mixed", "feature", "id", "value", "count", "last_seen", "state")
+COLUMNS = ("key_hash", "feature", "id", "value", "count", "last_seen", "state")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_a_part_opens_the_files_of_its_keys_alone(bases, num_files, count, tmp_p
         for name in ("manifest.json", *(needed & manifest.files.keys())):
             shutil.copyfile(bases[num_files].path / name, folder / name)
         part = Base.open(folder, for_serving=True, hash_range=own)
-        held = owners_of(whole.mixed, count) + 1 == number
+        held = owners_of(whole.key_hash, count) + 1 == number
         for column in COLUMNS:
             np.testing.assert_array_equal(getattr(part.main.layer, column), getattr(whole, column)[held])
 
@@ -136,7 +137,7 @@ def test_rows_that_are_not_as_announced_are_refused(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def layer_and_none(blocks: list[RowLayer]) -> list[RowLayer]:
+def layer_and_none(blocks: list[RowBlock]) -> list[RowBlock]:
     return [block.keys_only() for block in blocks]
 
 

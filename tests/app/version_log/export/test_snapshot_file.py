@@ -6,7 +6,7 @@ import numpy as np
 
 from springtide.app.version_log.export.snapshot_file import count_live_rows, live_rows
 from springtide_client.keys import SHARED_ROW_OFFSET
-from springtide_client.rows.row_layer import sorted_layer
+from tests.support.layers import sorted_layer
 
 
 def layer(keys, seen_ms=10):

@@ -8,7 +8,7 @@ from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.read.replay_state import Resume
 from springtide_client.errors import LogError
 from springtide_client.format.records import CommandEntry, VersionMeta
-from springtide_client.rows.row_layer import flatten_layers, record_layer
+from springtide_client.rows.layers import flatten_layers, record_layer
 from tests.support.writer_log import put, row_tensors, rows_of
 
 

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 from springtide_client.keys import GOLDEN, MASK, mix_keys
 from springtide_client.rows.admission_counts import AdmissionCounts, SketchLayer
-from springtide_client.rows.row_layer import RowLayer, record_layer, sorted_layer
+from springtide_client.rows.layers import record_layer
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, LayerStack, NumpySearch
+from tests.support.layers import sorted_layer
 
 DIM = 3
 FEATURES = (0, 1, 2, 40_000)
@@ -22,7 +24,7 @@ changes = st.tuples(st.dictionaries(keys, st.integers(0, 20), max_size=12), st.l
 by_feature = st.dictionaries(st.sampled_from(["0", "1", "2", "9"]), st.integers(0, 25), max_size=3)
 
 
-def row_layer(rows: dict[tuple[int, int], int], marks: list[tuple[int, int]] = []) -> RowLayer:  # noqa: B006
+def row_layer(rows: dict[tuple[int, int], int], marks: list[tuple[int, int]] = []) -> RowBlock:  # noqa: B006
     tensors = {}
     if rows:
         seeds = np.array(list(rows.values()))
