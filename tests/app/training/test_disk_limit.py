@@ -19,10 +19,7 @@ MIB = 1 << 20
 
 
 def limit(env: TrainerEnv, disk_bytes: int) -> None:
-    more = f'disk_bytes = {disk_bytes}\ndevice_bytes = "2MiB"'
-    text = env.path.read_text().replace('device_bytes = "8MiB"', more).replace("batch_size = 64", "batch_size = 500")
-    env.path.write_text(text)
-    env.configure("")
+    env.configure({"table": {"disk_bytes": disk_bytes, "device_bytes": "2MiB"}, "train": {"batch_size": 500}})
 
 
 def produce_new_ids(env: TrainerEnv, num: int, *, is_clock_moving: bool = True) -> None:
@@ -78,8 +75,7 @@ def test_new_ids_without_end_are_all_learned_within_disk_bytes(env: TrainerEnv) 
 @pytest.mark.parametrize("exact_bytes", [1 << 20, 1], ids=["small net", "large net"])
 def test_ids_of_one_time_are_forgotten_in_the_order_in_which_they_came(env: TrainerEnv, exact_bytes: int) -> None:
     limit(env, 6 * MIB)
-    env.path.write_text(env.path.read_text().replace("[log]", f"[log]\nexact_bytes = {exact_bytes}"))
-    env.configure("")
+    env.configure({"log": {"exact_bytes": exact_bytes}})
     produce_new_ids(env, 12_000, is_clock_moving=False)
     with compactor_and_disk(env) as most:
         assert Trainer(env.config, until_end=True).run().samples_trained == 12_000
@@ -94,8 +90,7 @@ def test_a_log_beyond_a_lowered_limit_shrinks_and_learning_goes_on(env: TrainerE
     with compactor_and_disk(env):
         Trainer(env.config, until_end=True).run()
     produce_new_ids(env, 2000)
-    env.path.write_text(env.path.read_text().replace(f"disk_bytes = {48 * MIB}", f"disk_bytes = {6 * MIB}"))
-    env.configure("")
+    limit(env, 6 * MIB)
     with compactor_and_disk(env):
         assert Trainer(env.config, until_end=True).run().samples_trained == 12_000
     assert folder_bytes(env.config.log.path) <= 3 * MIB * 1.25

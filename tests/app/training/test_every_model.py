@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from springtide.app.config.load import Config, load_config
+from springtide.app.config.load import Config
 from springtide.app.models.export.onnx_export import export_onnx, is_possible
-from springtide.app.training.bootstrap import load_state
-from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.columns import Batch
 from springtide_client import HotModel
 from springtide_client.model.exported_model import ExportedModel
 from springtide_client.model.inputs import ModelInputs
-from tests.app.training.random_clicks import SCHEMA, make_batch
-from tests.support.config import write_config
+from tests.app.training.random_clicks import RANDOM_CLICKS, SCHEMA, make_batch
+from tests.support.config import config_in
+from tests.support.learned_log import LearnedLog
 from tests.support.model_variants import LOOPED, VARIANTS
 from tests.support.scale import IS_LONG
 from tests.support.waiting import wait_until
@@ -30,48 +29,19 @@ LABELS = ("click", "order")  # some nets need two
 def config_of(folder: Path, variant: str, *, wide: bool) -> Config:
     """Return the settings of a net; rows of items are narrower than others."""
     model = VARIANTS[variant]
-    sections: dict[str, Any] = {
-        "name": "loop",
-        "schema": {
-            "labels": list(LABELS),
-            "timestamp": "ts",
-            "weight": "w",
-            "categorical": list(SCHEMA.categorical),
-            "multi_value": list(SCHEMA.multi_value),
-            "sequence": list(SCHEMA.sequence),
-            "dense": list(SCHEMA.dense),
-            "share": dict(SCHEMA.share),
-        },
+    changes = {
+        "schema": {"label": None, "labels": list(LABELS)},
         "features": {"item_id": {"dim": 4}},
-        "table": {"dim": 8, "device_bytes": "16MiB", "disk_path": str(folder / "spill")},
+        "table": {"dim": 8, "device_bytes": "16MiB"},
         "model": {"name": model.name, "options": dict(model.options), "wide": wide, "crosses": 4},
         "train": {"threads": 1},
-        "log": {"path": str(folder / "log"), "log_bytes": "1GiB", "onnx": False},
+        "log": {"log_bytes": "1GiB", "onnx": False},
     }
-    folder.mkdir(exist_ok=True)
-    return load_config(write_config(folder / "springtide.toml", sections))
+    return config_in(folder, RANDOM_CLICKS, changes)
 
 
-class Trainer:
-    """Learns batches in order, each into a version of its own."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.writer = LogWriter.open(config.log, schema=config.schema)
-        self.state = load_state(config, self.writer)
-
-    def batch(self, number: int, num_samples: int = 24) -> Batch:
-        return make_batch(number, num_samples, schema=self.config.schema)
-
-    def learn(self, start: int, stop: int) -> None:
-        for number in range(start, stop):
-            self.state.learn(self.batch(number))
-            self.writer.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1))
-        self.writer.sync()
-
-    def close(self) -> None:
-        self.state.learner.table.close()
-        self.writer.close()
+class Trainer(LearnedLog):
+    samples = 24
 
 
 def instance_of(batch: Batch) -> dict[str, Any]:
@@ -93,30 +63,31 @@ def test_a_net_is_followed_while_it_learns_and_continues_bit_by_bit_after_a_kill
     variant: str, wide: bool, tmp_path: Path
 ) -> None:
     trainer = Trainer(config_of(tmp_path / "whole", variant, wide=wide))
-    trainer.learn(0, 1)
+    trainer.learn(range(1))
+    trainer.log.sync()
     # what the disk holds while the trainer runs is what a kill leaves behind
     shutil.copytree(tmp_path / "whole" / "log", tmp_path / "killed" / "log")
     hot = HotModel(tmp_path / "whole" / "log")
     try:
         first = hot.version
-        trainer.learn(1, NUM_VERSIONS)
-        wait_until(lambda: hot.version == trainer.writer.last_number, "the newest version")
+        trainer.learn(range(1, NUM_VERSIONS))
+        wait_until(lambda: hot.version == trainer.log.last_number, "the newest version")
         assert hot.version == first + NUM_VERSIONS - 1
         arrays = trainer.state.learner.dense_arrays()
-        sample = trainer.batch(NUM_VERSIONS, 1)
+        sample = make_batch(NUM_VERSIONS, 1, trainer.config.schema)
         (served,) = hot.predict([instance_of(sample)])
         logits_NL = trainer.state.learner.step(sample).logits_NL
     finally:
         hot.close()
-        trainer.close()
+        trainer.end()
     expected = 1 / (1 + np.exp(-logits_NL[0].astype(np.float64)))
     np.testing.assert_allclose([served[label] for label in LABELS], expected, rtol=1e-5)
 
     again = Trainer(config_of(tmp_path / "killed", variant, wide=wide))
-    again.learn(1, NUM_VERSIONS)
+    again.learn(range(1, NUM_VERSIONS))
     continued = again.state.learner.dense_arrays()
     continued_NL = again.state.learner.step(sample).logits_NL  # from rows and net
-    again.close()
+    again.end()
     assert continued.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(continued[name], array, err_msg=name)

@@ -115,7 +115,7 @@ def test_the_gate_rolls_back_automatically_and_skips_the_samples(env, reason):
 
 
 def test_a_logloss_rise_is_rolled_back_to_before_it_began(env):
-    env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
+    env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n[train]\nwindow_samples = 2000\n')
     env.produce(4000)
     good = Trainer(env.config, until_end=True).run()
     env.produce(600, label=lambda number: 1 - int(number % 37 % 3 == 0))  # the world upside down
@@ -133,7 +133,7 @@ def test_a_logloss_rise_is_rolled_back_to_before_it_began(env):
 
 
 def test_a_restarted_trainer_rolls_back_to_before_the_rise_began(env):
-    env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n', train="window_samples = 2000\n")
+    env.configure('[gate]\naction = "rollback"\nlogloss_samples = 400\n[train]\nwindow_samples = 2000\n')
     env.produce(1500)
     Trainer(env.config, until_end=True).run()
     env.produce(8, label=lambda number: 1 - int(number % 37 % 3 == 0))

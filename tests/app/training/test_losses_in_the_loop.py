@@ -6,16 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from springtide.app.config.load import Config, load_config
+from springtide.app.config.load import Config
 from springtide.app.errors import UserError
-from springtide.app.training.bootstrap import load_state
-from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.columns import Batch
-from springtide_client.log.directory import LogDirectory
-from springtide_client.model.view import View
 from tests.app.training.random_clicks import make_batch
+from tests.support.config import Section, config_in
+from tests.support.learned_log import LearnedLog
 
-CONFIG = """
+SETTINGS = """
 name = "losses"
 [schema]
 labels = ["click", "order", "seconds"]
@@ -30,31 +28,22 @@ weight = 2.0
 [labels.seconds]
 loss = "msle"
 [table]
-dim = 4
 device_bytes = "16MiB"
-disk_path = "FOLDER/spill"
 [model]
 name = "mmoe"
-wide = WIDE
+wide = true
 crosses = 1
 [train]
 task_weights = "uncertainty"
 threads = 1
 [log]
-path = "FOLDER/log"
 log_bytes = "1GiB"
 onnx = false
 """
 
 
-def config_in(folder, *edits: tuple[str, str], wide: bool = True) -> Config:
-    folder.mkdir(exist_ok=True)
-    text = CONFIG.replace("FOLDER", str(folder)).replace("WIDE", str(wide).lower())
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    (folder / "springtide.toml").write_text(text)
-    return load_config(folder / "springtide.toml")
+def config_of(folder, *changes: Section) -> Config:
+    return config_in(folder, SETTINGS, *changes)
 
 
 def batch_of(config: Config, number: int, samples: int = 32) -> Batch:
@@ -66,36 +55,30 @@ def batch_of(config: Config, number: int, samples: int = 32) -> Batch:
 
 
 def learn(config: Config, start: int, stop: int):
-    """Learn batches, each into a version of its own; return the net, the scores and what the next batch gets."""
-    with LogWriter.open(config.log, schema=config.schema) as log:
-        state = load_state(config, log)
+    """Learn batches, each into a version of its own; return the net, the scores, a follower's view, the next logits."""
+    with LearnedLog(config) as made:
+        state = made.state
         for number in range(start, stop):
             state.learn(batch_of(config, number))
-            log.append(*state.checkpoint(created_ms=1, complete_until_ms=1))
-        log.sync()
-        arrays, scores = state.learner.dense_arrays(), state.scores.document()
-        logits_NL = state.learner.step(batch_of(config, stop)).logits_NL
-        state.learner.table.close()
-    return arrays, scores, logits_NL
+            made.checkpoint()
+        arrays, scores, view = state.learner.dense_arrays(), state.scores.document(), made.view()
+        return arrays, scores, view, state.learner.step(batch_of(config, stop)).logits_NL
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_labels_with_losses_of_their_own_are_served_and_continue_bit_by_bit(tmp_path, wide) -> None:
-    config = config_in(tmp_path / "whole", wide=wide)
+    change = {"model": {"wide": wide}}
+    config = config_of(tmp_path / "whole", change)
     learn(config, 0, 1)
     shutil.copytree(tmp_path / "whole" / "log", tmp_path / "again" / "log")
     learn(config, 1, 2)
-    arrays, scores, logits_NL = learn(config, 2, 4)
-    more, _, continued_NL = learn(config_in(tmp_path / "again", wide=wide), 1, 4)
+    arrays, scores, view, logits_NL = learn(config, 2, 4)
+    more, _, _, continued_NL = learn(config_of(tmp_path / "again", change), 1, 4)
     np.testing.assert_array_equal(logits_NL, continued_NL)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, more[name], err_msg=name)
     assert (arrays["task_weights.log_variances_L"] != 0).all()
 
-    directory = LogDirectory(config.log.path)
-    view = View.open(directory.newest_base())
-    for record in directory.records(view.tip):
-        view = view.apply(record)
     served_NL = view.predict(batch_of(config, 4).features)
     # with the wide part the first sample alone: the others are scored after it was learned
     compared = slice(1 if wide else None)
@@ -115,7 +98,7 @@ def test_a_value_may_be_any_number_and_of_logarithms_none_below_zero(tmp_path) -
     from springtide_client.errors import EncodeError
     from springtide_client.targets import parse_targets
 
-    schema = config_in(tmp_path).schema
+    schema = config_of(tmp_path).schema
     assert schema.links == {"seconds": "log1p"}
 
     def labels(record, schema=schema):
@@ -129,15 +112,12 @@ def test_a_value_may_be_any_number_and_of_logarithms_none_below_zero(tmp_path) -
 
 
 def test_settings_that_contradict_each_other_are_errors(tmp_path) -> None:
-    all_values = [
-        ("[labels.order]\nweight = 2.0", '[labels.order]\nloss = "mse"'),
-        ('"pairwise"\ngroup = "user_id"', '"huber"'),
-    ]
+    all_values = {"labels": {"order": {"weight": None, "loss": "mse"}, "click": {"loss": "huber", "group": None}}}
     with pytest.raises(UserError, match=r"wide = true: .* every label here is a value"):
-        config_in(tmp_path, *all_values)
-    without = config_in(tmp_path, *all_values, ("wide = true", 'wide = "auto"'))
+        config_of(tmp_path, all_values)
+    without = config_of(tmp_path, all_values, {"model": {"wide": "auto"}})
     assert not without.model.has_wide_part
     with pytest.raises(UserError, match=r"\[labels\] has an unknown key 'sold'"):
-        config_in(tmp_path, ("[labels.order]", "[labels.sold]"))
+        config_of(tmp_path, {"labels": {"order": None, "sold": {"weight": 2.0}}})
     with pytest.raises(UserError, match=r'\[labels.click\] group must be .* not "age"'):
-        config_in(tmp_path, ('group = "user_id"', 'group = "age"'))
+        config_of(tmp_path, {"labels": {"click": {"group": "age"}}})

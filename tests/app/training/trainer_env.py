@@ -18,27 +18,23 @@ from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
+from tests.support.config import Section, config_in, edit_config
 from tests.support.kafka import read_topic
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
-CONFIG = """
+SETTINGS = """
 name = "test"
 [schema]
 label = "click"
 timestamp = "ts"
 categorical = ["user_id", "item_id"]
 dense = ["age"]
-[table]
-dim = 4
-device_bytes = "8MiB"
-disk_path = "{folder}/spill"
 [train]
 batch_size = 64
 min_batch_size = 0
 max_wait_seconds = 0.05
 threads = 1
 [log]
-path = "{folder}/log"
 publish_seconds = 0.05
 durable_seconds = 0.05
 """
@@ -49,16 +45,14 @@ class TrainerEnv:
 
     def __init__(self, folder: Path, broker: EmbeddedBroker) -> None:
         self.broker = broker
-        self.path = folder / "springtide.toml"
-        self.path.write_text(CONFIG.format(folder=folder))
-        self.config = load_config(self.path)
+        self.config = config_in(folder, SETTINGS)
+        self.path = self.config.path
         self.kafka = KafkaConfig(bootstrap_servers=broker.address)
         self.num = 0
 
-    def configure(self, more: str, *, train: str = "") -> None:
-        """Append sections, and keys of [train]."""
-        self.path.write_text(self.path.read_text().replace("[train]", f"[train]\n{train}") + more)
-        self.config = load_config(self.path)
+    def configure(self, *changes: Section | str) -> None:
+        """Change some keys of the settings."""
+        self.config = load_config(edit_config(self.path, *changes))
 
     def create(self, *, partitions: int = 1) -> None:
         with Admin(self.kafka) as admin:

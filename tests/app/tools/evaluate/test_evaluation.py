@@ -19,8 +19,9 @@ from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide_client.log.directory import LogDirectory
+from tests.support.config import Section, config_in
 
-CONFIG = """
+SETTINGS = """
 name = "test"
 [schema]
 label = "click"
@@ -28,24 +29,17 @@ timestamp = "ts"
 categorical = ["user_id", "item_id"]
 multi_value = ["genres"]
 dense = ["age"]
-[table]
-dim = 4
-device_bytes = "{device_bytes}"
-disk_path = "{folder}/spill"
 [train]
 batch_size = 64
-max_wait_seconds = {wait}
+max_wait_seconds = inf
 threads = 1
 [log]
-path = "{folder}/log"
 publish_seconds = 0.05
 """
 
 
-def write_config(folder: Path, *, wait: str = "inf", device_bytes: str = "8MiB") -> Path:
-    path = folder / "springtide.toml"
-    path.write_text(CONFIG.format(folder=folder, wait=wait, device_bytes=device_bytes))
-    return path
+def write_config(folder: Path, *changes: Section) -> Path:
+    return config_in(folder, SETTINGS, *changes).path
 
 
 def clicks(num: int, *, users: int = 40) -> list[dict[str, Any]]:
@@ -85,11 +79,10 @@ def train_through_kafka(path: Path, file: InputFile) -> dict[str, Any]:
     return {"scores": newest.scores, "samples": newest.samples_trained, "dead_letters": newest.dead_letters}
 
 
-@pytest.mark.parametrize(("device_bytes", "wide"), [("8MiB", "false"), ("128KiB", "true")])
-def test_scores_equal_those_of_a_trainer_fed_through_kafka(tmp_path: Path, device_bytes: str, wide: str) -> None:
+@pytest.mark.parametrize(("device_bytes", "wide"), [("8MiB", False), ("128KiB", True)])
+def test_scores_equal_those_of_a_trainer_fed_through_kafka(tmp_path: Path, device_bytes: str, wide: bool) -> None:
     """With the small table rows are evicted, spilled and recalled."""
-    path = write_config(tmp_path, device_bytes=device_bytes)
-    path.write_text(path.read_text() + f"[model]\nwide = {wide}\n")
+    path = write_config(tmp_path, {"table": {"device_bytes": device_bytes}, "model": {"wide": wide}})
     file = write_rows(tmp_path / "clicks.jsonl", clicks(3000, users=1500))
     trained = train_through_kafka(path, file)
     result = evaluate_files([file], path)
@@ -105,7 +98,7 @@ def test_scores_equal_those_of_a_trainer_fed_through_kafka(tmp_path: Path, devic
 
 
 def test_scores_are_near_those_of_a_trainer_whose_batches_do_not_wait(tmp_path: Path) -> None:
-    path = write_config(tmp_path, wait="0.2")
+    path = write_config(tmp_path, {"train": {"max_wait_seconds": 0.2}})
     file = write_rows(tmp_path / "clicks.jsonl", clicks(3000))
     trained = train_through_kafka(path, file)["scores"]["whole"]
     result = evaluate_files([file], path)

@@ -3,6 +3,7 @@
 A server process imports what they need once, and forks them.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -184,15 +185,13 @@ def test_killed_ranks_go_on_bit_by_bit_with_the_exact_state_of_the_net_beside_th
     env.create(partitions=2)
     env.produce(500, partition=0)
     env.produce(300, partition=1)
-    text = env.path.read_text().replace("max_wait_seconds = 0.05", "max_wait_seconds = inf")
-    text = text.replace("[log]", "[log]\nexact_bytes = 0").replace("batch_size = 64", "batch_size = 32")
-    text += f'[source]\nbootstrap_servers = "{env.broker.address}"\n'
-    env.path.write_text(text)
-    env.configure("")
+    env.configure(
+        {"source": {"bootstrap_servers": env.broker.address}, "log": {"exact_bytes": 0}},
+        {"train": {"max_wait_seconds": math.inf, "batch_size": 32}},
+    )
     whole = on_trainers(env, 2, learned, until_end=True)
 
-    env.path.write_text(text.replace(f'path = "{tmp_path}/log"', f'path = "{tmp_path}/other"'))
-    env.configure("")
+    env.configure({"log": {"path": tmp_path / "other"}})
     with pytest.raises(KilledError):
         on_trainers(env, 2, run_and_die, until_end=True)
     assert 0 < records(env)[-1].meta.samples_trained < 800

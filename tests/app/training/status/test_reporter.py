@@ -11,8 +11,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
 @pytest.fixture
 def misspelt(env):
     """A topic of two partitions whose records have an `age` and no `aeg`."""
-    env.path.write_text(env.path.read_text().replace('dense = ["age"]', 'dense = ["age", "aeg"]'))
-    env.configure("")
+    env.configure({"schema": {"dense": ["age", "aeg"]}})
     env.create(partitions=2)
     return env
 
