@@ -1,16 +1,15 @@
-"""A torture: random faults from a seed, a verification after each, at the end a bitwise comparison."""
+"""Faults of one trainer, compactor, server, broker and disk; at the end a bitwise comparison."""
 
 import json
 import random
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from springtide_client.log.directory import LogDirectory
 from tests.support.process_pool import ProcessPool
 from tests.support.waiting import wait_until
 from tests.torture.cluster.cluster import Cluster
-from tests.torture.cluster.faults import Fault, Faults
+from tests.torture.cluster.faults import Faults
+from tests.torture.random_faults import Fault, RandomFaults, Report
 from tests.torture.verify.log_contents import LogContents
 from tests.torture.verify.reader_checks import check_follower, check_server
 from tests.torture.verify.verifier import LogVerifier
@@ -18,71 +17,47 @@ from tests.torture.verify.verifier import LogVerifier
 COMPARE_EVERY = 20
 
 
-class Torture:
-    """`report` is called with a line for every fault, and with the final figures."""
+class Torture(RandomFaults):
+    """One trainer and all that is around it."""
 
-    def __init__(
-        self, folder: Path, seed: int, process_pool: ProcessPool, report: Callable[[str], None] = print
-    ) -> None:
-        self.seed, self.report = seed, report
+    def __init__(self, folder: Path, seed: int, process_pool: ProcessPool, report: Report = print) -> None:
         self.cluster = Cluster(folder, seed, process_pool)
+        super().__init__(self.cluster, seed, report)
         self.verifier = LogVerifier(self.cluster.log, folder, seed)
         self.faults = Faults(self.cluster, self.verifier)
-        self.done: Counter[str] = Counter()
         self.num_skipped = 0
 
-    def run(self, num_kills: int) -> None:
-        """Inject faults until `num_kills` processes were killed; then learn the rest and compare."""
-        while self.cluster.num_kills < num_kills:
-            self.inject(None)
-        self.finish()
+    def weights(self) -> dict[Fault, int]:
+        return self.faults.weights()
 
-    def inject(self, kind: Fault | None) -> None:
-        """Inject one fault, random if `kind` is None, and verify the log.
-
-        It is a function of the seed and of the number of faults before it, as far as timing allows.
-        """
-        number = self.done.total()
-        draw = random.Random(f"{self.seed}-{number}")
-        weights = self.faults.weights()
-        drawn = draw.choices(list(weights), list(weights.values()))[0]
-        kind = kind or drawn
+    def prepare(self, draw: random.Random) -> None:
         self.cluster.produce(draw.randrange(100, 900))
         if draw.random() < 0.5:
             self.faults.submit_command(draw)
-        try:
-            if draw.random() < 0.5:
-                self.faults.pin_or_unpin(draw)
-            what = kind(draw)
-            self.done[kind.__name__] += 1
-            self.verify(compare=number % COMPARE_EVERY == COMPARE_EVERY - 1)
-        except BaseException:
-            self.report(f"fault {number} of seed {self.seed}: {kind.__name__}\n{self.cluster.trainer_output()}")
-            raise
-        self.report(f"fault {number}: {what}; {self.cluster.num_kills} kills")
+        if draw.random() < 0.5:
+            self.faults.pin_or_unpin(draw)
 
-    def verify(self, *, compare: bool = False) -> None:
-        """Check the log and its follower; with `compare` also bitwise against the reference run."""
-        self.cluster.disarm_fault_points()
+    def compare(self, number: int) -> None:
+        """Check the log and its follower; now and then also bitwise against the reference run."""
+        self.cluster.disarm()
         if not self.cluster.log.exists():
             return
-        for pid in self.cluster.compactors():
-            self.cluster.kill(pid)
+        self.cluster.kill_compactors()
         directory = LogDirectory(self.cluster.log)
         if not directory.scan().is_settled or not directory.bases():
-            self.num_skipped += 1  # killed during a start: readers wait, and the next verification covers this one
+            self.num_skipped += 1  # killed during a start: readers wait, and the next comparison covers this one
             return
         contents = self.verifier.verify()
         check_follower(self.cluster, self.verifier, contents)
-        if compare:
+        if number % COMPARE_EVERY == COMPARE_EVERY - 1:
             self.verifier.compare_with_reference()
 
     def finish(self) -> None:
         """Learn the topic to its end, and verify the log, a follower and a server."""
-        self.cluster.disarm_fault_points()
+        self.cluster.disarm()
         self.cluster.kill_all()
         done = self.cluster.start("train", "--until-end")
-        assert self.cluster.process_pool.wait(done, 600.0) == 0, self.cluster.trainer_output()
+        assert self.cluster.process_pool.wait(done, 600.0) == 0, self.cluster.output()
         contents = self.verifier.verify()
         assert contents.offset == self.cluster.num_produced
         missing = self.verifier.submitted.keys() - {command.id for command in contents.meta.executed_commands}
@@ -118,4 +93,4 @@ class Torture:
 
     def close(self) -> None:
         self.verifier.close()
-        self.cluster.close()
+        super().close()

@@ -11,23 +11,23 @@ from typing import Any
 from springtide.app.errors import UserError
 from springtide.app.version_log.commands.pin import pin_version, unpin_version
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.trainer_status import TrainerStatus, read_status
 from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import NUM_ITEMS, NUM_USERS
-from tests.torture.cluster.cluster import Cluster, is_running
+from tests.torture.cluster.cluster import Cluster
 from tests.torture.cluster.config import CHANGES, WINDOW_SAMPLES
-from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
+from tests.torture.cluster.site import is_running
+from tests.torture.random_faults import Fault
 from tests.torture.verify.log_contents import read_log_contents
 from tests.torture.verify.reader_checks import check_server
 from tests.torture.verify.reference_run import Change
 from tests.torture.verify.verifier import LogVerifier
 
 # failpoints of app/version_log and app/training; hit in the first process that reaches them, trainer or compactor
-POINTS = (
+TRAINER_POINTS = (
     "after the epoch check before an append",
     "after an append before its fsync",
     "after an fsync before the epoch check",
@@ -37,6 +37,9 @@ POINTS = (
     "before a manifest",
     "after a manifest",
     "while the log is replayed",
+)
+POINTS = (
+    *TRAINER_POINTS,
     "between two row files of a base",
     "while a base is written",
     "before a base is renamed",
@@ -70,8 +73,6 @@ COMMAND_POINTS = {point for point in POINTS if "command" in point}
 MAX_PINS = 3
 FAULT_DEADLINE_SECONDS = 12.0  # not every process reaches every point
 
-Fault = Callable[[random.Random], str]
-
 
 class Faults:
     """A fault takes all its choices from the generator it is given."""
@@ -102,19 +103,18 @@ class Faults:
         self.train_until_published()
         self.cluster.kill_trainer()
         settings = self._other_settings(draw)
-        self.cluster.change_config(settings)
+        self.cluster.change_settings(*settings)
         point = draw.choice(CHANGE_POINTS)
         if point is not None:
-            self.cluster.arm_fault_point(point, "KILL", 1)
+            self.cluster.arm(point, "KILL", 1)
             self.cluster.start_trainer()
-            hit = wait_until(self.cluster.process_at_fault_point, f"the point: {point}")
+            hit = wait_until(self.cluster.struck, f"the point: {point}")
             wait_until(lambda: not is_running(hit), "the end of the killed process")
             self.cluster.num_kills += 1
             self.points[point] += 1
             self.cluster.kill_trainer()
-            for pid in self.cluster.compactors():
-                self.cluster.kill(pid)
-            self.cluster.disarm_fault_points()
+            self.cluster.kill_compactors()
+            self.cluster.disarm()
         self.train_until_published(more=True)
         begin = LogIndex(LogDirectory(self.cluster.log)).begins[-1]
         meta = read_base_manifest(self.cluster.log / base_name(begin)).meta
@@ -124,12 +124,12 @@ class Faults:
         return f"settings changed ({', '.join(settings) or 'as at first'}), killed {point or 'after it'}"
 
     def _other_settings(self, draw: random.Random) -> tuple[str, ...]:
-        """Return other settings than the present ones; one way to change a line of the file at a time."""
+        """Return other settings than the present ones; one way to change a key of the file at a time."""
         present = self.verifier.changes[-1].settings if self.verifier.changes else ()
         while True:
             drawn = tuple(name for name in CHANGES if draw.random() < 0.25)
-            lines = [CHANGES[name][0] for name in drawn]
-            if drawn != present and len(set(lines)) == len(lines):
+            keys = [(section, key) for name in drawn for section, change in CHANGES[name].items() for key in change]
+            if drawn != present and len(set(keys)) == len(keys):
                 return drawn
 
     def kill_at_fault_point(self, draw: random.Random) -> str:
@@ -153,20 +153,17 @@ class Faults:
             time.sleep(draw.uniform(0, 1))
         else:
             self._run_until_hit(draw, point, "STOP")
-        status = read_status(self.cluster.log) or TrainerStatus()
+        status = self.cluster.status()
         self.cluster.kill_all()
-        profile = draw.choice(LOSS_PROFILES)
-        crashed_disk = CrashedDisk(self.cluster.fsync_recorder, self.cluster.folder / "record", profile, draw)
-        self.num_bytes_lost += crashed_disk.num_bytes_lost("seg-*")
-        crashed_disk.make()
+        profile, num_bytes = self.cluster.lose_power(draw)
+        self.num_bytes_lost += num_bytes
         self.verifier.durable_version = max(self.verifier.durable_version, status.durable_version or 0)
         return f"power lost {point or 'at any moment'}, {profile}"
 
     def kill_compactor(self, draw: random.Random) -> str:
         self.train_until_published()
         time.sleep(draw.uniform(0, 2))
-        for pid in self.cluster.compactors():
-            self.cluster.kill(pid)
+        self.cluster.kill_compactors()
         self.train_until_published(more=True)
         self.cluster.kill_trainer()
         return "compactor killed, then trainer"
@@ -267,9 +264,9 @@ class Faults:
             self.cluster.produce(200)
 
         def published() -> bool:
-            assert is_running(pid), f"the trainer ended: {self.cluster.trainer_output()}"
+            assert is_running(pid), f"the trainer ended: {self.cluster.output()}"
             newest = self.cluster.newest_version()
-            status = read_status(self.cluster.log) or TrainerStatus()
+            status = self.cluster.status()
             mine = status.pid == pid and newest >> 32 == status.epoch
             return mine and newest & 0xFFFFFFFF > 0 and (newest > before or not more)
 
@@ -282,7 +279,7 @@ class Faults:
             self.train_until_published()
         elif point in START_POINTS and self.cluster.is_trainer_running():
             self.cluster.kill_trainer()
-        self.cluster.arm_fault_point(
+        self.cluster.arm(
             point, name, 1 if point in START_POINTS else draw.randrange(1, 4) if "base" not in point else 1
         )
         if not self.cluster.is_trainer_running():
@@ -290,7 +287,7 @@ class Faults:
         self._produce_until_hit(
             FAULT_DEADLINE_SECONDS, lambda: self.submit_command(draw) if point in COMMAND_POINTS else None
         )
-        hit = self.cluster.process_at_fault_point()
+        hit = self.cluster.struck()
         if hit is not None:
             self.points[point] += 1
             if name == "KILL":
@@ -303,16 +300,16 @@ class Faults:
     def pause_before_an_append(self, visit: int) -> int:
         """Stop the trainer between its check for higher epochs and its write; return its id."""
         pid = self.train_until_published()
-        self.cluster.arm_fault_point("after the epoch check before an append", "STOP", visit)
+        self.cluster.arm("after the epoch check before an append", "STOP", visit)
         self._produce_until_hit(DEADLINE_SECONDS)
-        assert self.cluster.process_at_fault_point() == pid
-        self.cluster.disarm_fault_points()
+        assert self.cluster.struck() == pid
+        self.cluster.disarm()
         return pid
 
     def _produce_until_hit(self, seconds: float, also: Callable[[], None] = lambda: None) -> None:
         """Produce records until a process reaches the armed point or the time is over."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self.cluster.process_at_fault_point() is None:
+        while time.monotonic() < deadline and self.cluster.struck() is None:
             self.cluster.produce(64)
             also()
             time.sleep(0.05)

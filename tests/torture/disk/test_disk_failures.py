@@ -24,7 +24,7 @@ from springtide.stream.kafka.producer import Producer
 from tests.support.scale import IS_LONG
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.torture.clicks import message
-from tests.torture.cluster.config import TOPIC, write_config
+from tests.torture.cluster.config import TOPIC, TORTURED, write_settings
 from tests.torture.verify.verifier import LogVerifier
 
 SEED = 3
@@ -35,7 +35,7 @@ class RunningTrainer:
 
     def __init__(self, folder: Path, broker: EmbeddedBroker) -> None:
         (folder / "disk").mkdir()
-        self.config = load_config(write_config(folder / "springtide.toml", folder, address=broker.address))
+        self.config = load_config(write_settings(folder, broker.address, TORTURED))
         self.verifier = LogVerifier(self.config.log.path, folder, SEED)
         self.kafka = KafkaConfig(bootstrap_servers=broker.address)
         self.num_produced = 0

@@ -15,19 +15,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from springtide.stream.kafka.admin import Admin
-from springtide.stream.kafka.config import KafkaConfig
-from springtide.stream.kafka.producer import Producer
 from tests.support.ports import free_port
 from tests.support.process_pool import ProcessPool
-from tests.support.processes import IMPORT_PATHS
 from tests.support.waiting import wait_until
 from tests.torture.clicks import message
-from tests.torture.cluster.cluster import is_running
-from tests.torture.cluster.config import TOPIC, write_config
-from tests.torture.cluster.faulty_broker import FaultyBroker
+from tests.torture.cluster.config import TORTURED
+from tests.torture.cluster.site import Site, is_running
 from tests.torture.load.clients import ARROW, JSON, MSGPACK, RAW, Client, Clients
 from tests.torture.load.response_verifier import ResponseVerifier
+from tests.torture.random_faults import seed_of
 
 # the load continues until responses to all of these were compared
 REQUEST_KINDS = {RAW, JSON, MSGPACK, ARROW, "predict", "snapshot", "HotModel, directory", "HotModel, http"}
@@ -37,32 +33,21 @@ PUBLISH_SECONDS, TICK_SECONDS, RECORDS_PER_TICK = 0.5, 0.1, 30
 MAX_GROWTH_RATIO, MAX_GROWTH_BYTES = 1.10, 16 << 20
 
 
-class MixedLoad:
+class MixedLoad(Site):
     """Trainer, server, broker and clients."""
 
     def __init__(self, folder: Path, seed: int, process_pool: ProcessPool, *, workers: int) -> None:
-        self._folder, self._seed, self._process_pool, self._num_workers = folder, seed, process_pool, workers
-        (folder / "disk").mkdir()
-        self.log, self._port, self._broker = folder / "disk" / "log", free_port(), FaultyBroker()
-        path = write_config(
-            folder / "springtide.toml",
-            folder,
-            address=self._broker.address,
-            port=self._port,
-            publish=PUBLISH_SECONDS,
-            base_minutes=0.1,
-        )
-        path.write_text(
-            path.read_text().replace("max_wait_seconds = inf", "max_wait_seconds = 0.1") + f"workers = {workers}\n"
-        )
-        kafka = KafkaConfig(bootstrap_servers=self._broker.address)
-        with Admin(kafka, patient=True) as admin:
-            admin.ensure_topic(TOPIC)
-        self._producer, self._num_produced = Producer(kafka, patient=True), 0
-        self.num_kills, self.num_restarts = 0, 0
+        self._seed, self._num_workers, self._port, self._num_produced = seed, workers, free_port(), 0
+        settings = {
+            "train": {"max_wait_seconds": 0.1},
+            "log": {"publish_seconds": PUBLISH_SECONDS, "base_minutes": 0.1},
+            "serve": {"port": self._port, "workers": workers},
+        }
+        super().__init__(folder, process_pool, TORTURED, settings)
+        self.num_restarts = 0
         self._is_restarting = False
         self.memory: dict[int, list[int]] = {}
-        self._trainer, self._server = self._start("train"), self._start("serve")
+        self._trainer, self._server = self.start("train"), self.start("serve")
         self._produce()
         self.verifier = ResponseVerifier(self.log)
         wait_until(self._is_ready, "the server's readiness")
@@ -110,24 +95,13 @@ class MixedLoad:
         for pid in (self._trainer, self._server):
             if is_running(pid):
                 os.kill(pid, signal.SIGTERM)
-                self._process_pool.wait(pid, 120.0)
+                self.process_pool.wait(pid, 120.0)
         self.verifier.close()
-        self._producer.close()
-        self._broker.close()
-
-    def process_output(self) -> str:
-        """Return the end of each process's output."""
-        return "\n".join(path.read_text()[-2_000:] for path in sorted(self._folder.glob("*.out")))
-
-    def _start(self, command: str) -> int:
-        environment = {"PYTHONPATH": os.pathsep.join(IMPORT_PATHS)}
-        out = self._folder / f"{command}.out"
-        return self._process_pool.start([command], cwd=self._folder, out=out, environment=environment)
+        super().close()
 
     def _produce(self) -> None:
-        for offset in range(self._num_produced, self._num_produced + RECORDS_PER_TICK):
-            self._producer.send(TOPIC, message(self._seed, offset))
-        self._producer.flush()
+        offsets = range(self._num_produced, self._num_produced + RECORDS_PER_TICK)
+        self.send([message(self._seed, offset) for offset in offsets])
         self._num_produced += RECORDS_PER_TICK
 
     def _is_ready(self) -> bool:
@@ -138,10 +112,8 @@ class MixedLoad:
             client.close()
 
     def _kill_trainer(self) -> None:
-        os.kill(self._trainer, signal.SIGKILL)
-        wait_until(lambda: not is_running(self._trainer), "the trainer's end")
-        self.num_kills += 1
-        self._trainer = self._start("train")
+        self.kill(self._trainer)
+        self._trainer = self.start("train")
 
     def _restart_workers(self) -> None:
         before = self._workers()
@@ -153,7 +125,7 @@ class MixedLoad:
         self._is_restarting = True
         os.kill(self._server, signal.SIGTERM)
         wait_until(lambda: not is_running(self._server), "the server's end")
-        self._server = self._start("serve")
+        self._server = self.start("serve")
         wait_until(self._is_ready, "the server's readiness")
         self._is_restarting = False
         self.num_restarts += 1
@@ -176,7 +148,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=None, help="seed of records and requests; default: the time")
     options = parser.parse_args()
-    seed = int(time.time()) if options.seed is None else options.seed
+    seed = seed_of(options)
     print(f"mixed load: seed {seed}, {options.seconds:g} s", flush=True)
     process_pool = ProcessPool()
     with tempfile.TemporaryDirectory(prefix="mixed-load-") as folder:
@@ -185,7 +157,7 @@ def main() -> None:
             load.run(options.seconds)
             load.check_memory()
         except BaseException:
-            print(load.process_output(), flush=True)
+            print(load.output(), flush=True)
             raise
         finally:
             load.close()

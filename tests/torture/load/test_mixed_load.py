@@ -15,7 +15,7 @@ def test_every_response_under_load_matches_the_version_it_names(tmp_path: Path, 
         assert (load.num_kills, load.num_restarts) == (2, 1)
         assert load.verifier.num_compared.keys() == REQUEST_KINDS
     except BaseException:
-        print(load.process_output())
+        print(load.output())
         raise
     finally:
         load.close()

@@ -7,8 +7,9 @@ import numpy as np
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.log.directory import LogDirectory
 from tests.support.waiting import wait_until
+from tests.torture.cluster.config import TOPIC
 from tests.torture.ranks.sent import Expected
-from tests.torture.ranks.site import TOPIC, Site
+from tests.torture.ranks.site import RankSite
 from tests.torture.verify.log_contents import LogContents, read_log_contents
 
 WINDOW_SAMPLES = 2_000
@@ -17,7 +18,7 @@ WINDOW_SAMPLES = 2_000
 class Comparison:
     """Counts what it has compared. Every method raises AssertionError on a difference."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: RankSite) -> None:
         self.num_logs = self.num_rows = self.num_unsettled = 0
         self._site, self._expected, self._durable_version = site, Expected(site.sent), 0
 

@@ -24,11 +24,11 @@ from tests.bench.harness.hosts import ADDRESSES, DEVICE, two_hosts
 from tests.support.ports import free_port
 from tests.support.processes import our_environment
 from tests.support.waiting import wait_until
-from tests.torture.cluster.cluster import is_running
+from tests.torture.cluster.site import is_running
 from tests.torture.ranks.comparison import Comparison
 from tests.torture.ranks.delayed_link import two_delayed_hosts
 from tests.torture.ranks.delayed_link import why_not as why_no_delay
-from tests.torture.ranks.site import TIMEOUT_SECONDS, Site
+from tests.torture.ranks.site import TIMEOUT_SECONDS, RankSite
 
 LONG_SECONDS = 240.0  # torchrun itself waits for hosts that are silent
 # with torchrun's own store a host that was replaced would never find the others again
@@ -40,7 +40,7 @@ DELAY_SECONDS = 0.05  # each way
 class Hosts:
     """Keeps a torchrun on each host, as a service manager does. Runs in the first host's namespace."""
 
-    def __init__(self, site: Site, second: str) -> None:
+    def __init__(self, site: RankSite, second: str) -> None:
         self._site, self._second, self._port, self._run = site, second, free_port(), 0
         self._agents: list[subprocess.Popen[bytes] | None] = [None, None]
         self.num_agents = 0
@@ -106,7 +106,7 @@ class Hosts:
 class HostsTorture:
     """Every fault is followed by records that must be learned, and by a comparison."""
 
-    def __init__(self, site: Site, second: str, seed: int, delay_file: Path | None) -> None:
+    def __init__(self, site: RankSite, second: str, seed: int, delay_file: Path | None) -> None:
         """`delay_file`: where the link's delay is written; None if it cannot be delayed."""
         self._delay_file = delay_file
         self.site, self.hosts, self.comparison = site, Hosts(site, second), Comparison(site)
@@ -150,7 +150,7 @@ class HostsTorture:
             at = {} if view is None else {name: position["offset"] for name, position in view.meta.positions.items()}
             return all(at.get(f"clicks/{partition}", 0) == end for partition, end in ends.items())
 
-        wait_until(is_learned, self.output, seconds=LONG_SECONDS)
+        wait_until(is_learned, self.site.output, seconds=LONG_SECONDS)
         return time.monotonic() - began
 
     def cut(self) -> str:
@@ -158,7 +158,7 @@ class HostsTorture:
         before = self.hosts.ranks()
         subprocess.run(self._on_second("ip", "link", "set", DEVICE, "down"), check=True, capture_output=True)
         began = time.monotonic()
-        wait_until(lambda: not set(before) & set(self.hosts.ranks()), self.output, seconds=10 * TIMEOUT_SECONDS)
+        wait_until(lambda: not set(before) & set(self.hosts.ranks()), self.site.output, seconds=10 * TIMEOUT_SECONDS)
         ended = time.monotonic() - began
         time.sleep(max(0.0, CUT_SECONDS - ended))
         subprocess.run(self._on_second("ip", "link", "set", DEVICE, "up"), check=True, capture_output=True)
@@ -198,17 +198,13 @@ class HostsTorture:
         began = time.monotonic()
         for pid in (agent.pid, *own):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not others & set(self.hosts.ranks()), self.output, seconds=10 * TIMEOUT_SECONDS)
+        wait_until(lambda: not others & set(self.hosts.ranks()), self.site.output, seconds=10 * TIMEOUT_SECONDS)
         ended = time.monotonic() - began
         learned = self.learn()
         return (
             f"host {host} killed, with rank {number}{' and the store' if host == 0 else ''}: the other's rank ended "
             f"after {ended:.1f} s, all learned {learned:.1f} s later"
         )
-
-    def output(self) -> str:
-        """Return the ends of what the hosts printed."""
-        return "\n".join(f"{path}: {path.read_text()[-3000:]}" for path in sorted(self.site.folder.glob("host-*.out")))
 
     def _shaped(self, *discipline: str) -> float:
         self.hosts.link("tc", "qdisc", "replace", "dev", DEVICE, "root", *discipline)
@@ -260,7 +256,7 @@ def main() -> None:
             shutil.rmtree(delay_file.parent)
         sys.exit(code)
     folder = Path(tempfile.mkdtemp(prefix="hosts-"))
-    site = Site(folder, options.seed, address=ADDRESSES[0])
+    site = RankSite(folder, options.seed, address=ADDRESSES[0])
     torture = HostsTorture(site, options.inside, options.seed, options.delay_file)
     try:
         torture.run(options.rounds)

@@ -6,37 +6,23 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.process_pool import ProcessPool
 from tests.support.waiting import wait_until
-from tests.torture.disk.power_loss import LOSS_PROFILES, CrashedDisk
+from tests.torture.cluster.faults import START_POINTS, TRAINER_POINTS
+from tests.torture.random_faults import Fault, RandomFaults, Report
 from tests.torture.ranks.cluster import START_SECONDS, RankCluster
 from tests.torture.ranks.comparison import Comparison
 from tests.torture.ranks.site import TIMEOUT_SECONDS
 from tests.torture.verify.log_contents import LogContents
 
-POINTS = (
-    "after the shard records before the version record",
-    "after the epoch check before an append",
-    "after an append before its fsync",
-    "after an fsync before the epoch check",
-    "before a checkpoint",
-    "after a checkpoint",
-    "after a claim",
-    "before a manifest",
-    "after a manifest",
-    "while the log is replayed",
-)
-START_POINTS = {"after a claim", "before a manifest", "after a manifest", "while the log is replayed"}
+POINTS = ("after the shard records before the version record", *TRAINER_POINTS)
 WAIT_SECONDS = 10.0  # for a rank to reach a failpoint: not every one is reached
 
-Fault = Callable[[random.Random], str]
 
-
-class RankTorture:
-    """`report` is called with a line for every fault, and with the final figures."""
+class RankTorture(RandomFaults):
+    """Launches of ranks, each of another number than the one before."""
 
     def __init__(
         self,
@@ -45,20 +31,18 @@ class RankTorture:
         process_pool: ProcessPool,
         *,
         max_ranks: int = 4,
-        report: Callable[[str], None] = print,
+        report: Report = print,
     ) -> None:
-        self.seed, self.max_ranks, self.report = seed, max_ranks, report
         self.cluster = RankCluster(folder, seed, process_pool)
+        super().__init__(self.cluster, seed, report)
+        self.max_ranks = max_ranks
         self.comparison = Comparison(self.cluster)
-        self.done: Counter[str] = Counter()
         self.launches: Counter[int] = Counter()  # by number of ranks
         self.points: Counter[str] = Counter()
         self.num_bytes_lost = 0
         self.num_unasked = 0  # launches that ended though nobody had killed a rank
-        self.began = time.monotonic()
 
     def weights(self) -> dict[Fault, int]:
-        """Return the faults with their relative frequencies."""
         return {
             self.kill_one: 6,
             self.kill_all: 3,
@@ -70,31 +54,7 @@ class RankTorture:
             self.break_connections: 1,
         }
 
-    def run(self, num_kills: int) -> None:
-        """Inject faults until so many ranks were killed; then learn the rest, and compare everything."""
-        while self.cluster.num_kills < num_kills:
-            self.inject(None)
-        self.finish()
-
-    def inject(self, kind: Fault | None) -> None:
-        """Inject one fault, random if `kind` is None, and compare."""
-        number = self.done.total()
-        draw = random.Random(f"{self.seed}-{number}")
-        weights = self.weights()
-        drawn = draw.choices(list(weights), list(weights.values()))[0]
-        kind = kind or drawn
-        try:
-            self.produce(draw)
-            what = kind(draw)
-            self.done[kind.__name__] += 1
-            self.compare()
-        except BaseException:
-            self.report(f"fault {number} of seed {self.seed}: {kind.__name__}\n{self.cluster.output()}")
-            raise
-        seconds = time.monotonic() - self.began
-        self.report(f"fault {number}, {seconds:.0f} s: {what}; {self.cluster.num_kills} kills")
-
-    def produce(self, draw: random.Random) -> None:
+    def prepare(self, draw: random.Random) -> None:
         """Send some records to some partitions."""
         for _ in range(draw.randrange(1, 4)):
             self.cluster.produce(draw.randrange(20, 200), draw.randrange(self.cluster.partitions))
@@ -201,10 +161,8 @@ class RankTorture:
             os.kill(pid, signal.SIGSTOP)  # all end at one instant
         self.cluster.kill(*ranks)
         self.cluster.kill_compactors()
-        profile = draw.choice(LOSS_PROFILES)
-        disk = CrashedDisk(self.cluster.fsync_recorder, self.cluster.folder / "record", profile, draw)
-        self.num_bytes_lost += disk.num_bytes_lost("seg-*")
-        disk.make()
+        profile, num_bytes = self.cluster.lose_power(draw)
+        self.num_bytes_lost += num_bytes
         self.comparison.is_durable(status.durable_version or 0)
         return f"power lost {point or 'at any moment'}, {profile}"
 
@@ -225,7 +183,7 @@ class RankTorture:
             self.launch(draw, *options, at_least=at_least)
         before = self.cluster.watcher.version
         if more:
-            self.produce(draw)
+            self.prepare(draw)
 
         def is_published() -> bool:
             if len(self.cluster.living()) < len(self.cluster.ranks):
@@ -272,7 +230,7 @@ class RankTorture:
         assert set(codes) <= {1, -signal.SIGKILL}, f"ranks ended with {codes}"
         self.cluster.kill_compactors()
 
-    def compare(self) -> None:
+    def compare(self, number: int) -> None:
         """Compare the log's end, and every version that the follower has got, with what was sent."""
         self.cluster.disarm()
         self.comparison.compare()
@@ -316,6 +274,3 @@ class RankTorture:
             "differences": 0,
         }
         return json.dumps(figures)
-
-    def close(self) -> None:
-        self.cluster.close()

@@ -18,7 +18,7 @@ from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition
 from springtide_client.format.records import CommandEntry
 from tests.torture.clicks import message
-from tests.torture.cluster.config import TOPIC, WINDOW_SAMPLES, write_config
+from tests.torture.cluster.config import CHANGES, TOPIC, TORTURED, WINDOW_SAMPLES, write_settings
 from tests.torture.verify.log_contents import LogContents, read_log_contents
 
 BATCHES_PER_VERSION = 20
@@ -46,8 +46,8 @@ class ReferenceRun:
 
     def _start(self, changes: Sequence[str]) -> None:
         """Begin, or go on where the log ends, with some of CHANGES."""
-        path = self.folder / "springtide.toml"
-        config = load_config(write_config(path, self.folder, address="127.0.0.1:1", changes=changes))
+        layers = (CHANGES[name] for name in changes)
+        config = load_config(write_settings(self.folder, "127.0.0.1:1", TORTURED, *layers))
         torch.manual_seed(config.train.seed)
         self.log = LogWriter.open(config.log, schema=config.schema)
         self.state = load_state(config, self.log, num_threads=config.train.num_threads)
