@@ -23,7 +23,7 @@ from springtide.app.training.session import TrainingSession
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.status.writer import StatusWriter
 from springtide.app.version_log.commands.queue import Command, command_entry
-from springtide.app.version_log.commands.rollback import RollbackVersion, build_rollback
+from springtide.app.version_log.commands.restore import RollbackVersion, build_rollback
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.trainer_meta import GateMeta, TrainerMeta
 from springtide.stream.columns import DeadLetter

@@ -8,7 +8,7 @@ import msgspec
 from springtide.app.config.load import Config
 from springtide.app.training.bootstrap import load_state
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.version_log.commands.rollback import RollbackVersion, build_rollback
+from springtide.app.version_log.commands.restore import RollbackVersion, build_rollback
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.export.snapshot_file import view_at_version
 from springtide.app.version_log.write.writer import LogWriter

@@ -7,7 +7,7 @@ from springtide.app.version_log.commands.pin import pin_version
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
 from springtide_client.format.tensors import Arrays
@@ -117,7 +117,7 @@ def fill(random_log: RandomVersions) -> None:
 def image_rows(directory: LogDirectory, number: int) -> dict[Key, Row]:
     """Return the rows that a reader finds at a version."""
     found: dict[Key, Row] = {}
-    for layer in RowImage(LogIndex(directory), number).rows():
+    for layer in VersionImage(LogIndex(directory), number).rows():
         for i in range(len(layer)):
             found[int(layer.feature[i]), int(layer.id[i])] = float(layer.value[i, 0]), int(layer.last_seen[i])
     return found

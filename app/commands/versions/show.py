@@ -14,7 +14,7 @@ from springtide.app.version_log.commands.erasures import FileReference, files_co
 from springtide.app.version_log.inspection.crosses import Cross, find_cross, live_pairs, wide_parameters
 from springtide.app.version_log.inspection.history import RowHistory, row_history, table_sizes
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide.app.version_log.verify.report import plural
 from springtide_client.format.records import version_name
 from springtide_client.keys import encode_id
@@ -67,7 +67,7 @@ def contents_of(index: LogIndex, number: int) -> dict[str, Any]:
     """
     if not index.is_restorable(number):
         return {"tables": [], "crosses": []}
-    image = RowImage(index, number)
+    image = VersionImage(index, number)
     parameters = wide_parameters(image)
     pairs = [] if parameters is None else live_pairs(image.schema, parameters)
     return {
@@ -220,7 +220,7 @@ def show_cross(index: LogIndex, number: int, keys: list[str]) -> Report:
         if not equals:
             raise UserError(f"--cross {key}: write FIELD=ID twice, such as user_id=7 genre=war")
         named.append((field, text))
-    cross = find_cross(RowImage(index, number), named)
+    cross = find_cross(VersionImage(index, number), named)
     document = {"version": number, "name": version_name(number), **asdict(cross)}
     return Report(document, cross_lines(cross, number, dict(named)))
 

@@ -237,7 +237,7 @@ class Migration:
                 return name.removeprefix(prefix) in self.plan.dense
         return True
 
-    def id_strings(self, *parts: Arrays, dead: RowBlock) -> Arrays | None:
+    def id_strings(self, *parts: Arrays | None, dead: RowBlock | None = None) -> Arrays | None:
         """Return the strings of the ids of features that stay, without those of dead rows."""
         merged = merge_id_strings(parts, dead)
         if merged is None:
@@ -245,14 +245,14 @@ class Migration:
         numbers_n = self._number_table()[merged["feature"]]
         kept = take_strings(merged, np.flatnonzero(numbers_n >= 0))
         kept["feature"] = numbers_n[numbers_n >= 0].astype(np.uint16)
-        return merge_id_strings([kept], RowBlock.zeros(0, 0))  # sorted by the new numbers
+        return merge_id_strings([kept])  # sorted by the new numbers
 
     def items(self, items: Arrays | None) -> Arrays | None:
         """Return the items of a model with two towers, if the new one describes an item by the same features."""
         old, new = ItemLayout.of(self.old.schema, self.old.model), ItemLayout.of(self.new.schema, self.new.model)
         if items is None or old is None or new is None or old.form != new.form:
             return None
-        return self.id_strings(items, dead=RowBlock.zeros(0, 0))
+        return self.id_strings(items)
 
     def meta(self, meta: VersionMeta) -> VersionMeta:
         """Return what a version says, as the new one says it: where it stands in the stream, what stays of the rest."""

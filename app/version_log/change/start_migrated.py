@@ -48,7 +48,6 @@ def start_migrated(
     num_ranges = log.config.base_files or state.num_ranks
     main, *others = (migrated_table(state, migration, table, num_ranges) for table in migration.new.physical_tables)
     dead = [dead_keys(base, state, table) for table in state.tables]
-    known_strings = [] if base.id_strings is None else [base.id_strings]
     meta = migration.meta(state.meta)
     meta.change = {"from": state.tip.number, **plan.document()}
     image = BaseImage(
@@ -65,7 +64,7 @@ def start_migrated(
         by_range=main.by_range,
         blocks=main.blocks,
         tables=dict(zip(new.tables, others, strict=True)),
-        id_strings=migration.id_strings(*state.id_strings, *known_strings, dead=merge_layers(*dead)),
+        id_strings=migration.id_strings(*state.id_strings, base.id_strings, dead=merge_layers(*dead)),
         items=migration.items(state.live_items()),
         program=base.model_path if program is None else program,
     )

@@ -15,7 +15,7 @@ from springtide.app.version_log.commands.erasures import (
     parse_keys,
 )
 from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
-from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.commands.restore import build_rollback
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.read.replay_state import Resume
 from springtide.app.version_log.trainer_meta import TrainerMeta

@@ -207,7 +207,6 @@ def write_merged_base(
         merged, dropped = merged_table(base, state, table, meta.expiry_cutoffs, base_files or state.num_ranks)
         images.append(merged)
         dead.append(dropped)
-    known_strings = [] if base.id_strings is None else [base.id_strings]
     main, *others = images
     image = BaseImage(
         tip=state.tip,
@@ -222,7 +221,7 @@ def write_merged_base(
         by_range=main.by_range,
         blocks=main.blocks,
         tables={table.name: other for table, other in zip(state.tables[1:], others, strict=True)},
-        id_strings=merge_id_strings([*state.id_strings, *known_strings], merge_layers(*dead)),
+        id_strings=merge_id_strings([*state.id_strings, base.id_strings], merge_layers(*dead)),
         items=state.live_items(),
         program=base.model_path,
         program_checksum=manifest.files.get(MODEL),

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from springtide.app.errors import UserError
 from springtide.app.version_log.read.id_dictionary import IdDictionary, feature_name
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide.app.version_log.tables import LogTable, table_holding
 from springtide_client.errors import LogError
 from springtide_client.format.records import version_name
@@ -34,7 +34,7 @@ TYPES = {"id": np.int64, "vector": np.float32, "count": np.int64, "last_seen_ms"
 FORMATS = {"safetensors": ".safetensors", "arrow": ".arrow", "parquet": ".parquet", "torch": ".pt"}
 
 
-def write_arrow(image: RowImage, path: Path, feature: int | None) -> int:
+def write_arrow(image: VersionImage, path: Path, feature: int | None) -> int:
     """Write an Arrow IPC file; return the number of rows."""
     schema, num_rows = arrow_schema(image, feature), 0
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -44,7 +44,7 @@ def write_arrow(image: RowImage, path: Path, feature: int | None) -> int:
     return num_rows
 
 
-def write_parquet(image: RowImage, path: Path, feature: int | None) -> int:
+def write_parquet(image: VersionImage, path: Path, feature: int | None) -> int:
     """Write a Parquet file; return the number of rows."""
     schema, num_rows = arrow_schema(image, feature), 0
     with parquet.ParquetWriter(str(path), schema, compression="zstd") as writer:
@@ -54,7 +54,7 @@ def write_parquet(image: RowImage, path: Path, feature: int | None) -> int:
     return num_rows
 
 
-def vector_columns(image: RowImage, feature: int | None) -> dict[str, LogTable]:
+def vector_columns(image: VersionImage, feature: int | None) -> dict[str, LogTable]:
     """Return the columns with vectors, each of one table: `vector` for the main one, or for that of the only feature.
 
     The others are `vector_NAME`; in each row all but one are null.
@@ -64,7 +64,7 @@ def vector_columns(image: RowImage, feature: int | None) -> dict[str, LogTable]:
     return {f"vector_{table.name}" if table.name else "vector": table for table in image.tables}
 
 
-def arrow_schema(image: RowImage, feature: int | None = None) -> Any:
+def arrow_schema(image: VersionImage, feature: int | None = None) -> Any:
     """Return the columns; `id_string` is null if the id is a number or its string is not known."""
     tables = vector_columns(image, feature)
     vectors = [
@@ -82,12 +82,12 @@ def arrow_schema(image: RowImage, feature: int | None = None) -> Any:
     return pa.schema(fields, {"springtide": description(image)})
 
 
-def description(image: RowImage) -> str:
+def description(image: VersionImage) -> str:
     """Return which version it is, as JSON."""
     base = image.base.manifest
     document = {
-        "version": image.number,
-        "name": version_name(image.number),
+        "version": image.version,
+        "name": version_name(image.version),
         "checksum": f"{image.checksum:016x}",
         "schema": base.schema,
         "table": base.table,
@@ -98,7 +98,7 @@ def description(image: RowImage) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def _batches(image: RowImage, schema: Any, feature: int | None) -> Iterator[Any]:
+def _batches(image: VersionImage, schema: Any, feature: int | None) -> Iterator[Any]:
     finder = IdDictionary(image.base, image.versions)
     # the same dictionary in all batches: an Arrow file stores it once
     numbers = [*range(image.schema.unused_number), CROSSES]
@@ -127,7 +127,7 @@ def _batch(rows: RowBlock, column: str, finder: IdDictionary, names: Any, schema
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def write_torch(image: RowImage, path: Path, feature: int | None, *, with_rows: bool) -> int:
+def write_torch(image: VersionImage, path: Path, feature: int | None, *, with_rows: bool) -> int:
     """`{"manifest": JSON, "dense": {name: tensor}, "rows": {feature: {column: tensor}}}`; returns the number of rows.
 
     Columns: `id` (n), `vector` (n, D), `count` (n), `last_seen_ms` (n); if the feature has string ids also
@@ -221,7 +221,7 @@ def export(index: LogIndex, config: ExportConfig, path: Path, *, force: bool) ->
     check_target(path, force=force)
     if config.format == "safetensors":
         return write_whole_file(path, lambda draft: _write_snapshot(index, config, draft), force=force)
-    image = RowImage(index, config.version)
+    image = VersionImage(index, config.version)
     write = {"arrow": write_arrow, "parquet": write_parquet}.get(config.format)
     if write is not None:
         return write_whole_file(path, lambda draft: write(image, draft, config.feature), force=force)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings
+from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings, take_strings
 from springtide_client.errors import SpringtideError
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import TensorShape, tensor_layout
@@ -171,19 +171,17 @@ def live_id_strings(view: View, directory: LogDirectory) -> dict[str, npt.NDArra
     They are equal at equal versions, whatever base the view was replayed from.
     """
     base = view.base
-    parts = [base.id_strings] if base.id_strings is not None else []
+    parts = [base.id_strings]
     if view.version != base.tip.number:
         for record in directory.records(base.tip):
             if record.number > view.version:
                 break
-            if (strings := id_strings_of(record.tensors())) is not None:
-                parts.append(strings)
-    known = merge_id_strings(parts, RowBlock.zeros(0, view.dim))
+            parts.append(id_strings_of(record.tensors()))
+    known = merge_id_strings(parts)
     if known is None:
         return {}
     _, status = view.lookup(known["feature"], known["id"])
     if bool(np.all(status == KNOWN)):
         return known
-    dead = np.flatnonzero(status != KNOWN)
-    without_row = RowBlock.of_keys(known["feature"][dead], known["id"][dead]).in_key_order()
-    return merge_id_strings([known], without_row) or {}
+    alive = np.flatnonzero(status == KNOWN)
+    return take_strings(known, alive) if len(alive) else {}

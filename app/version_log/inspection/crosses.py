@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import CROSSES, encode_id
 from springtide_client.rows.row_block import RowBlock
@@ -50,7 +50,7 @@ class Cross:
     reason: str = ""
 
 
-def wide_parameters(image: RowImage) -> WideParameters | None:
+def wide_parameters(image: VersionImage) -> WideParameters | None:
     """Return the wide part's arrays at a version; None if the model has none."""
     arrays = image.dense(PREFIX)
     return WideParameters.of(arrays)
@@ -68,7 +68,7 @@ def live_pairs(schema: Schema, parameters: WideParameters) -> list[FieldPair]:
     return sorted(pairs, key=lambda pair: -pair.gain)
 
 
-def find_cross(image: RowImage, named: list[tuple[str, str]]) -> Cross:
+def find_cross(image: VersionImage, named: list[tuple[str, str]]) -> Cross:
     """Return the cross of two ids, given as (field, id as people write it). UserError if there can be none."""
     schema, parameters = image.schema, wide_parameters(image)
     if parameters is None:
@@ -120,7 +120,7 @@ def _row_id(schema: Schema, parameters: WideParameters, field: str, text: str) -
     return int(bins[0, schema.dense.index(field)])
 
 
-def _numbers(image: RowImage, row: RowBlock) -> Float32Array:
+def _numbers(image: VersionImage, row: RowBlock) -> Float32Array:
     """Return weight and information of a cross for each label, float32 (L, 2).
 
     In a table of its own they are the row's values; among other rows they are where these have theirs.
@@ -134,7 +134,7 @@ def _numbers(image: RowImage, row: RowBlock) -> Float32Array:
     return numbers_L2
 
 
-def _born(image: RowImage, feature: int, row_id: int, num_labels: int) -> float:
+def _born(image: VersionImage, feature: int, row_id: int, num_labels: int) -> float:
     """Return when a row was first learned from, as it is hashed; 0 if it has no row, or none that was learned from."""
     row: RowBlock | None = image.find(feature, row_id)
     if row is None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from springtide.app.version_log.read.id_dictionary import IdDictionary
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RowImage, VersionRange
+from springtide.app.version_log.read.version_range import VersionImage, VersionRange
 from springtide.app.version_log.tables import table_holding, tables_of
 from springtide_client.array_types import Float32Array
 from springtide_client.errors import LogError
@@ -180,7 +180,7 @@ class TableSize:
     bytes: int
 
 
-def table_sizes(image: RowImage) -> list[TableSize]:
+def table_sizes(image: VersionImage) -> list[TableSize]:
     """Return the tables of a version, the main one first."""
     names, manifest = image.schema.row_names(), image.base.manifest
     return [

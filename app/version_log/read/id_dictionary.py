@@ -27,8 +27,7 @@ class IdDictionary:
     """The id strings of a base and of the versions after it."""
 
     def __init__(self, base: Base, versions: VersionRange) -> None:
-        added = [part for tensors in versions.tensors_with("texts.id") if (part := id_strings_of(tensors)) is not None]
-        merged = merge_id_strings(added, RowBlock.zeros(0, 0))
+        merged = merge_id_strings(map(id_strings_of, versions.tensors_with("texts.id")))
         self._parts = [part for part in (base.id_strings, merged) if part is not None]
 
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> list[str | None]:
@@ -65,12 +64,12 @@ def find_id_strings(part: Arrays, features_K: UInt16Array, ids_K: Int64Array) ->
     return places_K
 
 
-def merge_id_strings(parts: Iterable[Arrays], dropped: RowBlock) -> Arrays | None:
+def merge_id_strings(columns: Iterable[Arrays | None], dropped: RowBlock | None = None) -> Arrays | None:
     """Merge columns into sorted ones, each key once, without the keys in `dropped`; None if none is left.
 
     An id is the hash of its string, so equal keys have equal strings, whichever part one is taken from.
     """
-    parts = [part for part in parts if len(part["id"])]
+    parts = [part for part in columns if part is not None and len(part["id"])]
     if not parts:
         return None
     feature = np.concatenate([part["feature"] for part in parts])
@@ -83,7 +82,7 @@ def merge_id_strings(parts: Iterable[Arrays], dropped: RowBlock) -> Arrays | Non
     order = np.lexsort((id, feature))
     repeated = (feature[order[1:]] == feature[order[:-1]]) & (id[order[1:]] == id[order[:-1]])
     order = order[np.concatenate([[True], ~repeated])]
-    if len(dropped):
+    if dropped is not None and len(dropped):
         order = order[dropped.find(feature[order], id[order]) < 0]
     if not len(order):
         return None

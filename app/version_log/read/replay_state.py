@@ -281,7 +281,7 @@ class _TableRows:
 
 def newest_items(oldest_first: Sequence[Arrays]) -> Arrays:
     """Return each item as the newest of the parts has it; at least one part has an item."""
-    merged = merge_id_strings(reversed(oldest_first), RowBlock.zeros(0, 0))
+    merged = merge_id_strings(reversed(oldest_first))
     assert merged is not None
     return merged
 

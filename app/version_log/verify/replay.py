@@ -1,12 +1,10 @@
 """Check that a base equals the base before it with the versions between them replayed: every row, parameter and count.
 
-It replays in its own way: by ranges of keys instead of whole records, counts and strings by code of its own. With the
+Rows are read as exports and rollbacks read them, by ranges of keys; counts and strings by code of its own. With the
 compactor it shares how a record is decoded and how two versions are merged (`merge_layers`, `fold_net`): a bug in these
 is found by their tests and by those that compare a log with what was learned, not here. Memory is bounded.
-
 """
 
-# n rows of a chunk, B blocks of the sketch
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
@@ -16,18 +14,16 @@ import numpy as np
 
 from springtide.app.version_log.read.id_dictionary import feature_name, find_id_strings
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RANGE_BYTES, KeyRange, VersionRange, split_keys
+from springtide.app.version_log.read.version_range import RANGE_BYTES, VersionImage, VersionRange, differing_bits
 from springtide.app.version_log.tables import LogTable, tables_of
 from springtide.app.version_log.verify.report import VerifyReport, plural
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Array, Arrays, map_tensors
 from springtide_client.log.base import DENSE, ID_STRINGS, SKETCH, STATE, Base
 from springtide_client.rows.hash_range import owners_of
-from springtide_client.rows.layers import aligned_chunks, merge_layers
 from springtide_client.rows.row_block import RowBlock
 
 SCORES = "state.scores."  # not replayed here: they depend on the trainer's configured window
-CHUNK_ROWS = 1 << 18
 CONSEQUENCE = (
     "followers that start here differ from those that followed the log: remove the base, and it is written again"
 )
@@ -68,7 +64,7 @@ class ReplayCheck:
 
     def __init__(self, index: LogIndex, older: Base, newer: Base, report: VerifyReport) -> None:
         self._older, self._newer, self._report = older, newer, report
-        self._versions = VersionRange(index, older.tip.number, newer.tip.number)
+        self._index, self._versions = index, VersionRange(index, older.tip.number, newer.tip.number)
         self._meta = newer.manifest.meta
         self._num_rows = 0  # compared
 
@@ -94,23 +90,15 @@ class ReplayCheck:
 
     def _compare_rows(self, table: LogTable, range_bytes: int) -> None:
         in_base, start = table.base_layer(self._newer), 0
-        for key_range in split_keys(self._versions.num_bytes, range_bytes):
-            for expected in self._expected(key_range, table):
-                found = in_base.take(slice(start, start + len(expected)))
-                if not self._is_equal(expected, found, table, start):
-                    return
-                start += len(expected)
+        image = VersionImage(self._index, self._newer.tip.number, base=self._older, range_bytes=range_bytes)
+        for expected in image.live_rows(table):
+            found = in_base.take(slice(start, start + len(expected)))
+            if not self._is_equal(expected, found, table, start):
+                return
+            start += len(expected)
         self._num_rows += start
         if start < len(in_base):
             self._report_row(table, start, in_base, start, "it should not be in the base")
-
-    def _expected(self, key_range: KeyRange, table: LogTable) -> Iterator[RowBlock]:
-        changes = self._versions.changes(key_range, table, with_states=True)
-        for old, new in aligned_chunks([key_range.select(table.base_layer(self._older)), changes]):
-            merged = merge_layers(old, new)
-            alive = np.flatnonzero(merged.live_mask(self._meta.expiry_cutoffs))
-            for start in range(0, len(alive), CHUNK_ROWS):
-                yield merged.take(alive[start : start + CHUNK_ROWS])
 
     def _is_equal(self, expected: RowBlock, found: RowBlock, table: LogTable, start: int) -> bool:
         n = min(len(expected), len(found))
@@ -120,7 +108,7 @@ class ReplayCheck:
             self._report_row(table, start + row, expected, row, "it should be here, but is not")
             return False
         for column in ("key_hash", "value", "count", "last_seen", "state"):
-            differs = _differs(getattr(expected, column), getattr(found, column))
+            differs = differing_bits(getattr(expected, column), getattr(found, column))
             if differs.any():
                 row = int(np.flatnonzero(differs)[0])
                 what = f"its {column.replace('_', ' ')} differs from the log"
@@ -198,14 +186,6 @@ class ReplayCheck:
 
     def _key(self, feature: int, row_id: int) -> str:
         return f"{feature_name(self._newer.manifest.decode_schema(), feature)} = {row_id}"
-
-
-def _differs(expected: Array, found: Array) -> Array:
-    """Compare bit by bit, so that NaN equals itself; return which rows differ."""
-    if not expected.size:
-        return np.zeros(len(expected), np.bool_)
-    bits = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in (expected, found)]
-    return np.asarray((bits[0] != bits[1]).any(axis=1))
 
 
 def _same(expected: Array | None, found: Array | None) -> bool:

@@ -142,7 +142,7 @@ def test_a_rollback_that_would_not_fit_into_memory_is_refused(log, monkeypatch) 
     number = log.learn(1)
     log.change(WITHOUT_GENRES)
     log.learn(1)
-    monkeypatch.setattr("springtide.app.version_log.commands.rollback.MAX_BYTES", 1000)
+    monkeypatch.setattr("springtide.app.version_log.commands.restore.MAX_BYTES", 1000)
     with pytest.raises(UserError, match="a rollback to before a changed schema can hold 1,000"):
         log.roll_back(number)
 

@@ -6,7 +6,7 @@ import pytest
 
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.version_log.commands.queue import submit_command
-from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.commands.restore import build_rollback
 from springtide_client.format.records import NamedKey
 from tests.app.training.random_clicks import RANDOM_CLICKS, make_batch
 from tests.support.config import Section, config_in

@@ -10,7 +10,7 @@ from springtide.app.cli import main
 from springtide.app.commands.processes import find_version
 from springtide.app.version_log.inspection.crosses import find_cross
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide_client.keys import CROSSES, hash_string
 from springtide_client.log.directory import LogDirectory
 from tests.app.training.random_clicks import make_batch
@@ -183,7 +183,7 @@ def test_every_cross_of_a_batch_that_has_a_row_is_found_by_its_ids(
     config = config_in(tmp_path, *LAYERS, {"model": {"wide": True}})
     learn(config)
     index = LogIndex(LogDirectory(config.log.path))
-    image = RowImage(index, index.numbers[-1])
+    image = VersionImage(index, index.numbers[-1])
     stored = {int(row_id) for rows in image.rows(CROSSES, with_values=False) for row_id in rows.id}
     batch = make_batch(3)  # the newest
     genres, found = batch.features.lists[0], []

@@ -9,10 +9,10 @@ from msgspec.structs import replace as with_fields
 
 from springtide.app.version_log.change.plan import ModelSignature, Plan, plan_change
 from springtide.app.version_log.change.start_migrated import start_migrated
-from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.commands.restore import build_rollback
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.replay_state import Resume
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide.app.version_log.tables import tables_of
 from springtide.app.version_log.verify.verify import verify
 from springtide.app.version_log.write.writer import LogWriter
@@ -96,7 +96,7 @@ def init_change(base: Base) -> TableSpec:
 
 
 def test_everything_is_carried_where_nothing_of_a_row_changes(log: TablesLog) -> None:
-    image = RowImage(LogIndex(log.directory), LogIndex(log.directory).numbers[-1])
+    image = VersionImage(LogIndex(log.directory), LogIndex(log.directory).numbers[-1])
     keys = {(int(f), int(i)) for rows in image.rows() for f, i in zip(rows.feature, rows.id, strict=True)}
     rows = newest_rows(log)
     assert rows.keys() == keys

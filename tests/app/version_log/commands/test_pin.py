@@ -15,7 +15,7 @@ from springtide.app.version_log.commands.pin import pin_version, unpin_version
 from springtide.app.version_log.compact.retention import apply_retention
 from springtide.app.version_log.kept_versions import read_pins, retention_lock
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.directory import LogDirectory
@@ -178,7 +178,7 @@ def pin_at_random(path: Path, seed: int, num_tries: int) -> None:
         except (UserError, LogError, FileNotFoundError):
             continue
         LogIndex(LogDirectory(path)).base_before(pin.version)  # UserError if it is gone
-        for _ in RowImage(LogIndex(LogDirectory(path)), pin.version).rows():
+        for _ in VersionImage(LogIndex(LogDirectory(path)), pin.version).rows():
             pass
         if draw.random() < 0.5:
             unpin_version(path, pin.name)

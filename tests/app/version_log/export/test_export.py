@@ -205,8 +205,8 @@ def test_an_export_in_key_ranges_writes_the_same_file(made, tmp_path, monkeypatc
     config = ExportConfig(format="arrow", version=index.resolve("latest"))
     export(index, config, tmp_path / "whole.arrow", force=False)
     monkeypatch.setattr("springtide.app.version_log.read.version_range.RANGE_BYTES", 1_500)
-    image = export_module.RowImage
-    monkeypatch.setattr(export_module, "RowImage", lambda index, number: image(index, number, range_bytes=1_500))
+    image = export_module.VersionImage
+    monkeypatch.setattr(export_module, "VersionImage", lambda index, number: image(index, number, range_bytes=1_500))
     export(index, config, tmp_path / "parts.arrow", force=False)
     assert table_of(tmp_path / "parts.arrow").equals(table_of(tmp_path / "whole.arrow"))
 

@@ -12,7 +12,7 @@ from springtide.app.errors import UserError
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.inspection.crosses import find_cross, live_pairs, wide_parameters
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.version_range import RowImage
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.features import Features
 from springtide_client.format.records import VersionMeta
@@ -99,9 +99,9 @@ def cross_of_a_sample() -> int:
     return int(found.ids_C[0])
 
 
-def image_of(directory: LogDirectory) -> RowImage:
+def image_of(directory: LogDirectory) -> VersionImage:
     index = LogIndex(directory)
-    return RowImage(index, index.numbers[-1])
+    return VersionImage(index, index.numbers[-1])
 
 
 @pytest.mark.parametrize("keys", [[("user_id", "7"), ("genre", "war")], [("genre", "war"), ("user_id", "7")]])
@@ -133,7 +133,7 @@ def test_live_pairs_are_listed_by_gain(directory: LogDirectory) -> None:
     assert parameters is not None
     pairs = live_pairs(SCHEMA, parameters)
     assert [(pair.fields, pair.gain) for pair in pairs] == [(("user_id", "age"), 4.0), (("user_id", "genre"), 1.5)]
-    first = RowImage(LogIndex(directory), LogIndex(directory).numbers[0])
+    first = VersionImage(LogIndex(directory), LogIndex(directory).numbers[0])
     assert find_cross(first, [("user_id", "7"), ("genre", "war")]).reason
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from springtide.app.version_log.commands.pin import pin_version
-from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.commands.restore import build_rollback
 from springtide.app.version_log.inspection.diff import diff_versions
 from springtide.app.version_log.inspection.history import GONE, row_history
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.replay_state import MAX_COMMANDS
-from springtide.app.version_log.read.version_range import ImageRange, RowImage, versions_between
+from springtide.app.version_log.read.version_range import ImageRange, VersionImage, versions_between
 from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
 from tests.support.random_versions import PinnedLog, RandomVersions, fill, image_rows
 from tests.support.writer_log import FEATURES, TablesLog, WriterLog, row_tensors
@@ -90,7 +90,7 @@ def test_each_version_has_the_rows_of_a_dictionary(log: WriterLog) -> None:
         for number in index.numbers[::3]:
             world = made.worlds[number]
             assert image_rows(log.directory, number) == world
-            image = RowImage(index, number, range_bytes=2_000)
+            image = VersionImage(index, number, range_bytes=2_000)
             for table in image.tables:
                 held = {feature for feature in FEATURES if table.names.name_of(feature) == table.name}
                 assert image.num_rows(table) == sum(key[0] in held for key in world)

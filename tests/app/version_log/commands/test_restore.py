@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.commands.rollback import build_rollback
+from springtide.app.version_log.commands.restore import build_rollback
 from springtide.app.version_log.tables import tables_of
 from springtide_client.rows.layers import merge_layers
 from tests.support.random_versions import RandomVersions
