@@ -1,6 +1,6 @@
 """From the stream to batches: a source and a batcher, from given positions on. Knows no table and no log."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -55,7 +55,7 @@ class BatchStream:
         # batches of many ranks must not depend on time, and each rank has a full one or nothing left
         self.is_fixed = until_end and config.train.max_wait_seconds == float("inf") and share.num_ranks > 1
         self._earlier_ends: dict[Partition, int] = {}  # end offsets that an earlier stream knew
-        self._ready: Batch | None = None  # due, not returned yet
+        self.ready: Batch | None = None  # prepared, and not taken yet
         self._peeked: Batch | None = None  # the full one after it
         self._is_stream_slow = False  # True if batches become due before they are full
 
@@ -84,23 +84,31 @@ class BatchStream:
     @property
     def finished(self) -> bool:
         """True if everything up to the requested end was returned; RetriableError without a broker for too long."""
-        if self.until_end and self.source.status.waiting_seconds > MAX_UNAVAILABLE_SECONDS:
+        if not self.until_end:
+            return False
+        if self.source.status.waiting_seconds > MAX_UNAVAILABLE_SECONDS:
             raise RetriableError(f"waited {MAX_UNAVAILABLE_SECONDS:.0f} s: {self.source.status.reason}")
-        is_empty = self.batcher.is_empty and self._peeked is None and self._ready is None
-        return self.until_end and self.source.finished and is_empty
+        return self.source.finished and self.batcher.is_empty and self._peeked is None and self.ready is None
 
     @property
     def is_behind(self) -> bool:
         """True if `batch_size` samples wait, here or in the broker."""
-        taken = sum(len(batch) for batch in (self._ready, self._peeked) if batch is not None)
+        taken = sum(len(batch) for batch in (self.ready, self._peeked) if batch is not None)
         return taken + self.batcher.num_rows + self.source.num_waiting >= self.batch_size
 
     def poll(self, max_seconds: float) -> None:
         """Take what the stream has, unless a full batch waits already. Waits at most this long, or until one is due."""
-        self.batcher.is_behind = self.is_behind
-        if self.batcher.num_rows < self.batcher.full_rows:
-            for columns in self.source.poll(self._poll_seconds(max_seconds)):
-                self.batcher.add(columns)
+        batcher, seconds = self.batcher, min(POLL_SECONDS, max_seconds)
+        if not batcher.is_empty:
+            batcher.is_behind = self.is_behind
+            if batcher.num_rows >= batcher.full_rows:
+                return
+            until_due = batcher.seconds_until_due()
+            seconds = seconds if until_due is None else min(seconds, until_due)
+        if self._peeked is not None or self.ready is not None:
+            seconds = 0.0
+        for columns in self.source.poll(max(0.0, seconds)):
+            batcher.add(columns)
 
     def take(self, *, allow_partial: bool = False) -> Batch | None:
         """Return a batch that is due; at the end of the stream, what is left.
@@ -119,27 +127,20 @@ class BatchStream:
             self._is_stream_slow = len(batch) < full_rows
         return batch
 
-    @property
-    def holds_others_up(self) -> bool:
-        """True if the other ranks must not learn before this one has a batch too."""
-        return self.is_fixed and self._ready is None and not self.finished
+    def prepare(self, *, allow_partial: Callable[[], bool]) -> None:
+        """Prepare the batch that is due, as `take` would return it; it stays the same until it is taken."""
+        if self.ready is None and not (self.batcher.is_empty and self._peeked is None):
+            self.ready = self.take(allow_partial=self._is_stream_slow and allow_partial())
 
-    @property
-    def ready(self) -> Batch | None:
-        """The prepared batch, if there is one."""
-        return self._ready
+    def prepare_rest(self) -> Batch | None:
+        """Return the prepared batch. Other ranks learn now, so what waits here for more need not wait any longer."""
+        if self.ready is None and self.batcher.max_wait_seconds < float("inf"):
+            self.ready = self.batcher.flush()
+        return self.ready
 
-    def prepare(self, *, allow_partial: bool) -> Batch | None:
-        """Return the batch that is due, as `take` would; it stays the same until it is taken."""
-        if self._ready is None:
-            self._ready = self.take(allow_partial=allow_partial)
-        return self._ready
-
-    def take_prepared(self, *, with_others: bool = False) -> Batch | None:
-        """Return the prepared batch. `with_others`: other ranks learn now, so what waits here need not wait longer."""
-        batch, self._ready = self._ready, None
-        if batch is None and with_others and self.batcher.max_wait_seconds < float("inf"):
-            batch = self.batcher.flush()
+    def take_prepared(self) -> Batch | None:
+        """Return the prepared batch, if there is one."""
+        batch, self.ready = self.ready, None
         return batch
 
     def peek(self) -> Batch | None:
@@ -151,12 +152,6 @@ class BatchStream:
     def close(self) -> None:
         """Stop reading; what was not taken is dropped."""
         self.source.close()
-
-    def _poll_seconds(self, max_seconds: float) -> float:
-        if self._peeked is not None or self._ready is not None:
-            return 0.0
-        until_due = self.batcher.seconds_until_due()
-        return max(0.0, min(POLL_SECONDS, max_seconds, float("inf") if until_due is None else until_due))
 
 
 class FeatureValues:

@@ -150,6 +150,17 @@ class CommandExecutor:
         return {"keys": len(keys)}
 
     def _change_limits(self, body: dict[str, Any]) -> Result:
-        limits = parse_limits(body.get("limits"), self._state.schema)
-        self._state.change_limits(limits)
+        """Change limits on all ranks, or on none: also if a spill cannot take the rows that leave memory."""
+        state, refusal = self._state, ""
+        limits = parse_limits(body.get("limits"), state.schema)
+        before = {name: state.limits.value(*name) for name in limits}
+        try:
+            state.change_limits(limits)
+        except ValueError as error:
+            refusal = str(error)
+        except SpillError as error:
+            refusal = f"the rows that leave memory cannot be spilled: {error}"
+        if (found := self._ranks.first_text(refusal)) is not None:
+            state.change_limits(before)
+            raise ValueError(found[1])
         return {"limits": limits_document(limits)}

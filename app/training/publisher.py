@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable
 
 from springtide.app.training.gate import Gate
-from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.session import TrainingSession
 from springtide.app.version_log.failpoints import failpoint
-from springtide.app.version_log.write.writer import NetState
+from springtide.app.version_log.write.writer import LogWriter, NetState
 from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide.stream.errors import StreamError
 from springtide_client.format.tensors import Arrays
@@ -54,37 +53,44 @@ class Publisher:
         """Publish no version and execute no command for this long."""
         self._postponed_until = self._clock() + seconds
 
-    def accepts_command(self, session: TrainingSession) -> bool:
-        """Return True if a command is pending and can be published with its result. All ranks."""
-        return _together(session.ranks, can=self._can_publish(session), wants=self._has_command(session))
-
-    def is_due(self, session: TrainingSession) -> bool:
-        """Return True if it is time for a version and there is something to say: samples, or a newer heartbeat.
+    def decide(self, session: TrainingSession) -> tuple[bool, bool]:
+        """Return whether a command waits that can be published with its result, and whether a version is due.
 
         All ranks: one that needs a version gets it, else rank 0 decides.
         """
-        return _together(session.ranks, can=self._can_publish(session), wants=self._wants_version(session))
+        each = session.ranks.all_gather_numbers(list(map(int, self._own_decision(session))))
+        can, has_command, wants_version = zip(*each, strict=True)
+        return all(can) and any(has_command), all(can) and any(wants_version)
 
     def may_publish(self, session: TrainingSession) -> bool:
         """Return True if, as far as this rank knows, it is time for a version or for a command."""
-        return self._can_publish(session) and (self._has_command(session) or self._wants_version(session))
+        _, has_command, wants_version = self._own_decision(session)
+        return has_command or wants_version
 
-    def _can_publish(self, session: TrainingSession) -> bool:
-        return not (session.log.is_stalled or self._clock() < self._postponed_until)
-
-    def _has_command(self, session: TrainingSession) -> bool:
+    def _own_decision(self, session: TrainingSession) -> tuple[bool, bool, bool]:
+        """Return whether this rank can publish, and if so whether it has a command or wants a version."""
+        log = session.log
+        if log.is_stalled or self._clock() < self._postponed_until:
+            return False, False, False
         # the version that carries a command must be exact, and takes the writer of exact states for itself
-        return session.commands.has_pending and session.log.is_state_writer_idle
+        has_command = session.commands.has_pending and log.is_state_writer_idle
+        return True, has_command, self._wants_version(session)
 
     def _wants_version(self, session: TrainingSession) -> bool:
-        if session.must_publish:
+        """Return True if there is something to say, samples or a newer heartbeat, and it is time for it or must be."""
+        state, log = session.state, session.log
+        has_changed, is_full = state.unpublished.has_changes, log.is_full
+        if state.must_expire or (is_full and (must_be_exact(log) or log.must_tell_durable)):
             return True
-        if not session.ranks.is_first or self.seconds_until_due(session) > 0:
+        if has_changed and state.max_unpublished_bytes > log.budget.max_version_bytes // session.ranks.num_ranks:
+            return True
+        if not session.ranks.is_first:
             return False
-        if session.state.changed or (not session.log.ends_exact and session.net.is_exact_due):
-            return True
-        is_heartbeat_due = self._clock() >= self._schedule.heartbeat_at
-        return is_heartbeat_due and session.complete_until_ms() > session.state.stream.complete_until_ms
+        if has_changed or (not log.ends_exact and session.net.is_exact_due):
+            return self.seconds_until_due(session) <= 0
+        if self._clock() < self._schedule.heartbeat_at or self.seconds_until_due(session) > 0:
+            return False
+        return session.complete_until_ms() > state.stream.complete_until_ms
 
     def publish(self, session: TrainingSession, *, exact: bool = False) -> bool:
         """1. Ask the gate. 2. Deliver dead letters. 3. Take a checkpoint. 4. Append it. 5. Report durable offsets.
@@ -109,8 +115,8 @@ class Publisher:
         failpoint("before a checkpoint")
         carried, net = Arrays(), NetState()  # of ranks above 0: the net is in rank 0's part of the version
         if ranks.is_first:
-            must_be_exact = exact or session.must_be_exact or session.commands.has_unpublished
-            carried, net = session.net.take(exact=must_be_exact)
+            is_exact = exact or must_be_exact(session.log) or session.commands.has_unpublished
+            carried, net = session.net.take(exact=is_exact)
         meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=progress.complete_until_ms, net=carried)
         failpoint("after a checkpoint")
         version = session.log.append_owned(meta, arrays, net)
@@ -149,10 +155,9 @@ class Publisher:
         return True
 
 
-def _together(ranks: Ranks, *, can: bool, wants: bool) -> bool:
-    """Return True if all ranks can, and one of them wants to."""
-    each = ranks.all_gather_numbers([int(can), int(can and wants)])
-    return all(can for can, _ in each) and any(wants for _, wants in each)
+def must_be_exact(log: LogWriter) -> bool:
+    """Return True if only a version with the exact state of the net lets the compactor make room for more."""
+    return not log.ends_exact and log.is_state_writer_idle and log.is_full
 
 
 # behind, versions would be old anyway, and the time that they cost is missing for catching up

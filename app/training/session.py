@@ -110,19 +110,6 @@ class TrainingSession:
         self.batches = self._open_batches()
         self.batches.start(after=before)
 
-    @property
-    def must_be_exact(self) -> bool:
-        """True if only a version with the exact state of the net lets the compactor make room for more."""
-        log = self.log
-        return not log.ends_exact and log.is_state_writer_idle and log.is_full
-
-    @property
-    def must_publish(self) -> bool:
-        """True if a version must not wait: it may grow too large, or the compactor needs it to make room."""
-        if self.state.must_expire or self.must_be_exact or (self.log.is_full and self.log.must_tell_durable):
-            return True
-        return self.state.max_unpublished_bytes > self.log.budget.max_version_bytes // self.ranks.num_ranks
-
     def exchange(self) -> MergedProgress:
         """Let every rank know what all know, for a version or the status. All ranks."""
         batches, stream = self.batches, self.state.stream

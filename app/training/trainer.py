@@ -59,7 +59,7 @@ class Trainer:
         if owns_process:
             gc.freeze()  # what is imported: the collection after the log is read looks only at what that left behind
         self.signals = StopSignals()
-        self.decision = LoopDecision((RankVote(),))
+        self.decision = LoopDecision()
         self.corruption = ""  # as a reader of the log has reported it
         # of the parts that are open: in a failing `__init__` perhaps not all are
         self._on_failure: list[Callable[[BaseException], object]] = []
@@ -155,72 +155,69 @@ class Trainer:
         if not has_room or self.dead_letters.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
             self.signals.wait(POLL_SECONDS)
         else:
-            seconds = publisher.seconds_until_due(self.session)
-            batches.poll(self.decision.poll_seconds(seconds if seconds > 0 else POLL_SECONDS))
-        is_due = publisher.seconds_until_due(self.session) <= 0
+            seconds = publisher.seconds_until_due(self.session) if self.state.changed else 0.0
+            batches.poll(min(self.decision.max_poll_seconds, seconds if seconds > 0 else POLL_SECONDS))
         if has_room:
-            batches.prepare(allow_partial=is_due)
+            batches.prepare(allow_partial=lambda: publisher.seconds_until_due(self.session) <= 0)
         decision = self.vote(has_room=has_room)
-        if decision.must_learn:
-            batch = batches.take_prepared(with_others=decision.num_rows > 0)
-            # one without samples moves positions too
+        if decision.must_learn and (not decision.num_rows or self._has_room_for(batches.prepare_rest())):
+            batch = batches.take_prepared()  # one without samples moves positions too
             self.learn(Batch.empty(self.config.schema) if batch is None else batch)
         if not decision.may_publish:
             return
-        if publisher.accepts_command(self.session) and self.publish():
+        accepts_command, is_due = publisher.decide(self.session)
+        if accepts_command and self.publish():
             self.execute_commands()
-        if publisher.is_due(self.session):
+        elif is_due:
             self.publish()
 
     def vote(self, *, has_room: bool = False) -> LoopDecision:
         """Vote on what all ranks do next; `has_room`: for more to learn. All ranks."""
         session, batches, stream = self.session, self.session.batches, self.state.stream
-        ready = batches.ready
+        ready, is_finished = batches.ready, batches.finished
+        earliest_ms = limit_ms = NEVER
+        if self.ranks.num_ranks > 1:  # else each batch moves the clock
+            watermark_ms, limit_ms = stream.clock.earliest_ms(stream.share), session.max_event_ms()
+            earliest_ms = NEVER if watermark_ms is None else watermark_ms
         own = RankVote(
             num_rows=0 if ready is None else len(ready),
             is_due=ready is not None,
             has_room=has_room,
-            holds_up=batches.holds_others_up,
+            holds_up=batches.is_fixed and ready is None and not is_finished,
             is_stopping=self.signals.stopping,
-            is_finished=batches.finished,
+            is_finished=is_finished,
             may_publish=self.publisher.may_publish(session),
-            earliest_ms=NEVER if stream.earliest_ms is None else stream.earliest_ms,
-            limit_ms=session.max_event_ms(),
-            is_report_due=self.reporter.is_due,
+            earliest_ms=earliest_ms,
+            limit_ms=limit_ms,
+            is_report_due=time.monotonic() >= self.reporter.due_at,
             has_command=self.gate.held is not None and session.commands.has_pending,
             is_corrupt=bool(self.corruption),
         )
         self.decision = LoopDecision.on(own, self.ranks)
         if self.decision.clock_ms is not None:
-            self.state.stream.clock.advance_to(self.decision.clock_ms)
+            stream.clock.advance_to(self.decision.clock_ms)
         return self.decision
 
     def learn(self, batch: Batch) -> None:
-        """1. Make room for the rows that it may evict. 2. Send its dead letters. 3. Learn it; prefetch for the next."""
-        has_samples = self.decision.num_rows > 0
-        if has_samples and not self._make_room(batch):
-            return  # its positions are not passed: the next reader of the log learns it
+        """1. Send its dead letters. 2. Learn it, for whose rows there is room; prefetch for the next."""
         self.dead_letters.send(batch.dead_letters)
         self.reporter.values.add(batch.features)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
+        has_samples = self.decision.num_rows > 0
         self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms, has_samples=has_samples)
 
-    def _make_room(self, batch: Batch) -> bool:
-        """Wait until versions and spill can take the rows that a batch may evict; False if it cannot be learned now.
+    def _has_room_for(self, batch: Batch | None) -> bool:
+        """Return True if versions and spill can take the rows that the batches of all ranks may evict, now.
 
-        A lookup that fails all the same ends the process: the next one continues from the log.
+        Else the batch stays prepared: the loop goes on with commands, versions and the status, and asks again. A lookup
+        that fails all the same ends the process: the next one continues from the log.
         """
         learner = self.state.learner
-        if learner.needs_checkpoint(batch):
-            while not self.publish():
-                if self.gate.held is not None or self._wait_and_report():
-                    return False
-        while not learner.has_room(batch, POLL_SECONDS):
-            if self.publisher.is_due(self.session):
-                self.publish()
-            if self.gate.held is not None or self._wait_and_report():
-                return False
-        return True
+        batch = Batch.empty(self.config.schema) if batch is None else batch
+        if learner.needs_checkpoint(batch) and not self.publish():
+            self.signals.wait(POLL_SECONDS)
+            return False
+        return learner.has_room(batch, POLL_SECONDS)
 
     def execute_commands(self) -> None:
         """Execute all that wait. Call it right after a checkpoint: the rows that they evict find room."""
@@ -265,7 +262,7 @@ class Trainer:
         if not self.ranks.broadcast(self.log.ends_exact):
             self._open_next_epoch()
         self._adopt(self.session.reload(self.log, self.rollback.execute))
-        self.decision = self.decision.without_finish()
+        self.decision = self.decision._replace(is_finished=False)  # what was learned is to be learned again
         self._freeze_heap()
 
     def repair(self) -> None:
@@ -299,7 +296,7 @@ class Trainer:
         """
         if not self.decision.is_report_due:
             return
-        self.decision = self.decision.without_report()
+        self.decision = self.decision._replace(is_report_due=False)
         session = self.session
         self.publisher.report_durable(session)
         if self.ranks.is_first:
@@ -339,19 +336,6 @@ class Trainer:
         self.session = session
         self.gate.reset(self.log.last_number, session.state.learner, session.state.samples_trained)
         self.status.stall_reason = lambda: session.stall_reason() or self.log.stall_reason
-
-    def _wait_and_report(self) -> bool:
-        """Wait in the middle of a pass; return True if a rank was asked to stop. All ranks."""
-        self.vote()
-        self.report_status()
-        return self._wait(POLL_SECONDS)
-
-    def _wait(self, seconds: float) -> bool:
-        """Wait; return True if a rank was asked to stop: then no rank learns more."""
-        if not self.ranks.any_rank(self.signals.wait(seconds)):
-            return False
-        self.decision = self.decision.with_stop()  # a batch was perhaps given up: the next one must not pass it
-        return True
 
     def _fail(self, error: BaseException) -> None:
         """Tell the others and the status, and close what is open."""

@@ -85,11 +85,14 @@ class Ranks:
         """exchange: over gloo; `store`: a torch.distributed.Store of this launch alone. Neither: the only rank."""
         self.exchange, self._store, self.timeout_seconds = exchange or LocalExchange(), store, timeout_seconds
         self.rank, self.num_ranks = self.exchange.rank, self.exchange.num_ranks
+        self.is_first = self.rank == 0  # the rank that decides, and writes what there is once
+        self.is_alone = self.num_ranks == 1
+        self.share = PartitionShare(self.rank, self.num_ranks)  # the partitions of the topic that this rank reads
         self._watchdog: Watchdog | None = None  # of a process that is one rank
         self._barrier: StoreBarrier | None = None
         self._others_failed_alike = False  # another rank ended with the same error before
         self._left: StoreBarrier | None = None  # after an error
-        if self.num_ranks > 1:
+        if not self.is_alone:
             self._barrier = StoreBarrier(store, self.rank, self.num_ranks, PATIENCE * timeout_seconds)
 
     @staticmethod
@@ -127,21 +130,6 @@ class Ranks:
         ranks._watchdog.start()
         return ranks
 
-    @property
-    def is_first(self) -> bool:
-        """True on the rank that decides, and writes what there is once."""
-        return self.rank == 0
-
-    @property
-    def is_alone(self) -> bool:
-        """True without other ranks."""
-        return self.num_ranks == 1
-
-    @property
-    def share(self) -> PartitionShare:
-        """The partitions of the topic that this rank reads."""
-        return PartitionShare(self.rank, self.num_ranks)
-
     def of_log(self) -> LogRanks | None:
         """Return this process's place among the writers of the log; None without other ranks."""
         if self.is_alone:
@@ -151,6 +139,8 @@ class Ranks:
 
     def all_gather_numbers(self, own_N: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank, rank 0's first. All give equally many."""
+        if self.is_alone:
+            return [list(own_N)]
         with self.as_rank_lost():
             return self.exchange.all_gather_numbers(own_N)
 

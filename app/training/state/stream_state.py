@@ -63,11 +63,6 @@ class StreamState:
         else:
             self.clock.note(batch.watermarks)
 
-    @property
-    def earliest_ms(self) -> int | None:
-        """The least watermark of this rank's partitions; None if all are idle, or if there are no other ranks."""
-        return None if self.share.num_ranks == 1 else self.clock.earliest_ms(self.share)
-
     def progress(self) -> StreamProgress:
         """Return what the other ranks need to know of this one's partitions."""
         holds = self.share.holds

@@ -77,12 +77,12 @@ class TrainingState:
         self._item_layout = (
             ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
         )
-        self._unpublished = Unpublished(self._item_layout)
+        self.unpublished = Unpublished(self._item_layout)
         self.pending_scores = PendingScores(scores, self._segment_names, self.ranks.num_ranks)
         self._record_ms: list[int] | None = None  # of the samples of all ranks
         self._sampled_until: int | None = None
         self._published_step = 0
-        self._must_expire = False
+        self.must_expire = False  # rows of versions read back must expire, so that the next base fits
 
     def learn(
         self,
@@ -114,7 +114,7 @@ class TrainingState:
         self.own_samples += len(batch)
         self.stream.advance(batch, limit_ms=limit_ms, num_samples=num_samples)
         num_looked_up = (self.learner.num_keys, self.learner.num_crosses) if has_samples else (0, 0)
-        self._unpublished.add_batch(batch, *num_looked_up)
+        self.unpublished.add_batch(batch, *num_looked_up)
 
     def finish_step(self) -> None:
         """Count the report of the newest step, and wait for it if it is still on the device."""
@@ -133,7 +133,7 @@ class TrainingState:
 
     def own_record_times(self) -> npt.NDArray[np.int64]:
         """Return the record times of this rank's samples since the newest version."""
-        return self._unpublished.record_times()
+        return self.unpublished.record_times()
 
     @property
     def samples_trained(self) -> int:
@@ -164,11 +164,11 @@ class TrainingState:
     @property
     def changed(self) -> bool:
         """True if something has changed since the last checkpoint."""
-        return self._unpublished.has_changes
+        return self.unpublished.has_changes
 
     def add_executed_command(self, entry: CommandEntry) -> None:
         """Record a command in the next version."""
-        self._unpublished.add_command(entry)
+        self.unpublished.add_command(entry)
 
     def seek(self, positions: Mapping[Partition, Position], *, launch: str = "") -> None:
         """Continue from other positions of the stream; the next version records it, and which launch asked for it."""
@@ -176,7 +176,7 @@ class TrainingState:
         for partition, position in positions.items():
             before = self.stream.positions.get(partition)
             seek = SeekMeta(None if before is None else before.offset, position.offset)
-            self._unpublished.add_seek(str(partition), seek)
+            self.unpublished.add_seek(str(partition), seek)
         self.stream.seek(positions)
 
     def change_limits(self, limits: Mapping[LimitName, Any]) -> None:
@@ -206,22 +206,17 @@ class TrainingState:
         scores = with_prefix("state.scores.", self.scores.delta())
         if self.ranks.is_first:
             arrays |= scores
-        arrays |= id_strings_to_arrays(self._unpublished.id_strings)
-        arrays |= items_to_arrays(self._unpublished.items())
+        arrays |= id_strings_to_arrays(self.unpublished.id_strings)
+        arrays |= items_to_arrays(self.unpublished.items())
         meta = self.meta(created_ms)
-        self._unpublished, self._published_step = Unpublished(self._item_layout), self.learner.steps
+        self.unpublished, self._published_step = Unpublished(self._item_layout), self.learner.steps
         self._record_ms = self._sampled_until = None
         return meta, arrays
 
     @property
-    def must_expire(self) -> bool:
-        """True if rows of versions read back must expire, so that the next base fits."""
-        return self._must_expire
-
-    @property
     def max_unpublished_bytes(self) -> int:
         """At most so many bytes the rows of the next version take: one for every key looked up, and every cross."""
-        layout, unpublished = self.learner.table.layout, self._unpublished  # of the widest rows
+        layout, unpublished = self.learner.table.layout, self.unpublished  # of the widest rows
         row_bytes = 4 * (layout.dim + layout.state_width) + ROW_OVERHEAD_BYTES
         cross_bytes = 4 * COLUMNS_OF_A_CROSS * len(self.schema.labels) + ROW_OVERHEAD_BYTES
         return unpublished.num_keys * row_bytes + unpublished.num_crosses * cross_bytes
@@ -238,7 +233,7 @@ class TrainingState:
                 budget.add_part(part)
 
     def _expire_excess(self, budget: RowBudget) -> None:
-        self._must_expire = False
+        self.must_expire = False
         raised: dict[int, int] = {}
         if self.ranks.is_first:
             raised = budget.raised_cutoffs(self.learner.table.expiry_cutoffs)
@@ -268,8 +263,8 @@ class TrainingState:
             fingerprint=self.schema.fingerprint(),
             scores=self.published_scores,
             dead_letters=dict(stream.dead_letters),
-            record_ms=sample_times([self._unpublished.record_times()]) if self._record_ms is None else self._record_ms,
-            executed_commands=self._unpublished.commands,
+            record_ms=sample_times([self.unpublished.record_times()]) if self._record_ms is None else self._record_ms,
+            executed_commands=self.unpublished.commands,
             trainer=self._trainer_meta().to_json(),
         )
 
@@ -300,7 +295,7 @@ class TrainingState:
         table.restore_clock_state(trainer.table)
         table.raise_expiry_cutoffs({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
         is_decided_here = budget is not None and self.ranks.is_first
-        self._must_expire = is_decided_here and budget is not None and budget.is_exceeded(table.expiry_cutoffs)
+        self.must_expire = is_decided_here and budget is not None and budget.is_exceeded(table.expiry_cutoffs)
         self.limits.restore(trainer.limits)
         if changed := self.limits.changed:
             try:
@@ -323,7 +318,7 @@ class TrainingState:
             table=self.learner.table.clock_state(),
             limits=self.limits.document(),
             gate=self.gate,
-            seeks=self._unpublished.seeks,
+            seeks=self.unpublished.seeks,
             sought_by=stream.sought_by,
             erasures=erasures_to_meta(stream.erasures),
             high_water_marks=positions_to_meta(stream.high_water_marks),

@@ -221,21 +221,16 @@ class TrainerStatusReporter:
         self._config, self._gate, self._writer = config, gate, writer
         self._throughput = ThroughputMeter()
         self._own_throughput = ThroughputMeter()  # of this rank's batches
-        self._last_report = float("-inf")
+        self.due_at = float("-inf")  # of the next report, by the monotonic clock
         self.values = FeatureValues(config.schema, enough=NUM_FIRST_SAMPLES)  # of this rank's samples
         self._has_warned = False
-
-    @property
-    def is_due(self) -> bool:
-        """True once a second."""
-        return time.monotonic() - self._last_report >= INTERVAL_SECONDS
 
     def report(self, session: TrainingSession, *, stall_reason: str) -> None:
         """Report the status as of now. `stall_reason`: why learning or publishing waits; "" if neither does.
 
         All ranks: each tells what it knows.
         """
-        self._last_report = time.monotonic()
+        self.due_at = time.monotonic() + INTERVAL_SECONDS
         self._throughput.record(session.state.samples_trained)
         self._own_throughput.record(session.state.own_samples)
         self._writer.update(self._status(session, stall_reason))

@@ -7,6 +7,7 @@ import pytest
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.version_log.commands.queue import submit_command
 from springtide.app.version_log.commands.restore import build_rollback
+from springtide.embeddings.errors import SpillError
 from springtide_client.format.records import NamedKey
 from tests.app.training.random_clicks import RANDOM_CLICKS, make_batch
 from tests.support.config import Section, config_in
@@ -80,7 +81,7 @@ def test_a_command_is_executed_once_and_unlinked_when_its_version_is_durable(mak
     setup.executor.acknowledge(number - 1)
     assert setup.files() == [f"{command}.{setup.log.epoch}"]
     setup.executor.execute()
-    assert setup.state._unpublished.commands == []
+    assert setup.state.unpublished.commands == []
     setup.executor.acknowledge(number)
     assert setup.files() == []
 
@@ -172,6 +173,26 @@ def test_a_command_shrinks_and_grows_memory_while_learning_continues(make_setup)
     assert table.counters()["evicted_resize"] > 0
     counts = sum(int(table.find(np.zeros(40, np.uint16), np.arange(40))[1].sum()) for _ in range(1))
     assert counts == 0  # every user is known, wherever the row lies
+
+
+def test_limits_at_which_the_spill_fails_are_refused_and_taken_back(make_setup, monkeypatch):
+    setup = make_setup()
+    table = setup.state.learner.table
+    set_limits = table.set_limits
+
+    def fail_afterwards(limits) -> None:
+        set_limits(limits)
+        if limits.lr == 0.5:
+            raise SpillError("no space left on device")
+
+    monkeypatch.setattr(table, "set_limits", fail_afterwards)
+    setup.put("limits", {"limits": {"device_bytes": "1MiB", "lr": 0.5, "features": {"item_id": {"ttl_seconds": 9.0}}}})
+    setup.executor.execute()
+    assert (table.lr, table.config.device_bytes) == (0.05, setup.config.table.device_bytes)
+    assert setup.state.limits.document() == {}
+    setup.version()
+    (entry,) = setup.newest().meta.executed_commands
+    assert "cannot be spilled: no space left on device" in entry.result["refused"]
 
 
 HOSTILE = [

@@ -28,13 +28,17 @@ def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms:
         learner=SimpleNamespace(merge_gathered=lambda: None, require_same_net=lambda: None),
         scores=None,
         samples_trained=1,
-        changed=changed,
+        unpublished=SimpleNamespace(has_changes=changed),
+        max_unpublished_bytes=0,
+        must_expire=False,
         stream=stream,
         checkpoint=lambda **times: (None, {}),
     )
     log = SimpleNamespace(
+        is_full=False,
         is_stalled=False,
         durable=None,
+        budget=SimpleNamespace(max_version_bytes=1),
         is_state_writer_idle=True,
         ends_exact=True,
         append_owned=lambda meta, arrays, net: 1,
@@ -46,8 +50,6 @@ def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms:
         state=state,
         ranks=Ranks(),
         exchange=lambda: SimpleNamespace(idle=set(), limit_ms=0, complete_until_ms=complete_until_ms),
-        must_publish=False,
-        must_be_exact=False,
         log=log,
         batches=SimpleNamespace(is_behind=is_behind),
         complete_until_ms=lambda: complete_until_ms,
@@ -66,15 +68,15 @@ def test_a_delivered_flush_ends_the_postponement() -> None:
     for _ in range(6):
         assert not publisher.publish(session())
     assert publisher.seconds_until_due(session()) > 10
-    assert not publisher.accepts_command(session())
+    assert publisher.decide(session()) == (False, False)
     assert publisher.reason == "dead letters cannot be delivered: no broker"
 
     letters.error = None
     assert publisher.publish(session())
     assert publisher.reason == ""
-    assert publisher.accepts_command(session())
+    assert publisher.decide(session()) == (True, False)
     now[0] += 0.6
-    assert publisher.is_due(session())
+    assert publisher.decide(session())[1]
 
 
 def test_behind_versions_are_cut_seldom_and_at_once_when_caught_up() -> None:
@@ -83,10 +85,10 @@ def test_behind_versions_are_cut_seldom_and_at_once_when_caught_up() -> None:
     publisher = Publisher(0.02, gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
     assert publisher.publish(session(is_behind=True))
     now[0] += 0.1
-    assert not publisher.is_due(session(is_behind=True))
-    assert publisher.is_due(session(is_behind=False))
+    assert not publisher.decide(session(is_behind=True))[1]
+    assert publisher.decide(session(is_behind=False))[1]
     now[0] += 0.5
-    assert publisher.is_due(session(is_behind=True))
+    assert publisher.decide(session(is_behind=True))[1]
 
 
 def test_heartbeats_are_rarer_than_samples_and_need_a_newer_time() -> None:
@@ -95,11 +97,11 @@ def test_heartbeats_are_rarer_than_samples_and_need_a_newer_time() -> None:
     publisher = Publisher(0.02, gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
     assert publisher.publish(session())
     now[0] += 0.05
-    assert not publisher.is_due(session(changed=False, complete_until_ms=1))
-    assert publisher.is_due(session())
+    assert not publisher.decide(session(changed=False, complete_until_ms=1))[1]
+    assert publisher.decide(session())[1]
     now[0] += 0.06
-    assert publisher.is_due(session(changed=False, complete_until_ms=1))
-    assert not publisher.is_due(session(changed=False))
+    assert publisher.decide(session(changed=False, complete_until_ms=1))[1]
+    assert not publisher.decide(session(changed=False))[1]
 
 
 def test_a_version_may_be_cut_every_publish_seconds_while_caught_up() -> None:

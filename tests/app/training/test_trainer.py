@@ -12,11 +12,12 @@ from springtide.app.errors import UserError
 from springtide.app.training.start_position import StartPosition
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.trainer_status import PartitionStatus
 from springtide.stream.errors import RetriableError
 from springtide.stream.kafka.admin import Admin
 from springtide_client.log.directory import LogDirectory
-from tests.app.training.trainer_env import run_in_thread
+from tests.app.training.trainer_env import expected_counts, run_in_thread
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 
@@ -162,6 +163,35 @@ def test_a_version_is_not_published_before_the_broker_has_its_dead_letters(env, 
     trainer.stop()
     thread.join(DEADLINE_SECONDS)
     assert ended[0].dead_letters == {"bad_json": 1}
+
+
+def test_commands_are_executed_while_a_batch_waits_for_room_in_the_spill(env):
+    env.produce(200)
+    trainer = Trainer(env.config)
+    table = trainer.state.learner.table
+    table.has_room = lambda *_: table.lr == 0.5  # type: ignore[method-assign]  # only a command makes room
+    thread, ended = run_in_thread(trainer)
+    wait_until(lambda: trainer.session.batches.ready is not None, "a batch")
+    command = submit_command(env.config.log.path, "limits", {"limits": {"lr": 0.5}})
+    wait_until(lambda: trainer.state.samples_trained == 200, "learning")
+    wait_until(lambda: command_status(env.config.log.path, command).state == "durable", "the command")
+    trainer.stop()
+    thread.join(DEADLINE_SECONDS)
+    assert ended[0].samples_trained == 200
+    assert env.counts() == expected_counts(200)
+
+
+def test_a_stop_is_heard_while_a_batch_waits_for_room_and_the_next_trainer_learns_it(env):
+    env.produce(200)
+    trainer = Trainer(env.config)
+    trainer.state.learner.table.has_room = lambda *_: False  # type: ignore[method-assign]
+    thread, ended = run_in_thread(trainer)
+    wait_until(lambda: trainer.session.batches.ready is not None, "a batch")
+    trainer.stop()
+    thread.join(DEADLINE_SECONDS)
+    assert ended[0].samples_trained == 0
+    assert Trainer(env.config, until_end=True).run().samples_trained == 200
+    assert env.counts() == expected_counts(200)
 
 
 def test_another_topic_is_refused_unless_a_place_to_begin_is_given(env) -> None:
