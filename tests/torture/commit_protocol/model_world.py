@@ -14,7 +14,7 @@ import numpy as np
 
 from springtide.app.version_log.commands.queue import CommandQueue, submit_command
 from springtide.app.version_log.compact.merge import compact_log
-from springtide.app.version_log.compact.retention import apply_retention
+from springtide.app.version_log.compact.retention import apply_retention, complete_bases
 from springtide.app.version_log.read.replay_state import Resume
 from springtide.app.version_log.write.state_writer import PendingState
 from springtide.app.version_log.write.writer import LogWriter, NetState
@@ -34,7 +34,7 @@ from springtide_client.log.cursor import LogCursor
 from springtide_client.rows.layers import merge_layers, record_layer
 from springtide_client.rows.row_block import RowBlock
 from tests.support.waiting import wait_until
-from tests.support.writer_log import Team, WriterLog, rows_of
+from tests.support.writer_log import SCHEMA, Team, WriterLog, rows_of
 from tests.torture.disk.fsync_recorder import FsyncRecorder
 from tests.torture.disk.power_loss import CrashedDisk, LossProfile
 
@@ -111,6 +111,7 @@ class ModelWorld:
         self.fenced_teams: list[Team] = []
         self.readers = [Reader(self), Reader(self)]
         self.sealed = self.newest_number = 0
+        self.is_carried = True  # every version so far carries the exact state of the net
         self.num_ranks = 1
         self.steps = 0
 
@@ -151,15 +152,25 @@ class ModelWorld:
         assert set(resume.executed_commands) == set(self.now.commands)
         self.commands = CommandQueue(self.log.path, writer.epoch, resume.executed_commands)
 
-    def append(self, rows: Rows, forgotten: list[tuple[int, int]], padding: int = 0, net: str = "carried") -> None:
+    def append(
+        self,
+        rows: Rows,
+        forgotten: list[tuple[int, int]],
+        padding: int = 0,
+        net: str = "carried",
+        torn_rank: int | None = None,
+    ) -> None:
         """Append a version that executes the queued commands.
 
         `net`: "carried", if the version carries the exact state of the net, "file", if it is written beside the log,
-        or "none"; one that carries a command has a state.
+        or "none"; one that carries a command has a state. `torn_rank`: of one whose append is repeated in a new file.
         """
         if self.team is None:
             self.start()
         assert self.team is not None
+        self.is_carried &= net == "carried"
+        if torn_rank is not None:
+            self.rank(torn_rank)._queue.segments._torn = True
         claimed = [command.id for command in self.commands.claim()]
         assert not set(claimed) & set(self.now.commands), "a command is executed twice"
         rows = {key: row for key, row in rows.items() if key not in forgotten}
@@ -187,6 +198,33 @@ class ModelWorld:
         if state.state is not None:
             writer.wait_for_state()  # nothing else moves the disk meanwhile
 
+    def rank(self, number: int) -> LogWriter:
+        """Return the writer of a rank; more than there are begin again with rank 0."""
+        assert self.team is not None
+        return self.team.writers[number % len(self.team.writers)]
+
+    def die_in_an_append(self, missing_rank: int) -> None:
+        """All ranks but one have written their part of a version when the team dies."""
+        if self.team is None or len(self.team.writers) == 1:
+            return
+        self.sealed = self.durable_number
+        for writer in self.team.writers:
+            if writer is not self.rank(missing_rank):
+                writer.append_owned(VersionMeta(fingerprint=SCHEMA.fingerprint()), {})
+        self.log.kill_team(self.team)
+        self.team = None
+
+    def sync_one(self, rank: int) -> None:
+        """One rank fsyncs, and the others do not; the last report may make a version durable."""
+        if self.team is not None:
+            self.rank(rank)._queue._sync()
+
+    def damage(self) -> None:
+        """Damage the newest of several bases; where a state is in it alone, more than that would be lost."""
+        bases = complete_bases(self.log.directory)
+        if len(bases) > 1 and self.is_carried:
+            (bases[-1] / "manifest.json").write_bytes(b"{")
+
     def _encoded(self, number: int) -> Tip:
         writer = self.writer
         assert writer is not None
@@ -202,8 +240,10 @@ class ModelWorld:
             assert self.team.lead.durable is not None
             self.commands.acknowledge(self.team.lead.durable.number)
 
-    def compact(self, max_replayed_bytes: int = 1 << 20) -> None:
-        path = compact_log(self.log.directory, window_samples=5, max_replayed_bytes=max_replayed_bytes)
+    def compact(self, max_replayed_bytes: int = 1 << 20, base_files: int = 1) -> None:
+        path = compact_log(
+            self.log.directory, window_samples=5, max_replayed_bytes=max_replayed_bytes, base_files=base_files
+        )
         if path is not None:
             base = Base.open(path)
             base.verify()

@@ -2,7 +2,8 @@
 
 Covers: trainers of one rank and of several, after one another; several epochs and take-overs; kills and power losses
 before each fsync, rename, unlink and rmdir of a start, an append with a new segment, a sync, a compaction, retention, a
-submitted or deleted command; of each rank's files another part kept, files truncated anywhere or ending in garbage;
+submitted or deleted command; ranks that fsync alone, that repeat an append in a new file, or are missing when their
+team dies; a damaged base; of each rank's files another part kept, files truncated anywhere or ending in garbage;
 exact states beside the log, and versions without; each name made, removed or renamed since its folder's fsync kept or
 lost, in any order; fenced trainers that still write; readers that have read what is lost. Not covered: corruption of
 fsynced bytes, two steps at the same instant, and the contents of rows (the state machine of `tests/embeddings`).
@@ -31,6 +32,9 @@ keys = st.tuples(st.integers(0, 1), st.integers(0, 4))
 rows = st.dictionaries(keys, st.tuples(st.integers(1, 99).map(float), st.just(1)), max_size=3)
 profiles = st.sampled_from([KILL, *LOSS_PROFILES])
 nets = st.sampled_from(NETS)
+ranks = st.integers(0, 2)
+torn_ranks = st.one_of(st.none(), st.none(), st.none(), ranks)
+MANY = {(1, 1000 + number): (float(number % 99 + 1), 1) for number in range(900)}  # they fill a file
 seeds = st.integers(0, 2**16)
 STEPS = ("start", "append", "sync", "compact", "retire", "submit_command", "all")
 
@@ -48,17 +52,38 @@ class CommitMachine(RuleBasedStateMachine):
         if self.world.team is None or len(self.world.fenced_teams) < 2:
             self.world.start(num_ranks)
 
-    @rule(rows=rows, forgotten=st.lists(keys, max_size=2), padding=st.sampled_from([0, 0, 30_000]), net=nets)
-    def append(self, rows: dict, forgotten: list, padding: int, net: str) -> None:
-        self.world.append(rows, forgotten, padding, net)
+    @rule(
+        rows=rows,
+        forgotten=st.lists(keys, max_size=2),
+        padding=st.sampled_from([0, 0, 30_000]),
+        net=nets,
+        torn_rank=torn_ranks,
+        is_large=st.sampled_from([False, False, False, True]),
+    )
+    def append(
+        self, rows: dict, forgotten: list, padding: int, net: str, torn_rank: int | None, is_large: bool
+    ) -> None:
+        self.world.append(rows | (MANY if is_large else {}), forgotten, padding, net, torn_rank)
+
+    @rule(missing_rank=ranks)
+    def die_in_an_append(self, missing_rank: int) -> None:
+        self.world.die_in_an_append(missing_rank)
 
     @rule()
     def sync(self) -> None:
         self.world.sync()
 
-    @rule(max_replayed_bytes=st.sampled_from([1, 1 << 20]))
-    def compact(self, max_replayed_bytes: int) -> None:
-        self.world.compact(max_replayed_bytes)
+    @rule(rank=ranks)
+    def sync_one(self, rank: int) -> None:
+        self.world.sync_one(rank)
+
+    @rule(max_replayed_bytes=st.sampled_from([1, 1 << 20]), base_files=st.sampled_from([1, 3]))
+    def compact(self, max_replayed_bytes: int, base_files: int) -> None:
+        self.world.compact(max_replayed_bytes, base_files)
+
+    @rule()
+    def damage(self) -> None:
+        self.world.damage()
 
     @rule(keep_bases=st.sampled_from([1, 2]))
     def retire(self, keep_bases: int) -> None:
@@ -104,6 +129,30 @@ class CommitMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
+class LongSchedule(CommitMachine):
+    """Draws what Hypothesis would choose."""
+
+    def __init__(self, nets: tuple[str, ...]) -> None:
+        super().__init__()
+        self.nets = nets
+
+    def append_at_random(self, draw: random.Random) -> None:
+        rows = {(feature, draw.randrange(9)): (float(draw.randrange(1, 99)), 1) for feature in (0, 1)}
+        torn_rank = draw.randrange(3) if draw.random() < 0.1 else None
+        self.append(rows, [(0, draw.randrange(9))], 0, draw.choice(self.nets), torn_rank, draw.random() < 0.3)
+
+    def crash_at_random(self, draw: random.Random) -> None:
+        step = draw.choice(("start", "append", "sync", "compact", "retire"))
+        profile = draw.choice([KILL, *LOSS_PROFILES])
+        self.crash(profile, draw.randrange(1 << 16), draw.randrange(1, 20), step)
+
+    def step(self, name: str) -> None:
+        if name == "append":
+            self.append({(0, 1): (1.0, 1)}, [], 30_000, self.nets[0], None, False)
+        else:
+            super().step(name)
+
+
 def test_no_crash_loses_or_invents_anything() -> None:
     run_state_machine_as_test(
         CommitMachine, settings=settings(max_examples=NUM_EXAMPLES or SHORT_EXAMPLES, stateful_step_count=20)
@@ -123,5 +172,34 @@ def test_a_crash_before_each_disk_operation(profile: object, countdown: int) -> 
         machine.world.readers[0].read()
         machine.world.crash(profile, random.Random(countdown), countdown, lambda: machine.step("all"))
         machine.world.readers[0].read()
+    finally:
+        machine.teardown()
+
+
+# what happens in a long schedule, and how often
+SCHEDULE = {
+    "start": (8, lambda machine, draw: machine.start(draw.choice([1, 1, 1, 2, 2, 3]))),
+    "append": (20, lambda machine, draw: machine.append_at_random(draw)),
+    "die in an append": (3, lambda machine, draw: machine.world.die_in_an_append(draw.randrange(3))),
+    "sync": (10, lambda machine, draw: machine.sync()),
+    "sync one": (8, lambda machine, draw: machine.world.sync_one(draw.randrange(3))),
+    "write as fenced": (4, lambda machine, draw: machine.world.write_as_fenced_trainer(draw.random() < 0.5)),
+    "crash": (3, lambda machine, draw: machine.crash_at_random(draw)),
+    "damage": (3, lambda machine, draw: machine.damage()),
+    "compact": (10, lambda machine, draw: machine.compact(draw.choice([1, 1 << 20]), draw.choice([1, 3]))),
+    "retire": (5, lambda machine, draw: machine.retire(draw.choice([1, 2, 2, 2]))),
+    "read": (15, lambda machine, draw: machine.read(draw.randrange(2), draw.choice([1, 1 << 20]))),
+}
+
+
+@pytest.mark.parametrize("nets", [("carried",), NETS], ids=["carried", "paced"])
+@pytest.mark.parametrize("seed", range(10))
+def test_readers_see_only_whole_real_versions_after_a_long_schedule(seed: int, nets: tuple[str, ...]) -> None:
+    machine, draw = LongSchedule(nets), random.Random(seed)
+    weights = [weight for weight, _ in SCHEDULE.values()]
+    try:
+        for name in draw.choices(list(SCHEDULE), weights, k=70):
+            SCHEDULE[name][1](machine, draw)
+            machine.world.check()
     finally:
         machine.teardown()
