@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
+from springtide.stream.positions import Partition, PartitionShare, Position
 
 
 class WatermarkClock:
@@ -32,7 +32,7 @@ class WatermarkClock:
         The clock stays at or below `limit_ms`: wall time plus what is allowed to be in the future.
         """
         self.note(watermarks)
-        return self._advance(limit_ms)
+        return self.mark_idle((), limit_ms=limit_ms)
 
     def note(self, watermarks: Mapping[Partition, int]) -> None:
         """Take a batch's watermarks without advancing: where the time is agreed on by several readers."""
@@ -40,10 +40,10 @@ class WatermarkClock:
             self.watermarks[partition] = max(self.watermarks.get(partition, event_ms), event_ms)
         self.idle -= watermarks.keys()
 
-    def earliest_ms(self, share: PartitionShare = ALL_PARTITIONS) -> int | None:
-        """The least watermark of a share's partitions that are not idle; None if there is none."""
-        active = [event_ms for p, event_ms in self.watermarks.items() if p not in self.idle and share.holds(p)]
-        return min(active, default=None)
+    def earliest_ms(self, share: PartitionShare | None = None) -> int | None:
+        """The least watermark of a share's partitions that are not idle, or of all; None if there is none."""
+        active = [p for p in self.watermarks if p not in self.idle and (share is None or share.holds(p))]
+        return min(map(self.watermarks.__getitem__, active), default=None)
 
     def advance_to(self, time_ms: int) -> int:
         """Advance to a time that several readers have agreed on; it never goes back. Return it."""
@@ -56,9 +56,6 @@ class WatermarkClock:
         They are read to their end and silent, or deleted. Call it right before a version is taken, which records it.
         """
         self.idle |= self.watermarks.keys() & set(idle)
-        return self._advance(limit_ms)
-
-    def _advance(self, limit_ms: int | None) -> int:
         earliest_ms = self.earliest_ms()
         if earliest_ms is None:
             return self.now_ms

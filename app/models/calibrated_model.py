@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.interface import DenseModel, ModelSpec, join_fields
+from springtide.app.models.interface import DenseModel, ModelSpec
 
 MEMORY = 1e6  # values; older ones fade, and float32 can still count
 MAX_DEVIATIONS = 5.0  # standard deviations
@@ -179,6 +179,16 @@ class Calibration(nn.Module):
         # with one class alone the rate must not reach 0 or 1, where the logit is infinite
         self.rate_L.add_((mean_L - self.rate_L) * new_L / self.count_L).clamp_(1e-6, 1 - 1e-6)
         self.count_L.clamp_(max=RATE_MEMORY)
+
+
+def join_fields(categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:
+    """Return one vector per field, (N, C + P + S, D): of a sequence the mean of its rows, zeros if it is empty."""
+    if sequence_NSTD.shape[1] == 0:
+        if pooled_NPD.shape[1] == 0:
+            return categorical_NCD
+        return torch.cat([categorical_NCD, pooled_NPD], dim=1)
+    means_NSD = sequence_NSTD.sum(dim=2) / length_NS.clamp(min=1).unsqueeze(-1)
+    return torch.cat([categorical_NCD, pooled_NPD, means_NSD], dim=1)
 
 
 class CalibratedModel(DenseModel):

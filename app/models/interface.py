@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from springtide_client.schema import Schema
@@ -187,13 +186,3 @@ def groups_of(model: nn.Module) -> list[ParameterGroup]:
     decayed = [parameter for parameter in others if parameter.dim() > 1]
     plain = [parameter for parameter in others if parameter.dim() <= 1]
     return [*own, ParameterGroup(decayed), ParameterGroup(plain, weight_decay_factor=0.0)]
-
-
-def join_fields(categorical_NCD: Tensor, pooled_NPD: Tensor, sequence_NSTD: Tensor, length_NS: Tensor) -> Tensor:
-    """Return one vector per field, (N, C + P + S, D): of a sequence the mean of its rows, zeros if it is empty."""
-    if sequence_NSTD.shape[1] == 0:
-        if pooled_NPD.shape[1] == 0:
-            return categorical_NCD
-        return torch.cat([categorical_NCD, pooled_NPD], dim=1)
-    means_NSD = sequence_NSTD.sum(dim=2) / length_NS.clamp(min=1).unsqueeze(-1)
-    return torch.cat([categorical_NCD, pooled_NPD, means_NSD], dim=1)

@@ -5,14 +5,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.auc import HISTOGRAM_ARRAYS, Float64Array, RocHistogram, exact_groups
 from springtide.app.scores.config import ScoresConfig
 from springtide.app.scores.document import label_scores, segments_document, value_scores
-from springtide.app.scores.drift import WindowDrift
-from springtide.app.scores.plan import IDS, ScoresPlan
+from springtide.app.scores.drift import (
+    MAX_COLUMNS,
+    Column,
+    WindowDrift,
+    columns_of,
+    feature_codes,
+    next_snapshot,
+    sampling_stride,
+)
 from springtide.app.scores.samples import (
     SAMPLES,
     TERMS,
@@ -23,9 +31,61 @@ from springtide.app.scores.samples import (
     samples_of_label,
     with_terms,
 )
-from springtide.app.scores.segments import NO_VALUE, SegmentHistograms
+from springtide.app.scores.segments import BYTES, NO_VALUE, SegmentHistograms
 from springtide_client.features import Features
 from springtide_client.schema import Schema
+
+IDS = "segments."  # and a feature's name: the values of samples
+
+
+class ScoresPlan(msgspec.Struct, frozen=True):
+    """Features to split scores by, columns to compare, and when a window becomes a reference.
+
+    It is a part of the state, so that every reader of a log measures alike: a version that begins with another plan
+    carries it, and the compactor follows it without reading the configuration.
+    """
+
+    by: tuple[str, ...] = ()
+    num_segments: int = 0  # of each feature
+    columns: tuple[Column, ...] = ()
+    stride: int = 1  # features of every sample whose number this divides are compared
+    drift: bool = False
+    reference_samples: int = 0
+
+    @staticmethod
+    def of(config: ScoresConfig, schema: Schema, window_samples: int) -> "ScoresPlan":
+        """Return the plan of a configuration."""
+        columns = tuple(columns_of(schema)[:MAX_COLUMNS]) if config.drift else ()
+        num_segments = config.segment_bytes // max(1, BYTES * len(schema.labels) * len(config.by))
+        stride = sampling_stride(window_samples, len(columns))
+        return ScoresPlan(config.by, max(1, num_segments), columns, stride, config.drift, config.reference_samples)
+
+    def to_array(self) -> npt.NDArray[np.uint8]:
+        """Return it as a tensor."""
+        return np.frombuffer(msgspec.json.encode(self), np.uint8)
+
+    @staticmethod
+    def from_array(array: npt.NDArray[Any]) -> "ScoresPlan":
+        """Invert `to_array`."""
+        return msgspec.json.decode(bytes(array), type=ScoresPlan)
+
+    def next_snapshot(self, num_samples: int, window_samples: int) -> int | None:
+        """Return after how many samples the window becomes a reference."""
+        return next_snapshot(num_samples, window_samples, self.reference_samples) if self.drift else None
+
+    def take(self, features: Features, schema: Schema, first: int) -> Arrays:
+        """Return what is kept of a batch's features, whose first sample has the number `first`."""
+        arrays: Arrays = {}
+        for name in self.by:
+            column_N = features.categorical_NC[:, schema.categorical.index(name)]
+            arrays[f"{IDS}{name}"] = np.ascontiguousarray(column_N)
+        if self.columns:
+            rows_R = np.arange(-first % self.stride, len(features), self.stride)
+            numbers_R = first + rows_R
+            arrays["drift.codes"] = feature_codes(features, rows_R, numbers_R // self.stride)[:, : len(self.columns)]
+            arrays["drift.numbers"] = numbers_R
+        return arrays
+
 
 NUM_SUMS = 4  # weight, loss, predicted, positive
 

@@ -155,7 +155,7 @@ class Trainer:
         if not has_room or self.dead_letters.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
             self.signals.wait(POLL_SECONDS)
         else:
-            seconds = publisher.seconds_until_due(self.session) if self.state.changed else 0.0
+            seconds = publisher.seconds_until_due(self.session) if self.session.state.unpublished.has_changes else 0.0
             batches.poll(min(self.decision.max_poll_seconds, seconds if seconds > 0 else POLL_SECONDS))
         if has_room:
             batches.prepare(allow_partial=lambda: publisher.seconds_until_due(self.session) <= 0)

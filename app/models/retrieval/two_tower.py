@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import Calibration, DenseFeatureNormalizer
-from springtide.app.models.interface import DenseModel, ModelSpec, join_fields
+from springtide.app.models.calibrated_model import Calibration, DenseFeatureNormalizer, join_fields
+from springtide.app.models.interface import DenseModel, ModelSpec
 from springtide.app.models.layers import check_layer_sizes, perceptron
 
 # odd multipliers of multiplicative hashing (Knuth): golden ratio, and the constants of SplitMix64

@@ -1,6 +1,7 @@
 """The optimizers of the dense net, and their state as named arrays that a version carries."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +118,9 @@ class Optimizer:
         raise NotImplementedError
 
 
+MOMENTS = itemgetter("exp_avg", "exp_avg_sq", "step")  # of a state
+
+
 class Adam(Optimizer):
     """Equal bit by bit to torch.optim.Adam(fused=True), or AdamW: the kernels are the same."""
 
@@ -128,8 +132,7 @@ class Adam(Optimizer):
         lr: LearningRate,
         weight_decay: float,
     ) -> None:
-        states = [self.state_of(parameter) for parameter in parameters]
-        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        means, squares, steps = map(list, zip(*map(MOMENTS, map(self.state_of, parameters)), strict=True))
         found_inf = None if skip is None else skip.to(torch.float32)
         torch._foreach_add_(steps, 1)
         if found_inf is not None:

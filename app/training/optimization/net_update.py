@@ -208,7 +208,9 @@ class GradientSum:
 
     def end_batch(self) -> None:
         """Count a batch. On the host alone: a CUDA graph does not."""
-        self.num_gathered = 0 if self.is_last else self.num_gathered + 1
+        self.num_gathered += 1
+        if self.num_gathered >= self.num_batches:
+            self.num_gathered = 0
 
     def prepare(self) -> None:
         """Create all sums, so that a CUDA graph finds them."""

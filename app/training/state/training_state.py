@@ -101,13 +101,14 @@ class TrainingState:
         has_samples = len(batch) > 0 if has_samples is None else has_samples
         # batches without samples depend on how the stream was split, and what is learned must not depend on that
         if has_samples:
-            self.learner.table.advance(self.stream.clock.now_ms, self.samples_trained)
+            self.learner.table.advance(self.stream.clock.now_ms, self.stream.samples_trained)
         num_before = self.learner.num_samples
         if has_samples:
             report = self.learner.start_step(batch, next_batch)
             self.finish_step()  # its report has arrived while this step was prepared
             self._pending_report, self._pending_features = report, batch.features
-        self.pending_scores.add_strings(batch.id_strings)
+        if batch.id_strings:
+            self.pending_scores.add_strings(batch.id_strings)
         if not self.learner.reports_late:
             self.finish_step()
         num_samples = self.learner.num_samples - num_before

@@ -47,7 +47,7 @@ class BatchKeys:
     slices: list[LookupSlice]  # which keys become which input of the model; the last one has the bins, if there are any
     columns: dict[str, npt.NDArray[Any]]  # the other inputs, on the host: see `input_columns`; labels, weights, items
     prefetch: Any = None  # what the table's `prefetch` gave
-    staged: StagedColumns | None = None  # all columns of the batch, on their way to the device
+    staged: StagedColumns | None = None  # all columns of the batch, on their way to the device, until its `release`
     numbers: WideNumbers | None = None  # of the wide part
 
     def fit(self, batch: Batch, statistics_3D: npt.NDArray[np.float64] | None) -> bool:
@@ -62,12 +62,7 @@ class BatchKeys:
         """Return the columns as tensors where the net is."""
         if self.staged is not None:
             return self.staged.tensors()
-        return {name: torch.from_numpy(column) for name, column in self.columns.items()}
-
-    def release(self) -> None:
-        """Release the staged columns; call it once nothing reads them any more."""
-        if self.staged is not None:
-            self.staged.release()
+        return dict(zip(self.columns, map(torch.from_numpy, self.columns.values()), strict=True))
 
 
 class KeyPreparer:
@@ -166,7 +161,8 @@ def input_columns(schema: Schema, features: Features) -> dict[str, npt.NDArray[A
     pooled, sequences = features.lists[:num_pooled], features.lists[num_pooled:]
     lengths_NS = np.zeros((len(features), len(sequences)), np.int64)
     columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
-    columns |= {f"offsets.{number}": ragged.offsets for number, ragged in enumerate(pooled, 1)}  # slice 0: categorical
+    for number, ragged in enumerate(pooled, 1):  # slice 0 has the categorical rows
+        columns[f"offsets.{number}"] = ragged.offsets
     for s, ragged in enumerate(sequences):
         lengths_NS[:, s] = np.diff(ragged.offsets)
     longest = longest_sequence(lengths_NS)
@@ -211,6 +207,8 @@ def assemble_tensors(
 def repeat_per_key(features: Features, values_N: npt.NDArray[Any], num_bins: int = 0) -> npt.NDArray[Any]:
     """Return, for each key of `lookup_keys`, the value of its sample; then for each of `num_bins` bins of a sample."""
     parts = [np.repeat(values_N, features.categorical_NC.shape[1])]
-    parts += [np.repeat(values_N, np.diff(ragged.offsets)) for ragged in features.lists]
-    parts += [np.repeat(values_N, num_bins)] if num_bins else []
+    for ragged in features.lists:
+        parts.append(np.repeat(values_N, np.diff(ragged.offsets)))
+    if num_bins:
+        parts.append(np.repeat(values_N, num_bins))
     return np.concatenate(parts)

@@ -163,8 +163,8 @@ class Learner:
         torch.set_num_threads(self._num_threads[num_samples >= MIN_SAMPLES_TO_SPLIT])
         keys, self._next = self._next, None
         if keys is None or not decision.are_prepared:
-            if keys is not None:
-                keys.release()  # another batch was expected
+            if keys is not None and keys.staged is not None:
+                keys.staged.release()  # another batch was expected
             keys = self.keys.prepare(batch, statistics_3D)
         if decision.prefetch:
             next_batch = without_samples(batch) if next_batch is None else next_batch
@@ -199,14 +199,16 @@ class Learner:
     def _train(self, keys: BatchKeys) -> StepOutcome:
         """Look up the rows, pin them, and learn from them while the next batch's rows are prefetched."""
         with ExitStack() as releases:
-            releases.callback(keys.release)
-            keys = self.keys.at_table(keys)
+            if keys.staged is not None:
+                releases.callback(keys.staged.release)
+                keys = self.keys.at_table(keys)
             lookup = self.rows.lookup(
                 keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
             )
             transfer = self.device.transfer
             if transfer is None:
-                self._prefetch_next()
+                if self._next is not None:
+                    self._prefetch(self._next)
                 try:
                     return self._update(keys, lookup)
                 finally:
@@ -217,20 +219,19 @@ class Learner:
             looked_up, num_removals = transfer.record_event(), self.table.num_removals
             outcome = self._update(keys, lookup)
             after = looked_up if self.table.num_removals == num_removals else transfer.record_event()
-            with transfer.side_stream(after):
-                self._prefetch_next()
+            if self._next is not None:
+                with transfer.side_stream(after):
+                    self._prefetch(self.keys.at_table(self._next))
             return outcome
 
-    def _prefetch_next(self) -> None:
+    def _prefetch(self, keys: BatchKeys) -> None:
         """Start to recall the next batch's rows. Its lookup reports a failure.
 
         The current lookup is still pinned: its memory is not given to a stream that does not wait for it.
         """
-        if self._next is not None:
-            self._next = keys = self.keys.at_table(self._next)
-            with suppress(SpillError):
-                prefetch = self.rows.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K)
-                self._next = replace(keys, prefetch=prefetch)
+        self._next = keys
+        with suppress(SpillError):
+            self._next = replace(keys, prefetch=self.rows.prefetch(keys.features_K, keys.ids_K, keys.event_ms_K))
 
     def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import msgspec
 
@@ -84,20 +85,30 @@ class Schema:
                 f"the log has had {CROSSES} features, more than it can number: start a new log with another [log] path"
             )
 
-    @property
+    @cached_property
     def features(self) -> tuple[str, ...]:
         """The id features, in the order in which models see them."""
         return (*self.categorical, *self.multi_value, *self.sequence)
 
-    @property
+    @cached_property
     def owners(self) -> tuple[str, ...]:
         """The id features that have rows of their own, which others may share."""
         return tuple(name for name in self.features if name not in self.share)
 
-    @property
+    @cached_property
     def lists(self) -> tuple[str, ...]:
         """The list features: multi_value, then sequence."""
         return (*self.multi_value, *self.sequence)
+
+    @cached_property
+    def feature_numbers(self) -> tuple[int, ...]:
+        """The number of each of `features` in a row's key."""
+        return tuple(self.number(name) for name in self.features)
+
+    @cached_property
+    def dense_numbers(self) -> tuple[int, ...]:
+        """The number of each of `dense` in the keys of its bins."""
+        return tuple(self.dense_number(name) for name in self.dense)
 
     def number(self, feature: str) -> int:
         """Return the feature's number in a row's key; KeyError if there is no id feature of this name."""

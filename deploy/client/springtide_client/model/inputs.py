@@ -30,12 +30,11 @@ def lookup_keys(schema: Schema, features: Features) -> tuple[UInt16Array, Int64A
     The categorical ids come first, sample by sample (N * C), then the elements of each list of `schema.lists`.
     """
     num_samples = len(features)
-    numbers = [schema.number(name) for name in schema.features]
-    num_categorical = len(schema.categorical)
+    numbers, num_categorical = schema.feature_numbers, len(schema.categorical)
     counts = [len(ragged.ids_M) for ragged in features.lists]
     features_K = np.empty(num_samples * num_categorical + sum(counts), np.uint16)
     start = num_samples * num_categorical
-    features_K[:start].reshape(num_samples, num_categorical)[:] = np.array(numbers[:num_categorical], np.uint16)
+    features_K[:start].reshape(num_samples, num_categorical)[:] = numbers[:num_categorical]
     for number, count in zip(numbers[num_categorical:], counts, strict=True):
         features_K[start : start + count] = number
         start += count

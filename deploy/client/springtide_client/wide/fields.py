@@ -28,8 +28,7 @@ class WideFields:
     def of(schema: Schema) -> "WideFields":
         """Return the fields in the order of their slots."""
         numbers = [schema.number(name) for name in schema.owners]
-        numbers += [schema.dense_number(name) for name in schema.dense]
-        return WideFields((*schema.owners, *schema.dense), np.array(numbers, np.int64))
+        return WideFields((*schema.owners, *schema.dense), np.array([*numbers, *schema.dense_numbers], np.int64))
 
 
 Float64Array = npt.NDArray[np.float64]

@@ -13,7 +13,6 @@ from springtide_client.array_types import Float32Array, Indices, Int64Array, UIn
 from springtide_client.features import Features
 from springtide_client.keys import GOLDEN_64, mix64_array, mix_keys
 from springtide_client.schema import Schema
-from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import born_column
 
 MAX_CROSSED = 8  # elements of a list that take part in crosses: its first, the last of a sequence
@@ -35,7 +34,7 @@ class Slots(NamedTuple):
 
 def bin_keys(schema: Schema, bins_ND: Int64Array) -> tuple[UInt16Array, Int64Array]:
     """Return the keys of the bins: features and ids (N * D), sample by sample. They follow those of `lookup_keys`."""
-    numbers_D = np.array([schema.dense_number(name) for name in schema.dense], np.uint16)
+    numbers_D = np.array(schema.dense_numbers, np.uint16)
     return np.tile(numbers_D, len(bins_ND)), np.ascontiguousarray(bins_ND).reshape(-1)
 
 
@@ -47,8 +46,8 @@ def num_crossed(schema: Schema, features: Features) -> Int64Array:
 def slots_of(schema: Schema, features: Features) -> Slots:
     """Return the slots; their rows are places among the keys of `lookup_keys`, followed by those of `bin_keys`."""
     num_samples, num_categorical = features.categorical_NC.shape
-    fields, num_dense = WideFields.of(schema), len(schema.dense)
-    lengths_NF = _lengths(schema, features)
+    num_dense, lengths_NF = len(schema.dense), _lengths(schema, features)
+    num_fields = lengths_NF.shape[1]
     samples_N = np.arange(num_samples)
     starts_FN: list[Int64Array] = []  # of each field, the key of its first slot in each sample
     takes_last = []
@@ -62,7 +61,7 @@ def slots_of(schema: Schema, features: Features) -> Slots:
             starts_FN.append(start + ragged.offsets[:-1])
             takes_last.append(name in schema.sequence)
         start += len(ragged.ids_M)
-    starts_FN += [start + samples_N * num_dense + place for place in range(num_dense)]
+    starts_FN += list(start + samples_N * num_dense + np.arange(num_dense)[:, None])
     takes_last += [False] * num_dense
     starts_NF = np.stack(starts_FN, axis=1)
 
@@ -70,11 +69,11 @@ def slots_of(schema: Schema, features: Features) -> Slots:
     offsets_NF = (ends_G - lengths_NF.reshape(-1)).reshape(lengths_NF.shape)
     num_slots = int(ends_G[-1]) if len(ends_G) else 0
     if num_slots == lengths_NF.size and (lengths_NF == 1).all():
-        rows_S, fields_S = starts_NF.reshape(-1), np.tile(np.arange(len(fields)), num_samples)
+        rows_S, fields_S = starts_NF.reshape(-1), np.tile(np.arange(num_fields), num_samples)
     else:
         shifts_G = (starts_NF - offsets_NF).reshape(-1)
         rows_S = np.arange(num_slots) + np.repeat(shifts_G, lengths_NF.reshape(-1))
-        fields_S = np.repeat(np.tile(np.arange(len(fields)), num_samples), lengths_NF.reshape(-1))
+        fields_S = np.repeat(np.tile(np.arange(num_fields), num_samples), lengths_NF.reshape(-1))
     num_crossed_NF = np.minimum(lengths_NF, MAX_CROSSED)
     skipped_NF = np.where(np.array(takes_last), lengths_NF - num_crossed_NF, 0)
     offsets_N1 = np.append(offsets_NF[:, 0], num_slots)
@@ -83,11 +82,10 @@ def slots_of(schema: Schema, features: Features) -> Slots:
 
 def _lengths(schema: Schema, features: Features) -> Int64Array:
     """Return how many slots each sample and field has, (N, F)."""
-    fields = WideFields.of(schema)
-    lengths_NF = np.ones((len(features), len(fields)), np.int64)
+    lengths_NF = np.ones((len(features), len(schema.owners) + len(schema.dense)), np.int64)
     for name, ragged in zip(schema.lists, features.lists, strict=True):
         if name not in schema.share:
-            lengths_NF[:, fields.names.index(name)] = np.diff(ragged.offsets)
+            lengths_NF[:, schema.owners.index(name)] = np.diff(ragged.offsets)
     return lengths_NF
 
 
