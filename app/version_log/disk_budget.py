@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from springtide_client.log.listing import base_name
@@ -86,7 +87,7 @@ class DiskBudget:
         """A base may take this much: the trainer lets rows expire before the next one would take more."""
         return int(BASE_SHARE * self.log_bytes)
 
-    @property
+    @cached_property
     def max_version_bytes(self) -> int:
         return int(VERSION_SHARE * self.log_bytes)
 
