@@ -25,7 +25,16 @@ Key = tuple[int, int]  # feature number, id
 Row = tuple[np.ndarray, int, int]  # value, count, last seen
 Tensors = dict[str, np.ndarray]
 
-DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "U16", "uint64": "U64", "uint8": "U8"}
+DTYPES = {
+    "float32": "F32",
+    "float64": "F64",
+    "int32": "I32",
+    "int64": "I64",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "uint8": "U8",
+}
 
 
 def wall_ms() -> int:

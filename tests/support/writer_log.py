@@ -1,6 +1,6 @@
 """Logs of a few keys, by the real writer or a team of them: each row holds its value, so that a reader can check it.
 
-`TablesLog` has three tables: rows of users, wider ones of items, and crosses without states.
+With `TABLES` it has three tables: rows of users, wider ones of items, and crosses without states.
 """
 
 import threading
@@ -165,12 +165,20 @@ class Team:
 
 
 class WriterLog:
-    """Opens one writer or team of writers after another over one log, as successive trainers do."""
+    """Opens one writer or team of writers after another over one log, as successive trainers do.
 
-    tables: Mapping[str, TableSpec] = MappingProxyType({})  # beside the main one
+    `tables`: those beside the main one. With TABLES it takes the same arrays as a log of one table, and writes each
+    row into its table, with more or fewer numbers.
+    """
 
-    def __init__(self, path: Path, new_store: Callable[[], RankStore] = MemoryStore) -> None:
-        self.path, self._new_store = path, new_store
+    def __init__(
+        self,
+        path: Path,
+        new_store: Callable[[], RankStore] = MemoryStore,
+        *,
+        tables: Mapping[str, TableSpec] = MappingProxyType({}),
+    ) -> None:
+        self.path, self._new_store, self.tables = path, new_store, tables
         self.directory = LogDirectory(path)
 
     @contextmanager
@@ -186,6 +194,9 @@ class WriterLog:
         if writer.start_tip is None:
             first_base(self.path, writer.first_base_tip, tables=self.tables)
             writer.start_after(writer.first_base_tip)
+        if self.tables:
+            append = writer.append
+            writer.append = lambda meta, tensors: append(meta, by_table(tensors))  # type: ignore[method-assign]
         return writer
 
     def kill(self, writer: LogWriter) -> None:
@@ -197,7 +208,10 @@ class WriterLog:
 
     def rows_in(self, base: Base) -> dict[Key, Row]:
         """Return the rows of a base, after checking that all columns of each belong together."""
-        return rows_of(base.main.layer)
+        found: dict[Key, Row] = {}
+        for table in tables_of(base.manifest):
+            found |= rows_of_table(table.name, table.base_layer(base))
+        return found
 
     def tips(self) -> list[Tip]:
         """Return the tips of the records after the newest base."""
@@ -252,28 +266,6 @@ class WriterLog:
             apply(rows, record.tensors())
             tip = record.tip
         return tip, rows
-
-
-class TablesLog(WriterLog):
-    """Takes the same arrays as a log of one table, and writes each row into its table, with more or fewer numbers."""
-
-    tables = TABLES
-
-    def open(self, *, take_over: bool = False, wait_seconds: float = 0.2, **changes: object) -> LogWriter:
-        writer = super().open(take_over=take_over, wait_seconds=wait_seconds, **changes)
-        append = writer.append
-
-        def append_by_table(meta: object, tensors: Arrays) -> Tip:
-            return append(meta, by_table(tensors))  # type: ignore[arg-type]
-
-        writer.append = append_by_table  # type: ignore[method-assign, assignment]
-        return writer
-
-    def rows_in(self, base: Base) -> dict[Key, Row]:
-        found: dict[Key, Row] = {}
-        for table in tables_of(base.manifest):
-            found |= rows_of_table(table.name, table.base_layer(base))
-        return found
 
 
 def by_table(tensors: Arrays) -> Arrays:

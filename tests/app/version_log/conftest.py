@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from springtide_client.schema import Schema
-from tests.support.writer_log import SCHEMA, WriterLog
+from tests.support.writer_log import SCHEMA, TABLES, WriterLog
 
 
 @pytest.fixture
@@ -15,6 +15,6 @@ def schema() -> Schema:
 
 @pytest.fixture
 def log(tmp_path: Path, request: pytest.FixtureRequest) -> WriterLog:
-    """A log of one table, or of the class that a test is parametrized with."""
-    kind: type[WriterLog] = getattr(request, "param", WriterLog)
-    return kind(tmp_path / "log")
+    """A log of one table, or of "three tables" where a test is parametrized with that."""
+    has_tables = getattr(request, "param", "") == "three tables"
+    return WriterLog(tmp_path / "log", tables=TABLES if has_tables else {})

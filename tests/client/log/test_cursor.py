@@ -9,6 +9,7 @@ from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, claim_name
 from tests.client.log.log_writing import LogOnDisk
+from tests.support.damage import flip
 
 START = Tip(1 << 32, 1 << 32)
 
@@ -111,9 +112,7 @@ def test_another_version_of_the_same_number_is_a_gap(log) -> None:
 
 def test_a_flipped_bit_at_the_end_is_corruption_and_before_other_files_a_gap(log) -> None:
     expected = [log.append() for _ in range(3)]
-    data = bytearray(log.file.read_bytes())
-    data[-1] ^= 1
-    log.file.write_bytes(data)
+    flip(log.file, -1)
     with LogDirectory(log.path).follow(START) as cursor:
         assert [record.tip for record in cursor.read()] == expected[:2]
         with pytest.raises(CorruptRecordError):

@@ -13,6 +13,7 @@ from springtide_client.log.listing import shard_segment_name
 from springtide_client.log.shard_files import EVERY_SHARD, FOR_ASKING, ShardChoice
 from springtide_client.rows.hash_range import HashRange
 from tests.client.log_server import TOKEN, FaultyLogServer
+from tests.support.damage import flip
 from tests.support.waiting import wait_until
 from tests.support.writer_log import WriterLog, apply, compact, owner, sync_twice
 
@@ -89,10 +90,7 @@ def test_a_record_that_a_torn_one_follows_is_found_in_the_next_file(log) -> None
 @pytest.mark.parametrize("place", [-3, 20])
 def test_a_damaged_shard_record_is_corruption_and_never_applied(log, two_versions, place: int) -> None:
     first, second = two_versions
-    path = log.path / shard_segment_name(1, 1, 0)
-    content = bytearray(path.read_bytes())
-    content[second + place if place < 0 else first + place] ^= 4
-    path.write_bytes(content)
+    flip(log.path / shard_segment_name(1, 1, 0), second + place if place < 0 else first + place, 4)
     with log.directory.follow(log.directory.open_base().tip) as cursor:
         assert numbers(cursor.read()) == [1]
         with pytest.raises(CorruptRecordError, match="the shard record of rank 1 is damaged: seg-0000000001-00001"):

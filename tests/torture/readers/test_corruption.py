@@ -9,14 +9,9 @@ import pytest
 
 from springtide_client.follow.follower import Follower
 from springtide_client.log.directory import LogDirectory
+from tests.support.damage import flip
 from tests.support.waiting import wait_until
 from tests.torture.readers.stamped_log import KEYS, StampedLog
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def truncate(path: Path) -> None:
@@ -24,7 +19,7 @@ def truncate(path: Path) -> None:
 
 
 CORRUPTIONS: dict[str, Callable[[Path], None]] = {
-    "a flipped bit": flip_a_bit,
+    "a flipped bit": flip,
     "a truncated segment": truncate,
     "a missing file": Path.unlink,
 }

@@ -16,6 +16,7 @@ from springtide_client.log.directory import LogDirectory
 from tests.app.training.random_clicks import make_batch
 from tests.app.training.test_changed_settings import LAYERS, learn
 from tests.support.config import config_in, write_config
+from tests.support.damage import flip
 from tests.support.random_versions import RandomVersions
 from tests.support.writer_log import WriterLog
 
@@ -149,10 +150,7 @@ def test_a_file_deleted_by_the_compactor_meanwhile_is_a_clear_error(log, capsys,
 
 
 def test_a_corrupt_record_points_to_the_verify_command(log, capsys) -> None:
-    segment = next(log.path.glob("seg-*"))
-    content = bytearray(segment.read_bytes())
-    content[len(content) // 2] ^= 1
-    segment.write_bytes(content)
+    flip(next(log.path.glob("seg-*")))
     for arguments in (["diff", "oldest", "latest"], ["show", "--key", "item_id=1"], ["export", "all.arrow"]):
         if arguments[0] == "export":
             arguments = [*arguments, "--version", "1.7"]

@@ -16,6 +16,7 @@ from springtide.stream.errors import StreamError
 from springtide_client.log.directory import LogDirectory
 from tests.app.training.ranks.thread_trainers import on_trainers, running_ranks
 from tests.app.training.trainer_env import TrainerEnv, expected_counts, published, records
+from tests.support.damage import flip
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 
@@ -131,9 +132,7 @@ def test_a_shard_record_that_is_corrupt_is_repaired_by_all_ranks_while_they_run(
         wait_until(lambda: env.status().durable_version == env.status().version, "a durable version")
         epoch = env.status().epoch
         shard = path / f"seg-{epoch:010d}-00001-000000.log"
-        damaged = bytearray(shard.read_bytes())
-        damaged[len(damaged) // 2] ^= 1
-        shard.write_bytes(damaged)
+        flip(shard)
         report_corruption(LogDirectory(path), "found by a test")
         wait_until(lambda: env.status().epoch == epoch + 1, "another epoch")
         env.produce(100, partition=1)

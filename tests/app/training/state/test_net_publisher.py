@@ -19,6 +19,7 @@ from springtide_client.model.view import KNOWN, UNKNOWN
 from tests.app.training.random_clicks import RANDOM_CLICKS
 from tests.app.training.state.test_training_state import TIGHT, assert_same, snapshot
 from tests.support.config import NET_ALONE, Section, config_in, merge
+from tests.support.damage import flip
 from tests.support.learned_log import LearnedLog
 from tests.support.waiting import wait_until
 
@@ -121,10 +122,7 @@ def test_a_state_that_does_not_match_its_checksum_is_not_used(run: PacedRun) -> 
     run.step(1)
     second = run.publish(exact=True)
     run.log.wait_for_state()
-    path = run.log.config.path / state_name(second) / STATE
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip(run.log.config.path / state_name(second) / STATE, -1)
     run.restart()
     assert run.log.start_tip.number == first
 

@@ -23,7 +23,7 @@ from springtide_client.rows.initial_values import initial_values
 from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 from tests.support.random_versions import RandomVersions
-from tests.support.writer_log import FEATURES, SCHEMA, TABLE, TABLES, TablesLog, config
+from tests.support.writer_log import FEATURES, SCHEMA, TABLE, TABLES, WriterLog, config
 
 WIDE = 5  # numbers of the wide part beside a row, for one label
 WIDE_TABLE = with_fields(TABLE, state_width=TABLE.state_width + WIDE, wide_width=WIDE)
@@ -32,9 +32,9 @@ Rows = dict[tuple[int, int], tuple[list[float], list[float], int, int]]
 
 
 @pytest.fixture
-def log(tmp_path) -> TablesLog:
+def log(tmp_path) -> WriterLog:
     """A log whose last rows are newer than its base."""
-    log = TablesLog(tmp_path / "log")
+    log = WriterLog(tmp_path / "log", tables=TABLES)
     with log.writer() as writer:
         random = RandomVersions(log, writer, features=FEATURES)
         random.write(20)
@@ -50,7 +50,7 @@ def signature(
     return replace(ModelSignature.of(base), table=main, tables=dict(tables), **changes)
 
 
-def change(log: TablesLog, new: ModelSignature) -> tuple[Base, Plan]:
+def change(log: WriterLog, new: ModelSignature) -> tuple[Base, Plan]:
     """Begin an epoch with this signature, as a trainer does, and append an empty version."""
     with LogWriter.open(config(log.path), schema=new.schema) as writer:
         resume = Resume.of(log.directory, writer.last_encoded)
@@ -83,7 +83,7 @@ def rows_of_layer(layer: RowBlock) -> Rows:
     }
 
 
-def newest_rows(log: TablesLog) -> Rows:
+def newest_rows(log: WriterLog) -> Rows:
     """Return the rows of the newest version, by a base of it in the same signature."""
     base = log.directory.open_base()
     assert base is not None
@@ -95,7 +95,7 @@ def init_change(base: Base) -> TableSpec:
     return with_fields(base.manifest.table, init_scale=base.manifest.table.init_scale + 1)
 
 
-def test_everything_is_carried_where_nothing_of_a_row_changes(log: TablesLog) -> None:
+def test_everything_is_carried_where_nothing_of_a_row_changes(log: WriterLog) -> None:
     image = VersionImage(LogIndex(log.directory), LogIndex(log.directory).numbers[-1])
     keys = {(int(f), int(i)) for rows in image.rows() for f, i in zip(rows.feature, rows.id, strict=True)}
     rows = newest_rows(log)
@@ -104,7 +104,7 @@ def test_everything_is_carried_where_nothing_of_a_row_changes(log: TablesLog) ->
     assert newest_rows(log) == rows
 
 
-def test_the_rows_of_a_feature_that_moves_begin_anew_and_keep_counts_and_times(log: TablesLog) -> None:
+def test_the_rows_of_a_feature_that_moves_begin_anew_and_keep_counts_and_times(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
@@ -125,7 +125,7 @@ def test_the_rows_of_a_feature_that_moves_begin_anew_and_keep_counts_and_times(l
             assert (value, state) == before[key][:2]
 
 
-def test_a_table_that_appears_takes_the_rows_of_its_features(log: TablesLog) -> None:
+def test_a_table_that_appears_takes_the_rows_of_its_features(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
@@ -136,7 +136,7 @@ def test_a_table_that_appears_takes_the_rows_of_its_features(log: TablesLog) -> 
     assert rows_of(begun) == before
 
 
-def test_crosses_are_dropped_and_begin_empty(log: TablesLog) -> None:
+def test_crosses_are_dropped_and_begin_empty(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
@@ -149,7 +149,7 @@ def test_crosses_are_dropped_and_begin_empty(log: TablesLog) -> None:
     assert len(begun.tables["crosses"].rows) == 0
 
 
-def test_turning_the_wide_part_on_and_off_keeps_everything_else_of_a_row(log: TablesLog) -> None:
+def test_turning_the_wide_part_on_and_off_keeps_everything_else_of_a_row(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
     assert base is not None
@@ -168,7 +168,7 @@ def test_turning_the_wide_part_on_and_off_keeps_everything_else_of_a_row(log: Ta
     assert rows_of(begun) == before
 
 
-def test_the_wide_part_keeps_the_weights_of_the_labels_that_stay(log: TablesLog) -> None:
+def test_the_wide_part_keeps_the_weights_of_the_labels_that_stay(log: WriterLog) -> None:
     base = log.directory.open_base()
     assert base is not None
     main = with_fields(TABLE, state_width=1 + 9, wide_width=9)
@@ -201,7 +201,7 @@ def test_the_wide_part_keeps_the_weights_of_the_labels_that_stay(log: TablesLog)
     "point", ["while a base is written", "before a base is renamed", "before a changed schema begins"]
 )
 def test_a_start_that_is_killed_while_tables_are_carried_is_made_good_by_the_next(
-    log: TablesLog, point: str, monkeypatch: pytest.MonkeyPatch
+    log: WriterLog, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
@@ -226,7 +226,7 @@ def test_a_start_that_is_killed_while_tables_are_carried_is_made_good_by_the_nex
     assert {key: row[2:] for key, row in rows_of(begun).items()} == {key: row[2:] for key, row in before.items()}
 
 
-def test_a_rollback_across_the_change_restores_every_table_as_far_as_it_fits(log: TablesLog) -> None:
+def test_a_rollback_across_the_change_restores_every_table_as_far_as_it_fits(log: WriterLog) -> None:
     number = LogIndex(log.directory).numbers[-1]
     before = newest_rows(log)
     base = log.directory.open_base()

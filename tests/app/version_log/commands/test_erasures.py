@@ -15,7 +15,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.listing import base_name, base_number
-from tests.support.writer_log import TablesLog, WriterLog, config, put, row_tensors
+from tests.support.writer_log import TABLES, WriterLog, config, put, row_tensors
 
 
 def sync_and_compact(log: WriterLog, writer: LogWriter) -> int:
@@ -57,7 +57,7 @@ def test_an_erased_id_stays_in_older_files_until_enough_bases_are_written(log: W
 
 
 def test_a_row_is_found_in_the_files_of_every_table(tmp_path: Path) -> None:
-    log = TablesLog(tmp_path / "log")
+    log = WriterLog(tmp_path / "log", tables=TABLES)
     with log.writer(segment_bytes=1 << 16) as writer:
         writer.append(VersionMeta(), row_tensors({(1, 7): (3.0, 100), (0, 8): (4.0, 100)}))
         base = sync_and_compact(log, writer)

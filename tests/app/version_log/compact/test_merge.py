@@ -9,7 +9,8 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.log.base import Base
-from tests.support.writer_log import FEATURES, TablesLog, WriterLog, compact, put, row_tensors, rows_of, sync_twice
+from tests.support.damage import flip
+from tests.support.writer_log import FEATURES, WriterLog, compact, put, row_tensors, rows_of, sync_twice
 
 
 def test_only_durable_versions_are_compacted(log) -> None:
@@ -28,7 +29,7 @@ def test_only_durable_versions_are_compacted(log) -> None:
 
 @pytest.mark.parametrize(
     ("log", "pending_bytes"),
-    [(WriterLog, 1), (WriterLog, 3_000), (WriterLog, 1 << 30), (TablesLog, 3_000)],
+    [("one table", 1), ("one table", 3_000), ("one table", 1 << 30), ("three tables", 3_000)],
     indirect=["log"],
 )
 def test_a_base_equals_a_dictionary_after_the_same_versions(log, monkeypatch, pending_bytes: int) -> None:
@@ -76,7 +77,7 @@ def test_compaction_in_steps_writes_the_same_base(tmp_path) -> None:
     assert once.manifest.files == steps.manifest.files
 
 
-@pytest.mark.parametrize("log", [WriterLog, TablesLog], indirect=True)
+@pytest.mark.parametrize("log", ["one table", "three tables"], indirect=True)
 def test_rows_are_merged_in_several_blocks(log, monkeypatch) -> None:
     monkeypatch.setattr("springtide.app.version_log.compact.merge.CHUNK_ROWS", 7)
     expected = {(i % 2, i): (float(i + 1), 5) for i in range(100)}
@@ -163,15 +164,12 @@ def test_a_base_has_the_strings_of_its_live_ids(log) -> None:
     assert texts_of(base) == {(0, 2): "zwei", (1, -4): "ürsprung", (1, 1): "", (1, 7): "sieben"}
 
 
-@pytest.mark.parametrize("flip", [100, 400])
-def test_corrupt_versions_are_not_compacted(log, flip: int) -> None:
+@pytest.mark.parametrize("offset", [100, 400])
+def test_corrupt_versions_are_not_compacted(log, offset: int) -> None:
     with log.writer() as writer:
         put(writer, 1)
         sync_twice(writer)
-        segment = next(log.path.glob("seg-*"))
-        data = bytearray(segment.read_bytes())
-        data[flip] ^= 1
-        segment.write_bytes(data)
+        flip(next(log.path.glob("seg-*")), offset)
         assert compact(log) is None
 
 
@@ -183,10 +181,7 @@ def test_a_flipped_bit_in_a_base_is_not_copied_into_the_next(log) -> None:
             compact(log)
         damaged = log.directory.newest_base()
         assert damaged is not None
-        rows = damaged / "rows.safetensors"
-        data = bytearray(rows.read_bytes())
-        data[-1] ^= 1
-        rows.write_bytes(data)
+        flip(damaged / "rows.safetensors", -1)
         put(writer, 3)
         sync_twice(writer)
         base = compact(log)

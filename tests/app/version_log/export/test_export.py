@@ -27,7 +27,7 @@ from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
 from springtide_client.log.base import ModelIdentity
 from tests.support.random_versions import RandomVersions
-from tests.support.writer_log import DIM, FEATURES, SCHEMA, TABLE, TablesLog, WriterLog, config
+from tests.support.writer_log import DIM, FEATURES, SCHEMA, TABLE, TABLES, WriterLog, config
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_torch_loads_its_file_with_weights_only(made, tmp_path, program) -> None
 @pytest.fixture
 def tables(tmp_path: Path) -> RandomVersions:
     """A log of three tables."""
-    log = TablesLog(tmp_path / "log")
+    log = WriterLog(tmp_path / "log", tables=TABLES)
     with log.writer() as writer:
         made = RandomVersions(log, writer, features=FEATURES)
         made.write(12)

@@ -11,11 +11,13 @@ from springtide.app.version_log.read.replay_state import MAX_COMMANDS
 from springtide.app.version_log.read.version_range import ImageRange, VersionImage, versions_between
 from springtide_client.format.records import CommandEntry, NamedKey, VersionMeta
 from tests.support.random_versions import PinnedLog, RandomVersions, fill, image_rows
-from tests.support.writer_log import FEATURES, TablesLog, WriterLog, row_tensors
+from tests.support.writer_log import FEATURES, WriterLog, row_tensors
 
 
 @pytest.mark.parametrize(
-    ("log", "seed"), [*((WriterLog, seed) for seed in range(6)), (TablesLog, 6), (TablesLog, 7)], indirect=["log"]
+    ("log", "seed"),
+    [*(("one table", seed) for seed in range(6)), ("three tables", 6), ("three tables", 7)],
+    indirect=["log"],
 )
 def test_a_rollback_across_a_gap_restores_the_rows_except_those_erased_since(log: WriterLog, seed: int) -> None:
     with PinnedLog(log, seed) as made:
@@ -32,7 +34,7 @@ def test_a_rollback_across_a_gap_restores_the_rows_except_those_erased_since(log
         }
 
 
-@pytest.mark.parametrize("log", [WriterLog, TablesLog], indirect=True)
+@pytest.mark.parametrize("log", ["one table", "three tables"], indirect=True)
 def test_a_diff_across_a_gap_counts_what_a_dictionary_counts(log: WriterLog) -> None:
     with PinnedLog(log, 1) as made:
         made.leave_only_the_pin()
@@ -78,7 +80,7 @@ def test_an_erasure_is_remembered_as_long_as_a_version_before_it_can_be_restored
         assert key not in restored
 
 
-@pytest.mark.parametrize("log", [WriterLog, TablesLog], indirect=True)
+@pytest.mark.parametrize("log", ["one table", "three tables"], indirect=True)
 def test_each_version_has_the_rows_of_a_dictionary(log: WriterLog) -> None:
     with log.writer() as writer:
         made = RandomVersions(log, writer, features=FEATURES if log.tables else (0, 1))

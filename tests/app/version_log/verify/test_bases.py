@@ -1,5 +1,6 @@
 """No advice about a damaged base costs rows that no other file has."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from springtide.app.version_log.compact.retention import delete_base
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.log.base import MANIFEST, MODEL, ROWS
 from springtide_client.log.directory import LogDirectory
+from tests.support.damage import flip
 from tests.support.writer_log import WriterLog, compact, put, sync_twice
 
 
@@ -33,15 +35,6 @@ def advice(log: WriterLog, file: str = "") -> list[str]:
     return [str(finding) for finding in found if (finding.file or "").endswith(file)]
 
 
-def damage(file: Path, content: bytes | None = None) -> None:
-    """Write over a file in one base, or flip a bit of it; others that link it keep theirs."""
-    if content is None:
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-    file.unlink()
-    file.write_bytes(content)
-
-
 def test_a_model_that_all_bases_link_costs_no_base(log: WriterLog) -> None:
     (bases(log)[-1] / MODEL).write_bytes(b"x")
     assert (bases(log)[0] / MODEL).read_bytes() == b"x"
@@ -54,22 +47,23 @@ def test_a_model_that_all_bases_link_costs_no_base(log: WriterLog) -> None:
 
 
 def test_a_model_damaged_in_the_newest_base_alone_names_the_base_that_is_sound(log: WriterLog) -> None:
-    damage(bases(log)[-1] / MODEL, b"x")
+    (bases(log)[-1] / MODEL).unlink()
+    (bases(log)[-1] / MODEL).write_bytes(b"x")
     (found,) = advice(log)
     assert "restart the trainer, which replaces it; base 1.3 is sound" in found
 
 
 def test_damaged_rows_of_the_newest_base_are_left_to_a_base_that_leads_there(log: WriterLog) -> None:
-    damage(bases(log)[-1] / ROWS)
+    flip(bases(log)[-1] / ROWS)
     (found,) = advice(log)
     name = bases(log)[-1].name
     assert f"new followers use it: remove {name}, and they start at base 1.3; the next compaction does so" in found
-    damage(bases(log)[-2] / ROWS, b"")
+    os.truncate(bases(log)[-2] / ROWS, 0)
     assert all("1.1" in line and "1.3" not in line.partition(";")[2] for line in advice(log))
 
 
 def test_rows_are_not_given_up_for_a_base_whose_records_are_gone(log: WriterLog) -> None:
-    damage(bases(log)[-1] / ROWS)
+    flip(bases(log)[-1] / ROWS)
     for segment in log.path.glob("seg-*"):
         segment.unlink()
     found = advice(log, ROWS)
@@ -81,7 +75,7 @@ def test_rows_are_not_given_up_for_a_base_whose_records_are_gone(log: WriterLog)
 
 def test_where_no_base_is_sound_none_is_removed(log: WriterLog) -> None:
     for base in bases(log):
-        damage(base / ROWS)
+        flip(base / ROWS)
     assert all("no base is sound: keep" in line and "remove" not in line for line in advice(log))
     notes = [str(finding) for finding in verify(LogDirectory(log.path)).all if finding.level == "note"]
     assert any("what its checksums call whole" in note and "dense.safetensors" in note for note in notes)
@@ -89,18 +83,18 @@ def test_where_no_base_is_sound_none_is_removed(log: WriterLog) -> None:
 
 def test_a_base_with_sound_rows_takes_over_though_its_model_is_damaged(log: WriterLog) -> None:
     (bases(log)[-1] / MODEL).write_bytes(b"x")
-    damage(bases(log)[-1] / ROWS)
+    flip(bases(log)[-1] / ROWS)
     assert f"remove {bases(log)[-1].name}, and a trainer starts at base 1.3" in advice(log, ROWS)[0]
 
 
 def test_an_old_damaged_base_may_go(log: WriterLog) -> None:
-    damage(bases(log)[1] / ROWS)
+    flip(bases(log)[1] / ROWS)
     (found,) = advice(log)
     assert f"followers start at base 1.5 and do not read it: remove {bases(log)[1].name}" in found
 
 
 def test_a_base_is_not_blamed_for_a_damaged_one_before_it(log: WriterLog) -> None:
-    damage(bases(log)[1] / ROWS)
+    flip(bases(log)[1] / ROWS)
     wrong = [finding.file or "" for finding in verify(LogDirectory(log.path), deep=True).errors]
     assert {file.partition("/")[0] for file in wrong if "base-" in file} == {bases(log)[1].name}
 
@@ -108,5 +102,5 @@ def test_a_base_is_not_blamed_for_a_damaged_one_before_it(log: WriterLog) -> Non
 def test_the_only_base_is_kept(log: WriterLog) -> None:
     for base in bases(log)[:-1]:
         delete_base(base)
-    damage(bases(log)[-1] / MANIFEST)
+    flip(bases(log)[-1] / MANIFEST)
     assert "it is the only base: keep it until it is restored from a copy" in advice(log, MANIFEST)[0]

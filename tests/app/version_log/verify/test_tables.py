@@ -11,15 +11,14 @@ from msgspec.structs import replace
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.errors import LogError
-from springtide_client.format.checksums import crc32_of_file, encode_checksummed_json
+from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import VersionMeta
-from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import CROSSES
-from springtide_client.log.base import MANIFEST, Base, FileChecksum, read_base_manifest
+from springtide_client.log.base import MANIFEST, Base, read_base_manifest
 from springtide_client.log.directory import LogDirectory
-from tests.support.logs import write_safetensors
+from tests.support.damage import flip, forge
 from tests.support.random_versions import RandomVersions
-from tests.support.writer_log import FEATURES, SCHEMA, TablesLog
+from tests.support.writer_log import FEATURES, SCHEMA, TABLES, WriterLog
 
 ROW_FILES = ("rows.safetensors", "rows.dim3.safetensors", "rows.crosses.safetensors")
 FILES = (*ROW_FILES, "optimizer.safetensors", "optimizer.dim3.safetensors")
@@ -28,7 +27,7 @@ FILES = (*ROW_FILES, "optimizer.safetensors", "optimizer.dim3.safetensors")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a log with two bases and versions after them."""
-    log = TablesLog(tmp_path_factory.mktemp("made") / "log")
+    log = WriterLog(tmp_path_factory.mktemp("made") / "log", tables=TABLES)
     with log.writer() as writer:
         random = RandomVersions(log, writer, features=FEATURES)
         random.write(25)
@@ -79,10 +78,7 @@ def test_a_missing_or_truncated_file_is_found_and_not_opened(path: Path, name: s
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit_is_found_and_the_next_base_is_made_without_it(path: Path, name: str) -> None:
     damaged = newest_base(path)
-    content = bytearray((damaged / name).read_bytes())
-    content[-3] ^= 4
-    (damaged / name).unlink()  # it may be linked
-    (damaged / name).write_bytes(content)
+    flip(damaged / name, -3, 4)
     assert wrong(path) == [(name, "it does not match its checksum")]
     written = compact_log(LogDirectory(path), window_samples=100)
     assert written is not None
@@ -143,8 +139,7 @@ def test_a_version_with_rows_that_do_not_fit_its_tables_is_found(
     }
     if prefix == "crosses/":
         del columns["state"]
-    log = TablesLog(path)
-    with super(TablesLog, log).open() as writer:
+    with WriterLog(path).open() as writer:
         meta = VersionMeta(samples_trained=100, fingerprint=SCHEMA.fingerprint(), expiry_cutoffs={"1": 9_999})
         writer.append(meta, {f"{prefix}rows.{name}": array for name, array in columns.items()})
         writer.sync()
@@ -168,14 +163,3 @@ def test_tables_that_do_not_fit_the_schema_or_the_files_are_found(
     }
     (newest_base(path) / MANIFEST).write_bytes(encode_checksummed_json(replace(manifest, tables=specs)))
     assert (MANIFEST, words) in [(file, what.removesuffix(": a feature has one table")) for file, what in wrong(path)]
-
-
-def forge(folder: Path, name: str, change) -> None:
-    """Change a file of a base and its checksum in the manifest, as a bug of the compactor would."""
-    arrays = {tensor: np.array(array) for tensor, array in map_tensors(folder / name).items()}
-    change(arrays)
-    (folder / name).unlink()
-    write_safetensors(folder / name, arrays)
-    manifest = read_base_manifest(folder)
-    manifest.files[name] = FileChecksum((folder / name).stat().st_size, crc32_of_file(folder / name))
-    (folder / MANIFEST).write_bytes(encode_checksummed_json(manifest))

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,13 +16,13 @@ from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.trainer_status import TrainerStatus, write_status
 from springtide.app.version_log.verify.report import Finding, VerifyReport
 from springtide.app.version_log.verify.verify import verify
-from springtide_client.format.checksums import crc32_of_file, encode_checksummed_json
+from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import VersionMeta
-from springtide_client.format.tensors import map_tensors
 from springtide_client.keys import hash_string
 from springtide_client.log.base import MANIFEST, ROWS, STATE, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, claim_name, manifest_name, segment_name
+from tests.support.damage import flip, forge
 from tests.support.random_versions import RandomVersions
 from tests.support.records import encode_record
 from tests.support.writer_log import SCHEMA, WriterLog, compact, put, row_tensors
@@ -62,14 +61,6 @@ def path(made: Path, tmp_path: Path) -> Path:
 
 def report_of(path: Path, **changes) -> VerifyReport:
     return verify(LogDirectory(path), **changes)
-
-
-def flip(file: Path, offset: int, bit: int = 1) -> None:
-    """Flip one bit. Bases share files by hard links, so the file is written anew."""
-    content = bytearray(file.read_bytes())
-    content[offset] ^= bit
-    file.unlink()
-    file.write_bytes(content)
 
 
 def segments(path: Path) -> list[Path]:
@@ -208,21 +199,6 @@ def test_a_record_of_another_log_is_found(path: Path) -> None:
     content = entry.frame.path.read_bytes()
     entry.frame.path.write_bytes(content[: entry.frame.offset] + frame + content[entry.frame.end :])
     assert any("does not follow" in finding.what for finding in report_of(path).errors)
-
-
-def forge(folder: Path, name: str, change: Callable[[dict], None]) -> None:
-    """Change tensors of a base in place and correct the checksums in its manifest."""
-    manifest = read_base_manifest(folder)
-    arrays = {tensor: np.array(array) for tensor, array in map_tensors(folder / name).items()}
-    before = {tensor: array.tobytes() for tensor, array in arrays.items()}
-    change(arrays)
-    content = (folder / name).read_bytes()
-    for tensor, array in arrays.items():
-        content = content.replace(before[tensor], array.tobytes()) if array.size else content
-    (folder / name).unlink()
-    (folder / name).write_bytes(content)
-    manifest.files[name].crc32 = crc32_of_file(folder / name)
-    (folder / MANIFEST).write_bytes(encode_checksummed_json(manifest))
 
 
 def newest_base(path: Path) -> Path:

@@ -13,6 +13,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import LogError
 from springtide_client.log.listing import claim_name, shard_segment_name
 from springtide_client.schema import Schema
+from tests.support.damage import flip
 from tests.support.waiting import wait_until
 from tests.support.writer_log import SCHEMA, WriterLog, config, put
 
@@ -115,9 +116,7 @@ def test_a_flipped_bit_ends_the_valid_log_and_the_next_epoch_continues_there(log
     with log.writer(segment_bytes=1 << 16) as writer:
         tips = [put(writer, 1, trainer={"padding": "x" * 20_000}) for _ in range(9)]
     first = min(log.path.glob("seg-*"))
-    data = bytearray(first.read_bytes())
-    data[len(data) // 2] ^= 4
-    first.write_bytes(data)
+    flip(first, bit=4)
     with log.writer() as writer:
         assert writer.start_tip == tips[0]
         tip = put(writer, 2)
