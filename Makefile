@@ -92,7 +92,7 @@ test-gpu: gpu-site
 # GPU_BENCH_ARGS=--quick: minutes less, claims nothing. One that fails does not keep the others from running
 bench-gpu: test-gpu
 	status=0; for name in table tiers train ranks; do \
-	  $(GPU_PATH) $(GPU_PYTHON) -m tests.bench.gpu.$$name --out $(GPU_RESULTS)/gpu_$$name.json $(GPU_BENCH_ARGS) || status=1; \
+	  $(GPU_PATH) $(GPU_PYTHON) -m tests.bench gpu.$$name --out $(GPU_RESULTS)/gpu_$$name.json $(GPU_BENCH_ARGS) || status=1; \
 	done; exit $$status
 
 clean:

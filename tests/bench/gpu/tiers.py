@@ -27,8 +27,8 @@ from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import RowLayout
-from tests.bench.gpu.table import host, markdown
-from tests.bench.harness.report import Case, arguments, fail, report
+from tests.bench.gpu.table import host
+from tests.bench.harness.report import Case, arguments, fail, report, save_lines
 
 HKV = "HierarchicalKV on an A100, find_or_insert over HBM and host, published, not scaled"
 DYNAMICEMB = "dynamicemb on an H100, cache 0.8, Adam, published, not scaled"
@@ -229,7 +229,7 @@ def run(bench: Bench) -> list[Case]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     import torch
 
     try:
@@ -238,11 +238,5 @@ def main() -> None:
         sys.exit(f"gpu.tiers: {error}")
     bench = Bench(ops, CudaTransferStream(), torch.cuda.synchronize, QUICK if options.quick else FULL)
     cases = run(bench)
-    packages = ("torch", "cupy-cuda13x", "numpy", "numba", "rocksdb-py")
-    report("gpu.tiers", cases, packages=packages, out=options.out, quick=options.quick)
-    if options.out:
-        Path(options.out).with_suffix(".md").write_text(markdown(cases))
-
-
-if __name__ == "__main__":
-    main()
+    report("gpu.tiers", cases, options, packages=("torch", "cupy-cuda13x", "numpy", "numba", "rocksdb-py"))
+    save_lines(options, cases)

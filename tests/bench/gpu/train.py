@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from springtide.app.models.config import ModelConfig
 from springtide.app.models.interactions import dlrm
 from springtide.app.models.interactions.dot_interaction import torch_dot_interaction
 from springtide.app.models.interface import ModelSpec
@@ -33,10 +31,11 @@ from springtide.kernels.ops import Ops
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
-from tests.bench.harness.report import Case, arguments, describe_case, fail, report, timed
+from tests.bench.harness.report import Case, arguments, fail, report, save_lines, timed
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, zipf_ids
+from tests.bench.workloads.small_dlrm import MODEL
+from tests.support.batches import batch_of
 
-MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
 AGREES = 0.02  # relative difference of the mean logloss between bfloat16 sums in two orders
 
 
@@ -107,13 +106,10 @@ def make_batches(num: int, size: int, *, seed: int = 0) -> list[Batch]:
         ids_NC = zipf_ids(random, (size, len(CATEGORICAL)))
         dense_NF = random.lognormal(1.0, 1.0, (size, len(DENSE))).astype(np.float32)
         lean_N = np.sin(ids_NC[:, 0] * 1.7) + np.cos(ids_NC[:, 1] * 0.9) + 0.3 * np.log(dense_NF[:, 0]) - 1.5
-        labels_N = (random.random(size) < 1 / (1 + np.exp(-lean_N))).astype(np.float32)
+        labels_N = random.random(size) < 1 / (1 + np.exp(-lean_N))
         event_ms_N = 1_600_000_000_000 + number * size + np.arange(size)
-        ones_N = np.ones(size, np.float32)
         positions = {Partition(TOPIC, 0): (number + 1) * size}
-        batches.append(
-            Batch(Features(ids_NC, (), dense_NF), labels_N[:, None], ones_N, event_ms_N, event_ms_N, positions)
-        )
+        batches.append(batch_of(Features(ids_NC, (), dense_NF), labels_N, event_ms_N, positions))
     return batches
 
 
@@ -260,18 +256,11 @@ def run(bench: Bench, steps: Sequence[Switches]) -> list[Case]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     try:
         machine = gpu()
     except ValueError as error:
         sys.exit(f"train.e2e on the GPU: {error}")
     cases = run(Bench(machine, QUICK if options.quick else FULL), STEPS)
-    packages = ("torch", "cupy-cuda13x", "numpy", "numba", "kafka-python")
-    report("train.e2e on the GPU", cases, packages=packages, out=options.out, quick=options.quick)
-    if options.out:
-        lines = [f"- {describe_case(case)}" for case in cases]
-        Path(options.out).with_suffix(".md").write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    report("train.e2e on the GPU", cases, options, packages=("torch", "cupy-cuda13x", "numpy", "numba", "kafka-python"))
+    save_lines(options, cases)

@@ -25,22 +25,8 @@ def two_hosts(rate: str) -> Iterator[Sequence[str]]:
             _run(*inside, "ip", "address", "add", f"{address}/24", "dev", DEVICE)
             _run(*inside, "ip", "link", "set", DEVICE, "up")
             _run(*inside, "ip", "link", "set", "lo", "up")
-            _run(
-                *inside,
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                DEVICE,
-                "root",
-                "tbf",
-                "rate",
-                rate,
-                "burst",
-                BURST,
-                "latency",
-                "50ms",
-            )
+            limit = f"tbf rate {rate} burst {BURST} latency 50ms"
+            _run(*inside, "tc", "qdisc", "add", "dev", DEVICE, "root", *limit.split())
         yield names
     finally:
         for name in names:

@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from springtide.app.processes.tuning import GOMP_SPIN_COUNT
 from tests.bench.harness.hosts import ADDRESSES, DEVICE
@@ -22,23 +26,29 @@ ROOT = Path(__file__).parents[3]
 class Ranks:
     """Processes that learn together, and the results of their runs.
 
-    Each runs `python -m MODULE --rank RANK NUM_RANKS HOST:PORT ARGUMENTS...` and prints its result, a JSON object of
-    numbers, as its last line; a result of a run is their mean.
+    Each calls `learn(rank, num_ranks, **settings)`, a function of a benchmark, which returns numbers by name; a result
+    of a run is their mean.
     """
 
     def __init__(
-        self, module: str, num_ranks: int, *arguments: object, hosts: Sequence[str] = (), venv: Path | None = None
+        self,
+        learn: Callable[..., dict[str, float]],
+        num_ranks: int,
+        *,
+        hosts: Sequence[str] = (),
+        venv: Path | None = None,
+        **settings: object,
     ) -> None:
         """hosts: of `two_hosts`, one for each rank; by default all run on this one.
 
         `venv`: of a peer with the same versions of torch and NumPy; our own packages are found behind its own.
         """
-        self.module, self.num_ranks, self.hosts = module, num_ranks, hosts
+        self.num_ranks, self.hosts = num_ranks, hosts
         self.python = sys.executable if venv is None else str(venv / "bin" / "python")
         self.paths = [*IMPORT_PATHS]
         if venv is not None:
             self.paths += [PEER_SCRIPTS, *venv.glob("lib/*/site-packages"), Path(sysconfig.get_path("purelib"))]
-        self.arguments = [str(argument) for argument in arguments]
+        self.arguments = [learn.__module__, learn.__name__, json.dumps(settings)]
         self.results: list[dict[str, float]] = []
         self.port = 29_500 + os.getpid() % 1000
 
@@ -49,13 +59,12 @@ class Ranks:
         environment = os.environ | {"PYTHONPATH": ":".join(map(str, self.paths))}
         environment |= {"OMP_NUM_THREADS": "1" if self.num_ranks > 1 else "2"}
         environment |= {"GLOO_SOCKET_IFNAME": DEVICE if self.hosts else "lo"}
+        # as a trainer has it: threads that wait for work give up their core soon
+        environment["GOMP_SPINCOUNT"] = GOMP_SPIN_COUNT
         processes = []
         for rank in range(self.num_ranks):
             inside = ["ip", "netns", "exec", self.hosts[rank]] if self.hosts else []
-            arguments = ["--rank", str(rank), str(self.num_ranks), address, *self.arguments]
-            # as a trainer has it: threads that wait for work give up their core soon
-            environment["GOMP_SPINCOUNT"] = GOMP_SPIN_COUNT
-            command = [*inside, self.python, "-m", self.module, *arguments]
+            command = [*inside, self.python, "-m", __name__, str(rank), str(self.num_ranks), address, *self.arguments]
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT))
         printed = [process.communicate(timeout=300)[0] for process in processes]
         if any(process.returncode for process in processes):
@@ -68,6 +77,40 @@ class Ranks:
 
     def all_of(self, name: str) -> list[float]:
         return [result[name] for result in self.results]
+
+    def describe(self) -> str:
+        """Return what learned samples a second, loss, bytes sent and time in collectives were, in one line."""
+        return (
+            f"{self.median_of('rate'):,.0f} samples/s, loss {self.median_of('loss'):.4f}, "
+            f"{self.median_of('bytes_a_sample'):,.0f} bytes a sample sent, "
+            f"{self.median_of('waited'):.0%} of the time in collectives"
+        )
+
+
+def run_in_turn(contenders: Iterable[Ranks], repeats: int) -> None:
+    """Run each of them, A/B/A/B."""
+    runs = list(contenders)
+    for _ in range(repeats):
+        for ranks in runs:
+            ranks.run()
+
+
+class Waits:
+    """Adds up the seconds of the calls of some functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, timed."""
+
+        def timed_call(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*arguments, **options)
+            self.seconds += time.perf_counter() - start
+            return result
+
+        return timed_call
 
 
 def run_rank(rank: int, num_ranks: int, address: str, learn: Callable[[], dict[str, float]]) -> None:
@@ -86,6 +129,11 @@ def run_rank(rank: int, num_ranks: int, address: str, learn: Callable[[], dict[s
         dist.destroy_process_group()
 
 
-def rank_arguments(arguments: Sequence[str]) -> list[str] | None:
-    """Return what follows `--rank` among a program's arguments; None if it is not a rank."""
-    return list(arguments[arguments.index("--rank") + 1 :]) if "--rank" in arguments else None
+def main() -> None:
+    rank, num_ranks, address, module, function, settings = sys.argv[1:]
+    learn = getattr(import_module(module), function)
+    run_rank(int(rank), int(num_ranks), address, partial(learn, int(rank), int(num_ranks), **json.loads(settings)))
+
+
+if __name__ == "__main__":
+    main()

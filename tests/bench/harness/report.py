@@ -23,7 +23,8 @@ DATA = Path(os.environ.get("SPRINGTIDE_BENCH_DATA", Path(__file__).parents[4] / 
 class Case:
     """One comparison: our rates and each peer's, one value per repeat; higher is better.
 
-    `contest`: where the runs overlap, "ahead" needs 10 % more than noise; otherwise the ratio alone decides.
+    `contest`: where the runs overlap, "ahead" needs 10 % more than noise; otherwise, and where less than a peer's rate
+    is enough, the ratio alone decides.
     """
 
     case: str
@@ -37,6 +38,7 @@ class Case:
     ahead: bool | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.contest = self.contest and (self.needed is None or self.needed >= 1)
         if not self.peers:
             return
         best = max(self.peers.values(), key=statistics.median)
@@ -54,12 +56,12 @@ def use_trainer_process_settings() -> None:
     keep_freed_memory()
 
 
-def arguments(description: str) -> argparse.Namespace:
+def arguments(description: str | None) -> argparse.Namespace:
     """Parse `--quick` (a short run whose figures mean nothing), `--out PATH` (JSON) and `--peers DIR`."""
     return argument_parser(description).parse_args()
 
 
-def argument_parser(description: str) -> argparse.ArgumentParser:
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """Return the parser, for benchmarks with more arguments."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="seconds instead of a minute; the figures mean nothing")
@@ -86,28 +88,49 @@ def timed(work: Callable[[], object], amount: float) -> float:
     return amount / (time.perf_counter() - start)
 
 
+def against_each(
+    case: str, unit: str, rates: Mapping[str, list[float]], needed: Mapping[str, float], limit: float | None = None
+) -> list[Case]:
+    """Return a case for each peer; `rates` has "ours" too. `needed`: by peer."""
+    return [
+        Case(f"{case}, against {name}", unit, rates["ours"], {name: found}, needed=needed.get(name), limit=limit)
+        for name, found in rates.items()
+        if name != "ours"
+    ]
+
+
 def report(
     benchmark: str,
     cases: Sequence[Case],
+    options: argparse.Namespace,
     *,
     packages: Sequence[str],
-    out: Path | None,
-    quick: bool,
     peers: Mapping[str, str] | None = None,
 ) -> None:
-    """Print machine, versions and a line per case; write the same as JSON to `out`.
+    """Print machine, versions and a line per case; write the same as JSON to `--out`.
 
     `packages`: of this interpreter; `peers`: versions of contenders with interpreters of their own.
     """
-    document = describe_run(benchmark, packages=packages, quick=quick, peers=peers)
+    document = describe_run(benchmark, options, packages=packages, peers=peers)
     for case in cases:
         print(describe_case(case))
-    if out:
-        out.write_text(json.dumps(document | {"cases": [asdict(case) for case in cases]}, indent=1) + "\n")
+    save(options, document | {"cases": [asdict(case) for case in cases]})
+
+
+def save(options: argparse.Namespace, document: Mapping[str, object]) -> None:
+    """Write a result as JSON to `--out`, if it was given."""
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def save_lines(options: argparse.Namespace, cases: Sequence[Case]) -> None:
+    """Write the cases as a Markdown list beside `--out`, if it was given."""
+    if options.out:
+        options.out.with_suffix(".md").write_text("".join(f"- {describe_case(case)}\n" for case in cases))
 
 
 def describe_run(
-    benchmark: str, *, packages: Sequence[str], quick: bool, peers: Mapping[str, str] | None = None
+    benchmark: str, options: argparse.Namespace, *, packages: Sequence[str], peers: Mapping[str, str] | None = None
 ) -> dict[str, object]:
     """Print and return the machine, the commit and the versions."""
     machine = describe_machine()
@@ -115,10 +138,10 @@ def describe_run(
     versions = {"python": platform.python_version()} | {name: package_version(name) for name in packages}
     versions |= peers or {}
     cpu, cores, ram, system, gpu = (machine[key] for key in ("cpu", "cores", "ram_gib", "os", "gpu"))
-    print(f"# {benchmark}{' (quick: the figures mean nothing)' if quick else ''}")
+    print(f"# {benchmark}{' (quick: the figures mean nothing)' if options.quick else ''}")
     print(f"machine: {cpu}, {cores} cores, {ram} GiB, {system}; GPU: {gpu}")
     print(f"commit: {commit}; " + ", ".join(f"{name} {number}" for name, number in versions.items()), flush=True)
-    return {"benchmark": benchmark, "machine": machine, "commit": commit, "versions": versions, "quick": quick}
+    return {"benchmark": benchmark, "machine": machine, "commit": commit, "versions": versions, "quick": options.quick}
 
 
 def describe_case(case: Case) -> str:
@@ -148,29 +171,25 @@ def describe_machine() -> dict[str, object]:
     except (OSError, StopIteration):
         pass
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    try:
-        gpu = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        gpu = "none"
+    gpu = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader") or "none"
     return {"cpu": cpu, "cores": os.cpu_count(), "ram_gib": round(ram, 1), "os": platform.platform(), "gpu": gpu}
 
 
 def describe_commit() -> str:
     """Return the short commit hash, with "+dirty" for a changed tree; without git SPRINGTIDE_COMMIT."""
-    try:
-        git = ["git", "-C", str(Path(__file__).parent)]
-        commit = subprocess.run(
-            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout
-        dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+    git = "git", "-C", str(Path(__file__).parent)
+    commit = output_of(*git, "rev-parse", "--short", "HEAD")
+    if commit is None:
         return os.environ.get("SPRINGTIDE_COMMIT", "unknown")
-    return commit.strip() + ("+dirty" if dirty.strip() else "")
+    return commit + ("+dirty" if output_of(*git, "status", "--porcelain") else "")
+
+
+def output_of(*command: str) -> str | None:
+    """Return what a program prints; None if there is no such program, or if it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def package_version(name: str) -> str:

@@ -29,6 +29,12 @@ def thread_times(pid: int) -> dict[int, ThreadTime]:
     return found
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the user and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class ProcessorWait:
     """How long the calling thread has waited for a processor; cheap enough to be asked around each call."""
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from springtide_client import HotModel
 from tests.bench.freshness.freshness import percentile
-from tests.bench.harness.report import Case, argument_parser, fail, report
+from tests.bench.harness.report import Case, arguments, fail, report
+from tests.bench.serve.growing_log import growing_log
 from tests.bench.workloads.row_log import FEATURE, write_log
-from tests.support.processes import module_command, our_environment
 
 NUM_IDS, NUM_ROWS, BASE_ROWS, PUBLISH_SECONDS = 64, 2_000, 1_000_000, 0.1
 NEEDED_MS = 5.0
@@ -36,17 +36,11 @@ def measure(model: HotModel, seconds: float) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    options = argument_parser(__doc__ or "").parse_args()
-    environment = our_environment()
+    options = arguments(__doc__)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         path = write_log(folder, BASE_ROWS)
-        command = [*module_command("tests.bench.serve.growing_log"), str(folder)]
-        log = subprocess.Popen(
-            [*command, str(PUBLISH_SECONDS), str(NUM_ROWS)], env=environment, stdout=subprocess.DEVNULL
-        )
-        stack.callback(log.wait)
-        stack.callback(log.kill)
+        stack.enter_context(growing_log(folder, PUBLISH_SECONDS, NUM_ROWS, stdout=subprocess.DEVNULL))
         model = stack.enter_context(HotModel(path))
         first = model.version
         while model.version < first + 10:
@@ -57,11 +51,7 @@ def main() -> None:
     worst = percentile(swapping, 0.99)
     bound = {"5 ms": [1 / NEEDED_MS]}
     case = Case("a call during a swap, p99", "1/ms", [1 / worst], bound, needed=1.0, contest=False)
-    report("hot.model", [case], packages=("torch", "numpy"), out=options.out, quick=options.quick)
+    report("hot.model", [case], options, packages=("torch", "numpy"))
     for name, found in (("during a swap", swapping), ("others", others)):
         p50, p99 = statistics.median(found), percentile(found, 0.99)
         print(f"{len(found):7} calls {name}: p50 {p50:.3f}, p99 {p99:.3f}, worst {max(found):.2f} ms")
-
-
-if __name__ == "__main__":
-    main()

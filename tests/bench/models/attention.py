@@ -8,9 +8,7 @@ On the CPU, and on a GPU if there is one; there in bfloat16 too.
 
 # N samples, T elements, D dimension
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +23,7 @@ from springtide.app.models.sequence.encoder_block import MultiHeadAttention, nai
 from springtide.app.models.sequence.transformer import Transformer
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
-from tests.bench.harness.report import argument_parser, describe_run, fail
+from tests.bench.harness.report import argument_parser, describe_run, fail, save
 
 ATTENTIONS = {"sdpa": scaled_dot_product_attention, "naive": naive_attention}
 REPEATS, SECONDS = 7, 1.5  # of each measurement
@@ -170,8 +168,8 @@ def describe(case: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    parser = argument_parser(__doc__ or "")
+def main() -> None:
+    parser = argument_parser(__doc__)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--dim", type=int, default=32)
@@ -180,7 +178,7 @@ def main() -> int:
     torch.set_num_threads(1)
     if options.quick:
         options.length, options.batch = 20, 4
-    run = describe_run("models.attention", packages=("torch",), quick=options.quick)
+    run = describe_run("models.attention", options, packages=("torch",))
     cases = []
     for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
         for bfloat16 in [False, True] if device == "cuda" else [False]:
@@ -188,10 +186,4 @@ def main() -> int:
                 for case in measure(options, device, bfloat16=bfloat16):
                     cases.append(case)
                     print(describe(case), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(run | {"cases": cases}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    save(options, run | {"cases": cases})

@@ -6,7 +6,6 @@ ahead. One thread; results are compared before anything is timed.
 """
 
 # N samples, I inputs, H outputs, D bytes of a mask
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -120,8 +119,8 @@ def rate_of(part: Part, steps: int, num_samples: int) -> Callable[[], float]:
     return lambda: timed(lambda: [part() for _ in range(steps)], num_samples)
 
 
-def main() -> int:
-    options = arguments(__doc__ or "")
+def main() -> None:
+    options = arguments(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cases = []
@@ -133,9 +132,4 @@ def main() -> int:
             rates = alternate(runs, repeats=1 if options.quick else 7)
             ours = rates.pop("torch")
             cases.append(Case(f"{name}, {num_samples} samples", "samples/s", ours, rates))
-    report("models.fused", cases, packages=("torch",), out=options.out, quick=options.quick)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    report("models.fused", cases, options, packages=("torch",))

@@ -8,8 +8,6 @@ not there are skipped, and nets that a log cannot feed, such as a net for severa
 
 # N samples
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator
 from itertools import groupby
@@ -26,11 +24,12 @@ from springtide.app.models.registry import build_model
 from springtide.app.models.wide_part import add_wide_part
 from springtide.app.scores.auc import click_auc
 from springtide.app.tools.evaluate.scores import standard_error
-from tests.bench.harness.report import DATA, argument_parser, describe_run
+from tests.bench.harness.report import DATA, argument_parser, describe_run, save
 from tests.bench.quality.contenders import Log
 from tests.bench.quality.one_pass import RunConfig, learn_once
 from tests.bench.quality.online import SIMULATED, logloss, read_logs
-from tests.bench.quality.real_logs import SETS, cut
+from tests.bench.quality.real_logs import SETS
+from tests.support.batches import cut
 from tests.support.model_variants import VARIANTS
 
 MOST_SAMPLES = 20_000  # of a log
@@ -112,7 +111,7 @@ def describe(case: dict[str, Any] | None) -> str:
 
 def arguments() -> argparse.Namespace:
     """Return the arguments, checked."""
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--logs", default=",".join([*SETS, SIMULATED]))
     parser.add_argument("--nets", help="default: all")
     parser.add_argument("--samples", type=int, default=MOST_SAMPLES, help="of a log, at most")
@@ -126,10 +125,10 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
+def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
-    run = describe_run("models", packages=("numpy", "numba", "torch"), quick=options.quick)
+    run = describe_run("models", options, packages=("numpy", "numba", "torch"))
     most = QUICK_SAMPLES if options.quick else options.samples
     cases: list[dict[str, Any]] = []
     warm: set[bool] = set()
@@ -138,10 +137,4 @@ def main() -> int:
         of_log = list(learn_log(log, options.nets, warm))
         print("\n".join(tables(of_log)), flush=True)
         cases += of_log
-        if options.out:  # what is done so far
-            options.out.write_text(json.dumps(run | {"cases": cases}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        save(options, run | {"cases": cases})

@@ -7,8 +7,6 @@ logloss are means over the seeds, the errors DeLong's of one seed. Without the l
 """
 
 # N samples
-import json
-import sys
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -21,10 +19,11 @@ from springtide.app.tools.evaluate.scores import difference_error
 from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
-from tests.bench.harness.report import DATA, argument_parser, describe_run
+from tests.bench.harness.report import DATA, argument_parser, describe_run, save
 from tests.bench.quality.one_pass import RunConfig, learn_once
 from tests.bench.quality.online import logloss
-from tests.bench.quality.real_logs import SETS, cut, read_batch
+from tests.bench.quality.real_logs import SETS, read_batch
+from tests.support.batches import cut
 
 LOG = SETS["movielens-100k"]
 LIKED, GAPS, LONGEST = "liked", "liked_gaps", 50
@@ -78,8 +77,8 @@ def contenders(models: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
-def main() -> int:
-    parser = argument_parser(__doc__ or "")
+def main() -> None:
+    parser = argument_parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--samples", type=int, default=100_000, help="of the log, at most")
@@ -87,9 +86,9 @@ def main() -> int:
     options = parser.parse_args()
     if not (DATA / f"{LOG.file}.parquet").is_file():
         print(f"skipped: {DATA} does not have {LOG.file}")
-        return 0
+        return
     torch.set_num_threads(1)
-    run = describe_run("models.sequences", packages=("numpy", "torch"), quick=options.quick)
+    run = describe_run("models.sequences", options, packages=("numpy", "torch"))
     plain = cut(read_batch(DATA, LOG), 0, QUICK_SAMPLES if options.quick else options.samples)
     histories = with_histories(plain)
     clicked_N = plain.labels_NL[:, 0] > 0.5
@@ -119,10 +118,4 @@ def main() -> int:
             f"{np.mean(case['samples_per_second']):,.0f} samples/s",
             flush=True,
         )
-    if options.out:
-        options.out.write_text(json.dumps(run | {"cases": cases}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    save(options, run | {"cases": cases})

@@ -13,7 +13,7 @@ def test_the_quick_form_makes_a_table_of_nets_with_and_without_the_wide_part(
 ) -> None:
     out = tmp_path / "models.json"
     monkeypatch.setattr("sys.argv", ["models", "--quick", "--logs", "simulated", "--out", str(out)])
-    assert models.main() == 0
+    models.main()
     cases = json.loads(out.read_text())["cases"]
     assert {(case["net"], case["wide"]) for case in cases} == {(n, w) for n in ("dlrm", "ffm") for w in (False, True)}
     assert all(0.3 < case["auc"] < 1 and case["logloss"] > 0 and case["samples"] == 300 for case in cases)

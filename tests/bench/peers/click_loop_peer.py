@@ -27,9 +27,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from serving import serve, timed
 
 from springtide.app.models.registry import build_model
-from tests.bench.train.e2e import DIM, MODEL, SPEC
 from tests.bench.train.plain_loop import ROWS_A_FEATURE
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, TOPIC
+from tests.bench.workloads.small_dlrm import DIM, MODEL, SPEC, logits_of
 
 torch.set_num_threads(2)
 BATCHES_AHEAD = 4
@@ -121,10 +121,8 @@ def step(columns: Columns) -> float:
     dense_BF, batch = torch.from_numpy(numbers_BF), len(labels_B)
     net.observe_inputs(dense_BF)
     rows_BCD = state["bags"](rows_K, torch.arange(len(rows_K) + 1)).view(batch, len(CATEGORICAL), DIM)
-    none = rows_BCD.new_zeros(batch, 0, DIM), rows_BCD.new_zeros(batch, 0, 1, DIM)
-    with torch.autocast("cpu", torch.bfloat16, enabled=state["bfloat16"]):
-        logits_B1 = net(rows_BCD, *none, torch.zeros(batch, 0, dtype=torch.int64), dense_BF)
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_B1[:, 0].float(), torch.from_numpy(labels_B))
+    logits_B1 = logits_of(net, rows_BCD, dense_BF, bfloat16=state["bfloat16"])
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_B1[:, 0], torch.from_numpy(labels_B))
     state["optimizer"].zero_grad()
     loss.backward()  # FBGEMM's rows too
     state["optimizer"].step()
@@ -142,4 +140,4 @@ def run(address: str, num_samples: int, batch_size: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    serve({"versions": versions, "prepare": prepare, "run": run})
+    serve(globals())

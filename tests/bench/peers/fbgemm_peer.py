@@ -157,18 +157,4 @@ def run_churn(peer, stream, start, stop, batch_size, interval):
     return timed(work) | {"found": found}
 
 
-serve(
-    {
-        "versions": versions,
-        "prepare_rows": prepare_rows,
-        "query_rows": query_rows,
-        "run_rows": run_rows,
-        "answer_rows": answer_rows,
-        "prepare_keys": prepare_keys,
-        "query_keys": query_keys,
-        "run_keys": run_keys,
-        "answer_keys": answer_keys,
-        "prepare_churn": prepare_churn,
-        "run_churn": run_churn,
-    }
-)
+serve(globals())

@@ -50,12 +50,4 @@ def answer_keys(peer, path):
     np.save(path, pandas_find() if peer == "pandas" else polars_find().fill_null(-1).to_numpy())
 
 
-serve(
-    {
-        "versions": versions,
-        "prepare_keys": prepare_keys,
-        "query_keys": query_keys,
-        "run_keys": run_keys,
-        "answer_keys": answer_keys,
-    }
-)
+serve(globals())

@@ -27,7 +27,7 @@ def timed(work: Callable[[], object]) -> dict[str, float]:
 
 
 def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer calls until standard input ends."""
+    """Answer calls until standard input ends. `functions`: by name; a module passes its `globals()`."""
     # libraries print to standard output when imported, so results have a pipe of their own
     answers = os.fdopen(int(os.environ["PEER_ANSWERS"]), "w", encoding="utf-8")
     for line in sys.stdin:

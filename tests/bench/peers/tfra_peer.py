@@ -183,21 +183,4 @@ def load_files():
     state["loaded"][0].lookup(state["checked"][0]).numpy()
 
 
-serve(
-    {
-        "versions": versions,
-        "prepare_keys": prepare_keys,
-        "query_keys": query_keys,
-        "run_keys": run_keys,
-        "answer_keys": answer_keys,
-        "prepare_rows": prepare_rows,
-        "query_rows": query_rows,
-        "run_rows": run_rows,
-        "answer_rows": answer_rows,
-        "prepare_churn": prepare_churn,
-        "run_churn": run_churn,
-        "prepare_files": prepare_files,
-        "save_rows": save_rows,
-        "load_rows": load_rows,
-    }
-)
+serve(globals())

@@ -6,8 +6,6 @@ be within 0.001 of each other, else exit 1. Batches that wait at most `max_wait_
 busy one some are cut short, so the two need not be equal. Logs that are not there are skipped.
 """
 
-import json
-import sys
 import tempfile
 import threading
 import time
@@ -20,33 +18,21 @@ from springtide.app.tools.input_file import InputFile
 from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer
 from springtide.stream.broker.embedded import EmbeddedBroker
-from tests.bench.harness.report import DATA, argument_parser, describe_run, use_trainer_process_settings
+from tests.bench.harness.report import DATA, argument_parser, describe_run, save, use_trainer_process_settings
 from tests.bench.quality.real_logs import SETS, RealLog
+from tests.support.config import write_config
 
 LOGS = ("movielens-100k", "criteo-kaggle-8k", "talkingdata-100k", "simulated-completejourney")
 MOST_SAMPLES, QUICK_SAMPLES = 100_000, 2_000
 NEEDED = 0.001
-CONFIG = """
-name = "agreement"
-[schema]
-label = "click"
-{schema}
-[table]
-disk_path = "{folder}/spill"
-[log]
-path = "{folder}/log"
-"""
 
 
-def write_config(real: RealLog, folder: Path) -> Path:
+def write_settings(real: RealLog, folder: Path) -> Path:
     """Write the default settings with this log's schema into `folder`."""
-    fields: dict[str, Any] = {name: getattr(real, name) for name in ("categorical", "multi_value", "dense")}
-    lines = [f"{name} = {json.dumps(list(value))}" for name, value in fields.items() if value]
-    if real.timestamp:
-        lines.append(f'timestamp = "{real.timestamp}"')
-    path = folder / "springtide.toml"
-    path.write_text(CONFIG.format(schema="\n".join(lines), folder=folder))
-    return path
+    schema = {name: getattr(real, name) for name in ("categorical", "multi_value", "dense", "timestamp")}
+    paths = {"table": {"disk_path": folder / "spill"}, "log": {"path": folder / "log"}}
+    named = {"name": "agreement", "schema": {"label": "click", **schema}}
+    return write_config(folder / "springtide.toml", named, paths)
 
 
 def through_kafka(path: Path, file: Path, limit: int) -> dict[str, float]:
@@ -78,7 +64,7 @@ def by_evaluate(path: Path, file: Path, limit: int) -> dict[str, float]:
 def compare(name: str, file: Path, limit: int) -> dict[str, Any]:
     """Learn a log both ways."""
     with tempfile.TemporaryDirectory(prefix="agreement-", ignore_cleanup_errors=True) as folder:
-        path = write_config(SETS[name], Path(folder))
+        path = write_settings(SETS[name], Path(folder))
         kafka, evaluate = through_kafka(path, file, limit), by_evaluate(path, file, limit)
     apart = max(abs(kafka[score] - evaluate[score]) for score in ("auc", "logloss"))
     agree = apart <= NEEDED and kafka["samples"] == evaluate["samples"]
@@ -97,13 +83,13 @@ def describe(case: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--logs", default=",".join(LOGS))
     parser.add_argument("--samples", type=int, default=MOST_SAMPLES, help="of each log, at most")
     parser.add_argument("--data", type=Path, default=DATA, help="where the logs' .parquet files are")
     options = parser.parse_args()
     use_trainer_process_settings()
-    run = describe_run("quality.agreement", packages=("torch", "numba", "numpy"), quick=options.quick)
+    run = describe_run("quality.agreement", options, packages=("torch", "numba", "numpy"))
     limit, cases = QUICK_SAMPLES if options.quick else options.samples, []
     for name in options.logs.split(","):
         file = options.data / f"{SETS[name].file}.parquet"
@@ -112,10 +98,5 @@ def main() -> int:
             continue
         cases.append(compare(name, file, limit))
         print(describe(cases[-1]), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(run | {"cases": cases}, indent=1) + "\n")
+    save(options, run | {"cases": cases})
     return 0 if all(case["agree"] for case in cases) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

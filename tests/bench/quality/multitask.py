@@ -7,8 +7,6 @@ the differences to one net a label by DeLong. Names the log and exits if it is a
 
 # N samples, L labels
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,9 +23,10 @@ from springtide.app.models.losses.config import LabelLoss
 from springtide.app.scores.auc import click_auc
 from springtide.app.tools.evaluate.scores import difference_error
 from springtide.stream.columns import Batch
-from tests.bench.harness.report import DATA, argument_parser, describe_run
+from tests.bench.harness.report import DATA, argument_parser, describe_run, save
 from tests.bench.quality.one_pass import RunConfig, learn_labels
-from tests.bench.quality.real_logs import SETS, cut, read_batch
+from tests.bench.quality.real_logs import SETS, read_batch
+from tests.support.batches import cut
 
 LOG = "movielens-100k"
 LABELS = ("liked", "loved")  # rating >= 4, rating = 5: the second only where the first
@@ -151,7 +150,7 @@ def table(cases: list[dict[str, Any]]) -> str:
 
 def arguments() -> argparse.Namespace:
     """Return the arguments."""
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--wide", default="off,on", help="without the wide part, with it, or both")
     parser.add_argument("--nets", default="", help=f"of {', '.join(each.name for each in CONTENDERS)}; default: all")
@@ -160,14 +159,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     if not (options.data / f"{LOG}.parquet").is_file():
         print(f"skipped: {LOG}, {options.data} does not have it", flush=True)
-        return 0
+        return
     samples = read_labels(options.data, 1_000 if options.quick else options.samples)
-    run = describe_run("quality.multitask", packages=PACKAGES, quick=options.quick)
+    run = describe_run("quality.multitask", options, packages=PACKAGES)
     named = options.nets.split(",") if options.nets else [each.name for each in CONTENDERS]
     contenders = [each for each in CONTENDERS if each.name in {ALONE, *named}]
     cases = []
@@ -177,10 +176,4 @@ def main() -> int:
                 print(describe(case), flush=True)
                 cases.append(case)
     print(table(cases), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(run | {"cases": cases}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    save(options, run | {"cases": cases})

@@ -38,7 +38,7 @@ from springtide_client.features import Features, Ragged
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from springtide_client.schema import Schema
-from tests.bench.quality.real_logs import cut
+from tests.support.batches import cut
 
 Floats = npt.NDArray[np.float64]
 DEVICE_BYTES = "256MiB"

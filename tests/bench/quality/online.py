@@ -10,7 +10,6 @@ that are not there are skipped; the defaults were not chosen on `simulated-compl
 # N samples
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from springtide.app.tools.evaluate.scores import difference_error, standard_erro
 from springtide.stream.columns import Batch
 from springtide_client.schema import Schema
 from tests.bench.harness.peer_process import Peers
-from tests.bench.harness.report import DATA, argument_parser, describe_run
+from tests.bench.harness.report import DATA, argument_parser, describe_run, save
 from tests.bench.quality.contenders import (
     DAY_MS,
     RIVER,
@@ -41,9 +40,10 @@ from tests.bench.quality.contenders import (
 )
 from tests.bench.quality.one_pass import Floats, OnePass, RunConfig, learn_once
 from tests.bench.quality.packaged_logs import PACKAGED, VENV, read_csv, write_csv
-from tests.bench.quality.real_logs import SETS, UNSEEN, cut, read_batch
+from tests.bench.quality.real_logs import SETS, UNSEEN, read_batch
 from tests.bench.quality.simulated_log import simulate_log, simulated_schema
 from tests.bench.quality.world_filter import filtered_logits
+from tests.support.batches import cut
 
 OURS = "Springtide"
 SIMULATED = "simulated"
@@ -206,7 +206,7 @@ def best_of_vw(cases: list[dict[str, Any]]) -> dict[str, Any]:
 
 def arguments() -> argparse.Namespace:
     """Return the arguments, checked."""
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--logs", default=",".join(LOGS))
     parser.add_argument("--parts", default="peers,wide,ablations", help="what to run beside our defaults")
     parser.add_argument("--samples", type=int, default=MOST_SAMPLES, help="of a real log, at most")
@@ -237,7 +237,7 @@ def learn_log(
         yield case_of(log, result, ours, bests.get(TRUTH))
 
 
-def main() -> int:
+def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     quick, venv_of = options.quick, VENV_OF if "peers" in options.parts else {}
@@ -246,7 +246,7 @@ def main() -> int:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="online-")))
         folder.mkdir(parents=True, exist_ok=True)
         peers = stack.enter_context(Peers(venv_of, venvs=options.peers, threads=1))
-        run = describe_run("quality.online", packages=PACKAGES, quick=quick, peers=peers.versions)
+        run = describe_run("quality.online", options, packages=PACKAGES, peers=peers.versions)
         most = QUICK_SAMPLES if quick else options.samples
         for log, bests in read_logs(options.logs, options.data, options.peers, most, quick=quick):
             for case in learn_log(log, bests, options.parts, peers, folder, quick=quick):
@@ -254,10 +254,4 @@ def main() -> int:
                 print(describe(case), flush=True)
     best = best_of_vw(cases)
     print(json.dumps({"best of VW": best}, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(run | {"best_of_vw": best, "cases": cases}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    save(options, run | {"best_of_vw": best, "cases": cases})

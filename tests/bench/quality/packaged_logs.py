@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from springtide.app.tools.input_file import InputFile
 from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
 from tests.bench.quality.real_logs import RealLog
+from tests.support.batches import batch_of
 
 VENV = "online"
 LATE_MINUTES = 15
@@ -89,12 +89,4 @@ def read_csv(path: Path, schema: Schema) -> Batch:
     for row in rows:
         row.update({name: float(row[name]) for name in schema.dense if row[name] is not None})
     event_ms = [0 if schema.timestamp is None else int(row[schema.timestamp]) for row in rows]
-    num = len(rows)
-    return Batch(
-        features=encode_instances(schema, rows),
-        labels_NL=np.array([[float(row["click"])] for row in rows], np.float32),
-        weights_N=np.ones(num, np.float32),
-        event_ms_N=np.array(event_ms, np.int64),
-        record_ms_N=np.zeros(num, np.int64),
-        positions={},
-    )
+    return batch_of(encode_instances(schema, rows), [float(row["click"]) for row in rows], event_ms)

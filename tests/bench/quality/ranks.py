@@ -3,15 +3,11 @@
 DLRM over a DynamicEmbedding of five id fields; every sample is scored before it is learned, the same batches each time.
 """
 
-import json
-import sys
-from functools import partial
 from typing import Any
 
-from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
-from tests.bench.harness.report import DATA, argument_parser, describe_run, fail
+from tests.bench.harness.ranks import Ranks, run_in_turn
+from tests.bench.harness.report import DATA, arguments, describe_run, fail, save
 
-MODULE = "tests.bench.quality.ranks"
 FIELDS = "user_id", "item_id", "gender", "occupation", "zip_code"
 DIM, BATCH, SEEDS = 16, 64, 3
 TOLERANCE = 0.0005
@@ -81,35 +77,24 @@ def learn(rank: int, num_ranks: int, precision: str, seed: int, num_samples: int
 
 
 def main() -> None:
-    if (given := rank_arguments(sys.argv)) is not None:
-        rank, num_ranks, address, precision, seed, num_samples = given
-        work = partial(learn, int(rank), int(num_ranks), precision, int(seed), int(num_samples))
-        run_rank(int(rank), int(num_ranks), address, work)
-        return
-    options = argument_parser(__doc__ or "").parse_args()
+    options = arguments(__doc__)
     if not (DATA / "movielens-100k.parquet").exists():
         fail(f"MovieLens 100k is not in {DATA}: set SPRINGTIDE_BENCH_DATA")
     num_samples = 2_000 if options.quick else 100_000
     seeds = range(1 if options.quick else SEEDS)
     found: dict[str, list[dict[str, float]]] = {}
     for precision in ("float32", "bfloat16", "int8"):
-        contenders = [Ranks(MODULE, 2, precision, seed, num_samples) for seed in seeds]
-        for contender in contenders:
-            contender.run()
+        contenders = [Ranks(learn, 2, precision=precision, seed=seed, num_samples=num_samples) for seed in seeds]
+        run_in_turn(contenders, 1)
         found[precision] = [contender.results[0] for contender in contenders]
         for seed, result in zip(seeds, found[precision], strict=True):
             print(
                 f"{precision}, seed {seed}: AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}, "
                 f"{result['bytes_a_row']:.1f} bytes a row on the wire"
             )
-    document = describe_run("quality.ranks", packages=("torch", "numba", "numpy"), quick=options.quick)
+    document = describe_run("quality.ranks", options, packages=("torch", "numba", "numpy"))
     for precision in ("bfloat16", "int8"):
         differences = [a["auc"] - b["auc"] for a, b in zip(found[precision], found["float32"], strict=True)]
         mean = sum(differences) / len(differences)
         print(f"{precision} against float32: AUC {mean:+.5f} (wanted: within {TOLERANCE})")
-    if options.out:
-        options.out.write_text(json.dumps(document | {"results": found}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    save(options, document | {"results": found})

@@ -6,7 +6,6 @@ and logloss beside the floors that the data's README states. Names the sets whos
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
 from tests.bench.harness.report import DATA
+from tests.support.batches import batch_of, cut
 
 
 @dataclass(frozen=True)
@@ -94,28 +94,8 @@ def read_batch(folder: Path, real: RealLog) -> Batch:
     names = [*schema.features, *schema.dense, "click"]
     table = table.slice(real.first_row)
     rows = table.select(names).to_pylist()
-    num = len(rows)
-    event_ms = table["ts"].to_numpy() if real.timestamp else np.zeros(num, np.int64)
-    return Batch(
-        features=encode_instances(schema, rows),
-        labels_NL=np.array([[row["click"]] for row in rows], np.float32),
-        weights_N=np.ones(num, np.float32),
-        event_ms_N=np.asarray(event_ms, np.int64),
-        record_ms_N=np.zeros(num, np.int64),
-        positions={},
-    )
-
-
-def cut(batch: Batch, start: int, stop: int) -> Batch:
-    stop = min(stop, len(batch))
-    return Batch(
-        features=batch.features.slice(start, stop),
-        labels_NL=batch.labels_NL[start:stop],
-        weights_N=batch.weights_N[start:stop],
-        event_ms_N=batch.event_ms_N[start:stop],
-        record_ms_N=batch.record_ms_N[start:stop],
-        positions={},
-    )
+    event_ms_N = table["ts"].to_numpy() if real.timestamp else 0
+    return batch_of(encode_instances(schema, rows), [row["click"] for row in rows], event_ms_N)
 
 
 def run(real: RealLog, settings: Settings, batch: Batch) -> dict[str, Any]:
@@ -134,7 +114,7 @@ def run(real: RealLog, settings: Settings, batch: Batch) -> dict[str, Any]:
     return {**scores.document()["whole"], "samples_per_second": len(batch) / seconds}
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--model", default="dlrm")
@@ -148,7 +128,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
         print(f"skipped: no real logs to learn, {arguments.data} is not there")
-        return 0
+        return
     torch.set_num_threads(arguments.threads)
     print(f"model {arguments.model} {arguments.options} table {arguments.table} train {arguments.train}")
     for name in arguments.sets.split(","):
@@ -171,8 +151,3 @@ def main() -> int:
             f"{rate:,.0f} samples/s",
             flush=True,
         )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

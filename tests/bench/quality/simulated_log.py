@@ -14,6 +14,7 @@ from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.features import Features
 from springtide_client.schema import Schema
+from tests.support.batches import batch_of
 
 START_MS = 1_700_000_000_000
 
@@ -34,13 +35,5 @@ def simulate_log(num_samples: int, *, seed: int = 0) -> tuple[Batch, npt.NDArray
         clicks.append(chunk.click_N)
         times.append(chunk.ts_N)
         probabilities.append(chunk.impressions.probability_N)
-    click_N, event_ms_N = np.concatenate(clicks), np.concatenate(times)
-    batch = Batch(
-        features=Features.concatenate(features),
-        labels_NL=click_N.astype(np.float32)[:, None],
-        weights_N=np.ones(len(click_N), np.float32),
-        event_ms_N=event_ms_N,
-        record_ms_N=np.zeros(len(click_N), np.int64),
-        positions={},
-    )
+    batch = batch_of(Features.concatenate(features), np.concatenate(clicks), np.concatenate(times))
     return batch, np.concatenate(probabilities)

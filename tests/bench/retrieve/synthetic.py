@@ -2,6 +2,7 @@
 
 # N samples
 import time
+from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -14,29 +15,18 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition
-from springtide_client.features import Features, IdStrings
+from springtide_client.features import Features
+from tests.support.batches import batch_of
+from tests.support.config import Section
 
 NUM_USERS, NUM_CATEGORIES, BATCH = 100_000, 200, 8_192
 PUBLISH_SECONDS = 0.5
 NEW_ITEMS = 10_000_000  # ids from here on come while users ask
-CONFIG = """
-name = "retrieve"
-[schema]
-label = "click"
-categorical = ["user_id", "taste", "item_id", "category"]
-dense = ["price"]
-[table]
-dim = 16
-device_bytes = "2GiB"
-disk_path = "FOLDER/spill"
-[model]
-name = "two_tower"
-options = { item = ["item_id", "category", "price"] }
-[train]
-threads = 1
-[log]
-path = "FOLDER/log"
-"""
+SETTINGS: Section = {
+    "schema": {"categorical": ["user_id", "taste", "item_id", "category"], "dense": ["price"]},
+    "table": {"device_bytes": "2GiB"},
+    "model": {"options": {"item": ["item_id", "category", "price"]}},
+}
 
 
 def make_batch(number: int, items_N: np.ndarray) -> Batch:
@@ -50,18 +40,9 @@ def make_batch(number: int, items_N: np.ndarray) -> Batch:
     clicks_N = (abs(tastes_N - categories_N) <= 1) & (draw.random(num) < 0.8)
     ids = np.stack([users_N, tastes_N, items_N, categories_N], axis=1)
     features = Features(ids, (), (items_N % 97).astype(np.float32)[:, None])
-    event_ms_N = np.full(num, 1_700_000_000_000 + number, np.int64)
-    partition = Partition("clicks", 0)
-    return Batch(
-        features,
-        clicks_N.astype(np.float32)[:, None],
-        np.ones(num, np.float32),
-        event_ms_N,
-        event_ms_N,
-        {partition: (number + 1) * BATCH},
-        id_strings=list[IdStrings](),
-        watermarks={partition: int(event_ms_N[-1])},
-    )
+    event_ms, partition = 1_700_000_000_000 + number, Partition("clicks", 0)
+    batch = batch_of(features, clicks_N, event_ms, {partition: (number + 1) * BATCH})
+    return replace(batch, watermarks={partition: event_ms})
 
 
 def learn_items(state: TrainingState, log: LogWriter, num_items: int) -> int:

@@ -4,23 +4,19 @@ DLRM-small, as in train.ranks. One rank alone says what a step and a sample cost
 Then two hosts with a limited link are forecast and measured: how far apart they are is printed with the table.
 """
 
-import json
 import os
-import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 
 from tests.bench.harness.hosts import two_hosts
-from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
-from tests.bench.harness.report import argument_parser, describe_run
+from tests.bench.harness.ranks import Ranks, run_in_turn
+from tests.bench.harness.report import arguments, describe_run, save
 from tests.bench.scaling.simulator import ALL_TO_ALLS, SMALL_COLLECTIVES, Forecast, Link, Rank, Workload, forecast
 from tests.bench.train.ranks import DIM, FIELDS, IDS_A_FIELD, learn
 from tests.bench.workloads.keys import zipf_shares
 
-MODULE = "tests.bench.scaling.scaling"
 RANKS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
 SMALL, LARGE = 512, 2048  # samples of a batch of one rank
 STEPS, REPEATS = 40, 3
@@ -83,31 +79,24 @@ def describe(found: Forecast, alone: Forecast) -> str:
 
 
 def main() -> None:
-    if (given := rank_arguments(sys.argv)) is not None:
-        rank, num_ranks, address, batch, num_steps = given
-        run_rank(
-            int(rank), int(num_ranks), address, partial(of_rank, int(rank), int(num_ranks), int(batch), int(num_steps))
-        )
-        return
-    options = argument_parser(__doc__ or "").parse_args()
+    options = arguments(__doc__)
     num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
     learned = workload()
     with ExitStack() as stack:
-        small, large = (Ranks(MODULE, 1, size, num_steps) for size in (SMALL, LARGE))
-        two = Ranks(MODULE, 2, LARGE, num_steps)
-        four = Ranks(MODULE, 4, LARGE, 0)  # more than there are cores: only its processor time means something
+        small, large = (Ranks(of_rank, 1, batch=size, num_steps=num_steps) for size in (SMALL, LARGE))
+        two = Ranks(of_rank, 2, batch=LARGE, num_steps=num_steps)
+        # more than there are cores: only its processor time means something
+        four = Ranks(of_rank, 4, batch=LARGE, num_steps=0)
         contenders = [small, large, two, four]
         hosts: Ranks | None = None
         if os.geteuid() == 0:
             names = tuple(stack.enter_context(two_hosts(HOSTS_LINK[0])))
-            hosts = Ranks(MODULE, 2, LARGE, num_steps, hosts=names)
+            hosts = Ranks(of_rank, 2, batch=LARGE, num_steps=num_steps, hosts=names)
             contenders.append(hosts)
-        for _ in range(repeats):
-            for contender in contenders:
-                contender.run()
+        run_in_turn(contenders, repeats)
     rank, message = constants(small, large, two, learned)
     post = max(0.0, four.median_of("message_cpu") - two.median_of("message_cpu")) / 2
-    document = describe_run("scaling", packages=PACKAGES, quick=options.quick)
+    document = describe_run("scaling", options, packages=PACKAGES)
     print(
         f"one rank: {rank.step_seconds * 1000:.2f} ms a step, {rank.sample_seconds * 1e6:.1f} us a sample, "
         f"{rank.key_seconds * 1e9:.0f} ns a key and direction, steps vary by {rank.spread:.0%}; "
@@ -135,9 +124,4 @@ def main() -> None:
         for each in forecasts:
             print(describe(each, forecasts[0]))
         document[name] = [vars(each) for each in forecasts]
-    if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    save(options, document)

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import cache, partial
 from pathlib import Path
@@ -79,6 +79,11 @@ def highest_priority() -> list[str]:
     if shutil.which("nice") is None or subprocess.run([*words, "true"], capture_output=True, check=False).stderr:
         return []
     return words
+
+
+def server_command(log: Path, settings: Mapping[str, object]) -> list[str]:
+    """Return the command of our server over a log; `settings`: of `ServeConfig`."""
+    return module_command("tests.bench.serve.server_process", str(log), json.dumps(settings))
 
 
 class Server:
@@ -173,20 +178,19 @@ class LookupContenders:
     def add_ours(self) -> None:
         """Add our server in every format."""
         log = write_log(self.folder, self.num_rows)
-        server = self.start([*module_command("tests.bench.serve.server_process"), str(log)])
+        server = self.start(server_command(log, {}))
         for form in FORMS:
             self.add(form, server, PATH, form)
             self.pids[form] = server.pid
 
     def add_parts(self, log: Path, count: int) -> dict[str, Server]:
         """Add a server that holds everything, servers of so many parts asked for their own rows, and a router."""
-        command = [*module_command("tests.bench.serve.server_process"), str(log)]
         ports = [free_port() for _ in range(count)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         settings: dict[str, dict[str, object]] = {"whole": {}}
         settings |= {f"part {n}": {"port": port, "range": f"{n}/{count}"} for n, port in enumerate(ports, 1)}
         settings["router"] = {"parts": urls}
-        servers = {name: self.start([*command, json.dumps(given)]) for name, given in settings.items()}
+        servers = {name: self.start(server_command(log, given)) for name, given in settings.items()}
         for server in list(servers.values())[1:-1]:  # the router's first request asks them all
             server.ask("/v1/embeddings/user_id", b"", RAW)
         for name in ("whole", "router"):

@@ -7,7 +7,6 @@ does with the frames happens on its own machine, and is not simulated.
 import asyncio
 import http.client
 import json
-import os
 import signal
 import subprocess
 import tempfile
@@ -20,9 +19,11 @@ from statistics import median
 from springtide_client.format.records import HEADER, parse_header
 from tests.bench.freshness.freshness import percentile
 from tests.bench.harness.report import Case, argument_parser, fail, report
-from tests.bench.serve.contenders import Server
+from tests.bench.harness.thread_times import processor_seconds
+from tests.bench.serve.contenders import Server, server_command
+from tests.bench.serve.growing_log import growing_log
 from tests.bench.workloads.row_log import write_log
-from tests.support.processes import module_command, our_environment
+from tests.support.processes import our_environment
 
 PUBLISH_SECONDS, NUM_ROWS, BASE_ROWS = 0.5, 200, 20_000
 NUM_FOLLOWERS, NUM_STREAMS = 1_000, 4_096
@@ -109,10 +110,10 @@ async def measure(port: int, process: int, num: int, seconds: float, appended: d
             fail("the followers did not all have the newest version within 180 s")
         await asyncio.sleep(0.1)
     await asyncio.sleep(2 * PUBLISH_SECONDS)
-    begun, used = time.monotonic(), cpu_seconds(process)
+    begun, used = time.monotonic(), processor_seconds(process)
     received = sum(follower.num_bytes for follower in followers)
     await asyncio.sleep(seconds)
-    elapsed, used = time.monotonic() - begun, cpu_seconds(process) - used
+    elapsed, used = time.monotonic() - begun, processor_seconds(process) - used
     received = sum(follower.num_bytes for follower in followers) - received
     for task in tasks:
         task.cancel()
@@ -124,12 +125,6 @@ async def measure(port: int, process: int, num: int, seconds: float, appended: d
         if number in appended and at / 1e9 > begun
     ]
     return Reading(num, used / elapsed, received / max(1, num) / elapsed, delays)
-
-
-def cpu_seconds(process: int) -> float:
-    """Return the user and system time of a process."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_ready(port: int) -> None:
@@ -165,22 +160,15 @@ async def run(
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--followers", type=int, default=NUM_FOLLOWERS)
     options = parser.parse_args()
     num, seconds = (50, 3.0) if options.quick else (options.followers, 10.0)
-    environment = our_environment()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        path = write_log(folder, BASE_ROWS, layers="[64]")
-        command = [*module_command("tests.bench.serve.growing_log"), str(folder)]
-        log = subprocess.Popen(
-            [*command, str(PUBLISH_SECONDS), str(NUM_ROWS)], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        stack.callback(log.wait)
-        stack.callback(log.kill)
-        settings = json.dumps({"max_streams": NUM_STREAMS})
-        server = Server([*module_command("tests.bench.serve.server_process"), str(path), settings], environment)
+        path = write_log(folder, BASE_ROWS, layers=[64])
+        log = stack.enter_context(growing_log(folder, PUBLISH_SECONDS, NUM_ROWS, stdout=subprocess.PIPE))
+        server = Server(server_command(path, {"max_streams": NUM_STREAMS}), our_environment())
         stack.callback(server.close)
         wait_until_ready(server.port)
         readings = asyncio.run(run(server.port, server.pid, log, [0, 1, num // 10, num], seconds))
@@ -189,7 +177,7 @@ def main() -> None:
     core = Case(
         "followers that one core keeps", "followers", [1 / share], {"a thousand": [1000.0]}, needed=1.0, contest=False
     )
-    report("serve.followers", [core], packages=("uvicorn", "uvloop"), out=options.out, quick=options.quick)
+    report("serve.followers", [core], options, packages=("uvicorn", "uvloop"))
     print(f"a version of {one.bytes_a_second * PUBLISH_SECONDS / 1e3:,.0f} kB every {PUBLISH_SECONDS:g} s")
     for reading in readings:
         delays, each = reading.delays_ms or [0.0], reading.bytes_a_second
@@ -199,7 +187,3 @@ def main() -> None:
             f"a version seen after p50 {median(delays):.0f} ms, p99 {percentile(delays, 0.99):.0f} ms"
         )
     print(f"a follower costs the server {1e6 * share:,.0f} µs of CPU a second")
-
-
-if __name__ == "__main__":
-    main()

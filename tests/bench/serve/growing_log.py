@@ -3,8 +3,11 @@
 Prints each version: number, bytes, and the monotonic ns at which readers can see it.
 """
 
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,21 @@ from springtide.app.version_log.write.segment_writer import SegmentWriter
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import HEADER
 from tests.bench.workloads.row_log import DIM, FEATURE
+from tests.support.processes import module_command, our_environment
 
 NUM_IDS = 1_000_000
+
+
+@contextmanager
+def growing_log(folder: Path, seconds: float, num_rows: int, *, stdout: int) -> Iterator["subprocess.Popen[str]"]:
+    """Run this module over the log of `write_log` within the context."""
+    command = module_command("tests.bench.serve.growing_log", str(folder), str(seconds), str(num_rows))
+    process = subprocess.Popen(command, env=our_environment(), stdout=stdout, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -36,6 +37,28 @@ class LoadResult(NamedTuple):
     per_second: float
     p50_ms: float
     p99_ms: float
+
+
+class Loads:
+    """Runs of load generators by name, and their results; the first run of each is a warm-up."""
+
+    def __init__(self, runs: Mapping[str, Callable[[], LoadResult]]) -> None:
+        self.runs = runs
+        self._results: dict[str, list[LoadResult]] = {name: [] for name in runs}
+
+    def __getitem__(self, name: str) -> list[LoadResult]:
+        """Return the results after the warm-up."""
+        return self._results[name][1:]
+
+    def rate(self, name: str) -> float:
+        """Run a load; return its requests per second."""
+        self._results[name].append(self.runs[name]())
+        return self._results[name][-1].per_second
+
+    def describe(self, name: str) -> str:
+        """Return the latencies of the median run."""
+        p50, p99 = (median(getattr(load, part) for load in self[name]) for part in ("p50_ms", "p99_ms"))
+        return f"{name}: p50 {p50:.3g} ms, p99 {p99:.3g} ms (worst run {max(load.p99_ms for load in self[name]):.3g})"
 
 
 def post(path: str, body: bytes, media_type: str) -> bytes:

@@ -9,22 +9,15 @@ from pathlib import Path
 from tests.bench.harness.report import Case, alternate, arguments, report
 from tests.bench.harness.thread_times import ProcessTimes
 from tests.bench.serve.contenders import LookupContenders
-from tests.bench.serve.http_load import LoadResult
+from tests.bench.serve.http_load import Loads
 
 P99_MS = 1.5
 LEAST_LEARNED = 500.0  # clicks per second; with fewer the trainer hardly ran, and no figure is reported
 
 
-def latency(name: str, loads: list[LoadResult]) -> str:
-    """Return the latencies of the median run."""
-    p50, p99 = (statistics.median(getattr(load, part) for load in loads) for part in ("p50_ms", "p99_ms"))
-    return f"{name}: p50 {p50:.3g} ms, p99 {p99:.3g} ms (worst run {max(load.p99_ms for load in loads):.3g})"
-
-
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     num_rows, repeats, seconds = (20_000, 2, 0.3) if options.quick else (1_000_000, 5, 0.6)
-    loads: dict[str, list[LoadResult]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         contenders = LookupContenders(folder, num_rows, seconds, stack)
@@ -34,37 +27,27 @@ def main() -> None:
         trainer = contenders.add_training("raw", "json")  # last, because it changes the rows
 
         times = {name: ProcessTimes({"server": pid}) for name, pid in contenders.pids.items()}
-
-        def measure(name: str) -> float:
-            loads.setdefault(name, []).append(contenders.runs[name]())
-            return loads[name][-1].per_second
+        loads = Loads(contenders.runs)
 
         def rate(name: str) -> float:
             if name not in times:
-                return measure(name)
-            per_second = times[name].measure(partial(measure, name), 0.0)
+                return loads.rate(name)
+            per_second = times[name].measure(partial(loads.rate, name), 0.0)
             times[name].amount += per_second * seconds
             return per_second
 
         rates = alternate({name: partial(rate, name) for name in contenders.runs}, repeats=repeats)
         learned = trainer.per_second()
-    loads = {name: found[1:] for name, found in loads.items()}  # drop the warm-up
-    report(
-        "serve.lookup",
-        cases_of(rates, loads, learned),
-        packages=("uvicorn", "uvloop", "httptools", "numpy", "numba", "msgspec"),
-        out=options.out,
-        quick=options.quick,
-        peers=contenders.versions,
-    )
-    for name, found in loads.items():
-        print(latency(name, found))
+    packages = ("uvicorn", "uvloop", "httptools", "numpy", "numba", "msgspec")
+    report("serve.lookup", cases_of(rates, loads, learned), options, packages=packages, peers=contenders.versions)
+    for name in rates:
+        print(loads.describe(name))
     for name in ("raw", "raw, training"):
         print(f"{name}, seconds of a processor per million requests: " + "; ".join(times[name].lines(per=1e6)))
     print(f"the trainer learned {learned:,.0f} clicks/s in what the load left of the other core")
 
 
-def cases_of(rates: dict[str, list[float]], loads: dict[str, list[LoadResult]], learned: float) -> list[Case]:
+def cases_of(rates: dict[str, list[float]], loads: Loads, learned: float) -> list[Case]:
     """Return the comparisons and the required ratios."""
 
     def peers(*names: str) -> dict[str, list[float]]:
@@ -75,7 +58,7 @@ def cases_of(rates: dict[str, list[float]], loads: dict[str, list[LoadResult]], 
     bound = {f"{P99_MS} ms": [1 / P99_MS] * len(waits)}
     unit = "requests/s"
     beside = [
-        Case(f"{form} while training", unit, rates[f"{form}, training"], alone, needed=0.85, contest=False)
+        Case(f"{form} while training", unit, rates[f"{form}, training"], alone, needed=0.85)
         for form, alone in ((form, peers(form) if learned >= LEAST_LEARNED else {}) for form in ("raw", "json"))
     ]
     return [
@@ -87,7 +70,3 @@ def cases_of(rates: dict[str, list[float]], loads: dict[str, list[LoadResult]], 
         Case("arrow", unit, rates["arrow"], {}, limit=limit),
         *beside,
     ]
-
-
-if __name__ == "__main__":
-    main()

@@ -57,7 +57,7 @@ def check(view: ServedView, rows_ND: npt.NDArray[np.float32], number: int) -> No
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     num_rows, repeats = (20_000, 2) if options.quick else (1_000_000, 7)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,8 @@ def main() -> None:
         number = base.schema.number(FEATURE)
         layers = tuple(changes(number, num_rows, min(n, num_rows // 2), n) for n in LAYERS)
         known = LiveIdDictionary(), LiveItems()
-        views = {"base": ServedView(base, *known), "layers": ServedView(replace(base, layers=layers), *known)}
+        tables = {name: replace(table, layers=layers) for name, table in base.tables.items()}
+        views = {"base": ServedView(base, *known), "layers": ServedView(replace(base, tables=tables), *known)}
         rows_ND = values_of(np.arange(num_rows))
         check(views["base"], rows_ND, number)
         matrix, row_ids = torch.from_numpy(rows_ND), count()
@@ -80,18 +81,9 @@ def main() -> None:
             ask = partial(by_torch, matrix, metric=metric)
             contenders[f"{metric}, torch"] = partial(lambda ask: timed(lambda: ask(row_id=next(row_ids)), 1), ask)
         rates = alternate(contenders, repeats=repeats)
-    report(
-        "serve.neighbors",
-        [
-            Case(f"{metric}, {name}", "searches/s", rates[f"{metric}, {name}"], {"torch": rates[f"{metric}, torch"]})
-            for metric in ("dot", "cosine")
-            for name in views
-        ],
-        packages=("numpy", "numba", "torch"),
-        out=options.out,
-        quick=options.quick,
-    )
-
-
-if __name__ == "__main__":
-    main()
+    cases = [
+        Case(f"{metric}, {name}", "searches/s", rates[f"{metric}, {name}"], {"torch": rates[f"{metric}, torch"]})
+        for metric in ("dot", "cosine")
+        for name in views
+    ]
+    report("serve.neighbors", cases, options, packages=("numpy", "numba", "torch"))

@@ -15,11 +15,10 @@ from springtide_client.encode import encode_instances
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
 from tests.bench.harness.report import Case, alternate, arguments, fail, report
-from tests.bench.serve.contenders import CONNECTIONS, JSON, NUM_REQUESTS, Server, core
-from tests.bench.serve.http_load import LoadResult, Wrk, post
-from tests.bench.serve.lookup import latency
+from tests.bench.serve.contenders import CONNECTIONS, JSON, NUM_REQUESTS, Server, core, server_command
+from tests.bench.serve.http_load import Loads, Wrk, post
 from tests.bench.workloads.row_log import write_log
-from tests.support.processes import module_command, our_environment
+from tests.support.processes import our_environment
 
 PATH = "/v1/predict"
 NUM_CANDIDATES = 100
@@ -58,9 +57,8 @@ def check(name: str, view: View, question: Question, answer: bytes) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     num_rows, repeats, seconds = (20_000, 2, 0.5) if options.quick else (1_000_000, 5, 1.0)
-    loads: dict[str, list[LoadResult]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = write_log(folder, num_rows)
@@ -75,8 +73,7 @@ def main() -> None:
         }
         runs = {}
         for server_name, settings in SERVERS.items():
-            command = [*module_command("tests.bench.serve.server_process"), str(log), json.dumps(settings)]
-            server = Server(command, our_environment())
+            server = Server(server_command(log, settings), our_environment())
             stack.callback(server.close)
             for form, questions in asked.items():
                 bodies = [json.dumps(question).encode() for question in questions]
@@ -85,35 +82,17 @@ def main() -> None:
                 requests = wrk.save(f"{server_name}-{form}", [post(PATH, body, JSON) for body in bodies])
                 runs[f"{form}: {server_name}"] = partial(wrk.measure, server.port, requests, seconds)
 
-        def rate(name: str) -> float:
-            loads.setdefault(name, []).append(runs[name]())
-            return loads[name][-1].per_second
-
-        rates = alternate({name: partial(rate, name) for name in runs}, repeats=repeats)
-    loads = {name: found[1:] for name, found in loads.items()}  # drop the warm-up
-    report(
-        "serve.predict",
-        [
-            Case(
-                f"{form}: {name}", "requests/s", rates[f"{form}: {name}"], {"each alone": rates[f"{form}: each alone"]}
-            )
-            for form in asked
-            for name in SERVERS
-            if name != "each alone"
-        ],
-        packages=("torch", "uvicorn", "uvloop", "numpy", "msgspec"),
-        out=options.out,
-        quick=options.quick,
-    )
-    for name, found in loads.items():
-        print(latency(name, found))
-    calls = statistics.median(load.per_second for load in loads["1 instance: shared calls"])
+        loads = Loads(runs)
+        rates = alternate({name: partial(loads.rate, name) for name in runs}, repeats=repeats)
+    cases = [
+        Case(f"{form}: {name}", "requests/s", rates[f"{form}: {name}"], {"each alone": rates[f"{form}: each alone"]})
+        for form in asked
+        for name in SERVERS
+        if name != "each alone"
+    ]
+    report("serve.predict", cases, options, packages=("torch", "uvicorn", "uvloop", "numpy", "msgspec"))
+    for name in rates:
+        print(loads.describe(name))
+    calls, together = (statistics.median(rates[f"{form}: shared calls"]) for form in asked)
     print(f"{NUM_CANDIDATES} candidates in one request instead of {NUM_CANDIDATES}: ", end="")
-    together = statistics.median(
-        load.per_second for load in loads[f"1 context, {NUM_CANDIDATES} candidates: shared calls"]
-    )
     print(f"{together * NUM_CANDIDATES:,.0f} scored a second, not {calls:,.0f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,14 @@
 """Servers that may hold less than the whole table in memory: one of all rows, and those of parts, in memory cgroups."""
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tests.bench.serve.contenders import NUM_IDS, PATH, LookupContenders, Server
+from tests.bench.serve.contenders import NUM_IDS, PATH, LookupContenders, Server, server_command
 from tests.bench.table.memory_cgroup import MemoryCgroup, uncached_copy
 from tests.support.ports import free_port
-from tests.support.processes import module_command
 
 # of the files with rows: what each server's memory may hold of them, beside its own
 SHARE = 0.6
@@ -34,7 +32,6 @@ def add_small_servers(
     """
     copies = [uncached_copy(log, contenders.folder / name) for name in ("log of one", "log of parts")]
     file_bytes = sum(path.stat().st_size for path in copies[0].rglob("rows*"))
-    commands = [[*module_command("tests.bench.serve.server_process"), str(copy)] for copy in copies]
     ports = [free_port() for _ in range(count)]
     settings: dict[str, dict[str, object]] = {"whole, small": {}}
     settings |= {f"part {n}, small": {"port": port, "range": f"{n}/{count}"} for n, port in enumerate(ports, 1)}
@@ -45,20 +42,14 @@ def add_small_servers(
         stack.callback(folder.rmdir)
         cgroup = MemoryCgroup(folder)
         stack.callback(cgroup.remove)
-        server = contenders.start(
-            [
-                "sh",
-                "-c",
-                f'echo $$ > "{cgroup.path}/cgroup.procs"; exec "$0" "$@"',
-                *commands[number > 0],
-                json.dumps(given),
-            ]
-        )
+        inside = ["sh", "-c", f'echo $$ > "{cgroup.path}/cgroup.procs"; exec "$0" "$@"']
+        server = contenders.start([*inside, *server_command(copies[number > 0], given)])
         server.ask("/v1/embeddings/user_id", b"", "application/octet-stream")  # it has loaded the model
         limit = cgroup.anonymous_bytes() + int(SHARE * file_bytes)
         cgroup.limit(limit)
         found[name] = SmallServer(server, cgroup, limit)
-    router = contenders.start([*commands[1], json.dumps({"parts": [f"http://127.0.0.1:{port}" for port in ports]})])
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    router = contenders.start(server_command(copies[1], {"parts": urls}))
     # enough ids, for long enough, to touch nearly every page of the rows in each run
     contenders.seconds = SECONDS
     contenders.asked = list(np.random.default_rng(2).integers(0, contenders.num_rows, (NUM_REQUESTS, NUM_IDS)))

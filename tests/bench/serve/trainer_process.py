@@ -5,6 +5,7 @@ Prints the number of learned samples with each version: `trainer_process CONFIG 
 
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,25 +16,17 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
+from tests.support.batches import batch_of
 
 
 def draw(random: np.random.Generator, size: int, num_rows: int) -> Batch:
     """Return random clicks on items of a long tail."""
     items = (random.zipf(1.05, size) * 7919) % num_rows
     users = random.integers(0, 100_000, size)
-    now_N = np.full(size, time.time_ns() // 1_000_000)
-    return Batch(
-        features=Features(np.stack([users, items], 1), (), random.normal(size=(size, 1)).astype(np.float32)),
-        labels_NL=(random.random((size, 1)) < 0.3).astype(np.float32),
-        weights_N=np.ones(size, np.float32),
-        event_ms_N=now_N,
-        record_ms_N=now_N,
-        positions={Partition("clicks", 0): 0},
-        dead_letters=(),
-        id_strings=[],
-        topic_ids={Partition("clicks", 0): "topic"},
-        watermarks={Partition("clicks", 0): int(now_N[0])},
-    )
+    now_ms, partition = time.time_ns() // 1_000_000, Partition("clicks", 0)
+    features = Features(np.stack([users, items], 1), (), random.normal(size=(size, 1)).astype(np.float32))
+    batch = batch_of(features, random.random(size) < 0.3, now_ms, {partition: 0})
+    return replace(batch, topic_ids={partition: "topic"}, watermarks={partition: now_ms})
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ class SpringtideLog:
 
     def load(self, ids_K: Any, at_K: Any) -> Any:
         base = Base.open(self.directory.bases()[-1])
-        return BaseRows(base).find(np.zeros(len(ids_K), np.uint16), ids_K).values
+        return BaseRows(base).find(np.zeros(len(ids_K), np.uint16), ids_K)[0].values
 
     def verify(self) -> None:
         """Check every file's checksum."""

@@ -16,7 +16,7 @@ import numpy as np
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
-from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.snapshot.row_stores import PEERS, RowFiles, RowSet, SpringtideLog
 from tests.bench.snapshot.swap_latency import Swaps
@@ -59,17 +59,9 @@ def measure_images(
     contenders["raw"] = partial(timed, raw, num_bytes)
     rates = alternate(contenders, repeats=repeats)
     limit, mine = median(rates.pop("raw")), rates.pop("ours")
+    case = partial(Case, needed=1.0, limit=limit, contest=False)
     cases = [
-        Case(
-            f"full image with fsync, against {name}",
-            "bytes/s",
-            mine,
-            {name: found},
-            needed=1.0,
-            limit=limit,
-            contest=False,
-        )
-        for name, found in rates.items()
+        case(f"full image with fsync, against {name}", "bytes/s", mine, {name: found}) for name, found in rates.items()
     ]
     return cases, [num_bytes / rate for rate in mine]
 
@@ -97,12 +89,9 @@ def measure_loads(
     contenders |= {name: partial(timed, partial(peer.load, ids_K, at_K), 1) for name, peer in peers.items()}
     contenders |= tfra.contenders(1, "load_rows")
     rates = alternate(contenders, repeats=repeats)
-    mine, bound = rates.pop("ours"), {f"{LOAD_SECONDS} s": [1 / LOAD_SECONDS] * repeats}
-    what = f"load to the first {READ_ROWS} rows"
-    return [
-        Case(what, "1/s", mine, bound, needed=1.0, contest=False),
-        *(Case(f"{what}, against {name}", "1/s", mine, {name: found}) for name, found in rates.items()),
-    ]
+    what, bound = f"load to the first {READ_ROWS} rows", {f"{LOAD_SECONDS} s": [1 / LOAD_SECONDS] * repeats}
+    first = Case(what, "1/s", rates["ours"], bound, needed=1.0, contest=False)
+    return [first, *against_each(what, "1/s", rates, {})]
 
 
 def measure_swaps(folder: Path, num_rows: int, seconds: float, repeats: int) -> Case:
@@ -132,7 +121,7 @@ def measure_swaps(folder: Path, num_rows: int, seconds: float, repeats: int) -> 
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     num_rows, seconds, repeats = (20_000, 0.5, 2) if options.quick else (1_000_000, 2.0, 5)
     rows = RowSet.draw(num_rows)
     with tempfile.TemporaryDirectory() as name:
@@ -157,15 +146,5 @@ def main() -> None:
         shutil.rmtree(folder / "ours")
         cases.append(measure_swaps(folder / "swaps", num_rows, seconds, repeats))
     print(f"a copy in memory: {copy_rate(ThreadSlices(1)) / 2e9:.1f} GB/s")
-    report(
-        "snapshot",
-        cases,
-        packages=("torch", "numpy", "numba", "safetensors"),
-        out=options.out,
-        quick=options.quick,
-        peers=tfra.versions,
-    )
-
-
-if __name__ == "__main__":
-    main()
+    packages = ("torch", "numpy", "numba", "safetensors")
+    report("snapshot", cases, options, packages=packages, peers=tfra.versions)

@@ -22,7 +22,7 @@ from springtide_client.rows.initial_values import initial_values
 from tests.bench.harness.machine_limits import line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
-from tests.bench.harness.report import DATA, Case, alternate, argument_parser, fail, report, timed
+from tests.bench.harness.report import DATA, Case, against_each, alternate, argument_parser, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.hit_rates import EXPONENTS, MAX_LOSS, SHARES, compare, item_stream, zipf_stream
 from tests.bench.workloads.keys import Int64Array, churn_stream
@@ -162,17 +162,13 @@ def measure(kind: str, capacity: int, stream: Stream, peers: Peers, repeats: int
     if kind != "lfu":
         contenders["OrderedDict"] = DictLru(kind, capacity, stream).run
     rates = alternate(contenders, repeats=repeats)
-    mine = rates.pop("ours")
     counters = ours.table.counters()
     ours.table.check_integrity()
     ours.table.close()
     print(f"{kind}: {100 * counters['hits_device'] / counters['keys']:.1f} % of the keys had their row in memory")
     lines_K = np.random.default_rng(0).integers(0, capacity // 16 * 5, 1_000_000)
     limit = line_rate(ThreadSlices(THREADS), lines_K, capacity // 16 * 5) / 2
-    return [
-        Case(f"{kind}, against {name}", "keys/s", mine, {name: rates[name]}, needed=NEEDED.get(name), limit=limit)
-        for name in rates
-    ]
+    return against_each(kind, "keys/s", rates, NEEDED, limit)
 
 
 def run_peer(peer: Any, name: str, stream: Stream, passes: list[int], **settings: int) -> float:
@@ -199,12 +195,12 @@ def hit_rates(items: Path | None, *, quick: bool) -> list[Case]:
                 what = f"hit rate, {policy}, {name}, room for {100 * share:g} % = {rate.capacity:,}"
                 needed = (rate.exact - MAX_LOSS) / rate.exact
                 peers = {f"exact {policy}": [100 * rate.exact]}
-                cases.append(Case(what, "% of keys", [100 * rate.table], peers, needed=needed, contest=False))
+                cases.append(Case(what, "% of keys", [100 * rate.table], peers, needed=needed))
     return cases
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="where simulated-completejourney.parquet is")
     options = parser.parse_args()
     capacity, batch_size, num_batches, repeats = (16_384, 4_096, 10, 2) if options.quick else (262_144, 16_384, 100, 5)
@@ -221,9 +217,4 @@ def main() -> None:
             cases = [case for kind in KINDS for case in measure(kind, capacity, stream, peers, repeats)]
             versions = peers.versions
         cases += hit_rates(items, quick=options.quick)
-    packages = ("numpy", "numba", "torch")
-    report("table.churn", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
-
-
-if __name__ == "__main__":
-    main()
+    report("table.churn", cases, options, packages=("numpy", "numba", "torch"), peers=versions)

@@ -17,13 +17,14 @@ import torch
 from tests.bench.harness.machine_limits import copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
-from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store
 from tests.bench.workloads.keys import Int64Array, positions
 
 DIM = 64
 MISSES = 100  # one key in so many has no row
+# index_select needs no hash, so a fraction of its rate is enough
 NEEDED = {"FBGEMM forward": 3.0, "TFRA look-up": 5.0, "torch index_select(out=)": 0.6}
 VENV_OF = {"FBGEMM forward": "fbgemm", "TFRA look-up": "tfra"}
 Float32Array = npt.NDArray[np.float32]
@@ -89,25 +90,13 @@ def measure(
     contenders |= peers.contenders(num_keys, "run_rows", part="forward")
     contenders["torch index_select(out=)"] = partial(timed, select, num_keys)
     rates = alternate(contenders, repeats=repeats)
-    mine = rates.pop("ours")
     limit = copy_rate(slices) / (2 * 4 * DIM)  # one row read, one written
     what = f"{distribution}, {peers.threads} thread{'s' * (peers.threads > 1)}"
-    return [
-        Case(
-            f"{what}, against {name}",
-            "rows/s",
-            mine,
-            {name: rates[name]},
-            needed=NEEDED[name],
-            limit=limit,
-            contest=NEEDED[name] > 1,  # index_select needs no hash, so a fraction of its rate is enough
-        )
-        for name in rates
-    ]
+    return against_each(what, "rows/s", rates, NEEDED, limit)
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     num_rows, num_keys, repeats = (100_000, 65_536, 2) if options.quick else (1_000_000, 524_288, 5)
     cases: list[Case] = []
     versions: dict[str, str] = {}
@@ -122,9 +111,4 @@ def main() -> None:
                 peers.call_all("prepare_rows", **rows, optimizer=None)
                 for distribution in ("uniform", "zipf"):
                     cases += measure(table, values_CD, distribution, num_keys, peers, folder, repeats)
-    packages = ("numpy", "numba", "torch")
-    report("table.fetch", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
-
-
-if __name__ == "__main__":
-    main()
+    report("table.fetch", cases, options, packages=("numpy", "numba", "torch"), peers=versions)

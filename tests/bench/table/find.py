@@ -97,7 +97,7 @@ def measure(
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     sizes, num_keys, repeats = ((100_000,), 200_000, 2) if options.quick else ((1_000_000, 10_000_000), 1_000_000, 5)
     cases: list[Case] = []
     versions: dict[str, str] = {}
@@ -115,8 +115,4 @@ def main() -> None:
                         measure(table, slot_of, distribution, num_keys, peers, folder, repeats)
                         for distribution in ("uniform", "zipf")
                     ]
-    report("table.find", cases, packages=("numpy", "numba"), out=options.out, quick=options.quick, peers=versions)
-
-
-if __name__ == "__main__":
-    main()
+    report("table.find", cases, options, packages=("numpy", "numba"), peers=versions)

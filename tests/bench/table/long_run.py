@@ -65,7 +65,7 @@ class Run:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     num_keys, num_rows = (2_000_000, 65_536) if options.quick else (200_000_000, 1_048_576)
     run = Run(num_rows)
     rates: list[float] = []
@@ -79,32 +79,10 @@ def main() -> None:
     counters = run.table.counters()
     print(", ".join(f"{name} {number:,}" for name, number in counters.items() if number))
     limit = copy_rate(ThreadSlices(1)) / (ROWS_MOVED * 4 * DIM)
-    report(
-        "table.long_run",
-        [
-            Case(
-                "speed of the last tenth",
-                "keys/s",
-                rates[-1:],
-                {"first tenth": rates[:1]},
-                needed=MAX_SLOWER,
-                limit=limit,
-                contest=False,
-            ),
-            Case(
-                "memory after the first tenth, beside the most of all later ones",
-                "bytes",
-                [float(resident[0])],
-                {"later": [float(max(resident))]},
-                needed=1 / MAX_GROWTH,
-                contest=False,
-            ),
-        ],
-        packages=("numpy", "numba", "torch"),
-        out=options.out,
-        quick=options.quick,
-    )
-
-
-if __name__ == "__main__":
-    main()
+    first, later = {"first tenth": rates[:1]}, {"later": [float(max(resident))]}
+    memory = "memory after the first tenth, beside the most of all later ones"
+    cases = [
+        Case("speed of the last tenth", "keys/s", rates[-1:], first, needed=MAX_SLOWER, limit=limit),
+        Case(memory, "bytes", [float(resident[0])], later, needed=1 / MAX_GROWTH),
+    ]
+    report("table.long_run", cases, options, packages=("numpy", "numba", "torch"))

@@ -70,11 +70,16 @@ class MemoryCgroup:
 def uncached_copy(folder: Path, to: Path) -> Path:
     """Copy files without leaving their pages in the cache: they count for the process that reads them first."""
     shutil.copytree(folder, to)
-    for path in filter(Path.is_file, to.rglob("*")):
+    drop_page_cache(to)
+    return to
+
+
+def drop_page_cache(folder: Path) -> None:
+    """Drop the files of a folder from the page cache."""
+    for path in filter(Path.is_file, folder.rglob("*")):
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
-    return to

@@ -181,7 +181,7 @@ def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repea
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     torch.sparse.check_sparse_tensor_invariants.disable()  # the default, set explicitly to avoid a warning
     num_rows, repeats = (100_000, 2) if options.quick else (1_000_000, 5)
     cases: list[Case] = []
@@ -199,9 +199,4 @@ def main() -> None:
                     versions |= peers.versions
                     for setting in of_peer:
                         cases += measure(setting, full, peers, Path(folder), repeats)
-    packages = ("numpy", "numba", "torch")
-    report("table.train", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
-
-
-if __name__ == "__main__":
-    main()
+    report("table.train", cases, options, packages=("numpy", "numba", "torch"), peers=versions)

@@ -22,12 +22,13 @@ from springtide.kernels.types import RowLayout
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_block import RowBlock
-from springtide_client.schema import Schema
 from tests.bench.harness.disk_reads import describe, random_read_rates
 from tests.bench.harness.processes import ContenderProcess
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
 from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
-from tests.bench.table.working_set_contender import CATEGORICAL, DIM, OPTIMIZER
+from tests.bench.table.working_set_contender import NUM_FIELDS, OPTIMIZER
+from tests.bench.workloads.clicks import SCHEMA
+from tests.bench.workloads.small_dlrm import DIM
 from tests.support.processes import module_command, our_environment
 
 TIMES, NEEDED = 10, 0.5  # working set / budget; required share of the speed
@@ -40,7 +41,7 @@ def make_base(folder: Path, num_rows: int) -> Path:
     """Write a base with every id's first value."""
     ops = backend("cpu")
     numbers = np.arange(num_rows)
-    features_N, ids_N = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
+    features_N, ids_N = (numbers % NUM_FIELDS).astype(np.uint16), numbers // NUM_FIELDS
     mixed_N = ops.mix_keys(features_N, ids_N)
     order = np.argsort(mixed_N)
     features_N, ids_N, mixed_N = features_N[order], ids_N[order], mixed_N[order]
@@ -50,7 +51,7 @@ def make_base(folder: Path, num_rows: int) -> Path:
     rows = RowBlock(features_N, ids_N, values_ND, states_NS, ones_N, zeros_N, known_hash=mixed_N)
     image = BaseImage(
         tip=Tip(1, 1),
-        schema=Schema(labels=("click",), categorical=tuple(f"c{n}" for n in range(CATEGORICAL))),
+        schema=SCHEMA,
         table=TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
         model=ModelIdentity(name="dlrm"),
         meta=VersionMeta(),
@@ -74,7 +75,9 @@ class Contest:
     def start(self, name: str, base: Path, cgroup: MemoryCgroup | None = None) -> None:
         """Start a contender and warm it up, so that its spill holds rows."""
         small, ahead = CONTENDERS[name.removesuffix(", cgroup")]
-        child = ContenderProcess(name, module_command("tests.bench.table.working_set_process"), our_environment(), None)
+        child = ContenderProcess(
+            name, module_command("tests.bench.table.working_set_contender"), our_environment(), None
+        )
         self.children[name] = child
         if cgroup is not None:
             cgroup.add(child.pid)
@@ -154,7 +157,7 @@ def run_in_cgroup(contest: Contest, cgroup: MemoryCgroup) -> dict[str, list[floa
     for name in names if reads else ():
         since = {key: number - before[name].get(key, 0) for key, number in contest.last[name]["counters"].items()}
         share = (since["recalled_from_spill"] + since["recalled_from_base"]) / since["keys"]
-        most = max(reads.values()) / (share * CATEGORICAL)
+        most = max(reads.values()) / (share * NUM_FIELDS)
         print(f"{name}: at one read for each recalled row this disk allows {most:,.0f} samples/s")
     return rates
 
@@ -168,29 +171,20 @@ def measure(contest: Contest, repeats: int, cgroup: MemoryCgroup | None) -> list
         rates |= run_in_cgroup(contest, cgroup)
     contest.check()
     contest.describe()
-    return [
-        Case(
-            f"{contest.dtype}, {name}",
-            "samples/s",
-            mine,
-            {"all in memory": whole},
-            needed=NEEDED if name.startswith("with lookahead") else None,
-            limit=limit,
-            contest=False,
-        )
-        for name, mine in rates.items()
-    ]
+    needed = {name: NEEDED if name.startswith("with lookahead") else None for name in rates}
+    case = partial(Case, unit="samples/s", peers={"all in memory": whole}, limit=limit, contest=False)
+    return [case(f"{contest.dtype}, {name}", ours=mine, needed=needed[name]) for name, mine in rates.items()]
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--cgroup", type=Path, help="also under a memory limit, in a cgroup made here")
     options = parser.parse_args()
     sizes = {"ids_a_feature": 200_000, "batch_size": 4096, "batches": 16, "warm": WARM_BATCHES}
     if options.quick:
         sizes |= {"ids_a_feature": 50_000, "batch_size": 512, "batches": 8, "warm": 8}
     repeats = 2 if options.quick else 5
-    num_rows = CATEGORICAL * sizes["ids_a_feature"]
+    num_rows = NUM_FIELDS * sizes["ids_a_feature"]
     working_set = num_rows * backend("cpu").slot_bytes(RowLayout(DIM, 1))
     cgroup = MemoryCgroup(options.cgroup) if options.cgroup else None
     if cgroup is None:
@@ -209,9 +203,4 @@ def main() -> None:
     finally:
         if cgroup is not None:
             cgroup.remove()
-    packages = ("numpy", "numba", "torch", "rocksdb-py")
-    report("table.working_set", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("table.working_set", cases, options, packages=("numpy", "numba", "torch", "rocksdb-py"))

@@ -1,7 +1,8 @@
-"""A contender of table.working_set: DLRM-small over a table with a memory budget, a base and a spill."""
+"""The process of a contender of table.working_set: DLRM-small over a table with a memory budget, a base and a spill."""
 
 # B batch, C categorical features, F dense, D dimension, K keys of a batch
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from springtide.app.models.config import ModelConfig
 from springtide.app.models.registry import build_model
 from springtide.app.training.config import DenseOptimizerConfig
 from springtide.app.training.optimization.dense_optimizer import build_optimizer
@@ -21,13 +21,12 @@ from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.embeddings.torch_api.autograd import embed
 from springtide.kernels.cpu.index.buckets import WIDTH
 from springtide_client.log.base import Base
-from tests.bench.peers.serving import timed
+from tests.bench.peers.serving import serve, timed
+from tests.bench.workloads.clicks import CATEGORICAL, DENSE
 from tests.bench.workloads.keys import zipf_ranks
-from tests.support.model_specs import spec_of_sizes
+from tests.bench.workloads.small_dlrm import DIM, MODEL, SPEC, DenseOnly, logits_of
 
-CATEGORICAL, DENSE, DIM = 26, 13, 16
-MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
-SPEC = spec_of_sizes(CATEGORICAL, dense=DENSE, dim=DIM)
+NUM_FIELDS = len(CATEGORICAL)
 OPTIMIZER = {"name": "rowwise-adagrad", "lr": 0.05, "eps": 0.1}
 CHUNK = 1 << 15
 
@@ -35,18 +34,13 @@ CHUNK = 1 << 15
 def make_batch(number: int, batch_size: int, ids_a_feature: int) -> tuple[Any, ...]:
     """Return batch `number` of the stream: keys and times (K), dense (B, F), labels (B, 1)."""
     random = np.random.default_rng(number)
-    ids_BC = np.stack([zipf_ranks(random, batch_size, ids_a_feature, 1.05) for _ in range(CATEGORICAL)], axis=1)
-    features_K = np.tile(np.arange(CATEGORICAL, dtype=np.uint16), batch_size)
-    dense_BF = random.random((batch_size, DENSE), np.float32)
+    ids_BC = np.stack([zipf_ranks(random, batch_size, ids_a_feature, 1.05) for _ in range(NUM_FIELDS)], axis=1)
+    features_K = np.tile(np.arange(NUM_FIELDS, dtype=np.uint16), batch_size)
+    dense_BF = random.random((batch_size, len(DENSE)), np.float32)
     lean_B = np.sin(ids_BC[:, 0] * 1.7) + np.cos(ids_BC[:, 1] * 0.9) + dense_BF[:, 0] - 1
     labels_B1 = (random.random(batch_size) < 1 / (1 + np.exp(-lean_B))).astype(np.float32)[:, None]
     times_K = np.full(len(features_K), number)
     return features_K, ids_BC.reshape(-1), times_K, torch.from_numpy(dense_BF), torch.from_numpy(labels_B1)
-
-
-def loss_of(logits_B1: torch.Tensor, labels_B1: torch.Tensor) -> torch.Tensor:
-    """Return the summed loss, as in the learner."""
-    return binary_cross_entropy_with_logits(logits_B1.float(), labels_B1, reduction="sum")
 
 
 class Contender:
@@ -59,7 +53,7 @@ class Contender:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.ids_a_feature, self.batch_size, self.ahead, self.bfloat16 = ids_a_feature, batch_size, ahead, bfloat16
-        num_rows = CATEGORICAL * ids_a_feature
+        num_rows = NUM_FIELDS * ids_a_feature
         config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=num_bytes or "1GiB")
         # with 2.5 slots per row hardly a bucket is full
         everything = Capacity.of_rows(5 * num_rows // 2 // WIDTH * WIDTH, num_evicted_dirty=1)
@@ -85,7 +79,7 @@ class Contender:
         grads_KD = np.zeros((CHUNK, DIM), np.float32)
         for start in range(0, num_rows, CHUNK):
             numbers = np.arange(start, min(start + CHUNK, num_rows))
-            features_K, ids_K = (numbers % CATEGORICAL).astype(np.uint16), numbers // CATEGORICAL
+            features_K, ids_K = (numbers % NUM_FIELDS).astype(np.uint16), numbers // NUM_FIELDS
             is_learned = start < num_rows // 2  # ids are frequency ranks
             if is_learned or everything:
                 lookup = self.table.lookup(features_K, ids_K, np.zeros(len(ids_K), np.int64))
@@ -115,12 +109,9 @@ class Contender:
         self.spill.drain()
 
     def _step(self, lookup: Any, dense_BF: torch.Tensor, labels_B1: torch.Tensor) -> float:
-        rows_BCD = embed(self.table, lookup).reshape(len(labels_B1), CATEGORICAL, DIM)
-        empty = rows_BCD.new_zeros(len(labels_B1), 0, DIM), rows_BCD.new_zeros(len(labels_B1), 0, 1, DIM)
-        length = torch.zeros(len(labels_B1), 0, dtype=torch.int64)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-            logits_B1 = self.net(rows_BCD, *empty, length, dense_BF)
-        loss = loss_of(logits_B1, labels_B1)
+        rows_BCD = embed(self.table, lookup).reshape(len(labels_B1), NUM_FIELDS, DIM)
+        logits_B1 = logits_of(self.net, rows_BCD, dense_BF, bfloat16=self.bfloat16)
+        loss = binary_cross_entropy_with_logits(logits_B1, labels_B1, reduction="sum")  # as in the learner
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -128,24 +119,8 @@ class Contender:
 
     def dense_only(self, num_batches: int) -> dict[str, float]:
         """Return the seconds of the net alone on resident rows: the limit of any table."""
-        _, _, _, dense_BF, labels_B1 = make_batch(0, self.batch_size, self.ids_a_feature)
-        rows_BCD = torch.zeros(self.batch_size, CATEGORICAL, DIM, requires_grad=True)
-        net = build_model(MODEL, SPEC, seed=0)
-        optimizer = build_optimizer(DenseOptimizerConfig(), net)
-        empty = rows_BCD.new_zeros(self.batch_size, 0, DIM), rows_BCD.new_zeros(self.batch_size, 0, 1, DIM)
-        length = torch.zeros(self.batch_size, 0, dtype=torch.int64)
-
-        def learn() -> None:
-            for _ in range(num_batches):
-                with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-                    logits_B1 = net(rows_BCD, *empty, length, dense_BF)
-                loss = loss_of(logits_B1, labels_B1)
-                optimizer.zero_grad()
-                rows_BCD.grad = None
-                loss.backward()
-                optimizer.step()
-
-        return timed(learn)
+        net = DenseOnly(self.batch_size, bfloat16=self.bfloat16)
+        return timed(lambda: net.run(num_batches * self.batch_size))
 
     def close(self) -> None:
         self.table.check_integrity()
@@ -163,3 +138,19 @@ def resident_bytes(pid: int) -> int:
     except OSError:
         return total
     return total + sum(resident_bytes(int(child)) for child in children)
+
+
+def main() -> None:
+    """Answer the calls of the benchmark, the first of which is `prepare` with the settings of a Contender."""
+    functions: dict[str, Callable[..., Any]] = {}
+
+    def prepare(**settings: Any) -> None:
+        contender = Contender(**settings)
+        functions.update(run=contender.run, dense_only=contender.dense_only, close=contender.close)
+
+    functions["prepare"] = prepare
+    serve(functions)
+
+
+if __name__ == "__main__":
+    main()

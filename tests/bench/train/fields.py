@@ -20,6 +20,7 @@ from tests.bench.harness.report import Case, alternate, arguments, report, use_t
 from tests.bench.quality.one_pass import RunConfig
 from tests.bench.train.e2e import make_learner
 from tests.bench.workloads.clicks import zipf_ids
+from tests.support.batches import batch_of
 
 NUM_FIELDS = (5, 10, 20, 40, 80, 150)
 BATCH = 4096
@@ -32,10 +33,8 @@ def make_batches(num_fields: int, number: int) -> list[Batch]:
     for _ in range(number):
         ids_NC = zipf_ids(random, (BATCH, num_fields))
         lean_N = np.sin(ids_NC[:, 0] * 1.7) + np.cos(ids_NC[:, 1] * 0.9) - 1.0
-        labels_N1 = (random.random(BATCH) < 1 / (1 + np.exp(-lean_N))).astype(np.float32)[:, None]
-        times_N = np.zeros(BATCH, np.int64)
         features = Features(ids_NC, (), np.zeros((BATCH, 0), np.float32))
-        batches.append(Batch(features, labels_N1, np.ones(BATCH, np.float32), times_N, times_N, {}))
+        batches.append(batch_of(features, random.random(BATCH) < 1 / (1 + np.exp(-lean_N))))
     return batches
 
 
@@ -74,12 +73,8 @@ def measure(num_fields: int, repeats: int) -> Case:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     use_trainer_process_settings()
     numbers, repeats = (NUM_FIELDS[:2], 2) if options.quick else (NUM_FIELDS, 7)
     cases = [measure(num_fields, repeats) for num_fields in numbers]
-    report("train.fields", cases, packages=("torch", "numba", "numpy"), out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("train.fields", cases, options, packages=("torch", "numba", "numpy"))

@@ -5,17 +5,14 @@ Against one process of two threads with the same batches: with and without the w
 namespaces, which need root) also in int8 between two hosts, whose nets exchange gradients every 1, 4, 16 batches.
 """
 
-import sys
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from tests.bench.harness.hosts import two_hosts
-from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
+from tests.bench.harness.ranks import Ranks, Waits, run_in_turn
 from tests.bench.harness.report import Case, argument_parser, report
 
-MODULE = "tests.bench.train.learner_ranks"
 FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
 STEPS, WARM_UP, REPEATS = 40, 10, 3
 AGAINST_ONE_PROCESS = 0.8
@@ -48,22 +45,28 @@ def batches_of(rank: int, num_ranks: int, num_steps: int) -> list[Any]:
     from springtide.stream.columns import Batch
     from springtide_client.features import Features
     from tests.bench.workloads.keys import positions
+    from tests.support.batches import batch_of
 
     part, num_samples = BATCH // num_ranks, num_steps * BATCH
     ids = np.stack([positions("zipf", num_samples, IDS_A_FIELD, seed=field) for field in range(FIELDS)], axis=1)
-    labels_NL = ((ids[:, :4] % 7).sum(axis=1) > 12).astype(np.float32)[:, None]
+    is_click_N = (ids[:, :4] % 7).sum(axis=1) > 12
 
-    def batch_of(step: int) -> Batch:
+    def part_of(step: int) -> Batch:
         here = slice(step * BATCH + rank * part, step * BATCH + (rank + 1) * part)
-        times_N = np.full(part, 1000 * step)
-        features = Features(ids[here], (), np.zeros((part, 0), np.float32))
-        return Batch(features, labels_NL[here], np.ones(part, np.float32), times_N, times_N, {})
+        return batch_of(Features(ids[here], (), np.zeros((part, 0), np.float32)), is_click_N[here], 1000 * step)
 
-    return [batch_of(step) for step in range(num_steps)]
+    return [part_of(step) for step in range(num_steps)]
 
 
 def learn(
-    rank: int, num_ranks: int, precision: str, wide: bool, lookahead: bool, num_steps: int, accumulate: int = 1
+    rank: int,
+    num_ranks: int,
+    *,
+    num_steps: int,
+    precision: str = "float32",
+    wide: bool = False,
+    lookahead: bool = True,
+    accumulate: int = 1,
 ) -> dict[str, float]:
     """Learn on one rank; return rate, loss, bytes sent a sample, and the share of time in collectives."""
     import numpy as np
@@ -71,28 +74,17 @@ def learn(
 
     from springtide.embeddings.sharding.exchange import Exchange
 
-    waited = [0.0]
-
-    def timed(collective: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            start = time.perf_counter()
-            result = collective(*arguments)
-            waited[0] += time.perf_counter() - start
-            return result
-
-        return call
-
-    exchange = None
+    exchange, waits = None, Waits()
     if num_ranks > 1:
         exchange = Exchange(dist.group.WORLD, "cpu")
         for name in COLLECTIVES:
-            setattr(exchange, name, timed(getattr(exchange, name)))
+            setattr(exchange, name, waits.timed(getattr(exchange, name)))
     learner = learner_of(num_ranks, exchange, precision, wide=wide, accumulate=accumulate)
     part, batches = BATCH // num_ranks, batches_of(rank, num_ranks, num_steps + WARM_UP)
     losses, start, sent_before = [], 0.0, 0
     for step, batch in enumerate(batches):
         if step == WARM_UP:
-            start, waited[0] = time.perf_counter(), 0.0
+            start, waits.seconds = time.perf_counter(), 0.0
             sent_before = 0 if exchange is None else exchange.bytes_sent.total()
         following = batches[step + 1] if lookahead and step + 1 < len(batches) else None
         losses.append(learner.step(batch, following).loss)
@@ -103,67 +95,42 @@ def learn(
         "rate": num_steps * BATCH / seconds,
         "loss": float(np.mean(losses[-10:])),
         "bytes_a_sample": sent / (num_steps * part),
-        "waited": waited[0] / seconds,
+        "waited": waits.seconds / seconds,
     }
 
 
-def run_in_turn(contenders: Mapping[str, Ranks], repeats: int) -> None:
-    for _ in range(repeats):
-        for contender in contenders.values():
-            contender.run()
-
-
 def main() -> None:
-    if (given := rank_arguments(sys.argv)) is not None:
-        rank, num_ranks, address, precision, wide, lookahead, num_steps, *accumulate = given
-        flags = wide == "True", lookahead == "True"
-        work = partial(learn, int(rank), int(num_ranks), precision, *flags, int(num_steps), *map(int, accumulate))
-        run_rank(int(rank), int(num_ranks), address, work)
-        return
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--links", default="", help="comma-separated rates, such as 1gbit, of links between two hosts")
     options = parser.parse_args()
     num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
-    contenders = {}
+    contenders, ranks_of = {}, partial(Ranks, learn, num_steps=num_steps)
     for wide in (False, True):
         end = ", wide" if wide else ""
-        contenders[f"one process, 2 threads{end}"] = Ranks(MODULE, 1, "float32", wide, True, num_steps)
-        contenders[f"2 ranks{end}"] = Ranks(MODULE, 2, "float32", wide, True, num_steps)
-        contenders[f"2 ranks, next unknown{end}"] = Ranks(MODULE, 2, "float32", wide, False, num_steps)
-    contenders["2 ranks, int8"] = Ranks(MODULE, 2, "int8", False, True, num_steps)
-    run_in_turn(contenders, repeats)
+        contenders[f"one process, 2 threads{end}"] = ranks_of(1, wide=wide)
+        contenders[f"2 ranks{end}"] = ranks_of(2, wide=wide)
+        contenders[f"2 ranks, next unknown{end}"] = ranks_of(2, wide=wide, lookahead=False)
+    contenders["2 ranks, int8"] = ranks_of(2, precision="int8")
+    run_in_turn(contenders.values(), repeats)
     for link in filter(None, options.links.split(",")):
         with two_hosts(link) as hosts:
             over_link = {
-                f"{link}, int8, net every {every}": Ranks(
-                    MODULE, 2, "int8", False, True, num_steps, every, hosts=tuple(hosts)
-                )
+                f"{link}, int8, net every {every}": ranks_of(2, precision="int8", accumulate=every, hosts=tuple(hosts))
                 for every in ACCUMULATED
             }
-            run_in_turn(over_link, repeats)
+            run_in_turn(over_link.values(), repeats)
             contenders |= over_link
     for name, contender in contenders.items():
-        print(
-            f"{name}: {contender.median_of('rate'):,.0f} samples/s, loss {contender.median_of('loss'):.4f}, "
-            f"{contender.median_of('bytes_a_sample'):,.0f} bytes a sample sent, "
-            f"{contender.median_of('waited'):.0%} of the time in collectives"
-        )
+        print(f"{name}: {contender.describe()}")
     rates = {name: contender.all_of("rate") for name, contender in contenders.items()}
     cases = []
     for end in ("", ", wide"):
         alone = f"one process, 2 threads{end}"
         peers = {alone: rates[alone]}
-        cases.append(
-            Case(f"2 ranks{end}", "samples/s", rates[f"2 ranks{end}"], peers, AGAINST_ONE_PROCESS, contest=False)
-        )
+        cases.append(Case(f"2 ranks{end}", "samples/s", rates[f"2 ranks{end}"], peers, AGAINST_ONE_PROCESS))
     for link in filter(None, options.links.split(",")):
         peers = {"every batch": rates[f"{link}, int8, net every 1"]}
         for every in ACCUMULATED[1:]:
             name = f"{link}, int8, net every {every}"
             cases.append(Case(name, "samples/s", rates[name], peers, contest=False))
-    packages = "torch", "numba", "numpy"
-    report("train.learner_ranks", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("train.learner_ranks", cases, options, packages=("torch", "numba", "numpy"))

@@ -25,8 +25,9 @@ from springtide.stream.positions import Partition
 from springtide_client.features import Features
 from springtide_client.model.inputs import ModelInputs
 from tests.bench.harness.report import Case, alternate, argument_parser, report, timed, use_trainer_process_settings
-from tests.bench.train.e2e import DIM, MODEL, SPEC
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC
+from tests.bench.workloads.small_dlrm import DIM, MODEL, SPEC
+from tests.support.batches import batch_of
 
 CLIP = {"clip_norm": 1.0}
 SCHEDULE = {"lr_schedule": {"name": "cosine", "warmup_samples": 10_000, "decay_samples": 1_000_000}}
@@ -48,10 +49,9 @@ def batches_of(size: int, num: int) -> list[Batch]:
     for number in range(num):
         ids_NC = random.integers(0, 50_000, (size, len(CATEGORICAL)))
         dense_NF = random.lognormal(1, 1, (size, len(DENSE))).astype(np.float32)
-        labels_N1 = (random.random((size, 1)) < 0.3).astype(np.float32)
         event_ms_N = 1_600_000_000_000 + number * size + np.arange(size)
-        ones_N, positions = np.ones(size, np.float32), {Partition(TOPIC, 0): (number + 1) * size}
-        batches.append(Batch(Features(ids_NC, (), dense_NF), labels_N1, ones_N, event_ms_N, event_ms_N, positions))
+        positions, labels_N = {Partition(TOPIC, 0): (number + 1) * size}, random.random(size) < 0.3
+        batches.append(batch_of(Features(ids_NC, (), dense_NF), labels_N, event_ms_N, positions))
     return batches
 
 
@@ -108,7 +108,7 @@ def run_steps(step: Callable[..., object], inputs: ModelInputs, labels_N1: Tenso
 
 
 def main() -> None:
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--compiled", action="store_true", help="the dense step under torch.compile instead")
     options = parser.parse_args()
     use_trainer_process_settings()
@@ -122,8 +122,4 @@ def main() -> None:
             cases.append(compare_compiled(size, repeats, num))
         else:
             cases += compare_settings(size, num, repeats)
-    report("train.net", cases, packages=("torch", "numba", "numpy"), out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("train.net", cases, options, packages=("torch", "numba", "numpy"))

@@ -5,16 +5,14 @@ need not wait for the others. A version: what ranks tell each other, beside the 
 """
 
 import pickle
-import sys
 import time
 from functools import partial
 from statistics import median
 
-from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
-from tests.bench.harness.report import Case, argument_parser, report
+from tests.bench.harness.ranks import Ranks, run_in_turn
+from tests.bench.harness.report import Case, arguments, report
 from tests.bench.train.learner_ranks import batches_of, learner_of
 
-MODULE = "tests.bench.train.rank_costs"
 NUM_RANKS = 2, 4
 ROWS, DIM, EXCHANGES = 26_000, 16, 100  # gradients of a rank
 NUM_VERSIONS, STEPS_A_VERSION, REPEATS = 8, 5, 3
@@ -91,27 +89,15 @@ def versions(rank: int, num_ranks: int, num_versions: int) -> dict[str, float]:
 
 
 def main() -> None:
-    if (given := rank_arguments(sys.argv)) is not None:
-        rank, num_ranks, address, how, number = given
-        where = int(rank), int(num_ranks)
-        work = partial(versions, *where, int(number)) if how == VERSION else partial(sums, *where, how, int(number))
-        run_rank(*where, address, work)
-        return
-    options = argument_parser(__doc__ or "").parse_args()
+    options = arguments(__doc__)
     exchanges, num_versions, repeats = (5, 1, 1) if options.quick else (EXCHANGES, NUM_VERSIONS, REPEATS)
-    numbers = {IN_ORDER: exchanges, ARRIVAL: exchanges, VERSION: num_versions}
-    contenders = {(how, ranks): Ranks(MODULE, ranks, how, numbers[how]) for how in numbers for ranks in NUM_RANKS}
-    for _ in range(repeats):
-        for contender in contenders.values():
-            contender.run()
+    makers = {how: partial(Ranks, sums, how=how, num_exchanges=exchanges) for how in (IN_ORDER, ARRIVAL)}
+    makers[VERSION] = partial(Ranks, versions, num_versions=num_versions)
+    contenders = {(what, ranks): make(ranks) for what, make in makers.items() for ranks in NUM_RANKS}
+    run_in_turn(contenders.values(), repeats)
     cases = []
     for ranks in NUM_RANKS:
-        rates = {how: contenders[how, ranks].all_of("rate") for how in numbers}
+        rates = {what: contenders[what, ranks].all_of("rate") for what in makers}
         cases.append(Case(f"{ranks} ranks, sums {ARRIVAL}", "exchanges/s", rates[ARRIVAL], {IN_ORDER: rates[IN_ORDER]}))
         cases.append(Case(f"{ranks} ranks, what they tell each other for a version", "1/s", rates[VERSION], {}))
-    packages = "torch", "numba", "numpy"
-    report("train.rank_costs", cases, packages=packages, out=options.out, quick=options.quick)
-
-
-if __name__ == "__main__":
-    main()
+    report("train.rank_costs", cases, options, packages=("torch", "numba", "numpy"))

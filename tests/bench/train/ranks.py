@@ -6,17 +6,15 @@ of 1 Gbit/s between two hosts (network namespaces, which need root), against flo
 """
 
 import os
-import sys
 import time
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from tests.bench.harness.hosts import two_hosts
-from tests.bench.harness.ranks import Ranks, rank_arguments, run_rank
+from tests.bench.harness.ranks import Ranks, Waits, run_in_turn
 from tests.bench.harness.report import Case, argument_parser, fail, report
 
-MODULE = "tests.bench.train.ranks"
 FIELDS, DIM, IDS_A_FIELD, BATCH = 26, 16, 100_000, 4096
 STEPS, WARM_UP, REPEATS = 60, 15, 3
 WIDE_DIM = 128  # rows so wide that a link of 1 Gbit/s limits two hosts of this speed
@@ -48,21 +46,11 @@ def learn(
     from springtide.app.models.interface import FieldSpec, ModelSpec
     from tests.bench.workloads.keys import positions
 
-    waited = [0.0]
-
-    def timed(collective: Any) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            result = collective(*arguments, **options)
-            waited[0] += time.perf_counter() - start
-            return result
-
-        return call
-
+    waits = Waits()
     torch.set_num_threads(num_threads or (1 if num_ranks > 1 else 2))
     group = None
     if num_ranks > 1:
-        dist.all_to_all_single, dist.all_reduce = timed(dist.all_to_all_single), timed(dist.all_reduce)
+        dist.all_to_all_single, dist.all_reduce = map(waits.timed, (dist.all_to_all_single, dist.all_reduce))
         group = dist.group.WORLD
     rows: Any
     if precision == TORCHREC:
@@ -96,7 +84,7 @@ def learn(
     losses, times, start, sent_before = [], [], 0.0, 0
     for step in range(num_steps + WARM_UP):
         if step == WARM_UP:
-            start, waited[0] = time.perf_counter(), 0.0
+            start, waits.seconds = time.perf_counter(), 0.0
             sent_before = num_sent()
         times.append(time.perf_counter())
         first = step * batch + rank * part
@@ -113,76 +101,49 @@ def learn(
         "rate": num_steps * batch / seconds,
         "loss": float(np.mean(losses[-10:])),
         "bytes_a_sample": (num_sent() - sent_before) / (num_steps * part),
-        "waited": waited[0] / seconds,
+        "waited": waits.seconds / seconds,
         "spread": float(np.std(steps) / np.mean(steps)),
     }
 
 
 def main() -> None:
-    if (given := rank_arguments(sys.argv)) is not None:
-        rank, num_ranks, address, precision, num_steps, dim = given
-        work = partial(learn, int(rank), int(num_ranks), precision, int(num_steps), dim=int(dim))
-        run_rank(int(rank), int(num_ranks), address, work)
-        return
-    parser = argument_parser(__doc__ or "")
+    parser = argument_parser(__doc__)
     parser.add_argument("--link", default="1gbit", help='rate of the link between two hosts; "": leave this part out')
     options = parser.parse_args()
     num_steps, repeats = (4, 1) if options.quick else (STEPS, REPEATS)
+    ranks_of = partial(Ranks, learn, num_steps=num_steps)
     with ExitStack() as stack:
         contenders = {
-            "one process, 2 threads": Ranks(MODULE, 1, "float32", num_steps, DIM),
-            "2 ranks": Ranks(MODULE, 2, "float32", num_steps, DIM),
-            "2 ranks, int8": Ranks(MODULE, 2, "int8", num_steps, DIM),
+            "one process, 2 threads": ranks_of(1, precision="float32"),
+            "2 ranks": ranks_of(2, precision="float32"),
+            "2 ranks, int8": ranks_of(2, precision="int8"),
         }
         torchrec = options.peers / "fbgemm"
         if (torchrec / ".ready").exists():
-            contenders["2 ranks, TorchRec"] = Ranks(MODULE, 2, TORCHREC, num_steps, DIM, venv=torchrec)
+            contenders["2 ranks, TorchRec"] = ranks_of(2, precision=TORCHREC, venv=torchrec)
         if options.link and os.geteuid() == 0:
             hosts = tuple(stack.enter_context(two_hosts(options.link)))
             for precision in ("float32", "bfloat16", "int8"):
                 for dim in (DIM, WIDE_DIM):
-                    runs = Ranks(MODULE, 2, precision, num_steps, dim, hosts=hosts)
+                    runs = ranks_of(2, precision=precision, dim=dim, hosts=hosts)
                     contenders[f"2 hosts, dim {dim}, {precision}"] = runs
-        for _ in range(repeats):
-            for contender in contenders.values():
-                contender.run()
+        run_in_turn(contenders.values(), repeats)
     for name, contender in contenders.items():
-        print(
-            f"{name}: {contender.median_of('rate'):,.0f} samples/s, {contender.median_of('bytes_a_sample'):.0f} bytes "
-            f"a sample to the other rank, {100 * contender.median_of('waited'):.0f} % of the time in collectives, "
-            f"loss {contender.median_of('loss'):.4f}"
-        )
+        print(f"{name}: {contender.describe()}")
     alone, ranks = contenders["one process, 2 threads"], contenders["2 ranks"]
     if abs(alone.median_of("loss") - ranks.median_of("loss")) > 0.01:
         fail("two ranks learned something else than one process")
-    cases = [
-        Case(
-            "2 ranks of one thread",
-            "samples/s",
-            ranks.all_of("rate"),
-            {"one process, 2 threads": alone.all_of("rate")},
-            needed=AGAINST_ONE_PROCESS,
-            contest=False,
-        )
-    ]
+    mine, theirs = ranks.all_of("rate"), {"one process, 2 threads": alone.all_of("rate")}
+    cases = [Case("2 ranks of one thread", "samples/s", mine, theirs, needed=AGAINST_ONE_PROCESS)]
     peers = {TORCHREC: "missing"}
     if "2 ranks, TorchRec" in contenders:
         peers = {TORCHREC: "1.8.0, fbgemm-gpu-cpu 1.8.0"}
-        rates = contenders["2 ranks, TorchRec"].all_of("rate")
-        cases.append(
-            Case(
-                "2 ranks beside TorchRec", "samples/s", ranks.all_of("rate"), {TORCHREC: rates}, needed=AGAINST_TORCHREC
-            )
-        )
+        theirs = {TORCHREC: contenders["2 ranks, TorchRec"].all_of("rate")}
+        cases.append(Case("2 ranks beside TorchRec", "samples/s", mine, theirs, needed=AGAINST_TORCHREC))
     for dim in (DIM, WIDE_DIM):
         if (int8 := contenders.get(f"2 hosts, dim {dim}, int8")) is not None:
             float32 = {"float32": contenders[f"2 hosts, dim {dim}, float32"].all_of("rate")}
             name = f"2 hosts, {options.link}, dim {dim}, int8"
             rates = int8.all_of("rate")
             cases.append(Case(name, "samples/s", rates, float32, needed=INT8_AGAINST_FLOAT32, contest=False))
-    packages = "torch", "numba", "numpy"
-    report("train.ranks", cases, packages=packages, out=options.out, quick=options.quick, peers=peers)
-
-
-if __name__ == "__main__":
-    main()
+    report("train.ranks", cases, options, packages=("torch", "numba", "numpy"), peers=peers)

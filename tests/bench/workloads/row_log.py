@@ -1,6 +1,7 @@
 """A log with a base of many rows by the real writers, for benchmarks of followers and servers."""
 
 # N rows, D dimension
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,32 +21,18 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide_client.keys import mix_keys
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_block import RowBlock
+from tests.support.config import Section, write_config
 from tests.support.layers import sorted_layer
 
 FEATURE, DIM = "item_id", 64
-CONFIG = """
-name = "lookups"
-[source]
-topic = "clicks"
-[schema]
-label = "click"
-categorical = ["user_id", "item_id"]
-dense = ["age"]
-[features.user_id]
-[features.item_id]
-[table]
-dim = {dim}
-device_bytes = "512MiB"
-disk_path = "{folder}/spill"
-[model]
-name = "dlrm"
-options = {{ bottom = {layers}, top = {layers} }}
-[train]
-batch_size = 1024
-threads = 1
-[log]
-path = "{folder}/log"
-"""
+SETTINGS: Section = {
+    "name": "lookups",
+    "source": {"topic": "clicks"},
+    "schema": {"label": "click", "categorical": ["user_id", "item_id"], "dense": ["age"]},
+    "features": {"user_id": {}, "item_id": {}},
+    "table": {"dim": DIM, "device_bytes": "512MiB"},
+    "train": {"batch_size": 1024, "threads": 1},
+}
 
 
 def values_of(ids_N: npt.NDArray[np.int64], dim: int = DIM) -> npt.NDArray[np.float32]:
@@ -55,11 +42,14 @@ def values_of(ids_N: npt.NDArray[np.int64], dim: int = DIM) -> npt.NDArray[np.fl
     return (bits_ND.astype(np.float32) - np.float32(2**23)) * np.float32(0.3 * 2.0**-23)
 
 
-def write_log(folder: Path, num_rows: int, layers: str = "[512, 256]") -> Path:
-    """Write a log whose base has ids 0 to num_rows, beside its `springtide.toml`; return the log's folder."""
-    path = folder / "springtide.toml"
-    path.write_text(CONFIG.format(dim=DIM, folder=folder, layers=layers))
-    config = load_config(path)
+def write_log(folder: Path, num_rows: int, layers: Sequence[int] = (512, 256), **log: float) -> Path:
+    """Write a log whose base has ids 0 to num_rows, beside its `springtide.toml`; return the log's folder.
+
+    `layers`: widths of both parts of the net; `log`: more keys of `[log]`.
+    """
+    paths: Section = {"table": {"disk_path": folder / "spill"}, "log": {"path": folder / "log", **log}}
+    net = {"model": {"name": "dlrm", "options": {"bottom": layers, "top": layers}}}
+    config = load_config(write_config(folder / "springtide.toml", SETTINGS, paths, net))
     with LogWriter.open(config.log, schema=config.schema) as log:
         write_base(config.log.path, _image(config, log, num_rows))
         log.start_after(log.first_base_tip)
