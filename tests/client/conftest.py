@@ -32,3 +32,9 @@ def make_log(tmp_path: Path, toy_schema: Schema, toy_archive: bytes) -> Callable
     """Make a new log, with its first base, at each call."""
     numbers = itertools.count()
     return lambda **options: HandWrittenLog(tmp_path / f"log-{next(numbers)}", toy_schema, toy_archive, **options)
+
+
+@pytest.fixture
+def log(make_log: Callable[..., HandWrittenLog]) -> HandWrittenLog:
+    """Return a log of one table, with its first base."""
+    return make_log()

@@ -22,10 +22,6 @@ INSTANCES = [
 ]
 
 
-def row(log, seed: int):
-    return np.random.default_rng(seed).normal(size=log.dim).astype(np.float32), seed, 1000 + seed
-
-
 def wait_for_version(model: HotModel, number: int) -> None:
     wait_until(lambda: model.version == number, f"version {number}")
 
@@ -50,10 +46,9 @@ def open_model(request, tmp_path):
         one.close()
 
 
-def test_predictions_and_rows_follow_the_log(open_model, make_log) -> None:
-    log = make_log()
+def test_predictions_and_rows_follow_the_log(open_model, log) -> None:
     shoe = encode_id("shoe")[0]
-    log.append({(0, 1): row(log, 1), (1, shoe): row(log, 2)})
+    log.append({(0, 1): log.row(1), (1, shoe): log.row(2)})
     model = open_model(log)
     swaps: list[int] = []
     model.on_swap(swaps.append)
@@ -62,7 +57,7 @@ def test_predictions_and_rows_follow_the_log(open_model, make_log) -> None:
     assert [set(answer) for answer in before] == [{"click", "order"}] * 2
     assert all(isinstance(value, float) and 0 < value < 1 for answer in before for value in answer.values())
 
-    number = log.append({(0, 1): row(log, 3)}, [(1, shoe)])
+    number = log.append({(0, 1): log.row(3)}, [(1, shoe)])
     wait_for_version(model, number)
     assert swaps == [number]
     after = model.predict(INSTANCES)
@@ -77,12 +72,11 @@ def test_predictions_and_rows_follow_the_log(open_model, make_log) -> None:
     assert model.lookup("last_items", ["shoe", "boot"])[1].tolist() == [3, 1]
 
 
-def test_equal_versions_give_bitwise_equal_predictions(open_model, make_log) -> None:
-    log = make_log()
+def test_equal_versions_give_bitwise_equal_predictions(open_model, log) -> None:
     for seed in range(5):
-        log.append({(0, seed): row(log, seed), (1, seed): row(log, seed + 9)})
+        log.append({(0, seed): log.row(seed), (1, seed): log.row(seed + 9)})
     log.write_base()
-    log.append({(0, 1): row(log, 50)})
+    log.append({(0, 1): log.row(50)})
     model = open_model(log)
     view = View.open(log.path / f"base-{log.newest_base['number']:020d}")
     from springtide_client.log.directory import LogDirectory
@@ -103,8 +97,7 @@ def test_an_invalid_instance_is_named(open_model, make_log) -> None:
         model.lookup("age", [1])
 
 
-def test_calls_raise_when_the_model_is_staler_than_allowed(open_model, make_log) -> None:
-    log = make_log()
+def test_calls_raise_when_the_model_is_staler_than_allowed(open_model, log) -> None:
     log.now_ms = time.time_ns() // 1_000_000 - 50_000
     log.append()
     model = open_model(log, max_staleness_seconds=30.0)
@@ -120,20 +113,18 @@ def test_calls_raise_when_the_model_is_staler_than_allowed(open_model, make_log)
     assert model.staleness_seconds == math.inf
 
 
-def test_a_closed_model_still_predicts(open_model, make_log) -> None:
-    log = make_log()
-    number = log.append({(0, 1): row(log, 1)})
+def test_a_closed_model_still_predicts(open_model, log) -> None:
+    number = log.append({(0, 1): log.row(1)})
     model = open_model(log)
     model.close()
-    log.append({(0, 1): row(log, 2)})
+    log.append({(0, 1): log.row(2)})
     assert model.version == number
     assert len(model.predict(INSTANCES)) == 2
 
 
-def test_a_dropped_model_leaves_no_thread_and_no_folder(open_model, make_log, tmp_path, monkeypatch) -> None:
+def test_a_dropped_model_leaves_no_thread_and_no_folder(open_model, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    log = make_log()
     model = open_model(log)
     dropped = HotModel(model._where, token=TOKEN)
     thread = dropped._follower._thread

@@ -155,6 +155,10 @@ class HandWrittenLog:
         rows = {key: (np.array(vector, np.float32), 1, now_ms) for key, vector in (vectors or {}).items()}
         return self.append(rows, **version)
 
+    def row(self, seed: int) -> Row:
+        """Return a row of the main table that is this number throughout, and was seen as often."""
+        return np.full(self.dim, seed, np.float32), seed, 1000 + seed
+
     def append(
         self,
         rows: dict[Key, Row] | None = None,

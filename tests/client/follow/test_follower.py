@@ -39,10 +39,6 @@ def test_a_view_that_caught_up_is_live() -> None:
 INSTANCES = [{"user_id": 1, "item_id": 2, "genres": [1, 2], "last_items": [2]}]
 
 
-def row(log, seed: int):
-    return np.full(log.dim, seed, np.float32), seed, 1000 + seed
-
-
 def settle(follower: Follower, number: int, *, seconds: float = DEADLINE_SECONDS) -> None:
     """Poll until a version is served."""
     deadline = time.monotonic() + seconds
@@ -76,8 +72,7 @@ def follow():
         follower.close()
 
 
-def test_there_is_no_view_before_the_log(follow, make_log, tmp_path) -> None:
-    log = make_log()
+def test_there_is_no_view_before_the_log(follow, log, tmp_path) -> None:
     away = tmp_path / "away"
     log.path.rename(away)
     follower = follow(log)
@@ -88,8 +83,7 @@ def test_there_is_no_view_before_the_log(follow, make_log, tmp_path) -> None:
     settle(follower, log.number)
 
 
-def test_only_an_idle_follower_waits_for_the_log_to_change(follow, make_log, tmp_path) -> None:
-    log = make_log()
+def test_only_an_idle_follower_waits_for_the_log_to_change(follow, log, tmp_path) -> None:
     follower = follow(log)
     settle(follower, log.number)
     follower.poll()
@@ -102,9 +96,8 @@ def test_only_an_idle_follower_waits_for_the_log_to_change(follow, make_log, tmp
     poll_until(follower, lambda: not follower.is_busy)
 
 
-def test_listeners_hear_of_each_version_once_in_order(follow, make_log) -> None:
-    log = make_log()
-    numbers = [log.append({(0, 1): row(log, 1)}) for _ in range(3)]
+def test_listeners_hear_of_each_version_once_in_order(follow, log) -> None:
+    numbers = [log.append({(0, 1): log.row(1)}) for _ in range(3)]
     follower = follow(log, clock_ms=lambda: 77)
     heard, swaps = [], []
     follower.add_listener(lambda view, applied, ms: heard.append((view.version, applied.number, applied.checksum, ms)))
@@ -114,7 +107,7 @@ def test_listeners_hear_of_each_version_once_in_order(follow, make_log) -> None:
     # what was there already became servable at once
     assert [(view, number) for view, number, _, _ in heard] == [(numbers[-1], number) for number in numbers]
     for _ in range(2):
-        numbers.append(log.append({(0, 1): row(log, 2)}))
+        numbers.append(log.append({(0, 1): log.row(2)}))
     assert follower.poll()
     assert [number for _, number, _, _ in heard] == numbers
     assert [view for view, _, _, _ in heard[3:]] == numbers[3:]
@@ -122,18 +115,16 @@ def test_listeners_hear_of_each_version_once_in_order(follow, make_log) -> None:
     assert swaps == numbers[2:]
 
 
-def test_a_new_epoch_is_followed(follow, make_log) -> None:
-    log = make_log()
+def test_a_new_epoch_is_followed(follow, log) -> None:
     follower = follow(log)
-    settle(follower, log.append({(0, 1): row(log, 1)}))
+    settle(follower, log.append({(0, 1): log.row(1)}))
     log.start_epoch()
-    settle(follower, log.append({(0, 1): row(log, 2)}))
+    settle(follower, log.append({(0, 1): log.row(2)}))
     assert follower.num_restarts == 0
     assert first_value(follower, (0, 1)) == 2.0
 
 
-def test_staleness_is_measured_against_complete_until(follow, make_log) -> None:
-    log = make_log()
+def test_staleness_is_measured_against_complete_until(follow, log) -> None:
     follower = follow(log, clock_ms=lambda: log.now_ms + 500)
     log.append(complete_until_ms=0)
     follower.poll()
@@ -143,17 +134,16 @@ def test_staleness_is_measured_against_complete_until(follow, make_log) -> None:
     assert follower.staleness_ms == 500
 
 
-def test_a_follower_behind_deleted_records_starts_again_from_a_base(follow, make_log) -> None:
-    log = make_log()
+def test_a_follower_behind_deleted_records_starts_again_from_a_base(follow, log) -> None:
     follower = follow(log)
-    settle(follower, log.append({(0, 1): row(log, 1)}))
+    settle(follower, log.append({(0, 1): log.row(1)}))
     old = follower.view
     for seed in range(2, 9):
-        log.append({(0, 1): row(log, seed)})
+        log.append({(0, 1): log.row(seed)})
     log.write_base()
     log.segment.unlink()
     log.start_epoch()
-    number = log.append({(0, 2): row(log, 9)})
+    number = log.append({(0, 2): log.row(9)})
     settle(follower, number)
     assert follower.num_restarts == 1
     assert follower.error is None
@@ -162,11 +152,10 @@ def test_a_follower_behind_deleted_records_starts_again_from_a_base(follow, make
     assert old.predict(encode_instances(log.schema, INSTANCES)).shape == (1, 2)
 
 
-def test_a_corrupt_record_holds_the_version_before_it_until_a_newer_base(follow, make_log) -> None:
-    log = make_log()
-    good = log.append({(0, 1): row(log, 1)})
+def test_a_corrupt_record_holds_the_version_before_it_until_a_newer_base(follow, log) -> None:
+    good = log.append({(0, 1): log.row(1)})
     before = log.segment.stat().st_size
-    log.append({(0, 1): row(log, 2)})
+    log.append({(0, 1): log.row(2)})
     middle = (before + log.segment.stat().st_size) // 2
     corrupt = bytearray(log.segment.read_bytes())
     corrupt[middle] ^= 1
@@ -181,17 +170,16 @@ def test_a_corrupt_record_holds_the_version_before_it_until_a_newer_base(follow,
 
     log.write_base()
     log.start_epoch()
-    settle(follower, log.append({(0, 2): row(log, 3)}))
+    settle(follower, log.append({(0, 2): log.row(3)}))
     assert follower.error is None
     assert first_value(follower, (0, 1)) == 2.0
 
 
-def test_a_version_that_was_sealed_out_stays_served_until_the_log_passes_it(follow, make_log) -> None:
+def test_a_version_that_was_sealed_out_stays_served_until_the_log_passes_it(follow, log) -> None:
     """Power was lost: the follower saw a version that the next epoch's seal leaves out."""
-    log = make_log()
-    kept = log.append({(0, 1): row(log, 1)})
+    kept = log.append({(0, 1): log.row(1)})
     size, checksum = log.segment.stat().st_size, log.checksum
-    lost = log.append({(0, 1): row(log, 2)})
+    lost = log.append({(0, 1): log.row(2)})
     follower = follow(log)
     settle(follower, lost)
     whole = log.segment.read_bytes()
@@ -201,21 +189,21 @@ def test_a_version_that_was_sealed_out_stays_served_until_the_log_passes_it(foll
     for _ in range(3):
         follower.poll()
         assert follower.view.version == lost
-    settle(follower, log.append({(0, 2): row(log, 3)}))
+    settle(follower, log.append({(0, 2): log.row(3)}))
     assert first_value(follower, (0, 1)) == 1.0
 
 
 def test_a_re_created_log_is_reported_and_served_once_it_passes_the_served_version(follow, make_log) -> None:
     old, new = make_log(), make_log()
     for seed in (1, 2, 3):
-        served = old.append({(0, 1): row(old, seed)})
+        served = old.append({(0, 1): old.row(seed)})
     follower = follow(old)
     settle(follower, served)
     old.path.rename(old.path.with_name("away"))
     poll_until(follower, lambda: "empty or gone" in str(follower.error))
     follower.poll()
     assert "empty or gone" in str(follower.error)
-    new.append({(0, 1): row(new, 8)})
+    new.append({(0, 1): new.row(8)})
     os.utime(new.path / "manifest-0000000001.json", ns=(1, 1))
     new.path.rename(old.path)
     new.path = old.path
@@ -223,14 +211,13 @@ def test_a_re_created_log_is_reported_and_served_once_it_passes_the_served_versi
     assert follower.view.version == served
     assert first_value(follower, (0, 1)) == 3.0
     for seed in (9, 10, 11):
-        number = new.append({(0, 1): row(new, seed)})
+        number = new.append({(0, 1): new.row(seed)})
     settle(follower, number)
     assert first_value(follower, (0, 1)) == 11.0
     assert follower.error is None
 
 
-def test_a_base_without_a_model_is_named_in_the_error(follow, make_log) -> None:
-    log = make_log()
+def test_a_base_without_a_model_is_named_in_the_error(follow, log) -> None:
     base = LogDirectory(log.path).newest_base()
     (base / "model.pt2").unlink()
     follower = follow(log)
@@ -239,16 +226,15 @@ def test_a_base_without_a_model_is_named_in_the_error(follow, make_log) -> None:
     assert "model.pt2" in str(follower.error)
 
 
-def test_a_newer_base_replaces_many_changed_rows(follow, make_log, monkeypatch) -> None:
+def test_a_newer_base_replaces_many_changed_rows(follow, log, monkeypatch) -> None:
     monkeypatch.setattr("springtide_client.follow.views.REBASE_ROWS", 100)
-    log = make_log()
     follower = follow(log)
-    settle(follower, log.append({(0, i): row(log, i) for i in range(150)}, [(0, 151)]))
+    settle(follower, log.append({(0, i): log.row(i) for i in range(150)}, [(0, 151)]))
     assert follower.view.row_info(0, 151)["status"] == "forgotten"
     swaps: list[int] = []
     follower.on_swap(lambda view: swaps.append(view.version))
     base = log.write_base()
-    number = log.append({(0, 1): row(log, 99)})
+    number = log.append({(0, 1): log.row(99)})
     follower._bases._next_rebase = 0.0
     poll_until(follower, lambda: follower.view.base.path == base)
     assert follower.view.version == number
@@ -258,12 +244,11 @@ def test_a_newer_base_replaces_many_changed_rows(follow, make_log, monkeypatch) 
     assert first_value(follower, (0, 149)) == 149.0
 
 
-def test_memory_stays_within_cache_bytes(follow, make_log, tmp_path) -> None:
-    log = make_log()
+def test_memory_stays_within_cache_bytes(follow, log, tmp_path) -> None:
     cache = tmp_path / "cache"
     follower = follow(log, cache_bytes=64 << 10, cache_dir=cache)
     for seed in range(40):
-        settle(follower, log.append({(0, 100 * seed + i): row(log, seed) for i in range(100)}))
+        settle(follower, log.append({(0, 100 * seed + i): log.row(seed) for i in range(100)}))
         assert follower.view.num_bytes <= 32 << 10
     assert follower.view.tables[""].disk_layer is not None
     assert list(cache.iterdir()) == []
@@ -271,14 +256,13 @@ def test_memory_stays_within_cache_bytes(follow, make_log, tmp_path) -> None:
         assert first_value(follower, (feature, row_id)) == value[0]
 
 
-def test_when_memory_and_disk_are_full_the_version_stays_until_a_newer_base(follow, make_log, monkeypatch) -> None:
+def test_when_memory_and_disk_are_full_the_version_stays_until_a_newer_base(follow, log, monkeypatch) -> None:
     monkeypatch.setattr("springtide_client.follow.views.REBASE_SECONDS", 0.0)
     monkeypatch.setattr("springtide_client.follow.follower.RETRY_SECONDS_MAX", 0.0)
-    log = make_log()
     follower = follow(log, cache_bytes=32 << 10, disk_bytes=8 << 10)
     settle(follower, log.number)
     for seed in range(40):
-        log.append({(0, 100 * seed + i): row(log, seed) for i in range(100)})
+        log.append({(0, 100 * seed + i): log.row(seed) for i in range(100)})
         follower.poll()
     stopped_at = follower.view.version
     assert stopped_at < log.number
@@ -290,8 +274,7 @@ def test_when_memory_and_disk_are_full_the_version_stays_until_a_newer_base(foll
     assert first_value(follower, (0, 3999)) == 39.0
 
 
-def test_a_failing_callback_does_not_stop_the_follower(follow, make_log) -> None:
-    log = make_log()
+def test_a_failing_callback_does_not_stop_the_follower(follow, log) -> None:
     follower = follow(log)
 
     def fail(*what: object) -> None:
@@ -299,15 +282,14 @@ def test_a_failing_callback_does_not_stop_the_follower(follow, make_log) -> None
 
     follower.on_swap(fail)
     follower.add_listener(fail)
-    settle(follower, log.append({(0, 1): row(log, 1)}))
-    settle(follower, log.append({(0, 1): row(log, 2)}))
+    settle(follower, log.append({(0, 1): log.row(1)}))
+    settle(follower, log.append({(0, 1): log.row(2)}))
 
 
-def test_calls_in_flight_see_one_version_while_100_pass(follow, make_log) -> None:
-    log = make_log()
+def test_calls_in_flight_see_one_version_while_100_pass(follow, log) -> None:
     weight = np.zeros((2, 18), np.float32)
     # every version's rows and bias equal its number: a mixture of two versions would show
-    log.append({(0, 1): row(log, 0)}, dense={"linear.weight": weight, "linear.bias": np.zeros(2, np.float32)})
+    log.append({(0, 1): log.row(0)}, dense={"linear.weight": weight, "linear.bias": np.zeros(2, np.float32)})
     follower = follow(log)
     follower.start()
     assert follower.wait_for_view(20.0) is not None
@@ -334,7 +316,7 @@ def test_calls_in_flight_see_one_version_while_100_pass(follow, make_log) -> Non
         thread.start()
     for step in range(1, 101):
         dense = {"linear.bias": np.full(2, step / 100.0, np.float32)}
-        number = log.append({(0, 1): row(log, step), (0, step + 1): row(log, step)}, dense=dense, step=step)
+        number = log.append({(0, 1): log.row(step), (0, step + 1): log.row(step)}, dense=dense, step=step)
         wait_until(lambda number=number: number in seen)
     is_over.set()
     for thread in threads:

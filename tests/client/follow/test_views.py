@@ -10,8 +10,7 @@ from springtide_client.follow.views import RetiredViews
 from springtide_client.log.directory import LogDirectory
 
 
-def test_a_view_stays_until_nothing_else_uses_it(make_log) -> None:
-    log = make_log()
+def test_a_view_stays_until_nothing_else_uses_it(log) -> None:
     follower = Follower(LogDirectory(log.path))
     follower.poll()
     in_use = follower.view
@@ -29,8 +28,7 @@ def test_a_view_stays_until_nothing_else_uses_it(make_log) -> None:
     assert len(retired) == 0
 
 
-def test_the_view_of_a_call_in_flight_is_freed_where_the_log_is_followed(make_log) -> None:
-    log = make_log()
+def test_the_view_of_a_call_in_flight_is_freed_where_the_log_is_followed(log) -> None:
     follower = Follower(LogDirectory(log.path))
     follower.poll()
     begun, go_on, freed_in = threading.Event(), threading.Event(), []

@@ -17,27 +17,17 @@ from tests.client.log_server import TOKEN, FaultyLogServer
 from tests.support.waiting import wait_until
 
 
-def row(log, seed: int):
-    return np.full(log.dim, seed, np.float32), seed, 1000 + seed
-
-
 def follows(follower: Follower, number: int) -> Callable[[], bool]:
     return lambda: follower.view is not None and follower.view.version == number
 
 
 @pytest.fixture
-def serve(make_log):
-    """A log and its server."""
-    servers: list[FaultyLogServer] = []
-
-    def start() -> FaultyLogServer:
-        servers.append(FaultyLogServer(make_log()))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        if not server.is_closed:
-            server.close()
+def server(log):
+    """The log's server."""
+    server = FaultyLogServer(log)
+    yield server
+    if not server.is_closed:
+        server.close()
 
 
 @pytest.fixture
@@ -61,17 +51,15 @@ def follow(tmp_path):
         follower.close()
 
 
-def test_versions_arrive_as_they_are_written(serve, follow) -> None:
-    server = serve()
-    log = server.log
-    log.append({(0, 1): row(log, 1)})
+def test_versions_arrive_as_they_are_written(server, log, follow) -> None:
+    log.append({(0, 1): log.row(1)})
     log.write_base()
-    first = log.append({(0, 2): row(log, 2)})
+    first = log.append({(0, 2): log.row(2)})
     follower = follow(server)
     wait_until(lambda: follower.view is not None)
     assert follower.view.version == first  # the first view is the newest there was
     for seed in range(3, 30):
-        log.append({(0, seed): row(log, seed)}, [(0, seed - 1)])
+        log.append({(0, seed): log.row(seed)}, [(0, seed - 1)])
     wait_until(follows(follower, log.number))
     assert follower.view.row_info(0, 29)["count"] == 29
     assert follower.view.row_info(0, 28)["status"] == "forgotten"
@@ -80,10 +68,8 @@ def test_versions_arrive_as_they_are_written(serve, follow) -> None:
     assert len([path for path, _ in server.requests if path.startswith("/v1/log")]) == 1
 
 
-def test_a_cut_download_is_resumed_where_it_broke_off(serve, follow) -> None:
-    server = serve()
-    log = server.log
-    log.append({(0, i): row(log, i) for i in range(200)})
+def test_a_cut_download_is_resumed_where_it_broke_off(server, log, follow) -> None:
+    log.append({(0, i): log.row(i) for i in range(200)})
     log.write_base()
     server.cut_files_at = 3000
     follower = follow(server)
@@ -93,8 +79,7 @@ def test_a_cut_download_is_resumed_where_it_broke_off(serve, follow) -> None:
     assert follower.view.row_info(0, 199)["count"] == 199
 
 
-def test_a_cached_base_is_not_downloaded_again(serve, follow, tmp_path) -> None:
-    server = serve()
+def test_a_cached_base_is_not_downloaded_again(server, follow, tmp_path) -> None:
     server.log.append()
     wait_until(follows(follow(server), server.log.number))
     wait_until(follows(follow(server), server.log.number))
@@ -104,10 +89,8 @@ def test_a_cached_base_is_not_downloaded_again(serve, follow, tmp_path) -> None:
     assert len(list((tmp_path / "cache").iterdir())) == 1  # only the newest
 
 
-def test_only_files_for_serving_are_downloaded(serve, follow, tmp_path) -> None:
-    server = serve()
-    log = server.log
-    log.append({(0, 1): row(log, 1)}, seen={(0, 2): 1})
+def test_only_files_for_serving_are_downloaded(server, log, follow, tmp_path) -> None:
+    log.append({(0, 1): log.row(1)}, seen={(0, 2): 1})
     log.write_base()
     follower = follow(server)
     wait_until(follows(follower, log.number))
@@ -119,10 +102,9 @@ def test_only_files_for_serving_are_downloaded(serve, follow, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("3/4", {3}), ("2/2", {3, 4}), ("1/3", {1, 2})])
-def test_a_part_downloads_the_files_of_its_keys(serve, follow, tmp_path, text, expected) -> None:
-    server, own = serve(), HashRange.parse(text)
-    log = server.log
-    log.append({(0, i): row(log, i) for i in range(100)})
+def test_a_part_downloads_the_files_of_its_keys(server, log, follow, tmp_path, text, expected) -> None:
+    own = HashRange.parse(text)
+    log.append({(0, i): log.row(i) for i in range(100)})
     log.write_base(num_ranges=4)
     follower = follow(server, hash_range=own)
     wait_until(follows(follower, log.number))
@@ -132,26 +114,24 @@ def test_a_part_downloads_the_files_of_its_keys(serve, follow, tmp_path, text, e
     np.testing.assert_array_equal(found, own.holds(mix_keys(np.zeros(100, np.uint16), np.arange(100))))
 
 
-def test_a_base_beyond_the_disk_limit_is_refused_with_the_bytes_it_needs(serve, tmp_path) -> None:
-    source = HttpLog(serve().url, token=TOKEN, cache_dir=tmp_path / "cache", disk_bytes=1000)
+def test_a_base_beyond_the_disk_limit_is_refused_with_the_bytes_it_needs(server, tmp_path) -> None:
+    source = HttpLog(server.url, token=TOKEN, cache_dir=tmp_path / "cache", disk_bytes=1000)
     with pytest.raises(LogError, match=r"would hold [\d,]+ bytes, 1,000 are allowed: raise cache_disk_bytes"):
         source.newest_base()
     source.close()
 
 
-def test_versions_are_applied_while_a_newer_base_is_downloaded(serve, follow, monkeypatch) -> None:
+def test_versions_are_applied_while_a_newer_base_is_downloaded(server, log, follow, monkeypatch) -> None:
     monkeypatch.setattr("springtide_client.follow.views.REBASE_ROWS", 1)
     monkeypatch.setattr("springtide_client.follow.views.REBASE_SECONDS", 0.0)
-    server = serve()
-    log = server.log
-    log.append({(0, 1): row(log, 1)})
+    log.append({(0, 1): log.row(1)})
     follower = follow(server)
     wait_until(follows(follower, log.number))
     server.held = "rows.safetensors"
     log.write_base()
     wait_until(lambda: len([path for path, _ in server.requests if path.endswith("rows.safetensors")]) == 2)
     for seed in range(2, 5):
-        wait_until(follows(follower, log.append({(0, seed): row(log, seed)})))
+        wait_until(follows(follower, log.append({(0, seed): log.row(seed)})))
     assert follower.view.base.manifest.number < log.newest_base["number"]
     server.released.set()
     wait_until(lambda: follower.view.base.manifest.number == log.newest_base["number"])
@@ -160,8 +140,7 @@ def test_versions_are_applied_while_a_newer_base_is_downloaded(serve, follow, mo
 
 
 @pytest.mark.parametrize("held", ["/v1/bases/latest", "rows.safetensors", "/v1/versions/latest", "/v1/log"])
-def test_closing_ends_a_request_that_waits_for_its_response(serve, held) -> None:
-    server = serve()
+def test_closing_ends_a_request_that_waits_for_its_response(server, held) -> None:
     server.held = held
     source = HttpLog(server.url, token=TOKEN)
     follower = Follower(source, wait=source.wait)
@@ -175,10 +154,8 @@ def test_closing_ends_a_request_that_waits_for_its_response(serve, held) -> None
     assert not source._own_folder.exists()
 
 
-def test_a_corrupt_partial_download_is_discarded(serve, follow, tmp_path) -> None:
-    server = serve()
-    log = server.log
-    log.append({(0, i): row(log, i) for i in range(200)})
+def test_a_corrupt_partial_download_is_discarded(server, log, follow, tmp_path) -> None:
+    log.append({(0, i): log.row(i) for i in range(200)})
     base = log.write_base()
     server.cut_files_at = 3000
     whole = (base / "rows.safetensors").read_bytes()
@@ -189,36 +166,32 @@ def test_a_corrupt_partial_download_is_discarded(serve, follow, tmp_path) -> Non
     wait_until(follows(follower, log.number))
 
 
-def test_a_record_corrupted_on_its_way_is_requested_again(serve, follow) -> None:
-    server = serve()
-    log = server.log
-    log.append({(0, 1): row(log, 1)})
+def test_a_record_corrupted_on_its_way_is_requested_again(server, log, follow) -> None:
+    log.append({(0, 1): log.row(1)})
     follower = follow(server)
     wait_until(follows(follower, log.number))
     server.flip_next_record = True
-    log.append({(0, 1): row(log, 2)})
+    log.append({(0, 1): log.row(2)})
     wait_until(follows(follower, log.number))
     wait_until(lambda: follower.error is None)
     assert not server.flip_next_record
 
 
-def test_a_follower_behind_deleted_records_starts_again_from_the_newest_base(serve, follow) -> None:
-    server = serve()
-    log = server.log
-    log.append({(0, 1): row(log, 1)})
+def test_a_follower_behind_deleted_records_starts_again_from_the_newest_base(server, log, follow) -> None:
+    log.append({(0, 1): log.row(1)})
     follower = follow(server)
     wait_until(follows(follower, log.number))
     old_base = server.directory.newest_base()
     server.close()
     for seed in range(2, 5):
-        log.append({(0, 1): row(log, seed)})
+        log.append({(0, 1): log.row(seed)})
     log.write_base()
     for file in old_base.iterdir():
         file.unlink()
     old_base.rmdir()
     log.segment.unlink()
     log.start_epoch()
-    log.append({(0, 2): row(log, 9)})
+    log.append({(0, 2): log.row(9)})
     wait_until(lambda: follower.error is not None)
     assert follower.view.row_info(0, 1)["count"] == 1  # the old view is served meanwhile
 
@@ -231,8 +204,7 @@ def test_a_follower_behind_deleted_records_starts_again_from_the_newest_base(ser
         again.close()
 
 
-def test_a_wrong_token_raises_the_servers_message_and_hint(serve, follow) -> None:
-    server = serve()
+def test_a_wrong_token_raises_the_servers_message_and_hint(server, follow) -> None:
     follower = follow(server, token="guess")
     wait_until(lambda: follower.error is not None)
     assert isinstance(follower.error, LogError)
@@ -271,8 +243,7 @@ def test_a_url_that_is_not_a_servers_is_refused(url: str) -> None:
         HttpLog(url)
 
 
-def test_closing_leaves_no_thread_and_no_connection(serve, follow) -> None:
-    server = serve()
+def test_closing_leaves_no_thread_and_no_connection(server, follow) -> None:
     server.log.append()
     source = HttpLog(server.url, token=TOKEN)
     follower = Follower(source, wait=source.wait)
@@ -286,8 +257,7 @@ def test_closing_leaves_no_thread_and_no_connection(serve, follow) -> None:
     assert source._client.num_connections == 0
 
 
-def test_a_closed_source_starts_no_download(serve) -> None:
-    server = serve()
+def test_a_closed_source_starts_no_download(server) -> None:
     source = HttpLog(server.url, token=TOKEN)
     source.close()
     assert source.local_base() is None

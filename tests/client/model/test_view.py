@@ -101,8 +101,7 @@ def test_a_view_answers_like_a_dictionary(make_log, drawn, data) -> None:
     assert_equals_dictionary(again, log)
 
 
-def test_many_keys_at_once_give_the_same_rows_as_few(make_log) -> None:
-    log = make_log()
+def test_many_keys_at_once_give_the_same_rows_as_few(log) -> None:
     log.append({(0, i): row(log, i) for i in range(0, 3000, 2)})
     log.write_base()
     log.append({(0, i): row(log, i + 1) for i in range(0, 3000, 3)}, [(0, i) for i in range(1, 3000, 5)])
@@ -110,8 +109,7 @@ def test_many_keys_at_once_give_the_same_rows_as_few(make_log) -> None:
     assert_equals_dictionary(view, log, [(0, i) for i in np.random.default_rng(0).integers(-10, 3010, 2000).tolist()])
 
 
-def test_older_views_do_not_change(make_log) -> None:
-    log = make_log()
+def test_older_views_do_not_change(log) -> None:
     log.append({(0, 1): row(log, 1)}, dense={"linear.bias": np.ones(2, np.float32)})
     old = newest(log)
     before = old.predict(encode_instances(log.schema, INSTANCES))
@@ -121,8 +119,7 @@ def test_older_views_do_not_change(make_log) -> None:
     assert (new.predict(encode_instances(log.schema, INSTANCES)) < before).all()
 
 
-def test_an_unknown_id_predicts_with_its_initial_value(make_log) -> None:
-    log = make_log()
+def test_an_unknown_id_predicts_with_its_initial_value(log) -> None:
     log.append({(0, 5): row(log, 1)}, [(0, 9)])
     view = newest(log)
     features_K, ids_K = np.array([0, 0, 1], np.uint16), np.array([5, 9, 5])
@@ -132,8 +129,7 @@ def test_an_unknown_id_predicts_with_its_initial_value(make_log) -> None:
     np.testing.assert_array_equal(rows[1:], first[1:])
 
 
-def test_a_row_before_the_expiry_cutoff_is_forgotten_until_it_is_written_again(make_log) -> None:
-    log = make_log()
+def test_a_row_before_the_expiry_cutoff_is_forgotten_until_it_is_written_again(log) -> None:
     log.append({(0, 1): row(log, 5), (1, 1): row(log, 5)})
     log.append({}, expiry_cutoffs={"0": 1006})
     view = newest(log)
@@ -147,8 +143,7 @@ def status_of(view: View, *keys: tuple[int, int]) -> list[int]:
     return ask(view, list(keys))[1].tolist()
 
 
-def test_an_id_that_was_seen_too_seldom_is_not_admitted(make_log) -> None:
-    log = make_log()
+def test_an_id_that_was_seen_too_seldom_is_not_admitted(log) -> None:
     log.admission = {"0": 3}
     log.append({(0, 1): row(log, 5)}, seen={(0, 2): 1, (1, 2): 1})
     view = newest(log)
@@ -163,8 +158,7 @@ def test_an_id_that_was_seen_too_seldom_is_not_admitted(make_log) -> None:
     assert status_of(open_newest(log), (0, 1), (0, 2), (0, 7), (0, 3)) == [NOT_ADMITTED, KNOWN, NOT_ADMITTED, UNKNOWN]
 
 
-def test_counts_halve_with_age_and_end_with_another_sketch(make_log) -> None:
-    log = make_log()
+def test_counts_halve_with_age_and_end_with_another_sketch(log) -> None:
     log.admission = {"0": 3}
     log.append(seen={(0, 2): 2})
     view = newest(log)
@@ -181,8 +175,7 @@ def test_counts_halve_with_age_and_end_with_another_sketch(make_log) -> None:
     )
 
 
-def test_ids_that_are_not_admitted_predict_with_their_shared_row(make_log) -> None:
-    log = make_log()
+def test_ids_that_are_not_admitted_predict_with_their_shared_row(log) -> None:
     log.admission = {"0": 3, "1": 3}
     log.append({(SHARED_ROW_OFFSET, 0): row(log, 5)}, seen={(0, 2): 1, (0, 4): 1, (1, 2): 1})
     view = newest(log)
@@ -197,8 +190,7 @@ def test_ids_that_are_not_admitted_predict_with_their_shared_row(make_log) -> No
     np.testing.assert_array_equal(rows[3], born)
 
 
-def test_an_id_that_its_next_use_would_admit_predicts_as_a_new_row(make_log) -> None:
-    log = make_log()
+def test_an_id_that_its_next_use_would_admit_predicts_as_a_new_row(log) -> None:
     log.admission = {"0": 3}
     log.append({(SHARED_ROW_OFFSET, 0): row(log, 5), (0, 1): row(log, 6)}, seen={(0, 2): 2})
     log.append({}, [(0, 1)])
@@ -211,8 +203,7 @@ def test_an_id_that_its_next_use_would_admit_predicts_as_a_new_row(make_log) -> 
     np.testing.assert_array_equal(rows[1], log.rows[SHARED_ROW_OFFSET, 0][0])
 
 
-def test_counts_in_many_layers_equal_those_in_one(make_log) -> None:
-    log = make_log()
+def test_counts_in_many_layers_equal_those_in_one(log) -> None:
     log.admission = {"0": 9}
     random = np.random.default_rng(1)
     plain = merged = open_newest(log)
@@ -231,8 +222,7 @@ def test_counts_in_many_layers_equal_those_in_one(make_log) -> None:
     )
 
 
-def test_initial_values_of_a_bfloat16_table_are_rounded_to_bfloat16(make_log) -> None:
-    log = make_log()
+def test_initial_values_of_a_bfloat16_table_are_rounded_to_bfloat16(log) -> None:
     features_K, ids_K = np.zeros(50, np.uint16), np.arange(50)
     log.dtype = "bfloat16"
     log.number += 1
@@ -243,8 +233,7 @@ def test_initial_values_of_a_bfloat16_table_are_rounded_to_bfloat16(make_log) ->
     assert not torch.equal(rows, full)
 
 
-def test_a_record_that_is_not_a_child_is_a_gap(make_log) -> None:
-    log = make_log()
+def test_a_record_that_is_not_a_child_is_a_gap(log) -> None:
     log.append({(0, 1): row(log, 1)})
     log.append({(0, 1): row(log, 2)})
     view = open_newest(log)
@@ -255,15 +244,13 @@ def test_a_record_that_is_not_a_child_is_a_gap(make_log) -> None:
         view.apply(first).apply(first)
 
 
-def test_a_record_of_another_schema_is_a_gap(make_log) -> None:
-    log = make_log()
+def test_a_record_of_another_schema_is_a_gap(log) -> None:
     log.append({(0, 1): row(log, 1)}, fingerprint="another")
     with pytest.raises(GapError, match="schema"):
         newest(log)
 
 
-def test_layers_stay_few(make_log) -> None:
-    log = make_log()
+def test_layers_stay_few(log) -> None:
     for version in range(60):
         log.append({(0, 10 * version + i): row(log, i) for i in range(10)})
     view = open_newest(log)
@@ -273,7 +260,6 @@ def test_layers_stay_few(make_log) -> None:
     assert_equals_dictionary(view, log, list(log.rows))
 
 
-def test_parameters_larger_than_the_cache_are_refused(make_log, tmp_path: Path) -> None:
-    log = make_log()
+def test_parameters_larger_than_the_cache_are_refused(log, tmp_path: Path) -> None:
     with pytest.raises(LogError, match="cache_bytes"):
         MemoryLimit(memory_bytes=10, folder=tmp_path).apply(newest(log))

@@ -28,8 +28,7 @@ def mapped_bytes(view: View) -> int:
 
 
 @pytest.mark.parametrize(("count", "num_files"), [(2, 1), (3, 1), (2, 4), (3, 2)])
-def test_parts_hold_their_share_and_together_all(make_log, count, num_files) -> None:
-    log = make_log()
+def test_parts_hold_their_share_and_together_all(log, count, num_files) -> None:
     log.append({(0, i): row(log, i) for i in range(400)})
     log.write_base(num_files)
     log.append({(0, i): row(log, i + 1) for i in range(300, 600)}, [(0, i) for i in range(0, 300, 3)])
@@ -63,8 +62,7 @@ def test_of_a_base_only_the_slice_is_mapped(make_log) -> None:
         assert (part.base.main.rows.find(FEATURES, IDS) >= 0).sum() == (part.lookup(FEATURES, IDS)[1] == KNOWN).sum()
 
 
-def test_a_view_of_no_keys_needs_no_file_with_rows(make_log) -> None:
-    log = make_log()
+def test_a_view_of_no_keys_needs_no_file_with_rows(log) -> None:
     log.append({(0, 1): row(log, 1)}, dense={"linear.bias": np.ones(2, np.float32)})
     base = log.write_base()
     for name in ("rows.safetensors", "optimizer.safetensors"):
