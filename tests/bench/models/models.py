@@ -26,8 +26,8 @@ from springtide.app.scores.auc import click_auc
 from springtide.app.tools.evaluate.scores import standard_error
 from tests.bench.harness.report import DATA, argument_parser, describe_run, save
 from tests.bench.quality.contenders import Log
-from tests.bench.quality.one_pass import RunConfig, learn_once
-from tests.bench.quality.online import SIMULATED, logloss, read_logs
+from tests.bench.quality.one_pass import RunConfig, learn_once, logloss
+from tests.bench.quality.online import SIMULATED, read_logs
 from tests.bench.quality.real_logs import SETS
 from tests.support.batches import cut
 from tests.support.model_variants import VARIANTS

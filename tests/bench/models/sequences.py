@@ -20,8 +20,7 @@ from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
 from tests.bench.harness.report import DATA, argument_parser, describe_run, save
-from tests.bench.quality.one_pass import RunConfig, learn_once
-from tests.bench.quality.online import logloss
+from tests.bench.quality.one_pass import RunConfig, learn_once, logloss
 from tests.bench.quality.real_logs import SETS, read_batch
 from tests.support.batches import cut
 

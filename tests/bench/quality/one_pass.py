@@ -166,6 +166,11 @@ def newest(view: View, directory: LogDirectory) -> View:
     return view
 
 
+def logloss(logits_N: Floats, clicked_N: np.ndarray) -> float:
+    """Return the mean logloss."""
+    return float(np.mean(np.logaddexp(0.0, logits_N) - clicked_N * logits_N))
+
+
 def share_rows(samples: Batch) -> Batch:
     """Return the samples with ids hashed to so few numbers that 8 % of a feature's ids share theirs."""
 

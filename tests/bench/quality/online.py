@@ -38,7 +38,7 @@ from tests.bench.quality.contenders import (
     vw_settings,
     wide_part_on_and_off,
 )
-from tests.bench.quality.one_pass import Floats, OnePass, RunConfig, learn_once
+from tests.bench.quality.one_pass import Floats, OnePass, RunConfig, learn_once, logloss
 from tests.bench.quality.packaged_logs import PACKAGED, VENV, read_csv, write_csv
 from tests.bench.quality.real_logs import SETS, UNSEEN, read_batch
 from tests.bench.quality.simulated_log import simulate_log, simulated_schema
@@ -153,11 +153,6 @@ def shares_of_best(logits_N: Floats, truth_N: Floats, clicked_N: np.ndarray) -> 
         auc, best = (click_auc(each_N[window], clicked_N[window]) or 0.5 for each_N in (logits_N, truth_N))
         shares.append((auc - 0.5) / (best - 0.5) if best > 0.5 else 1.0)
     return shares
-
-
-def logloss(logits_N: Floats, clicked_N: np.ndarray) -> float:
-    """Return the mean logloss."""
-    return float(np.mean(np.logaddexp(0.0, logits_N) - clicked_N * logits_N))
 
 
 def describe(case: dict[str, Any]) -> str:

@@ -6,28 +6,22 @@ and logloss beside the floors that the data's README states. Names the sets whos
 
 import argparse
 import json
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import torch
 
 from springtide.app.models.config import ModelConfig
-from springtide.app.models.interface import ModelSpec
-from springtide.app.models.registry import build_model
-from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.training.config import TrainConfig, with_adagrad_eps
-from springtide.app.training.step.learner import Learner
-from springtide.embeddings.config import TableConfig
-from springtide.embeddings.table import EmbeddingTable
+from springtide.app.scores.auc import click_auc
+from springtide.app.training.config import TableSettings, TrainConfig
 from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
 from tests.bench.harness.report import DATA
-from tests.support.batches import batch_of, cut
+from tests.bench.quality.one_pass import DEVICE_BYTES, RunConfig, learn_once, logloss
+from tests.support.batches import batch_of
 
 
 @dataclass(frozen=True)
@@ -78,15 +72,6 @@ SETS = {  # the defaults were chosen on these
 UNSEEN = {"simulated-completejourney-end": replace(SETS["simulated-completejourney"], first_row=300_000)}
 
 
-@dataclass
-class Settings:
-    """The settings of a run."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(batch_size=16))
-    table: TableConfig = field(default_factory=lambda: TableConfig(device_bytes="256MiB"))
-
-
 def read_batch(folder: Path, real: RealLog) -> Batch:
     """Return the whole set as one batch."""
     schema = real.schema
@@ -96,22 +81,6 @@ def read_batch(folder: Path, real: RealLog) -> Batch:
     rows = table.select(names).to_pylist()
     event_ms_N = table["ts"].to_numpy() if real.timestamp else 0
     return batch_of(encode_instances(schema, rows), [row["click"] for row in rows], event_ms_N)
-
-
-def run(real: RealLog, settings: Settings, batch: Batch) -> dict[str, Any]:
-    """Learn one pass; return the scores of the whole run."""
-    schema, train = real.schema, settings.train
-    table = EmbeddingTable(with_adagrad_eps(settings.table), seed=train.seed, tracked=False)
-    model = build_model(settings.model, ModelSpec.of(schema, settings.table.dim), seed=train.seed)
-    learner, scores = Learner(model, table, train, schema), ProgressiveScores(schema.labels, train.window_samples)
-    began = time.perf_counter()
-    for start in range(0, len(batch), train.batch_size):
-        report = learner.step(cut(batch, start, start + train.batch_size))
-        scores.observe(report.logits_NL, report.labels_NL, report.weights_N)
-        scores.delta()
-    seconds = time.perf_counter() - began
-    table.close()
-    return {**scores.document()["whole"], "samples_per_second": len(batch) / seconds}
 
 
 def main() -> None:
@@ -134,20 +103,20 @@ def main() -> None:
     for name in arguments.sets.split(","):
         real = SETS[name]
         batch = read_batch(arguments.data, real)
-        results = []
-        for seed in range(arguments.seeds):
-            settings = Settings(
-                model=ModelConfig(name=arguments.model, options=json.loads(arguments.options)),
-                train=TrainConfig(batch_size=arguments.batch_size, seed=seed, **json.loads(arguments.train)),
-                table=TableConfig(**{"device_bytes": "256MiB", **json.loads(arguments.table)}),
-            )
-            results.append(run(real, settings, batch))
-        auc, logloss, rate = (
-            float(np.mean([result[key] for result in results])) for key in ("auc", "logloss", "samples_per_second")
+        config = RunConfig(
+            schema=real.schema,
+            model=ModelConfig(name=arguments.model, options=json.loads(arguments.options), wide=False),
+            train=TrainConfig(batch_size=arguments.batch_size, min_batch_size=0, **json.loads(arguments.train)),
+            table=TableSettings(**{"device_bytes": DEVICE_BYTES, **json.loads(arguments.table)}),
         )
+        passes = [learn_once(config.with_train(seed=seed), batch) for seed in range(arguments.seeds)]
+        clicked_N = batch.labels_NL[:, 0] > 0.5
+        auc = float(np.mean([click_auc(each.logits_N, clicked_N) for each in passes]))
+        loss = float(np.mean([logloss(each.logits_N, clicked_N) for each in passes]))
+        rate = float(np.mean([len(batch) / each.seconds for each in passes]))
         print(
             f"{name:26} AUC {auc:.4f} (floor {real.auc:.4f}) {'ahead' if auc > real.auc else 'BEHIND'}   "
-            f"logloss {logloss:.5f} (floor {real.logloss:.4f}) {'ahead' if logloss < real.logloss else 'BEHIND'}   "
+            f"logloss {loss:.5f} (floor {real.logloss:.4f}) {'ahead' if loss < real.logloss else 'BEHIND'}   "
             f"{rate:,.0f} samples/s",
             flush=True,
         )

@@ -16,8 +16,8 @@ from springtide.embeddings.sharding.row_format import Precision
 from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from tests.bench.harness.report import DATA, argument_parser, describe_run, fail, save
-from tests.bench.quality.one_pass import Floats, RunConfig, make_learner
-from tests.bench.quality.online import defaults, logloss
+from tests.bench.quality.one_pass import Floats, RunConfig, logloss, make_learner
+from tests.bench.quality.online import defaults
 from tests.bench.quality.real_logs import SETS, read_batch
 from tests.support.batches import batch_of, cut
 from tests.support.thread_ranks import ThreadExchange, on_ranks

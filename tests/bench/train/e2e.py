@@ -20,17 +20,7 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from springtide.app.models.interface import ModelSpec
-from springtide.app.models.registry import build_model
-from springtide.app.models.wide_part import add_wide_part
-from springtide.app.training.bootstrap import with_wide_columns
-from springtide.app.training.config import TableSettings, TrainConfig, with_adagrad_eps
-from springtide.app.training.step.learner import Learner
-from springtide.embeddings.collection import open_tables
-from springtide.embeddings.config import TableConfig
-from springtide.embeddings.policy.admission import AdmissionControl
-from springtide.embeddings.table import EmbeddingTable
-from springtide.kernels.backend import backend
+from springtide.app.training.config import TableSettings, TrainConfig
 from springtide.stream.batcher import Batcher
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.config import SourceConfig
@@ -38,7 +28,7 @@ from springtide.stream.positions import Partition
 from springtide.stream.source import KafkaSource
 from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed, use_trainer_process_settings
-from tests.bench.quality.one_pass import RunConfig
+from tests.bench.quality.one_pass import RunConfig, make_learner
 from tests.bench.train.plain_loop import PlainLoop
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC, make_clicks
 from tests.bench.workloads.small_dlrm import DIM, MODEL, DenseOnly
@@ -50,18 +40,6 @@ DEVICE_BYTES = 2 << 30  # room for all crosses of the log
 NEEDED = {"ours": 2.8, "with the wide part": 1.5}  # times the plain loop's samples/s, at 4096 samples of bfloat16
 NEEDED_BESIDE_TUNED = {"ours": 1.5}  # the wide part has no counterpart there
 PLAIN, TUNED = "plain loop", "confluent, pyarrow, FBGEMM"
-
-
-def make_learner(config: RunConfig) -> Learner:
-    """Return a learner over tables that no log keeps."""
-
-    def make(_: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
-        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=False, admission=admission)
-
-    table = open_tables(with_wide_columns(config), backend("cpu"), make)
-    model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=0)
-    add_wide_part(model, config.model, config.schema)
-    return Learner(model, table, config.train, config.schema)
 
 
 class Ours:

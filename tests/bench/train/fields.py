@@ -17,8 +17,7 @@ from springtide.stream.columns import Batch
 from springtide_client.features import Features
 from springtide_client.schema import Schema
 from tests.bench.harness.report import Case, alternate, arguments, report, use_trainer_process_settings
-from tests.bench.quality.one_pass import RunConfig
-from tests.bench.train.e2e import make_learner
+from tests.bench.quality.one_pass import RunConfig, make_learner
 from tests.bench.workloads.clicks import zipf_ids
 from tests.support.batches import batch_of
 

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from springtide.app.models.registry import build_model
-from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.config import TableSettings, TrainConfig
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.learner import Learner
 from springtide.app.training.step.learning_step import LearningStep, LossObjective, StepColumns
-from springtide.embeddings.config import TableConfig
-from springtide.embeddings.table import EmbeddingTable
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
 from springtide_client.model.inputs import ModelInputs
 from tests.bench.harness.report import Case, alternate, argument_parser, report, timed, use_trainer_process_settings
+from tests.bench.quality.one_pass import RunConfig, make_learner
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC
 from tests.bench.workloads.small_dlrm import DIM, MODEL, SPEC
 from tests.support.batches import batch_of
@@ -57,9 +56,8 @@ def batches_of(size: int, num: int) -> list[Batch]:
 
 def learner_with(size: int, settings: dict[str, Any]) -> Learner:
     """Return an untrained learner in bfloat16."""
-    table = EmbeddingTable(with_adagrad_eps(TableConfig(dim=DIM, num_threads=2)), seed=0, tracked=False)
-    config = TrainConfig(batch_size=size, bfloat16=True, **settings)
-    return Learner(build_model(MODEL, SPEC, seed=0), table, config, SCHEMA)
+    train = TrainConfig(batch_size=size, bfloat16=True, **settings)
+    return make_learner(RunConfig(schema=SCHEMA, model=MODEL, train=train, table=TableSettings(dim=DIM, num_threads=2)))
 
 
 def compare_settings(size: int, num: int, repeats: int) -> list[Case]:
