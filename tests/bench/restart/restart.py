@@ -17,7 +17,7 @@ import numpy as np
 from springtide.app.config.load import load_config
 from springtide.app.training.state.spill_gc import BaseRows
 from springtide.stream.broker.embedded import EmbeddedBroker
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Record
 from springtide_client.log.base import OPTIMIZER, ROWS, Base
 from springtide_client.log.directory import LogDirectory
 from tests.bench.harness.machine_limits import copy_rate
@@ -26,6 +26,7 @@ from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.memory_cgroup import drop_page_cache
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 from tests.bench.workloads.topics import fill
+from tests.support.config import Section
 
 SECONDS, BYTES_A_SECOND = 5.0, 1e9
 READ_KEYS = 10_000
@@ -40,7 +41,13 @@ class Restarts:
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         self.config_path = folder / "springtide.toml"
-        self.log_path = write_log(folder, num_rows, publish_seconds=0.05)
+        # the base has no columns of a wide part: with one the trainer would begin with a migration
+        settings: Section = {
+            "train": {"min_batch_size": 0},
+            "log": {"publish_seconds": 0.05},
+            "model": {"wide": False},
+        }
+        self.log_path = write_log(folder, num_rows, settings=settings)
         self.directory = LogDirectory(self.log_path)
         self.out = folder / "train.out"
 
@@ -50,11 +57,15 @@ class Restarts:
         return 1 / seconds
 
     def restart(self, *, cold: bool) -> tuple[float, Record]:
-        """Return the seconds until the first version with new samples, and that version."""
-        tip, samples = self.log_end()
+        """Return the seconds until the first version of a new epoch, and that version.
+
+        It follows the base: a version of a trainer that was killed is given up unless it has the net's exact state.
+        """
+        base, before = self.base(), self.directory.manifest()
+        assert before is not None
         if cold:
-            drop_page_cache(self.base().path)
-        with self.out.open("ab") as out, self.directory.follow(tip) as cursor:
+            drop_page_cache(base.path)
+        with self.out.open("ab") as out:
             start = time.perf_counter()
             process = subprocess.Popen(
                 [sys.executable, "-m", "springtide", "train", "--config", str(self.config_path)],
@@ -63,8 +74,8 @@ class Restarts:
             )
             try:
                 while (seconds := time.perf_counter() - start) < PATIENCE_SECONDS:
-                    for record in cursor.read():
-                        if record.meta.samples_trained > samples:
+                    for record in self.directory.records(base.tip):
+                        if record.epoch > before.epoch:
                             return seconds, record
                     if process.poll() is not None:
                         break
@@ -73,15 +84,6 @@ class Restarts:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
         raise SystemExit(f"the trainer learned nothing:\n{self.out.read_text()[-2000:]}")
-
-    def log_end(self) -> tuple[Tip, int]:
-        """Return the tip of the log and its number of learned samples."""
-        base = self.base()
-        tip, samples = base.tip, base.manifest.meta.samples_trained
-        with self.directory.follow(tip) as cursor:
-            while records := cursor.read():
-                tip, samples = records[-1].tip, records[-1].meta.samples_trained
-        return tip, samples
 
     def base(self) -> Base:
         base = self.directory.open_base()

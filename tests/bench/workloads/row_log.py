@@ -2,16 +2,19 @@
 
 # N rows, D dimension
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from springtide.app.config.load import Config, load_config
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
 from springtide.app.scores.progressive import ProgressiveScores
+from springtide.app.training.bootstrap import signature_of
 from springtide.app.training.config import with_adagrad_eps
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.learner import Learner
@@ -19,7 +22,6 @@ from springtide.app.version_log.compact.base_writer import BaseImage, write_base
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.keys import mix_keys
-from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_block import RowBlock
 from tests.support.config import Section, write_config
 from tests.support.layers import sorted_layer
@@ -42,14 +44,14 @@ def values_of(ids_N: npt.NDArray[np.int64], dim: int = DIM) -> npt.NDArray[np.fl
     return (bits_ND.astype(np.float32) - np.float32(2**23)) * np.float32(0.3 * 2.0**-23)
 
 
-def write_log(folder: Path, num_rows: int, layers: Sequence[int] = (512, 256), **log: float) -> Path:
+def write_log(folder: Path, num_rows: int, layers: Sequence[int] = (512, 256), settings: Section | None = None) -> Path:
     """Write a log whose base has ids 0 to num_rows, beside its `springtide.toml`; return the log's folder.
 
-    `layers`: widths of both parts of the net; `log`: more keys of `[log]`.
+    `layers`: widths of both parts of the net; `settings`: more of the file.
     """
-    paths: Section = {"table": {"disk_path": folder / "spill"}, "log": {"path": folder / "log", **log}}
+    paths: Section = {"table": {"disk_path": folder / "spill"}, "log": {"path": folder / "log"}}
     net = {"model": {"name": "dlrm", "options": {"bottom": layers, "top": layers}}}
-    config = load_config(write_config(folder / "springtide.toml", SETTINGS, paths, net))
+    config = load_config(write_config(folder / "springtide.toml", SETTINGS, paths, net, settings or {}))
     with LogWriter.open(config.log, schema=config.schema) as log:
         write_base(config.log.path, _image(config, log, num_rows))
         log.start_after(log.first_base_tip)
@@ -57,26 +59,22 @@ def write_log(folder: Path, num_rows: int, layers: Sequence[int] = (512, 256), *
 
 
 def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
+    """Return the base, whose rows have no columns of a wide part."""
+    config = replace(config, model=structs.replace(config.model, wide=False))
     spec = ModelSpec.of(config.schema, config.table.dim)
     table = EmbeddingTable(with_adagrad_eps(config.table), seed=config.train.seed)
     learner = Learner(build_model(config.model, spec, seed=config.train.seed), table, config.train, config.schema)
     state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
-    width = table.optimizer.state_width(table.dim)
+    signature = signature_of(config, learner.model)
     return BaseImage(
         tip=log.first_base_tip,
-        schema=config.schema,
-        table=TableSpec(
-            dim=config.table.dim,
-            state_width=width,
-            seed=config.train.seed,
-            init_scale=config.table.init_scale,
-            optimizer=dict(table.config.optimizer),
-        ),
-        model=ModelIdentity(name=config.model.name, options=dict(config.model.options)),
+        schema=signature.schema,
+        table=signature.table,
+        model=signature.model,
         meta=state.meta(created_ms=0),
         dense=state.base_arrays(),
         num_rows=num_rows,
-        blocks=[_rows(config.schema.number(FEATURE), num_rows, width)],
+        blocks=[_rows(config.schema.number(FEATURE), num_rows, signature.table.state_width)],
         program=export_model(learner.model, spec),
     )
 
