@@ -1,21 +1,20 @@
-"""Scores as JSON values: of one label, and of one label by the values of a feature. None where they are undefined."""
+"""Scores as JSON values: of one label, and of one label by the values of a feature. None where they are undefined.
 
-# N samples
+And what they say of groups of scores beside their AUC: the calibration curve, its error, the lift of the highest ones.
+The curve's bins hold equal weight, not equal ranges of scores: where clicks are rare, all scores are below 0.1.
+"""
+
+# N samples, B bins
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.auc import Float64Array, ScoreGroups, exact_groups
-from springtide.app.scores.calibration_curve import (
-    calibration_curve,
-    calibration_error,
-    normalized_entropy,
-    top_decile_lift,
-)
 from springtide.app.scores.samples import Arrays, LabelSamples, all_samples_of_label
 from springtide.app.scores.segments import NO_VALUE, SegmentHistograms
+from springtide.kernels.cpu.score_groups import bin_sums, top_sums
 
 MAX_SHOWN = 20  # values of a feature; the others are one more
 
@@ -94,3 +93,54 @@ def _segment_scores(groups: ScoreGroups) -> dict[str, Any]:
         "calibration": predicted / positive if positive > 0 else None,
         "samples": weight,
     }
+
+
+NUM_BINS = 20
+TOP_SHARE = 0.1  # of the weight, by score: the top decile
+
+
+class CalibrationBin(NamedTuple):
+    """Samples of neighboring scores: the mean prediction, the mean label, and their weight."""
+
+    predicted: float
+    seen: float
+    weight: float
+
+
+def calibration_curve(groups: ScoreGroups, *, num_bins: int = NUM_BINS) -> list[CalibrationBin]:
+    """Return bins of equal weight by ascending score. Equal scores share one bin, so bins without any are left out."""
+    sums_B3 = bin_sums(groups.predicted_G, groups.positive_G, groups.negative_G, num_bins)
+    return [
+        CalibrationBin(predicted / weight, positive / weight, weight)
+        for weight, positive, predicted in sums_B3.tolist()
+        if weight > 0
+    ]
+
+
+def calibration_error(curve: list[CalibrationBin]) -> float | None:
+    """Return the expected calibration error: the mean over weight of |predicted - seen|; None without samples.
+
+    Naeini, Cooper and Hauskrecht 2015, with bins of equal weight as in Nixon et al. 2019.
+    """
+    weight = sum(each.weight for each in curve)
+    return sum(each.weight * abs(each.predicted - each.seen) for each in curve) / weight if weight > 0 else None
+
+
+def top_decile_lift(groups: ScoreGroups) -> float | None:
+    """Return the label rate of the tenth with the highest scores over the label rate of all; None without positives.
+
+    Samples of one score at the border count in part.
+    """
+    positives, top_positives = top_sums(groups.positive_G, groups.negative_G, TOP_SHARE)
+    return float(top_positives / positives / TOP_SHARE) if positives > 0 else None
+
+
+def normalized_entropy(logloss: float | None, label_rate: float | None) -> float | None:
+    """Return the logloss over that of always predicting the label rate (He et al. 2014); None if that is 0
+    or one of them is not known.
+
+    Below 1 the scores say more than the rate alone. 1 minus it is the relative information gain.
+    """
+    if logloss is None or label_rate is None or not 0 < label_rate < 1:
+        return None
+    return float(logloss / -(label_rate * np.log(label_rate) + (1 - label_rate) * np.log1p(-label_rate)))

@@ -18,7 +18,7 @@ from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.losses.config import AGAINST_WIDE
 from springtide.app.models.registry import build_model
 from springtide.app.serving.config import ServeConfig
-from springtide.app.training.bootstrap import add_parts, model_spec, signature_of, with_wide_columns
+from springtide.app.training.bootstrap import model_spec, new_model, signature_of, with_wide_columns
 from springtide.app.training.device import resolve_device
 from springtide.app.version_log.change.plan import ModelSignature, plan_change
 from springtide.app.version_log.compact.retention import kept_size
@@ -119,9 +119,8 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
 
 def check_model(config: Config) -> Iterator[Diagnosis]:
     """Build the dense net; if a log is there, say what a start keeps of it."""
+    model = new_model(config)
     try:
-        model = build_model(config.model, model_spec(config), seed=0)
-        add_parts(model, config)
         export_model(model, model_spec(config))
     except ValueError as error:
         raise UserError(f"[model] {error}") from None

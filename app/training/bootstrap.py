@@ -55,36 +55,26 @@ def model_spec(config: TrainerConfig) -> ModelSpec:
     return ModelSpec.of(config.schema, config.table.widest_dim, config.table.dims)
 
 
-def load_state(
-    config: TrainerConfig, log: LogWriter, *, num_threads: int = 1, ranks: Ranks | None = None
-) -> TrainingState:
+def load_state(config: TrainerConfig, log: LogWriter, *, ranks: Ranks | None = None) -> TrainingState:
     """Return the state at the end of the log; a new log gets its first base.
 
     UserError if the configuration does not fit the log or cannot be used, LogError if the log cannot be read. Of
     several `ranks` the first begins the log; then each reads it, and keeps the rows of its range.
     """
     ranks = ranks or Ranks()
-    spec = model_spec(config)
-    try:
-        device = resolve_device(config.train)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    model, device = new_net(config)
     if ranks.is_first:
         resume = Resume.of(log.directory, log.last_encoded, log.sealed_records)
     else:
         resume = _begun_by_first(log, ranks)
     try:
-        model = build_model(config.model, spec, seed=config.train.seed)
-        add_parts(model, config)
-        program = export_model(model, spec) if resume is None and ranks.is_first else b""
+        program = export_model(model, model_spec(config)) if resume is None and ranks.is_first else b""
         if resume is not None and ranks.is_first:
             resume = go_on_with(config, log, resume, model)
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
     base = None if resume is None else resume.base
-    state = empty_state(
-        config, model, device, log.budget, epoch=log.epoch, base=base, num_threads=num_threads, ranks=ranks
-    )
+    state = empty_state(config, model, device, log.budget, epoch=log.epoch, base=base, ranks=ranks)
     if resume is None:
         write_first_base(config, log, state, program)
     if ranks.is_first:
@@ -118,25 +108,29 @@ def state_without_log(config: TrainerConfig) -> TrainingState:
 
     Its spill is in `[table] disk_path`. UserError if the configuration cannot be used.
     """
+    torch.manual_seed(config.train.seed)
+    return empty_state(config, *new_net(config), DiskBudget(config.log.log_bytes), epoch=1, base=None)
+
+
+def new_net(config: TrainerConfig) -> tuple[nn.Module, TrainDevice]:
+    """Return the net of a configuration, and where it is trained; UserError without that device."""
     try:
         device = resolve_device(config.train)
     except ValueError as error:
         raise UserError(str(error)) from error
-    torch.manual_seed(config.train.seed)
+    return new_model(config), device
+
+
+def new_model(config: TrainerConfig) -> nn.Module:
+    """Return the net with what is learned beside it, not trained yet; UserError if it cannot be built."""
     try:
         model = build_model(config.model, model_spec(config), seed=config.train.seed)
-        add_parts(model, config)
+        add_wide_part(model, config.model, config.schema)
+        if config.train.task_weights == "uncertainty":
+            add_task_weights(model, len(config.schema.labels))
     except ValueError as error:
         raise UserError(f"[model] {error}") from error
-    budget = DiskBudget(config.log.log_bytes)
-    return empty_state(config, model, device, budget, epoch=1, base=None, num_threads=config.train.num_threads)
-
-
-def add_parts(model: nn.Module, config: TrainerConfig) -> None:
-    """Add to the net what is learned beside it; ValueError if it has something else of the same name."""
-    add_wide_part(model, config.model, config.schema)
-    if config.train.task_weights == "uncertainty":
-        add_task_weights(model, len(config.schema.labels))
+    return model
 
 
 def empty_state(
@@ -147,7 +141,6 @@ def empty_state(
     *,
     epoch: int,
     base: Base | None,
-    num_threads: int,
     ranks: Ranks | None = None,
 ) -> TrainingState:
     """Return a state that has learned nothing, over a table whose lowest tier is the base.
@@ -160,7 +153,7 @@ def empty_state(
         raise UserError('the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"')
     if isinstance(model, TwoTower) and any(loss.name != "bce" for loss in config.losses):
         raise UserError(f'[model] name = "{config.model.name}" has a loss of its own: leave out [train] loss')
-    table = open_table(config, epoch, base, num_threads=num_threads, device=device.table, ranks=ranks)
+    table = open_table(config, epoch, base, device=device.table, ranks=ranks)
     try:
         learner = Learner(
             model,
@@ -190,7 +183,6 @@ def open_table(
     epoch: int,
     base: Base | None,
     *,
-    num_threads: int,
     device: str | Ops = "cpu",
     ranks: Ranks | None = None,
 ) -> AnyTable:
@@ -198,7 +190,7 @@ def open_table(
 
     These are host memory if `host_bytes` is set, the disk, the base. Each of several `ranks` has a spill of its own.
     """
-    settings = replace(with_wide_columns(config), num_threads=max(config.table.num_threads, num_threads))
+    settings = replace(with_wide_columns(config), num_threads=max(config.table.num_threads, config.train.num_threads))
     ranks = ranks or Ranks()
     folder = ranks.spill_folder(disk_folder(config))
     # the other ranks wait in a collective: they must hear of a full spill before they take its rank for dead

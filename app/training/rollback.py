@@ -21,7 +21,7 @@ from springtide.app.training.ranks.errors import FinalError
 from springtide.app.training.ranks.loop_decision import LoopDecision
 from springtide.app.training.session import TrainingSession
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.training.status.writer import StatusWriter
+from springtide.app.training.status import StatusWriter
 from springtide.app.version_log.commands.queue import Command, command_entry
 from springtide.app.version_log.commands.restore import RollbackVersion, build_rollback
 from springtide.app.version_log.failpoints import failpoint

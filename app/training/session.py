@@ -56,7 +56,7 @@ class TrainingSession:
         """
         torch.manual_seed(config.train.seed)
         ranks = ranks or Ranks()
-        state = load_state(config, log, num_threads=config.train.num_threads, ranks=ranks)
+        state = load_state(config, log, ranks=ranks)
         try:
             commands = CommandExecutor(config.log.path, log.epoch, state, roll_back=roll_back)
             ranks.barrier()

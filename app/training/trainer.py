@@ -18,8 +18,7 @@ from springtide.app.training.rollback import RollbackController
 from springtide.app.training.session import TrainingSession
 from springtide.app.training.start_position import StartPosition, require_same_topic
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.training.status.reporter import TrainerStatusReporter
-from springtide.app.training.status.writer import StatusWriter
+from springtide.app.training.status import StatusWriter, TrainerStatusReporter
 from springtide.app.version_log.read.corruption import find_corruption, take_corruption_report
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status, successor
 from springtide.app.version_log.write.writer import open_log

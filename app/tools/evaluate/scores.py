@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.auc import Float64Array, exact_auc
-from springtide.app.scores.calibration_curve import normalized_entropy
+from springtide.app.scores.document import normalized_entropy
 
 
 def standard_error(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array) -> float | None:

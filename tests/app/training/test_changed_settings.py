@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from springtide.app.config.load import Config
-from springtide.app.models.interface import ModelSpec
-from springtide.app.models.registry import build_model
-from springtide.app.training.bootstrap import add_parts
+from springtide.app.training.bootstrap import new_model
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.initial_values import initial_values
 from tests.app.training.random_clicks import RANDOM_CLICKS
@@ -184,8 +182,7 @@ class Check:
         self.common = old.keys() & new.keys()
         self.added, self.removed = new.keys() - old.keys(), old.keys() - new.keys()
         self.old_rows = {key: row for key, row in then.rows.items() if key[0] % 32768 in self.common}
-        net = build_model(after.model, ModelSpec.of(after.schema, after.table.dim), seed=after.train.seed)
-        add_parts(net, after)
+        net = new_model(after)
         self.fresh = {f"dense.{name}": value.detach().numpy() for name, value in net.state_dict().items()}
         self.fitting = {
             name for name, array in self.fresh.items() if name in then.arrays and then.arrays[name].shape == array.shape

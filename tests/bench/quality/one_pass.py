@@ -13,11 +13,9 @@ import numpy.typing as npt
 from msgspec import structs
 
 from springtide.app.models.config import ModelConfig
-from springtide.app.models.interface import ModelSpec
 from springtide.app.models.losses.config import LabelLoss
-from springtide.app.models.registry import build_model
 from springtide.app.scores.config import ScoresConfig
-from springtide.app.training.bootstrap import add_parts, load_state, with_wide_columns
+from springtide.app.training.bootstrap import load_state, new_model, with_wide_columns
 from springtide.app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
 from springtide.app.training.ranks.config import ClusterConfig
 from springtide.app.training.step.learner import Learner
@@ -120,8 +118,7 @@ def make_learner(
 
     table = open_tables(with_wide_columns(config), backend("cpu"), make)
     with BUILDING:
-        model = build_model(config.model, ModelSpec.of(config.schema, config.table.dim), seed=config.train.seed)
-    add_parts(model, config)
+        model = new_model(config)
     return Learner(
         model, table, config.train, config.schema, losses=config.losses, exchange=exchange, precision=precision
     )

@@ -50,7 +50,7 @@ class ReferenceRun:
         config = load_config(write_settings(self.folder, "127.0.0.1:1", TORTURED, *layers))
         torch.manual_seed(config.train.seed)
         self.log = LogWriter.open(config.log, schema=config.schema)
-        self.state = load_state(config, self.log, num_threads=config.train.num_threads)
+        self.state = load_state(config, self.log)
         self.desk = CommandExecutor(config.log.path, self.log.epoch, self.state)
         train = config.train
         self.batcher = Batcher(

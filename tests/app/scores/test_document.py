@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from springtide.app.scores.auc import RocHistogram, exact_groups
-from springtide.app.scores.calibration_curve import (
+from springtide.app.scores.document import (
     calibration_curve,
     calibration_error,
     normalized_entropy,
