@@ -21,8 +21,10 @@ def batch_of(
 
     labels_NL: 0 or 1 of any type, (N) of one label; times_N: in ms, of events and records, or one time for all.
     """
+    labels_NL = np.asarray(labels_NL, np.float32)
+    if labels_NL.ndim == 1:
+        labels_NL = labels_NL[:, None]
     times_N = np.full(len(features), times_N, np.int64)
-    labels_NL = np.asarray(labels_NL, np.float32).reshape(len(features), -1)
     return Batch(features, labels_NL, np.ones(len(features), np.float32), times_N, times_N, dict(positions or {}))
 
 
