@@ -22,6 +22,8 @@ TICK_BITS = 40
 PRIORITY_BITS = 24  # signed
 
 SKETCH_BLOCK_BYTES = 64
+# of values; neither numpy nor CuPy has bfloat16: the upper halves of float32
+DTYPES: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
 
 
 # calls work(start, stop) for parts that cover 0..num, in parallel or one after the other
@@ -72,6 +74,13 @@ class RowLayout(NamedTuple):
     state_width: int  # float32 numbers beside the values: the optimizer's state, then the wide columns
     dtype: str = "float32"  # or "bfloat16": for the values; states are always float32
     wide_width: int = 0  # of these, the last: numbers of the row's own that no optimizer touches
+
+    def check(self) -> None:
+        """ValueError where no store can have such rows."""
+        if self.dim < 1 or not 0 <= self.wide_width <= self.state_width:
+            raise ValueError(f"a row has at least one value, and its state no negative width: not {self}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {self.dtype!r}")
 
 
 class OptimizerStep(NamedTuple):

@@ -7,11 +7,11 @@ Few samples are a batch while little was learned, more as the learner gains expe
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from springtide.stream.columns import Batch, Columns, DeadLetter
+from springtide.stream.columns import Batch, Columns
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
 
@@ -62,7 +62,6 @@ class PendingColumns:
     columns: Columns
     arrived_at: float
     num_taken: int = 0
-    dead_letters: list[DeadLetter] = field(default_factory=list)  # those that no batch has taken yet
 
     @property
     def num_rows(self) -> int:
@@ -122,7 +121,7 @@ class Batcher:
 
     def add(self, columns: Columns) -> None:
         """Queue decoded rows."""
-        self._pending.append(PendingColumns(columns, self._clock(), dead_letters=list(columns.dead_letters)))
+        self._pending.append(PendingColumns(columns, self._clock()))
         self.num_rows += len(columns)
 
     def take(self) -> Batch | None:
@@ -152,45 +151,35 @@ class Batcher:
 
     def _build(self, num_rows: int) -> Batch:
         """A batch of the first rows, and of everything without rows that follows them directly."""
-        pieces: list[tuple[Columns, int, int]] = []
+        pieces: list[Columns] = []
         positions: dict[Partition, int] = {}
         topic_ids: dict[Partition, str] = {}
         watermarks: dict[Partition, int] = {}
-        dead_letters: list[DeadLetter] = []
         id_strings = []
         self.num_rows -= num_rows
         self.num_learned += num_rows
         while self._pending and (num_rows > 0 or self._pending[0].num_rows == 0):
             pending = self._pending[0]
             columns, start = pending.columns, pending.num_taken
-            stop = start + min(num_rows, pending.num_rows)
+            stop = pending.num_taken = start + min(num_rows, pending.num_rows)
             num_rows -= stop - start
             if start == 0 and columns.id_strings.strings:
                 id_strings.append(columns.id_strings)
-            pieces.append((columns, start, stop))
-            moved = columns.positions_after(start, stop)
-            positions.update(moved)
-            topic_ids.update((partition, columns.topic_ids.get(partition, "")) for partition in moved)
-            for partition, event_ms in columns.watermarks(start, stop).items():
+            pieces.append(piece := columns.slice(start, stop))
+            positions.update(piece.end_offsets)
+            topic_ids.update((partition, piece.topic_ids.get(partition, "")) for partition in piece.end_offsets)
+            for partition, event_ms in piece.watermarks().items():
                 watermarks[partition] = max(watermarks.get(partition, event_ms), event_ms)
-            dead_letters += [
-                letter for letter in pending.dead_letters if letter.offset < moved.get(letter.partition, 0)
-            ]
             if stop == len(columns):
                 self._pending.popleft()
-            else:
-                pending.dead_letters = [
-                    letter for letter in pending.dead_letters if letter.offset >= moved.get(letter.partition, 0)
-                ]
-                pending.num_taken = stop
         return Batch(
-            features=Features.concatenate([columns.features.slice(start, stop) for columns, start, stop in pieces]),
-            labels_NL=np.concatenate([columns.labels_NL[start:stop] for columns, start, stop in pieces]),
-            weights_N=np.concatenate([columns.weights_N[start:stop] for columns, start, stop in pieces]),
-            event_ms_N=np.concatenate([columns.event_ms_N[start:stop] for columns, start, stop in pieces]),
-            record_ms_N=np.concatenate([columns.record_ms_N[start:stop] for columns, start, stop in pieces]),
+            features=Features.concatenate([piece.features for piece in pieces]),
+            labels_NL=np.concatenate([piece.labels_NL for piece in pieces]),
+            weights_N=np.concatenate([piece.weights_N for piece in pieces]),
+            event_ms_N=np.concatenate([piece.event_ms_N for piece in pieces]),
+            record_ms_N=np.concatenate([piece.record_ms_N for piece in pieces]),
             positions=positions,
-            dead_letters=tuple(dead_letters),
+            dead_letters=tuple(letter for piece in pieces for letter in piece.dead_letters),
             id_strings=id_strings,
             topic_ids=topic_ids,
             watermarks=watermarks,

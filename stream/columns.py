@@ -148,14 +148,12 @@ class Columns:
                 positions[partition] = int(self.offset_N[start + rows[-1]]) + 1
         return positions
 
-    def watermarks(self, start: int, stop: int) -> dict[Partition, int]:
-        """The latest event time, in ms, among rows start to stop, by partition."""
-        if start == stop:
-            return {}
+    def watermarks(self) -> dict[Partition, int]:
+        """The latest event time of each partition's rows, in ms."""
         if len(self.partitions) == 1:
-            return {self.partitions[0]: int(self.event_ms_N[start:stop].max())}
-        partition_N, event_ms_N = self.partition_N[start:stop], self.event_ms_N[start:stop]
-        return {self.partitions[p]: int(event_ms_N[partition_N == p].max()) for p in np.unique(partition_N)}
+            return {self.partitions[0]: int(self.event_ms_N.max())} if len(self) else {}
+        rows_of = {number: self.partition_N == number for number in np.unique(self.partition_N)}
+        return {self.partitions[number]: int(self.event_ms_N[rows].max()) for number, rows in rows_of.items()}
 
     def slice(self, start: int, stop: int) -> "Columns":
         """Rows start to stop of one partition's columns; dead letters and the end go with the rows before them.

@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> Report:
     from springtide.app.config.document import parse_assignment
     from springtide.app.errors import UserError
     from springtide.app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
-    from springtide.app.tools.evaluate.passes import evaluate_files
-    from springtide.app.tools.evaluate.report import ProgressReport
+    from springtide.app.tools.evaluate.report import ProgressReport, evaluate_files
     from springtide.app.tools.input_file import InputFile
 
     if arguments.limit is not None and arguments.limit < 1:

@@ -67,7 +67,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
-    from springtide.app.errors import UserError
+    from springtide.app.errors import UserError, user_errors
     from springtide.app.tools.init.proposal import propose
     from springtide.app.tools.init.proposal_text import default_name, format_proposal, try_proposal
     from springtide.app.tools.init.sampled_rows import sample_file, sample_topic
@@ -93,14 +93,12 @@ def init(arguments: argparse.Namespace) -> int:
     elif not topic:
         raise UserError(f"{given} names no topic: write kafka://HOST:PORT/TOPIC")
     else:
-        try:
+        with user_errors():
             kafka = (
                 _broker_of(arguments.config)
                 if bootstrap_servers is None
                 else KafkaConfig(bootstrap_servers=bootstrap_servers)
             )
-        except ValueError as error:
-            raise UserError(str(error)) from None
         bootstrap_servers = kafka.bootstrap_servers
         sample = sample_topic(kafka, topic, arguments.rows)
     proposal = propose(sample, arguments.label)
@@ -147,12 +145,12 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 def replay(arguments: argparse.Namespace) -> int:
     from springtide.app.config.load import load_config
-    from springtide.app.errors import UserError
+    from springtide.app.errors import user_errors
     from springtide.app.processes.signals import stop_on_signals
     from springtide.app.tools.replay import Replay, ReplayConfig
 
     config = load_config(arguments.config)
-    try:
+    with user_errors("--"):
         replay_config = ReplayConfig(
             path=arguments.file,
             rate=arguments.rate,
@@ -162,8 +160,6 @@ def replay(arguments: argparse.Namespace) -> int:
             key=arguments.key,
             compression=arguments.compression,
         )
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
     stopping = stop_on_signals(grace_seconds=4.0)
     Replay(replay_config, config.source, log_path=config.log.path).run(stopping)
     return 0
@@ -177,17 +173,15 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_simulator(arguments: argparse.Namespace) -> int:
     from springtide.app.config.load import load_config
-    from springtide.app.errors import UserError
+    from springtide.app.errors import user_errors
     from springtide.app.processes.signals import stop_on_signals
     from springtide.app.tools.simulated_world import SimulatorConfig
     from springtide.app.tools.simulator import simulate
 
     config = load_config(arguments.config)
     settings = {"seed": arguments.seed} | ({} if arguments.rate is None else {"rate": arguments.rate})
-    try:
+    with user_errors("--"):
         simulator_config = SimulatorConfig(**settings)
-    except ValueError as error:
-        raise UserError(f"--{error}") from None
     stopping = stop_on_signals(grace_seconds=2.0)
     simulate(simulator_config, config.source, config.log.path, stopping, limit=arguments.limit)
     return 0

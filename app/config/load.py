@@ -10,7 +10,7 @@ from msgspec import structs
 
 from springtide.app.config.document import check_keys, has_key, merge_document, unknown_key_error
 from springtide.app.config.schema import FeatureConfig, SchemaConfig, feature_policies, feature_tables
-from springtide.app.errors import UserError
+from springtide.app.errors import UserError, user_errors
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of
 from springtide.app.scores.config import ScoresConfig
@@ -104,10 +104,8 @@ def load_config(
     table.check_score(schema)
     table = structs.replace(table, tables=feature_tables(schema, features, table))
     scores = bind(ScoresConfig, "[scores]", document.get("scores", {}))
-    try:
+    with user_errors("[scores] "):
         scores.check_by(schema)
-    except ValueError as error:
-        raise UserError(f"[scores] {error}") from None
     table.check_schedule(train.schedule)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
@@ -136,10 +134,8 @@ def _losses(train: TrainConfig, labels: Mapping[str, LabelConfig], schema: Schem
     for label in labels:
         if label not in schema.labels:
             raise unknown_key_error("[labels]", label, schema.labels)
-    try:
+    with user_errors():
         return label_losses(train.loss, labels, schema)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:
@@ -166,11 +162,10 @@ def numbered(schema: Schema, log_path: Path) -> Schema:
     """Return the schema with the feature numbers that its rows have in the log; UserError if the log has none left."""
     try:
         before = LogDirectory(log_path).newest_schema()
-        return schema if before is None else schema.continuing(before)
     except LogError:
         return schema  # reading the log reports what is wrong with it
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    with user_errors():
+        return schema if before is None else schema.continuing(before)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -209,10 +204,8 @@ def bind(settings_class: type[Section], where: str, table: object, **given: obje
     """
     values = _require_table(where, table)
     check_keys(where, values, settings_class)
-    try:
+    with user_errors(f"{where} "):
         return settings_class(**(given | values))
-    except ValueError as error:
-        raise UserError(f"{where} {error}") from None
 
 
 def _name(document: Mapping[str, Any], path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from springtide.app.config.document import unknown_key_error
-from springtide.app.errors import UserError
+from springtide.app.errors import UserError, user_errors
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, MinCount, Quota, TableConfig, Ttl
 from springtide.embeddings.optimizer import RowOptimizer
 from springtide_client.schema import Schema
@@ -101,7 +101,7 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         labels = (self.label,) if self.label is not None else self.labels
         if not labels:
             raise UserError('[schema] needs label = "..." (or labels = [...])')
-        try:
+        with user_errors():
             schema = Schema(
                 labels=labels,
                 timestamp=self.timestamp,
@@ -112,19 +112,15 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
                 dense=self.dense,
                 share=self.share,
             )
-        except ValueError as error:
-            raise UserError(str(error)) from None
         for name in features:
             if name not in schema.features:
                 raise unknown_key_error("[features]", name, schema.features)
         lengths = {name: feature.max_length for name, feature in features.items() if feature.max_length is not None}
         pooling = {name: feature.pooling for name, feature in features.items() if feature.pooling is not None}
-        try:
+        with user_errors("[features] "):
             # checked with all, kept without what is the default: equal schemas have one fingerprint
             replace(schema, pooling=pooling)
             return replace(schema, max_length=lengths, pooling={n: way for n, way in pooling.items() if way != "mean"})
-        except ValueError as error:
-            raise UserError(f"[features] {error}") from None
 
 
 def feature_policies(schema: Schema, features: Mapping[str, FeatureConfig]) -> dict[int, FeaturePolicy]:

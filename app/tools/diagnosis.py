@@ -13,7 +13,7 @@ import torch
 from torch.distributed import is_nccl_available
 
 from springtide.app.config.load import Config
-from springtide.app.errors import UserError
+from springtide.app.errors import user_errors
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.losses.config import AGAINST_WIDE
 from springtide.app.models.registry import build_model
@@ -30,7 +30,7 @@ from springtide.embeddings.tiers.rocksdb.spill import unknown_format
 from springtide.kernels.backend import backend
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
 from springtide.stream.errors import EmbeddedBrokerError
-from springtide.stream.kafka.admin import check_kafka
+from springtide.stream.kafka.admin import kafka_problem
 from springtide_client.errors import LogError, PartError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.parts.part_servers import PartServers
@@ -120,10 +120,8 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
 def check_model(config: Config) -> Iterator[Diagnosis]:
     """Build the dense net; if a log is there, say what a start keeps of it."""
     model = new_model(config)
-    try:
+    with user_errors("[model] "):
         export_model(model, model_spec(config))
-    except ValueError as error:
-        raise UserError(f"[model] {error}") from None
     yield Diagnosis("ok", f"model: {config.model.name}")
     for note in config.notes:
         yield Diagnosis("note", note)
@@ -167,10 +165,9 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
             )
             return
         address = broker.address
-    problems = check_kafka(address, source.topic, options=source.kafka)
-    for problem in problems:
-        yield Diagnosis("problem", f"{problem.what}: {problem.fix}")
-    if not problems:
+    if problem := kafka_problem(address, source.topic, options=source.kafka):
+        yield Diagnosis("problem", problem)
+    else:
         yield Diagnosis("ok", f"broker: {address}, topic {source.topic!r}")
 
 

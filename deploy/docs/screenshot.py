@@ -38,7 +38,7 @@ def main() -> int:
         demo = subprocess.Popen(
             [sys.executable, "-m", "springtide", "demo"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'client'}"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'deploy' / 'package'}:{ROOT / 'deploy' / 'client'}"},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -10,10 +10,22 @@ from springtide_client.keys import GOLDEN as GOLDEN_INT
 from springtide_client.keys import MIX_1 as MIX_1_INT
 from springtide_client.keys import MIX_2 as MIX_2_INT
 from springtide_client.keys import STRING_SEED as TEXT_SEED_INT
+from springtide_client.keys import mix64 as mix64_of_int
 
 GOLDEN, MIX_1, MIX_2 = np.uint64(GOLDEN_INT), np.uint64(MIX_1_INT), np.uint64(MIX_2_INT)
 STRING_SEED = np.uint64(TEXT_SEED_INT)
 S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
+MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def mixed_seed_of(seed: int) -> np.uint64:
+    """Return a seed as kernels take it."""
+    return np.uint64(mix64_of_int(seed & MASK))
+
+
+def first_value_constants(seed: int, scale: float) -> tuple[np.uint64, np.float32]:
+    """Return the mixed seed, and what a first value's 24 bits are multiplied by."""
+    return mixed_seed_of(seed), np.float32(scale * 2.0**-23)
 
 
 @njit(nogil=True, cache=True)

@@ -18,10 +18,8 @@ from springtide.kernels.cpu.store.host_arrays import HostArrays
 from springtide.kernels.cpu.store.store import arrays_of
 from springtide.kernels.cpu.store.store_ops import StoreOps
 from springtide.kernels.types import OptimizerStep, RowColumns, Spread, Store, UniqueKeys, run_inline
-from springtide_client.keys import mix64
 
 Array = npt.NDArray[Any]
-MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
@@ -39,7 +37,7 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         return cast(Array, hashing.hash_texts(bytes_T, offsets_N1))
 
     def initial_values(self, features_U: Array, ids_U: Array, dim: int, seed: int, scale: float) -> Array:
-        return cast(Array, hashing.initial_values(features_U, ids_U, dim, *_first_value_constants(seed, scale)))
+        return cast(Array, hashing.initial_values(features_U, ids_U, dim, *hashing.first_value_constants(seed, scale)))
 
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         num_places = 1 << max(4, (2 * len(ids_K)).bit_length())
@@ -102,7 +100,7 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
             learned_rows.copy_values(values, slots_U, values_UD)
         else:
             keys = p.buckets, p.overflow, np.uint64(store.num_slots)
-            mixed_seed = np.uint64(mix64((seed + learned_rows.LEARNED_SEED) & MASK))
+            mixed_seed = hashing.mixed_seed_of(seed + learned_rows.LEARNED_SEED)
             learned_rows.round_values(values, p.meta, *keys, slots_U, values_UD, mixed_seed)
         wide = store.layout.wide_width
         return cast(Array, learned_rows.write_states(p.meta, p.scalars, p.states_CS, wide, slots_U, states_US))
@@ -118,7 +116,7 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
 
     def create(self, store: Store, slots_N: Array, features_N: Array, ids_N: Array, seed: int, scale: float) -> None:
         p = arrays_of(store)
-        constants = _first_value_constants(seed, scale)
+        constants = hashing.first_value_constants(seed, scale)
         rows.create(p.values_CD, p.meta, p.states_CS, slots_N, features_N, ids_N, *constants)
 
     def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:
@@ -165,7 +163,7 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
             ),
             constants_of(step),
             corrections(step.name, step.beta1, step.beta2),
-            np.uint64(mix64(step.seed & MASK)),
+            hashing.mixed_seed_of(step.seed),
             start,
             stop,
         )
@@ -191,7 +189,3 @@ def _of_length(array: Array | None, num: int, dtype: Any) -> Array | None:
     if array is not None and array.shape != (num,):
         raise ValueError(f"shape {array.shape} for {num} occurrences")
     return None if array is None else np.ascontiguousarray(array, dtype)
-
-
-def _first_value_constants(seed: int, scale: float) -> tuple[np.uint64, np.float32]:
-    return np.uint64(mix64(seed & MASK)), np.float32(scale * 2.0**-23)

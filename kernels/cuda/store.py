@@ -12,10 +12,9 @@ import numpy as np
 
 from springtide.kernels.cpu.store.store import num_own_states
 from springtide.kernels.cuda.device import Array, Device
-from springtide.kernels.types import RowLayout, Store
+from springtide.kernels.types import DTYPES, RowLayout, Store
 
 WIDTH = 128  # slots of a bucket
-DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # CuPy has no bfloat16: the upper halves of float32
 KEY_BYTES = 1 + 2 + 8 + 8  # digest, feature, id, score
 RECORD_BYTES = 32
 

@@ -7,7 +7,7 @@ and `replay --loop`. A topic must have one producer: what another sends meanwhil
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from springtide.stream.kafka.admin import Admin, Topic
 from springtide.stream.kafka.config import KafkaConfig
@@ -88,14 +88,3 @@ class TopicCap:
             if position.offset < end:
                 return False
         return True
-
-
-def delete_topics_by_prefix(config: KafkaConfig, prefix: str, *, keep: Collection[str] = ()) -> list[str]:
-    """Delete the topics whose names begin with the prefix, except those to keep; return the deleted names."""
-    if not prefix:
-        raise ValueError("an empty prefix would delete every topic")
-    with Admin(config) as admin:
-        deleted = [name for name in admin.topics() if name.startswith(prefix) and name not in keep]
-        for name in deleted:
-            admin.delete_topic(name)
-    return deleted

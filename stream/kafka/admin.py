@@ -58,11 +58,6 @@ class Admin:
         """Close the connection."""
         self.client.close()
 
-    def topics(self) -> list[str]:
-        """The sorted names of all topics."""
-        with self._translated_errors():
-            return sorted(self.client.list_topics())
-
     def topic(self, name: str) -> Topic | None:
         """The topic of this name, or None. Never creates it."""
         with self._translated_errors():
@@ -79,11 +74,15 @@ class Admin:
         """The topic of this name. Raises TopicNotFoundError where there is none."""
         topic = self.topic(name)
         if topic is None:
-            raise TopicNotFoundError(
-                f"there is no topic {name!r} at {self.config.bootstrap_servers}: "
-                f"create it, send something with `springtide replay`, or correct [source] topic"
-            )
+            raise TopicNotFoundError(self.without_topic(name))
         return topic
+
+    def without_topic(self, name: str) -> str:
+        """Say that there is no topic of this name, and what to do about it."""
+        return (
+            f"there is no topic {name!r} at {self.config.bootstrap_servers}: "
+            f"create it, send something with `springtide replay`, or correct [source] topic"
+        )
 
     def ensure_topic(self, name: str, *, num_partitions: int = 1) -> Topic:
         """The topic of this name, created with `num_partitions` if it is missing; an existing one keeps its own."""
@@ -174,42 +173,24 @@ class Admin:
             raise translate_error(error, self.config) from None
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A problem, and how to fix it: a line each."""
+def kafka_problem(bootstrap_servers: str, topic: str, *, options: Mapping[str, Any] | None = None) -> str:
+    """Return the first problem on the way to the topic (address, connection, protocol, topic), and how to fix it.
 
-    what: str
-    fix: str
-
-
-def check_kafka(bootstrap_servers: str, topic: str, *, options: Mapping[str, Any] | None = None) -> list[Problem]:
-    """The first problem on the way to the topic (address, connection, protocol, topic), for `springtide check`.
-
-    An empty list if there is none.
+    For `springtide check`; "" if there is none.
     """
     try:
         config = KafkaConfig(bootstrap_servers=bootstrap_servers, options=options or {})
     except ValueError as error:
-        return [Problem(str(error), 'write [source] bootstrap_servers = "host:port", several separated by commas')]
+        return f'{error}: write [source] bootstrap_servers = "host:port", several separated by commas'
     if reason := unreachable_reason(bootstrap_servers):
-        return [Problem(f"Kafka: {reason}", "start the broker, or correct [source] bootstrap_servers")]
+        return f"Kafka: {reason}: start the broker, or correct [source] bootstrap_servers"
     try:
         with Admin(config) as admin:
-            found = admin.topic(topic)
+            return "" if admin.topic(topic) is not None else admin.without_topic(topic)
     except BrokerUnavailableError:
-        return [
-            Problem(
-                f"something listens on {bootstrap_servers}, but does not speak the Kafka protocol",
-                "correct the port in [source] bootstrap_servers, or the security settings",
-            )
-        ]
+        return (
+            f"something listens on {bootstrap_servers}, but does not speak the Kafka protocol: "
+            "correct the port in [source] bootstrap_servers, or the security settings"
+        )
     except StreamError as error:
-        return [Problem(str(error), "look at the broker's log")]
-    if found is None:
-        return [
-            Problem(
-                f"there is no topic {topic!r} at {bootstrap_servers}",
-                "create it, send something with `springtide replay`, or correct [source] topic",
-            )
-        ]
-    return []
+        return f"{error}: look at the broker's log"

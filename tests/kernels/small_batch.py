@@ -8,7 +8,7 @@ import numpy as np
 from springtide.kernels.backend import backend
 from springtide.kernels.cpu.index.buckets import WIDTH
 from springtide.kernels.row_optimizers import OPTIMIZERS
-from springtide.kernels.types import OptimizerStep, RowLayout
+from springtide.kernels.types import InsertResult, OptimizerStep, RowLayout
 from tests.kernels.oracle import Key, Row
 
 OPS = backend()
@@ -19,10 +19,21 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
     return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
 
 
-def placed(store: Any, keys: list[Key], tick: int = 1) -> Any:
-    """The slots of keys, made if need be."""
+def insert(store: Any, keys: list[Key], tick: int = 1, protect_from: int = 1) -> InsertResult:
+    """The keys' slots, made if need be, and who left them."""
     features, ids = arrays(keys)
-    return OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, tick).slots_U
+    return OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, protect_from)
+
+
+def found(store: Any, keys: list[Key]) -> Any:
+    """The keys' slots, NO_SLOT where they have none."""
+    features, ids = arrays(keys)
+    return OPS.find(store, features, ids, OPS.mix_keys(features, ids))
+
+
+def keys_of(store: Any, slots: Any) -> list[Key]:
+    features, ids = OPS.keys_of(store, slots)
+    return list(zip(features.tolist(), ids.tolist(), strict=True))
 
 
 class SmallBatch:
@@ -35,7 +46,7 @@ class SmallBatch:
         width = OPTIMIZERS[name].state_width(dim) + wide
         self.store = OPS.allocate(WIDTH * 2, 64, RowLayout(dim, width, dtype, wide))  # so small that some rows overflow
         names = list(zip(self.unique.features_U.tolist(), self.unique.ids_U.tolist(), strict=True))
-        self.slots = placed(self.store, names)
+        self.slots = insert(self.store, names).slots_U
         OPS.create(self.store, self.slots, self.unique.features_U, self.unique.ids_U, SEED, SCALE)
         self.rows = [Row(key, dim=dim, seed=SEED, scale=SCALE, dtype=dtype, width=width) for key in names]
         self.order, self.offsets = OPS.group(self.unique.inverse_K, self.unique.occurrences_U)

@@ -1,7 +1,7 @@
 """An embedded broker for the tests of this folder, and a topic of its own for each test."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,12 @@ class Testbed:
             for value in values:
                 producer.send(self.name, value, **options)
             producer.flush()
+
+    def fill(self, users: Iterable[int]) -> Topic:
+        """Create the topic, and produce a click of each user."""
+        topic = self.create()
+        self.produce([self.click(user) for user in users])
+        return topic
 
     def source(
         self,

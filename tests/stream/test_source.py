@@ -11,8 +11,7 @@ from tests.support.waiting import wait_until
 
 
 def test_records_come_once_and_in_the_order_of_their_offsets(testbed):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(3000)])
+    testbed.fill(range(3000))
     source = testbed.source()
     columns = testbed.read(source, 3000)
     assert testbed.users(columns) == list(range(3000))
@@ -22,8 +21,7 @@ def test_records_come_once_and_in_the_order_of_their_offsets(testbed):
 
 
 def test_reading_resumes_at_a_position_inside_a_batch(testbed):
-    topic = testbed.create()
-    testbed.produce([testbed.click(n) for n in range(1000)])
+    topic = testbed.fill(range(1000))
     source = testbed.source({testbed.partition: Position(topic.id, 333)})
     assert testbed.users(testbed.read(source, 667)) == list(range(333, 1000))
     assert source.status.num_resets == 0
@@ -65,8 +63,7 @@ def test_tombstones_and_garbage_become_dead_letters_in_place(testbed):
 
 
 def test_reading_stops_while_the_queue_is_full(testbed):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(60_000)])
+    testbed.fill(range(60_000))
     source = testbed.source(queue_bytes=200_000)
     source.start()
     wait_until(lambda: source._queue.num_bytes > 0)
@@ -133,8 +130,7 @@ def test_a_wrong_address_is_reported_in_one_line(testbed):
 def test_a_broker_that_restarts_without_its_topics_is_read_from_0_and_counted(testbed, own_broker):
     testbed.broker = own_broker
     own_broker.start()
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(50)])
+    testbed.fill(range(50))
     source = testbed.source(log_path=own_broker.log_path)
     assert len(testbed.users(testbed.read(source, 50))) == 50
     address = own_broker.address
@@ -143,8 +139,7 @@ def test_a_broker_that_restarts_without_its_topics_is_read_from_0_and_counted(te
     own_broker.stop()
     own_broker.start()
     assert own_broker.address == address
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(100, 300)])
+    testbed.fill(range(100, 300))
     columns = testbed.read(source, 200)
     assert testbed.users(columns) == list(range(100, 300))
     assert source.status.num_resets == 1
@@ -152,21 +147,18 @@ def test_a_broker_that_restarts_without_its_topics_is_read_from_0_and_counted(te
 
 
 def test_a_re_created_topic_is_read_from_0_even_if_it_is_longer(testbed):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(50)])
+    testbed.fill(range(50))
     source = testbed.source()
     testbed.read(source, 50)
     testbed.delete()
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(100, 200)])
+    testbed.fill(range(100, 200))
     assert testbed.users(testbed.read(source, 100)) == list(range(100, 200))
     assert source.status.num_resets == 1
 
 
 @pytest.mark.parametrize("on_reset", ["fail", "earliest", "latest"])
 def test_on_reset_decides_what_happens_to_a_re_created_topic_of_a_real_broker(testbed, on_reset):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(20)])
+    testbed.fill(range(20))
     source = testbed.source(
         {testbed.partition: Position("another", 5)},
         log_path=None,
@@ -187,16 +179,14 @@ def test_on_reset_decides_what_happens_to_a_re_created_topic_of_a_real_broker(te
 
 
 def test_an_end_before_the_position_is_a_topic_reset(testbed):
-    topic = testbed.create()
-    testbed.produce([testbed.click(n) for n in range(20)])
+    topic = testbed.fill(range(20))
     source = testbed.source({testbed.partition: Position(topic.id, 500)})
     assert testbed.users(testbed.read(source, 20)) == list(range(20))
     assert source.status.num_resets == 1
 
 
 def test_stop_at_end_stops_at_the_end_seen_at_the_start(testbed):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(500)])
+    testbed.fill(range(500))
     source = testbed.source()
     source.stop_at_end()
     columns = testbed.read(source, 1)
@@ -208,8 +198,7 @@ def test_stop_at_end_stops_at_the_end_seen_at_the_start(testbed):
 
 
 def test_stop_at_cuts_inside_a_batch(testbed):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(100)])
+    testbed.fill(range(100))
     source = testbed.source()
     source.stop_at({testbed.partition: 42})
     columns = []
@@ -226,8 +215,7 @@ def test_an_empty_topic_is_finished_at_once(testbed):
 
 
 def test_complete_until_ms_is_known_only_after_everything_readable_was_learned(testbed):
-    topic = testbed.create()
-    testbed.produce([testbed.click(n) for n in range(200)])
+    topic = testbed.fill(range(200))
     produced_ms = time.time() * 1000
     source = testbed.source()
     source.start()
@@ -252,8 +240,7 @@ def test_large_messages_are_read_whole(testbed):
 
 
 def test_positions_are_reported_to_the_group_without_joining_it(testbed):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(5)])
+    testbed.fill(range(5))
     source = testbed.source(group="springtide-test")
     testbed.read(source, 5)
     source.report_offsets({testbed.partition: 4})

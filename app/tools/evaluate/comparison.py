@@ -12,6 +12,7 @@ from springtide.app.errors import UserError
 from springtide.app.scores.auc import exact_auc
 from springtide.app.tools.evaluate.report import EvaluationResult, score_text, table
 from springtide.app.tools.evaluate.scores import EvaluatedSamples, difference_error, losses
+from springtide.app.tools.status_text import format_number
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,9 @@ def comparison_lines(first: EvaluationResult, second: EvaluationResult) -> list[
 def difference_text(title: str, difference: Difference) -> str:
     """Return a difference as one line."""
     return (
-        f"{title}: AUC {signed(difference.auc)} +- {error_text(difference.auc_standard_error)}, "
-        f"logloss {signed(difference.logloss)} +- {error_text(difference.logloss_standard_error)} "
+        f"{title}: AUC {format_number(difference.auc, '+.5f')} "
+        f"+- {format_number(difference.auc_standard_error, '.5f')}, "
+        f"logloss {format_number(difference.logloss, '+.5f')} "
+        f"+- {format_number(difference.logloss_standard_error, '.5f')} "
         f"on {difference.samples:,} samples"
     )
-
-
-def signed(value: float | None) -> str:
-    """Return a difference with its sign."""
-    return "-" if value is None else f"{value:+.5f}"
-
-
-def error_text(value: float | None) -> str:
-    """Return a standard error with as many decimals as a difference."""
-    return "-" if value is None else f"{value:.5f}"

@@ -1,12 +1,19 @@
-"""The report of an evaluation: lines as it goes, a table at the end, and one JSON object for programs."""
+"""One evaluation of files, and its report: lines as it goes, a table at the end, one JSON object for programs."""
 
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, TextIO
 
+from springtide.app.config.load import load_config
 from springtide.app.tools.evaluate.evaluation import Evaluation
+from springtide.app.tools.evaluate.file_source import FileSource
 from springtide.app.tools.evaluate.scores import MISSING, EvaluatedSamples, Score, score_of
+from springtide.app.tools.input_file import InputFile
 from springtide.app.tools.progress_bar import ProgressBar
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
@@ -155,6 +162,40 @@ class EvaluationResult:
         if [value for value, _ in self.segments] == [MISSING]:
             lines.append(f"no row has a value for {self.segment_field}: --by must name a field of the rows")
         return lines
+
+
+def evaluate_files(
+    files: Sequence[InputFile],
+    config_path: Path | str | None,
+    assignments: Sequence[Mapping[str, Any]] = (),
+    *,
+    limit: int | None = None,
+    by: str | None = None,
+    stopping: threading.Event | None = None,
+    progress: ProgressReport | None = None,
+    folder: str | None = None,
+) -> EvaluationResult:
+    """Learn the files in one pass. `stopping` ends it early; the result then says so. `folder`: for temporary files."""
+    with tempfile.TemporaryDirectory(prefix="springtide-evaluate-", dir=folder) as own:
+        # with a log and a spill of its own: an existing log changes nothing
+        paths = {"log": {"path": f"{own}/log"}, "table": {"disk_path": f"{own}/spill"}}
+        config = load_config(config_path, paths, assignments)
+        source = FileSource(config.source, config.schema, files, limit=limit, by=by)
+        evaluation = Evaluation(config, source)
+        progress = progress or ProgressReport()
+        began = time.monotonic()
+
+        def on_batch(evaluation: Evaluation) -> bool:
+            progress.show(evaluation)
+            return stopping is not None and stopping.is_set()
+
+        try:
+            evaluation.run(on_batch)
+            seconds = time.monotonic() - began
+            return EvaluationResult.of(evaluation, seconds, is_complete=source.finished)
+        finally:
+            progress.end()
+            evaluation.close()
 
 
 def table(rows: Mapping[str, Score], text: Callable[[Score], str], title: str = "", more: str = "") -> list[str]:

@@ -20,8 +20,7 @@ from springtide.app.config.load import DEFAULT_PATH, Config, load_config, read_d
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.comparison import Difference, compare, difference_text
 from springtide.app.tools.evaluate.evaluation import Evaluation
-from springtide.app.tools.evaluate.passes import evaluate_files
-from springtide.app.tools.evaluate.report import EvaluationResult, ProgressReport, score_text, table
+from springtide.app.tools.evaluate.report import EvaluationResult, ProgressReport, evaluate_files, score_text, table
 from springtide.app.tools.input_file import InputFile
 from springtide.app.training.config import DenseOptimizerConfig
 from springtide.embeddings.optimizer import RowOptimizer

@@ -7,6 +7,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+BYTE_POINTER = ir.IntType(8).as_pointer()
+
 
 @intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
@@ -15,15 +17,28 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, arguments[0])
-        byte_pointer = ir.IntType(8).as_pointer()
-        address = builder.bitcast(builder.gep(struct.data, [arguments[1]]), byte_pointer)
-        int32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [address, int32(0), int32(3), int32(1)])
-        return context.get_dummy_value()
+        return _prefetch(context, builder, builder.bitcast(builder.gep(struct.data, [arguments[1]]), BYTE_POINTER))
 
     return signature, generate
+
+
+@intrinsic
+def prefetch_address(typingctx: Any, address: Any) -> Any:
+    """Asks for the cache line at an address, for reading."""
+    signature = types.void(types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _prefetch(context, builder, builder.inttoptr(arguments[0], BYTE_POINTER))
+
+    return signature, generate
+
+
+def _prefetch(context: Any, builder: Any, pointer: Any) -> Any:
+    int32 = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [BYTE_POINTER, int32, int32, int32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(function, [pointer, int32(0), int32(3), int32(1)])
+    return context.get_dummy_value()
 
 
 @intrinsic
@@ -84,9 +99,6 @@ def _sixteen_of(builder: Any, kind: Any, number: Any) -> Any:
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(int32, 16), [0] * 16))
 
 
-BYTE_POINTER = ir.IntType(8).as_pointer()
-
-
 def _make_load(kind: Any, llvm_kind: Any) -> Any:
     def read(typingctx: Any, address: Any, index: Any) -> Any:
         """Element `index` of an array that begins at the address."""
@@ -106,21 +118,6 @@ read_uint16 = _make_load(types.uint16, ir.IntType(16))
 read_uint32 = _make_load(types.uint32, ir.IntType(32))
 read_int64 = _make_load(types.int64, ir.IntType(64))
 read_uint64 = _make_load(types.uint64, ir.IntType(64))
-
-
-@intrinsic
-def prefetch_address(typingctx: Any, address: Any) -> Any:
-    """Asks for the cache line at an address, for reading."""
-    signature = types.void(types.int64)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        int32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [BYTE_POINTER, int32, int32, int32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [builder.inttoptr(arguments[0], BYTE_POINTER), int32(0), int32(3), int32(1)])
-        return context.get_dummy_value()
-
-    return signature, generate
 
 
 @intrinsic

@@ -13,11 +13,10 @@ from springtide.kernels.cpu.intrinsics.instructions import (
     prefetch_address,
     read_int64,
     read_uint8,
-    read_uint16,
     read_uint32,
-    read_uint64,
 )
 from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+from springtide.kernels.cpu.sorted_keys import interpolate_again, row_of
 from springtide_client.rows.admission_counts import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 
@@ -29,7 +28,6 @@ COUNT, STATE, STATE_STRIDE, NUM_COLUMNS = 8, 9, 10, 11
 NUM_BLOCKS, BLOCK, BYTES, NUM_SKETCH_COLUMNS = 0, 1, 2, 3
 
 LINE_BYTES = 64
-TWO_TO_MINUS_64 = 2.0**-64
 S3, S6, S32, LOW_3, LOW_6 = np.uint64(3), np.uint64(6), np.uint64(32), np.uint64(7), np.uint64(63)
 
 
@@ -40,54 +38,6 @@ def fill_filter(mixed_n: Any, words_W: Any) -> None:
     for n in range(len(mixed_n)):
         bit = mixed_n[n] & mask
         words_W[bit >> S6] |= np.uint64(1) << (bit & LOW_6)
-
-
-@njit(nogil=True, cache=True)
-def interpolate_again(mixed_address: Any, length: Any, place: Any, key: Any) -> Any:
-    """A guess of the key's place that is better by one look: mixed keys lie evenly."""
-    gap = np.float64(np.int64(key - read_uint64(mixed_address, place)))
-    moved = place + np.int64(gap * (np.float64(length) * TWO_TO_MINUS_64))
-    return min(max(moved, 0), length - 1)
-
-
-@njit(nogil=True, cache=True)
-def lower_bound(mixed_address: Any, length: Any, place: Any, key: Any) -> Any:
-    """The first row whose mixed key is not below the key, looked for in growing steps from a guess.
-
-    Log n looks where the guess is bad: keys that were chosen to lie unevenly cost no more than a binary search.
-    """
-    step = 1
-    if read_uint64(mixed_address, place) < key:
-        low, high = place + 1, place + 1
-        while high < length and read_uint64(mixed_address, high) < key:
-            low = high + 1
-            high += step
-            step *= 2
-        high = min(high, length)
-    else:
-        low, high = place, place
-        while low > 0 and read_uint64(mixed_address, low - 1) >= key:
-            high = low - 1
-            low = max(high - step, 0)
-            step *= 2
-    while low < high:
-        middle = (low + high) >> 1
-        if read_uint64(mixed_address, middle) < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@njit(nogil=True, cache=True)
-def row_of(mixed_address: Any, feature_address: Any, length: Any, place: Any, key: Any, feature: Any) -> Any:
-    """The row of (mixed key, feature), -1 where there is none; keys of two features may have one mixed key."""
-    row = lower_bound(mixed_address, length, place, key)
-    while row < length and read_uint64(mixed_address, row) == key:
-        if read_uint16(feature_address, row) == feature:
-            return row
-        row += 1
-    return -1
 
 
 @njit(nogil=True, cache=True)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.cpu.index.buckets import WIDTH, WORDS, Buckets, Overflow
-from springtide.kernels.types import RowLayout, Store
+from springtide.kernels.types import DTYPES, RowLayout, Store
 
 Array = npt.NDArray[Any]
 HUGE_PAGE_BYTES = 1 << 21
@@ -63,7 +63,6 @@ def _ask_for_huge_pages(pages: mmap.mmap) -> None:
 
 
 RECORD_BYTES = 32
-DTYPES = {"float32": np.float32, "bfloat16": np.uint16}  # numpy has no bfloat16: the upper halves of float32
 
 
 class PageMaps(NamedTuple):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from springtide.kernels.cpu.index import resize as resizing
 from springtide.kernels.cpu.index.buckets import WIDTH, empty_overflow, grown_overflow
 from springtide.kernels.cpu.store import store as stores
-from springtide.kernels.cpu.store.store import DTYPES, arrays_of, new_store, refit
+from springtide.kernels.cpu.store.store import arrays_of, new_store, refit
 from springtide.kernels.types import RowLayout, Store
 
 Array = npt.NDArray[Any]
@@ -20,10 +20,7 @@ class StoreOps:
 
     def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:
         _check(num_slots)
-        if layout.dim < 1 or not 0 <= layout.wide_width <= layout.state_width:
-            raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
-        if layout.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {layout.dtype!r}")
+        layout.check()
         return new_store(num_slots, layout, empty_overflow(num_overflow))
 
     def slot_bytes(self, layout: RowLayout) -> int:

@@ -16,6 +16,7 @@ from springtide.kernels.cpu.intrinsics.instructions import (
     read_uint64,
     write_uint8,
 )
+from springtide.kernels.cpu.sorted_keys import interpolate, lower_bound
 from springtide.kernels.cpu.table_file.blocks import (
     NOT_FOUND,
     SHORTEST,
@@ -30,35 +31,8 @@ from springtide.kernels.cpu.table_file.blocks import (
 FILE, SEPARATORS, OFFSETS, NUM_BLOCKS, FILTER, FILTER_LINES, FILTER_PROBES, CHECKSUM_BASE, CHECKED = range(9)
 NUM_COLUMNS = 9
 TRAILER_BYTES = 5
+FIRST_STEP = 8  # of separators, from where one is guessed to be
 AHEAD = 32  # keys whose blocks are asked for before their turn
-
-
-@njit(nogil=True, cache=True)
-def _first_not_below(address: Any, length: Any, key: Any) -> Any:
-    """The first of ascending uint64 that is not below the key; they are spread about evenly."""
-    place = min(np.int64(np.float64(key) * (2.0**-64 * np.float64(length))), length - 1)
-    step = 8
-    if read_uint64(address, place) < key:
-        low, high = place + 1, place + step
-        while high < length and read_uint64(address, high) < key:
-            low = high + 1
-            step *= 2
-            high += step
-        high = min(high, length)
-    else:
-        low, high = place - step, place
-        while low >= 0 and read_uint64(address, low) >= key:
-            high = low
-            step *= 2
-            low -= step
-        low = max(low + 1, 0)
-    while low < high:
-        middle = (low + high) >> 1
-        if read_uint64(address, middle) < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @njit(nogil=True, cache=True)
@@ -82,8 +56,10 @@ def _locate(
             table_TC[table, FILTER], table_TC[table, FILTER_LINES], table_TC[table, FILTER_PROBES], hashed
         ):
             continue
-        block = _first_not_below(table_TC[table, SEPARATORS], table_TC[table, NUM_BLOCKS], mixed)
-        if block < table_TC[table, NUM_BLOCKS]:
+        num_blocks = table_TC[table, NUM_BLOCKS]
+        guess = interpolate(num_blocks, mixed)
+        block = lower_bound(table_TC[table, SEPARATORS], num_blocks, guess, mixed, FIRST_STEP)
+        if block < num_blocks:
             return run, table, block
     return -1, 0, 0
 

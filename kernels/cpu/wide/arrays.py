@@ -82,9 +82,7 @@ class SampleWorkspace(NamedTuple):
 
     weights_K: Any
     informations_K: Any
-    information_bits_K: Any  # int64, the same memory
     strengths_K: Any
-    places_K: Any  # int64, of an item's gate
     gates_K: Any
     gate_informations_K: Any
     parts_K: Any
@@ -105,6 +103,8 @@ class SampleWorkspace(NamedTuple):
     seen_moves_K: Any
     never_moves_K: Any
     times_K: Any  # how often the sample has the item's row
+    information_bits_K: Any  # int64, the memory of informations_K
+    places_K: Any  # int64, of an item's gate
     first_K: Any  # int64, the first item with the same row; not written where no field has two slots
     gate_first_K: Any  # int64, with the same gate
     parts_G: Any
@@ -117,15 +117,31 @@ class SampleWorkspace(NamedTuple):
     first_of_TB: Any  # of a gate
 
 
-def new_workspace(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays) -> SampleWorkspace:
-    """Return arrays that are long enough for every sample."""
-    slots_N = np.diff(batch.offsets_N1[crosses.start : crosses.stop + 1])
-    most = int((slots_N + np.diff(crosses.offsets_R1)).max(initial=0))
-    most = max(most, arrays.number_weights_LX.shape[1])
-    every = {name: np.zeros(most) for name in SampleWorkspace._fields if name.endswith("_K")}
-    every |= {name: np.zeros(most, np.int64) for name in ("places_K", "first_K", "gate_first_K")}
-    every["information_bits_K"] = every["informations_K"].view(np.int64)
-    every |= {name: np.zeros(batch.values_UD.shape[1]) for name in ("sums_D", "squares_D", "gradients_D")}
-    numbers = {"U": len(batch.values_UD), "Q": len(crosses.weights_Q2L), "TB": arrays.gates_LTB[0].size}
-    every |= {f"first_of_{axis}": np.full(number, -1, np.int64) for axis, number in numbers.items()}
-    return SampleWorkspace(**every, parts_G=np.zeros(6), plain_parts_G=np.zeros(2))
+class WidePass(NamedTuple):
+    """What a pass over samples reads and writes."""
+
+    batch: WideBatch
+    crosses: CrossBatch
+    arrays: WideArrays
+    work: SampleWorkspace
+    logits_NL: Any  # float64, written
+
+
+@njit(nogil=True, cache=True)
+def new_pass(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, logits_NL: Any) -> WidePass:
+    """Return a pass with a workspace that is long enough for every sample."""
+    most = arrays.number_weights_LX.shape[1]
+    for n in range(crosses.start, crosses.stop):
+        r = n - crosses.start
+        num_crosses = crosses.offsets_R1[r + 1] - crosses.offsets_R1[r]
+        most = max(most, batch.offsets_N1[n + 1] - batch.offsets_N1[n] + num_crosses)
+    k, i, d = np.zeros((23, most)), np.zeros((3, most), np.int64), np.zeros((3, batch.values_UD.shape[1]))
+    work = SampleWorkspace(
+        *(k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11]),
+        *(k[12], k[13], k[14], k[15], k[16], k[17], k[18], k[19], k[20], k[21], k[22]),
+        *(k[1].view(np.int64), i[0], i[1], i[2], np.zeros(6), np.zeros(2), d[0], d[1], d[2]),
+        np.full(len(batch.values_UD), -1, np.int64),
+        np.full(len(crosses.weights_Q2L), -1, np.int64),
+        np.full(arrays.gates_LTB[0].size, -1, np.int64),
+    )
+    return WidePass(batch, crosses, arrays, work, logits_NL)

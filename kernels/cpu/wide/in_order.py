@@ -9,15 +9,9 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 
-from springtide.kernels.cpu.wide.arrays import (
-    CrossBatch,
-    SampleWorkspace,
-    WideArrays,
-    WideBatch,
-    in_place,
-    new_workspace,
-)
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, WidePass, in_place, new_pass
 from springtide.kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
@@ -32,6 +26,7 @@ from springtide.kernels.cpu.wide.score import (
     find_first,
     find_repeats,
     gather,
+    num_live_pairs,
     score_label,
     sizes_of,
     standardize_counts,
@@ -67,6 +62,7 @@ class Correction(NamedTuple):
     plain_curvature: float
 
 
+@njit(nogil=True, cache=True)
 def in_order_pass(
     batch: WideBatch,
     crosses: CrossBatch,
@@ -76,57 +72,33 @@ def in_order_pass(
     logits_NL: Any,
     errors_NL: Any,
 ) -> None:
-    """Score and learn samples crosses.start to crosses.stop; write logits and dloss/dnet, both float32 (N, L).
+    """Score and learn samples crosses.start to crosses.stop; write logits, float64, and dloss/dnet, float32 (N, L).
 
     `lr`, `eps`: of the factorization machine's steps, row-wise Adagrad.
     """
-    _pass(batch, crosses, arrays, new_workspace(batch, crosses, arrays), lr, eps, logits_NL, errors_NL)
+    _pass(new_pass(batch, crosses, arrays, logits_NL), lr, eps, errors_NL)
 
 
 @in_place
-def _pass(
-    batch: WideBatch,
-    crosses: CrossBatch,
-    arrays: WideArrays,
-    work: SampleWorkspace,
-    lr: float,
-    eps: float,
-    logits_NL: Any,
-    errors_NL: Any,
-) -> None:
-    num_live, live_P = 0, arrays.pair_is_live_P
-    for p in range(len(live_P)):
-        num_live += live_P[p]
-    for n in range(crosses.start, crosses.stop):
-        if n + 1 < crosses.stop:
-            fetch_rows(batch, crosses, n + 1)
-        strengths = strengths_of(arrays, num_live)
-        _learn_sample(batch, crosses, arrays, work, strengths, n, lr, eps, logits_NL, errors_NL)
+def _pass(data: WidePass, lr: float, eps: float, errors_NL: Any) -> None:
+    num_live, stop = num_live_pairs(data.arrays), data.crosses.stop
+    for n in range(data.crosses.start, stop):
+        if n + 1 < stop:
+            fetch_rows(data, n + 1)
+        _learn_sample(data, strengths_of(data.arrays, num_live), n, lr, eps, errors_NL)
 
 
 @in_place
-def _learn_sample(
-    batch: WideBatch,
-    crosses: CrossBatch,
-    arrays: WideArrays,
-    work: SampleWorkspace,
-    strengths: Strengths,
-    n: int,
-    lr: float,
-    eps: float,
-    logits_NL: Any,
-    errors_NL: Any,
-) -> None:
-    has_repeats = find_repeats(batch, crosses, work, n)
-    standardize_counts(batch, arrays, work, n)
-    pairs, factorized = factorize(batch, work, n), 0.0
+def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: float, errors_NL: Any) -> None:
+    batch, arrays = data.batch, data.arrays
+    has_repeats = find_repeats(data, n)
+    standardize_counts(data, n)
+    pairs, factorized = factorize(data, n), 0.0
     # a sample of enormous weight must not make a row useless for good
     weight = min(np.float64(batch.weights_N[n]), MAX_WEIGHT)
     for label in range(len(arrays.base_L)):
-        gather(batch, crosses, arrays, work, strengths, n, label)
-        logit, plain_logit, damping, gate_damping = score_label(
-            batch, crosses, arrays, work, strengths, n, has_repeats, label, pairs, logits_NL
-        )
+        gather(data, strengths, n, label)
+        logit, plain_logit, damping, gate_damping = score_label(data, strengths, n, has_repeats, label, pairs)
         errors_NL[n, label] = 0.0
         y = np.float64(batch.labels_NL[n, label])
         if math.isnan(y) or weight <= 0.0:
@@ -149,19 +121,19 @@ def _learn_sample(
             weight * max(q * (1.0 - q), MIN_CURVATURE),
         )
         factorized += asked.step
-        _count_gains(batch, crosses, arrays, work, n, asked)
+        _count_gains(data, n, asked)
         if has_repeats:
-            _step_repeated_items(batch, crosses, work, n, asked, strengths.plain)
+            _step_repeated_items(data, n, asked, strengths.plain)
         else:
-            _step_items(batch, crosses, work, n, asked, strengths.plain)
-        _scatter(batch, crosses, arrays, work, n, label)
-        _step_seen(batch, arrays, work, strengths, n, label, asked)
-        _step_numbers(batch, arrays, work, strengths, n, label, asked)
-        _step_biases_and_groups(arrays, work, label, asked)
+            _step_items(data, n, asked, strengths.plain)
+        _scatter(data, n, label)
+        _step_seen(data, strengths, n, label, asked)
+        _step_numbers(data, strengths, n, label, asked)
+        _step_biases_and_groups(data, label, asked)
         _mix_and_count(arrays, label, y, weight, p, q)
     if factorized != 0.0:
-        _step_vectors(batch, work, n, has_repeats, factorized * strengths.factorized, lr, eps)
-    _count(batch, crosses, arrays, work, n)
+        _step_vectors(data, n, has_repeats, factorized * strengths.factorized, lr, eps)
+    _count(data, n)
 
 
 @in_place
@@ -170,13 +142,11 @@ def _sigmoid(z: float) -> Any:
 
 
 @in_place
-def _count_gains(
-    batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, work: SampleWorkspace, n: int, asked: Correction
-) -> None:
+def _count_gains(data: WidePass, n: int, asked: Correction) -> None:
     """Add to each pair what its crosses in sample n, which follow each other, have been worth."""
-    pairs_C, gains_P, parts_K = crosses.pairs_C, arrays.pair_gains_P, work.parts_K
-    first, share = crosses.offsets_R1[n - crosses.start], 0.0
-    num_slots, num = sizes_of(batch, crosses, n)
+    crosses, gains_P, parts_K = data.crosses, data.arrays.pair_gains_P, data.work.parts_K
+    pairs_C, first, share = crosses.pairs_C, crosses.offsets_R1[n - crosses.start], 0.0
+    num_slots, num = sizes_of(data, n)
     for c in range(num - num_slots):
         share += parts_K[num_slots + c]
         if c + 1 == num - num_slots or pairs_C[first + c + 1] != pairs_C[first + c]:
@@ -186,11 +156,9 @@ def _count_gains(
 
 
 @in_place
-def _step_items(
-    batch: WideBatch, crosses: CrossBatch, work: SampleWorkspace, n: int, asked: Correction, plain_rate: float
-) -> None:
+def _step_items(data: WidePass, n: int, asked: Correction, plain_rate: float) -> None:
     """Step the weights and gates of slots and crosses that have no row and no gate in common."""
-    num_slots, num = sizes_of(batch, crosses, n)
+    work, (num_slots, num) = data.work, sizes_of(data, n)
     step, gate_step, curvature = asked.step, asked.gate_step, asked.curvature
     weights_K, gates_K, new_weights_K = work.weights_K, work.gates_K, work.new_weights_K
     informations_K, strengths_K, gate_informations_K = work.informations_K, work.strengths_K, work.gate_informations_K
@@ -212,11 +180,9 @@ def _step_items(
 
 
 @in_place
-def _step_repeated_items(
-    batch: WideBatch, crosses: CrossBatch, work: SampleWorkspace, n: int, asked: Correction, plain_rate: float
-) -> None:
+def _step_repeated_items(data: WidePass, n: int, asked: Correction, plain_rate: float) -> None:
     """`_step_items` of a sample with lists: items with a row, or a gate, in common step it with the sum of all."""
-    num_slots, num = sizes_of(batch, crosses, n)
+    work, (num_slots, num) = data.work, sizes_of(data, n)
     weights_K, gates_K, first_K, gate_first_K = work.weights_K, work.gates_K, work.first_K, work.gate_first_K
     slopes_K, added_K, gate_slopes_K, gate_added_K = work.slopes_K, work.added_K, work.gate_slopes_K, work.gate_added_K
     plain_slopes_K = work.plain_slopes_K
@@ -267,15 +233,14 @@ def _moved_gate(gate: float, slope: float, added: float, information: float) -> 
 
 
 @in_place
-def _scatter(
-    batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, work: SampleWorkspace, n: int, label: int
-) -> None:
+def _scatter(data: WidePass, n: int, label: int) -> None:
     """Write back what `gather` took."""
+    batch, crosses, arrays, work = data.batch, data.crosses, data.arrays, data.work
     rows_S, wide_UW, rows_C, weights_Q2L = batch.rows_S, batch.wide_UW, crosses.rows_C, crosses.weights_Q2L
     weights_K, informations_K, places_K = work.new_weights_K, work.informations_K, work.places_K
     plain_weights_K, plain_squares_K = work.plain_weights_K, work.plain_squares_K
     first, at = batch.offsets_N1[n], np.uint64(COLUMNS * label)
-    num_slots, num = sizes_of(batch, crosses, n)
+    num_slots, num = sizes_of(data, n)
     for k in range(num_slots):
         u = np.uint64(rows_S[first + k])
         wide_UW[u, at + np.uint64(WEIGHT)] = weights_K[k]
@@ -295,16 +260,9 @@ def _scatter(
 
 
 @in_place
-def _step_seen(
-    batch: WideBatch,
-    arrays: WideArrays,
-    work: SampleWorkspace,
-    strengths: Strengths,
-    n: int,
-    label: int,
-    asked: Correction,
-) -> None:
+def _step_seen(data: WidePass, strengths: Strengths, n: int, label: int, asked: Correction) -> None:
     """Step each field's two weights of how often an id was seen; the slots of a field follow each other."""
+    batch, arrays, work = data.batch, data.arrays, data.work
     fields_S, first, step, curvature = batch.fields_S, batch.offsets_N1[n], asked.step, asked.curvature
     weights_F2, informations_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
     seen_K, never_K = work.seen_K, work.never_K
@@ -331,15 +289,8 @@ def _step_seen(
 
 
 @in_place
-def _step_numbers(
-    batch: WideBatch,
-    arrays: WideArrays,
-    work: SampleWorkspace,
-    strengths: Strengths,
-    n: int,
-    label: int,
-    asked: Correction,
-) -> None:
+def _step_numbers(data: WidePass, strengths: Strengths, n: int, label: int, asked: Correction) -> None:
+    batch, arrays, work = data.batch, data.arrays, data.work
     x_X, moves_K, strength = batch.x_NX[n], work.seen_moves_K, strengths.number
     plain_informations_X = arrays.plain_number_information_LX[label]
     for k in range(len(x_X)):
@@ -366,36 +317,17 @@ def _step_weights(
 
 
 @in_place
-def _step_biases_and_groups(arrays: WideArrays, work: SampleWorkspace, label: int, asked: Correction) -> None:
+def _step_biases_and_groups(data: WidePass, label: int, asked: Correction) -> None:
     """Step what weighs the parts of both learners' scores."""
-    most = max(0.0, 0.25 * (asked.weight - 1.0))
-    _step_bias(arrays.bias_L, arrays.bias_information_L, label, most, asked.residual, asked.curvature)
-    _step_bias(
-        arrays.plain_bias_L,
-        arrays.plain_bias_information_L,
-        label,
-        most,
-        asked.plain_residual,
-        asked.plain_curvature,
-    )
-    _step_groups(
-        arrays.group_weights_LG[label],
-        arrays.group_information_LG[label],
-        work.parts_G,
-        NUM_PARTS,
-        most,
-        asked.residual,
-        asked.curvature,
-    )
-    _step_groups(
-        arrays.plain_group_weights_L2[label],
-        arrays.plain_group_information_L2[label],
-        work.plain_parts_G,
-        2,
-        most,
-        asked.plain_residual,
-        asked.plain_curvature,
-    )
+    arrays, work, most = data.arrays, data.work, max(0.0, 0.25 * (asked.weight - 1.0))
+    residual, curvature = asked.residual, asked.curvature
+    plain, plain_curvature = asked.plain_residual, asked.plain_curvature
+    _step_bias(arrays.bias_L, arrays.bias_information_L, label, most, residual, curvature)
+    _step_bias(arrays.plain_bias_L, arrays.plain_bias_information_L, label, most, plain, plain_curvature)
+    weights_G, informations_G = arrays.group_weights_LG[label], arrays.group_information_LG[label]
+    _step_groups(weights_G, informations_G, work.parts_G, NUM_PARTS, most, residual, curvature)
+    weights_2, informations_2 = arrays.plain_group_weights_L2[label], arrays.plain_group_information_L2[label]
+    _step_groups(weights_2, informations_2, work.plain_parts_G, 2, most, plain, plain_curvature)
 
 
 @in_place
@@ -440,10 +372,9 @@ def _mix_and_count(arrays: WideArrays, label: int, y: float, weight: float, p: f
 
 
 @in_place
-def _step_vectors(
-    batch: WideBatch, work: SampleWorkspace, n: int, has_repeats: bool, scale: float, lr: float, eps: float
-) -> None:
+def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: float, eps: float) -> None:
     """Row-wise Adagrad that forgets, where rows have its state."""
+    batch, work = data.batch, data.work
     rows_S, values_UD, squares_U, first_K = batch.rows_S, batch.values_UD, batch.squares_U, work.first_K
     sums_D, gradients_D, dim = work.sums_D, work.gradients_D, values_UD.shape[1]
     if not len(squares_U):
@@ -473,8 +404,9 @@ def _step_vectors(
 
 
 @in_place
-def _count(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, work: SampleWorkspace, n: int) -> None:
+def _count(data: WidePass, n: int) -> None:
     """Count the sample, its slots, its crosses if all pairs lived, and how often its ids were seen before."""
+    batch, crosses, arrays, work = data.batch, data.crosses, data.arrays, data.work
     rows_S, fields_S, counts_U, statistics_3F = batch.rows_S, batch.fields_S, batch.counts_U, arrays.seen_statistics_3F
     bits_K, totals_4, first = work.bits_K, arrays.slot_totals_4, batch.offsets_N1[n]
     num_slots = batch.offsets_N1[n + 1] - first

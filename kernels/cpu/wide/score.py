@@ -8,9 +8,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
-from springtide.kernels.cpu.wide.arrays import CrossBatch, SampleWorkspace, WideArrays, WideBatch, in_place
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, WidePass, in_place, new_pass
 
 WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3
 COLUMNS, NUM_BUCKETS, NUM_PARTS = 4, 12, 6
@@ -29,6 +30,15 @@ class Strengths(NamedTuple):
     seen: float
     factorized: float
     plain: float  # learning rate of the plain learner
+
+
+@in_place
+def num_live_pairs(arrays: WideArrays) -> Any:
+    """Return how many pairs of fields are crossed."""
+    num_live, live_P = 0, arrays.pair_is_live_P
+    for p in range(len(live_P)):
+        num_live += live_P[p]
+    return num_live
 
 
 @in_place
@@ -54,8 +64,9 @@ def strengths_of(arrays: WideArrays, num_live: int) -> Strengths:
 
 
 @in_place
-def fetch_rows(batch: WideBatch, crosses: CrossBatch, n: int) -> None:
+def fetch_rows(data: WidePass, n: int) -> None:
     """Ask for the rows of sample n, before its turn."""
+    batch, crosses = data.batch, data.crosses
     rows_S, wide_UW, values_UD, counts_U = batch.rows_S, batch.wide_UW, batch.values_UD, batch.counts_U
     squares_U, has_squares = batch.squares_U, len(batch.squares_U) > 0
     width, dim = np.uint64(wide_UW.shape[1]), np.uint64(values_UD.shape[1])
@@ -74,25 +85,27 @@ def fetch_rows(batch: WideBatch, crosses: CrossBatch, n: int) -> None:
 
 
 @in_place
-def sizes_of(batch: WideBatch, crosses: CrossBatch, n: int) -> tuple[int, int]:
+def sizes_of(data: WidePass, n: int) -> tuple[int, int]:
     """Return how many slots sample n has, and how many slots and crosses."""
+    batch, crosses = data.batch, data.crosses
     num_slots = batch.offsets_N1[n + 1] - batch.offsets_N1[n]
     r = n - crosses.start
     return num_slots, num_slots + crosses.offsets_R1[r + 1] - crosses.offsets_R1[r]
 
 
 @in_place
-def find_repeats(batch: WideBatch, crosses: CrossBatch, work: SampleWorkspace, n: int) -> Any:
+def find_repeats(data: WidePass, n: int) -> Any:
     """Find items that have a row in common; return whether there may be such, or gates in common.
 
     There are none where no field of the sample has two slots, and no pair of fields two crosses.
     """
+    batch, crosses, work = data.batch, data.crosses, data.work
     fields_S, pairs_C, r, repeated = batch.fields_S, crosses.pairs_C, n - crosses.start, 0
     for s in range(batch.offsets_N1[n] + 1, batch.offsets_N1[n + 1]):
         repeated += fields_S[s] == fields_S[s - 1]
     for c in range(crosses.offsets_R1[r] + 1, crosses.offsets_R1[r + 1]):
         repeated += pairs_C[c] == pairs_C[c - 1]
-    num_slots, num = sizes_of(batch, crosses, n)
+    num_slots, num = sizes_of(data, n)
     times_K, first_K = work.times_K, work.first_K
     if repeated:
         for k in range(num):
@@ -120,8 +133,9 @@ def find_first(places_K: Any, first_of: Any, first_K: Any, start: int, stop: int
 
 
 @in_place
-def standardize_counts(batch: WideBatch, arrays: WideArrays, work: SampleWorkspace, n: int) -> None:
+def standardize_counts(data: WidePass, n: int) -> None:
     """Say of each slot how often its id was seen before, beside the other ids of its field."""
+    batch, arrays, work = data.batch, data.arrays, data.work
     rows_S, fields_S, counts_U, statistics_3F = batch.rows_S, batch.fields_S, batch.counts_U, arrays.seen_statistics_3F
     bits_K, seen_K, never_K, moves_K = work.bits_K, work.seen_K, work.never_K, work.moves_K
     first = batch.offsets_N1[n]
@@ -145,8 +159,9 @@ def standardize_counts(batch: WideBatch, arrays: WideArrays, work: SampleWorkspa
 
 
 @in_place
-def factorize(batch: WideBatch, work: SampleWorkspace, n: int) -> Any:
+def factorize(data: WidePass, n: int) -> Any:
     """Add up the vectors of sample n; return the sum of the dot products of all pairs."""
+    batch, work = data.batch, data.work
     sums_D, squares_D, values_UD, rows_S = work.sums_D, work.squares_D, batch.values_UD, batch.rows_S
     dim = len(sums_D)
     for d in range(dim):
@@ -164,22 +179,15 @@ def factorize(batch: WideBatch, work: SampleWorkspace, n: int) -> Any:
 
 
 @in_place
-def gather(
-    batch: WideBatch,
-    crosses: CrossBatch,
-    arrays: WideArrays,
-    work: SampleWorkspace,
-    strengths: Strengths,
-    n: int,
-    label: int,
-) -> None:
+def gather(data: WidePass, strengths: Strengths, n: int, label: int) -> None:
     """Take weights, informations and gates of the slots and crosses."""
+    batch, crosses, arrays, work = data.batch, data.crosses, data.arrays, data.work
     rows_S, fields_S, wide_UW = batch.rows_S, batch.fields_S, batch.wide_UW
     rows_C, pairs_C, weights_Q2L = crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
     weights_K, informations_K, strengths_K = work.weights_K, work.informations_K, work.strengths_K
     plain_weights_K, plain_squares_K, places_K = work.plain_weights_K, work.plain_squares_K, work.places_K
     num_fields, first, at = len(arrays.numbers_F), batch.offsets_N1[n], np.uint64(COLUMNS * label)
-    num_slots, num = sizes_of(batch, crosses, n)
+    num_slots, num = sizes_of(data, n)
     for k in range(num_slots):
         u = np.uint64(rows_S[first + k])
         weights_K[k] = wide_UW[u, at + np.uint64(WEIGHT)]
@@ -208,24 +216,14 @@ def gather(
 
 
 @in_place
-def score_label(
-    batch: WideBatch,
-    crosses: CrossBatch,
-    arrays: WideArrays,
-    work: SampleWorkspace,
-    strengths: Strengths,
-    n: int,
-    has_repeats: bool,
-    label: int,
-    pairs: float,
-    logits_NL: Any,
-) -> Any:
+def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool, label: int, pairs: float) -> Any:
     """Write the parts of the score and the mixed logit; return both learners' logits, and how far a step moves them.
 
     That is for the weights of a step, and for its gates. `pairs`: of `factorize`.
     """
+    batch, arrays, work = data.batch, data.arrays, data.work
     fields_S, first = batch.fields_S, batch.offsets_N1[n]
-    num_slots, num = sizes_of(batch, crosses, n)
+    num_slots, num = sizes_of(data, n)
     weights_K, gates_K, parts_K, moves_K = work.weights_K, work.gates_K, work.parts_K, work.moves_K
     informations_K, strengths_K, times_K = work.informations_K, work.strengths_K, work.times_K
     gate_moves_K, gate_informations_K = work.gate_moves_K, work.gate_informations_K
@@ -282,5 +280,22 @@ def score_label(
     plain_logit += arrays.plain_group_weights_L2[label, 0] * plain
     plain_logit += arrays.plain_group_weights_L2[label, 1] * plain_numbers
     share = arrays.mixture_L[label]
-    logits_NL[n, label] = share * logit + (1.0 - share) * plain_logit
+    data.logits_NL[n, label] = share * logit + (1.0 - share) * plain_logit
     return logit, plain_logit, damping + moved, gate_damping
+
+
+@njit(nogil=True, cache=True)
+def score_samples(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, logits_NL: Any) -> None:
+    """Write the logits, float64 (N, L), by weights that stay as they are."""
+    _score_samples(new_pass(batch, crosses, arrays, logits_NL))
+
+
+@in_place
+def _score_samples(data: WidePass) -> None:
+    strengths, crosses = strengths_of(data.arrays, num_live_pairs(data.arrays)), data.crosses
+    for n in range(crosses.start, crosses.stop):
+        standardize_counts(data, n)
+        pairs = factorize(data, n)
+        for label in range(len(data.arrays.base_L)):
+            gather(data, strengths, n, label)
+            score_label(data, strengths, n, False, label, pairs)  # rows that repeat matter to steps only

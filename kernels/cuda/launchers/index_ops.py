@@ -5,18 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from springtide.kernels.cpu.hashing import first_value_constants
 from springtide.kernels.cuda.device import Array
 from springtide.kernels.cuda.launchers.launcher import Launcher
 from springtide.kernels.cuda.store import arrays_of
 from springtide.kernels.types import TICK_BITS, InsertResult, Store, UniqueKeys
-from springtide_client.keys import mix64
-
-MASK = 0xFFFF_FFFF_FFFF_FFFF
-
-
-def first_value_constants(seed: int, scale: float) -> tuple[np.uint64, np.float32]:
-    """The mixed seed, and what a first value's 24 bits are multiplied by."""
-    return np.uint64(mix64(seed & MASK)), np.float32(scale * 2.0**-23)
 
 
 class KeyOps(Launcher):
@@ -187,31 +180,20 @@ class ScanOps(Launcher):
         features_N = self._array("features", features_N, np.uint16, num)
         cutoffs_F = self._array("expiry_cutoffs", cutoffs_F, np.int64, -1)
         kept = (arrays_of(store).meta, slots_N, features_N, cutoffs_F, np.int64(len(cutoffs_F)))
-        positions_M = self._list_of(num, np.int64, may_be_late=True)
-        num_1 = self._listed("scan", "dead", num, kept, (positions_M,))
-        return positions_M if self._late else self._trim(num_1, positions_M)[0]
+        return self._compacted("scan", "dead", num, kept, may_be_late=True)
 
     def occupied_slots(self, store: Store, start: int, stop: int) -> Array:
-        num = max(0, stop - start)
-        slots_N = self._list_of(num, np.int64)
         kept = (*arrays_of(store).keys, np.int64(start))
-        return self._trim(self._listed("scan", "occupied", num, kept, (slots_N,)), slots_N)[0]
+        return self._compacted("scan", "occupied", max(0, stop - start), kept)
 
     def expired_slots(self, store: Store, start: int, stop: int, cutoffs_F: Array) -> Array:
-        cutoffs_F, num, p = (
-            self._array("expiry_cutoffs", cutoffs_F, np.int64, -1),
-            max(0, stop - start),
-            arrays_of(store),
-        )
-        slots_N = self._list_of(num, np.int64, may_be_late=True)
+        cutoffs_F, p = self._array("expiry_cutoffs", cutoffs_F, np.int64, -1), arrays_of(store)
         kept = (*p.keys, p.meta, cutoffs_F, np.int64(len(cutoffs_F)), np.int64(start))
-        num_1 = self._listed("scan", "expired", num, kept, (slots_N,))
-        return slots_N if self._late else self._trim(num_1, slots_N)[0]
+        return self._compacted("scan", "expired", max(0, stop - start), kept, may_be_late=True)
 
     def overflow_slots(self, store: Store, protect_from: int) -> Array:
-        slots_N, num = self._list_of(store.num_overflow, np.int64), store.num_overflow
         kept = (*arrays_of(store).keys, np.int64(min(protect_from, 1 << TICK_BITS)))
-        return self._trim(self._listed("scan", "overflow", num, kept, (slots_N,)), slots_N)[0]
+        return self._compacted("scan", "overflow", store.num_overflow, kept)
 
     def lowest_scores(self, store: Store, feature: int, num: int, protect_from: int) -> Array:
         """1. Choose the threshold digit by digit. 2. List what is not above it. 3. Sort by mixed key, then by score."""

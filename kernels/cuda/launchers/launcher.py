@@ -74,6 +74,14 @@ class Launcher:
         padded = self._late if may_be_late else not self._exact
         return self._device.filled(num, dtype, 0xFF) if padded else self._device.empty(num, dtype)
 
+    def _compacted(
+        self, family: str, noun: str, num: int, kept: tuple[Any, ...], *, may_be_late: bool = False
+    ) -> Array:
+        """Compacts as `_listed` into one list of int64, which is trimmed unless it may be late, and is."""
+        listed_N = self._list_of(num, np.int64, may_be_late=may_be_late)
+        num_1 = self._listed(family, noun, num, kept, (listed_N,))
+        return listed_N if may_be_late and self._late else self._trim(num_1, listed_N)[0]
+
     def _trim(self, num_1: Array, *lists: Array) -> tuple[Array, ...]:
         """The lists, as long as they are."""
         if not self._exact:

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from springtide.kernels.cpu.hashing import first_value_constants, mixed_seed_of
 from springtide.kernels.cpu.rows.learned_rows import LEARNED_SEED
 from springtide.kernels.cuda.device import Array
-from springtide.kernels.cuda.launchers.index_ops import MASK, first_value_constants
 from springtide.kernels.cuda.launchers.launcher import Launcher
 from springtide.kernels.cuda.sources import Defines
 from springtide.kernels.cuda.store import arrays_of, recorded_state
 from springtide.kernels.types import RowColumns, Spread, Store, run_inline
-from springtide_client.keys import mix64
 
 MODES = ("sum", "mean", "max")  # numbered as in rows.cu
 NULL = np.uint64(0)  # a pointer to nothing
@@ -117,9 +116,7 @@ class RowOps(Launcher):
         meta, num = arrays_of(store).meta, len(slots_N)
         for kernel in ("open_claims", "claim_touched"):
             self._launch("row_metadata", kernel, num, meta, slots_N, np.int64(num))
-        touched_M = self._list_of(num, np.int64)
-        num_1 = self._listed("row_metadata", "touched", num, (meta, slots_N), (touched_M,))
-        return self._trim(num_1, touched_M)[0]
+        return self._compacted("row_metadata", "touched", num, (meta, slots_N))
 
     def set_flags(self, store: Store, slots_N: Array, flags: int) -> None:
         slots_N = self._array("slots", slots_N, np.int64, -1)
@@ -140,7 +137,7 @@ class LearnedRowOps(Launcher):
         values_UD = self._rows("values", values_UD, num, store.dim)
         states_US = self._array("states", states_US, np.float32, num, width)
         rows = (*p.keys, p.values_CD, p.meta, slots_U, np.int64(num), values_UD)
-        mixed_seed = np.uint64(mix64((seed + LEARNED_SEED) & MASK))
+        mixed_seed = mixed_seed_of(seed + LEARNED_SEED)
         threads, defines = num * vectors_of(store.dim), defines_of(store)
         self._launch("learned_rows", "write_values", threads, *rows, mixed_seed, defines=defines)
         states = (*states_of(store), slots_U, np.int64(num), np.int64(width), states_US)
@@ -162,6 +159,4 @@ class LearnedRowOps(Launcher):
         fresh_U = self._device.empty(num, np.int64)
         batch = (slots_U, np.int64(num), occurrences_U, last_seen_U, np.int32(count_priority), fresh_U)
         self._launch("learned_rows", "touch", num, *p.keys, p.meta, *batch, defines=defines)
-        fresh_N = self._list_of(num, np.int64, may_be_late=True)
-        num_fresh_1 = self._listed("row_metadata", "fresh", num, (fresh_U,), (fresh_N,))
-        return fresh_N if self._late else fresh_N[: self._device.read(num_fresh_1)[0]]
+        return self._compacted("row_metadata", "fresh", num, (fresh_U,), may_be_late=True)

@@ -28,9 +28,7 @@ class SketchOps(Launcher):
         estimates_U = self._device.empty(num, np.int64)
         batch = (mixed_U, occurrences_U, blocks_K, order_K, np.int64(num), np.int64(age), estimates_U)
         self._launch("sketch", "add_counts", num, sketch.arrays, *batch)
-        blocks_N = self._list_of(num, np.int64)
-        num_1 = self._listed("sketch", "begun", num, (blocks_K,), (blocks_N,))
-        return estimates_U, self._trim(num_1, blocks_N)[0]
+        return estimates_U, self._compacted("sketch", "begun", num, (blocks_K,))
 
     def sketch_estimate(self, sketch: Sketch, mixed_U: Array, age: int) -> Array:
         mixed_U = self._array("mixed keys", mixed_U, np.uint64, -1)

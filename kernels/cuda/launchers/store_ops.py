@@ -11,7 +11,6 @@ from springtide.kernels.cuda import store as stores
 from springtide.kernels.cuda.device import Array
 from springtide.kernels.cuda.launchers.launcher import Launcher
 from springtide.kernels.cuda.store import (
-    DTYPES,
     WIDTH,
     KeyArrays,
     arrays_of,
@@ -39,10 +38,7 @@ class StoreOps(Launcher):
 
     def allocate(self, num_slots: int, num_overflow: int, layout: RowLayout) -> Store:
         _check(num_slots)
-        if layout.dim < 1 or not 0 <= layout.wide_width <= layout.state_width:
-            raise ValueError(f"a row has at least one value, and its state no negative width: not {layout}")
-        if layout.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {sorted(DTYPES)}, not {layout.dtype!r}")
+        layout.check()
         keys = new_keys(self._device, num_slots, new_overflow(self._device, num_overflow))
         return store_of(keys, new_rows(self._device, num_slots + num_overflow, layout), layout)
 

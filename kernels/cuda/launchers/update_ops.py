@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from springtide.kernels.cpu.hashing import mixed_seed_of
 from springtide.kernels.cpu.rows.optimizers import check_step, constants_of, corrections
 from springtide.kernels.cuda.device import Array, Device
-from springtide.kernels.cuda.launchers.index_ops import MASK
 from springtide.kernels.cuda.launchers.launcher import Launcher
 from springtide.kernels.cuda.launchers.row_ops import NULL, defines_of
 from springtide.kernels.cuda.sources import Defines, source_of
 from springtide.kernels.cuda.store import arrays_of
 from springtide.kernels.row_optimizers import OPTIMIZERS, RowOptimizerKind, check_device, check_kernels
 from springtide.kernels.types import OptimizerStep, Store
-from springtide_client.keys import mix64
 
 LONG = 256  # occurrences of a key beyond which they are summed in parts: gradients.cuh
 
@@ -97,7 +96,7 @@ class UpdateOps(Launcher):
             *(*p.keys, p.values_CD, p.meta, p.states_CS, np.int64(p.states_CS.shape[1])),
             *(slots_U, *batch, parts, last_seen_U),
             *(*numbers, np.float64(exact_beta1), np.float64(exact_beta2), self._corrections(step)),
-            *(np.uint64(mix64(step.seed & MASK)), np.int32(count_priority), np.int64(start), np.int64(stop)),
+            *(mixed_seed_of(step.seed), np.int32(count_priority), np.int64(start), np.int64(stop)),
             *(fresh_U, num_refused_1),
             defines=defines,
         )

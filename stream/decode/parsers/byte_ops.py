@@ -44,30 +44,6 @@ def load_word(typingctx: Any, array: Any, index: Any) -> Any:
     return signature, generate
 
 
-@intrinsic
-def multiply_high(typingctx: Any, one: Any, other: Any) -> Any:
-    """The high 64 bits of the product of two uint64."""
-    signature = types.uint64(types.uint64, types.uint64)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        wide = ir.IntType(128)
-        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
-        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
-
-    return signature, generate
-
-
-@intrinsic
-def leading_zeros(typingctx: Any, word: Any) -> Any:
-    """The number of leading zero bits of a uint64 that is not 0."""
-    signature = types.uint64(types.uint64)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctlz(arguments[0], ir.IntType(1)(1))
-
-    return signature, generate
-
-
 @inlined
 def byte_at(buffer: Any, at: Any, end: Any) -> Any:
     """The byte at a position, or 0 at the end: valid JSON contains no 0 byte."""

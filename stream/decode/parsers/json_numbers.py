@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined, leading_zeros, multiply_high
+from springtide.kernels.cpu.intrinsics.instructions import leading_zeros, multiply_high
+from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined
 
 # the kinds of a number
 REFUSED, INTEGER, FLOAT = 0, 1, 2

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from springtide.app.config.load import load_config
-from springtide.app.tools.evaluate.passes import evaluate_files
+from springtide.app.tools.evaluate.report import evaluate_files
 from springtide.app.tools.input_file import InputFile
 from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer

@@ -1,22 +1,15 @@
 """The ops against the oracle."""
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.kernels import compile as compiling
-from springtide.kernels.backend import backend
 from tests.kernels.oracle import Key, unique
+from tests.kernels.small_batch import OPS, arrays
 
-OPS = backend()
 # few features and ids, among them ids whose halves are alike
 SMALL_KEYS = st.tuples(st.integers(0, 2), st.integers(-3, 40) | st.sampled_from([2**63 - 1, -(2**63), 1 << 32]))
-
-
-def arrays(keys: list[Key]) -> tuple[Any, Any]:
-    return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
 
 
 @settings(deadline=None)

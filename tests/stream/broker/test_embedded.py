@@ -49,7 +49,7 @@ def test_its_address_is_in_the_log_while_it_runs(own_broker):
     assert written == {"address": own_broker.address, "pid": own_broker.pid}
     assert require_broker(own_broker.log_path).address == own_broker.address
     with Admin(KafkaConfig(bootstrap_servers=own_broker.address)) as admin:
-        assert admin.topics() == []
+        assert admin.client.list_topics() == []
     own_broker.stop()
     assert not (own_broker.log_path / "broker.json").exists()
     assert find_broker(own_broker.log_path) is None

@@ -1,6 +1,6 @@
 import threading
 
-from springtide.stream.broker.topic_cap import TopicCap, delete_topics_by_prefix
+from springtide.stream.broker.topic_cap import TopicCap
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.positions import Position
@@ -41,8 +41,7 @@ def test_a_full_topic_is_re_created_once_it_is_learned_and_nothing_is_lost(testb
 
 
 def test_a_topic_that_is_not_learned_is_left_alone(testbed):
-    topic = testbed.create()
-    testbed.produce([testbed.click(n) for n in range(10)])
+    topic = testbed.fill(range(10))
     positions = {testbed.partition: Position(topic.id, 9)}
     with Producer(testbed.kafka) as producer:
         for learned in (None, {}, positions, {testbed.partition: Position("another", 10)}):
@@ -74,12 +73,3 @@ def test_re_creating_a_topic_frees_the_brokers_memory(testbed, own_broker):
         assert cap.recreate_topic(producer, timeout_seconds=300)
         assert not cap.is_full(producer)
     assert own_broker.memory_bytes() < before + (30 << 20)
-
-
-def test_topics_of_old_simulators_are_deleted(testbed):
-    with Admin(testbed.kafka) as admin:
-        for name in ("sim-1", "sim-2", "other-1"):
-            admin.ensure_topic(name)
-    assert delete_topics_by_prefix(testbed.kafka, "sim-", keep=("sim-2",)) == ["sim-1"]
-    with Admin(testbed.kafka) as admin:
-        assert {"sim-2", "other-1"} <= set(admin.topics())

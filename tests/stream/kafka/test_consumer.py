@@ -98,8 +98,7 @@ def test_many_small_batches_do_not_starve_a_reader_of_the_newest(testbed):
 
 
 def test_records_after_a_gap_are_fetched_again(testbed, monkeypatch):
-    testbed.create()
-    testbed.produce([testbed.click(n) for n in range(30)])
+    testbed.fill(range(30))
     gaps = [7]
     monkeypatch.setattr(GapDetector, "_first_gap", lambda *_: gaps.pop() if gaps else None)
     reader = PartitionConsumer(testbed.kafka, {testbed.partition: 0}, wait_for_gaps=True)

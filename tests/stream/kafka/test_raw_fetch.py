@@ -106,8 +106,7 @@ def test_raw_fetch_reads_the_same_as_plain_polls(testbed, raw, compression):
 def test_without_the_private_names_a_source_still_reads_and_reports_freshness(testbed, monkeypatch):
     monkeypatch.setattr(consumer_module, "supports_raw_fetch", lambda consumer: False)
     monkeypatch.setattr(FetchObserver, "observe_responses", lambda self, consumer: False)
-    topic = testbed.create()
-    testbed.produce([testbed.click(n) for n in range(100)])
+    topic = testbed.fill(range(100))
     source = testbed.source()
     assert testbed.users(testbed.read(source, 100)) == list(range(100))
     end = {testbed.partition: Position(topic.id, 100)}

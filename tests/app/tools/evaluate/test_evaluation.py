@@ -12,8 +12,7 @@ import pytest
 from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.comparison import comparison_lines
-from springtide.app.tools.evaluate.passes import evaluate_files
-from springtide.app.tools.evaluate.report import STATUS_SCORES
+from springtide.app.tools.evaluate.report import STATUS_SCORES, evaluate_files
 from springtide.app.tools.input_file import InputFile
 from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer

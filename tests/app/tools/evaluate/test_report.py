@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.tools.evaluate.passes import evaluate_files
-from springtide.app.tools.evaluate.report import ProgressReport, next_line, number
+from springtide.app.tools.evaluate.report import ProgressReport, evaluate_files, next_line, number
 from tests.app.tools.evaluate.test_evaluation import clicks, write_config, write_rows
 
 

@@ -11,7 +11,7 @@ import pytest
 from springtide.app.config.document import parse_assignment
 from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
-from springtide.app.tools.evaluate.passes import evaluate_files
+from springtide.app.tools.evaluate.report import evaluate_files
 from springtide.app.tools.evaluate.search import Budget, Search, SearchResult, describe, present_settings
 from springtide.app.tools.input_file import InputFile
 from tests.app.tools.evaluate.test_evaluation import clicks, write_config, write_rows

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.kernels.backend import backend
 from springtide.kernels.cpu.index.buckets import WIDTH
 from springtide.kernels.types import NO_SLOT, PRIORITY_BITS, TICK_BITS, RowLayout, priority_of
 from tests.kernels.oracle import Index, Key, mixed
+from tests.kernels.small_batch import OPS, arrays, found, insert, keys_of
 
-OPS = backend()
 LAST_TICK = 2**TICK_BITS - 1
 HIGHEST = 2 ** (PRIORITY_BITS - 1) - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -32,32 +31,13 @@ STEPS = st.tuples(
 )
 
 
-def arrays(keys: list[Key]) -> tuple[Any, Any]:
-    return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
-
-
-def placed(store: Any, keys: list[Key], tick: int, protect_from: int) -> Any:
-    features, ids = arrays(keys)
-    return OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, protect_from)
-
-
-def found(store: Any, keys: list[Key]) -> Any:
-    features, ids = arrays(keys)
-    return OPS.find(store, features, ids, OPS.mix_keys(features, ids))
-
-
-def keys_of(store: Any, slots: Any) -> list[Key]:
-    features, ids = OPS.keys_of(store, slots)
-    return list(zip(features.tolist(), ids.tolist(), strict=True))
-
-
 @settings(deadline=None)
 @given(st.lists(STEPS, max_size=12), st.sampled_from([1, LAST_TICK - 12]), st.sampled_from([16, 32, 48]))
 def test_the_index_equals_the_oracle(steps: list[Any], first_tick: int, num_slots: int) -> None:
     store, oracle = OPS.allocate(num_slots, 4, RowLayout(4, 1)), Index(num_slots, WIDTH, 4)
     for tick, (keys, num_held, priorities, erase) in enumerate(steps, first_tick):
         protect_from = max(first_tick, tick - num_held)
-        ours = placed(store, keys, tick, protect_from)
+        ours = insert(store, keys, tick, protect_from)
         new, victims, homeless = oracle.find_or_insert(keys, tick, protect_from)
         assert [keys[u] for u in ours.new_N] == new
         assert list(zip(ours.victim_features_V.tolist(), ours.victim_ids_V.tolist(), strict=True)) == victims
@@ -92,7 +72,7 @@ def test_dead_rows_are_those_last_seen_before_the_horizon_of_their_feature(
     rows: list[tuple[Key, int]], horizons: list[int], one: int, other: int
 ) -> None:
     store, keys = OPS.allocate(32, 4, RowLayout(4, 1)), [key for key, _ in rows]
-    slots = placed(store, keys, 1, 1).slots_U
+    slots = insert(store, keys, 1, 1).slots_U
     last_seen = dict(rows)
     here = [key for key, slot in zip(keys, slots, strict=True) if slot != NO_SLOT]
     columns = OPS.read(store, slots[slots != NO_SLOT])
@@ -115,7 +95,7 @@ def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
     # digests 0 and 1 are the same; an erased slot has digest 0 and still its old key
     alike = [(0, i) for i in range(3000) if mixed((0, i)) & 0xFF in (0, 1)][:8]
     store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
-    slots = placed(store, alike, 1, 1).slots_U
+    slots = insert(store, alike, 1, 1).slots_U
     for erased in range(1, len(alike)):
         OPS.erase(store, slots[erased : erased + 1])
         assert (found(store, alike) == NO_SLOT).sum() == erased
@@ -124,7 +104,7 @@ def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
 def test_keys_of_one_bucket_and_one_digest_are_told_apart() -> None:
     store = OPS.allocate(WIDTH, 16, RowLayout(4, 1))
     alike = [(f, i) for f in (0, 65535) for i in range(4000) if mixed((f, i)) & 0xFF == 7][:32]
-    slots = placed(store, alike, 1, 1).slots_U
+    slots = insert(store, alike, 1, 1).slots_U
     np.testing.assert_array_equal(found(store, alike), slots)
     assert keys_of(store, slots) == alike
     strangers = [(1, i) for i in range(40000) if mixed((1, i)) & 0xFF == 7]
@@ -134,7 +114,7 @@ def test_keys_of_one_bucket_and_one_digest_are_told_apart() -> None:
 def test_two_threads_share_a_find() -> None:
     store = OPS.allocate(1024, 64, RowLayout(4, 1))
     keys = [(i % 3, i * 7) for i in range(900)]
-    slots = placed(store, keys, 1, 1).slots_U
+    slots = insert(store, keys, 1, 1).slots_U
     features, ids = arrays(keys)
     mixed_keys = OPS.mix_keys(features, ids)
 
@@ -148,10 +128,10 @@ def test_two_threads_share_a_find() -> None:
 
 def test_a_key_of_the_highest_score_word_may_still_go() -> None:
     store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
-    slots = placed(store, [(0, i) for i in range(WIDTH)], LAST_TICK, LAST_TICK).slots_U
+    slots = insert(store, [(0, i) for i in range(WIDTH)], LAST_TICK, LAST_TICK).slots_U
     OPS.set_priorities(store, slots, np.full(WIDTH, HIGHEST))
-    assert len(placed(store, [(1, 0)], LAST_TICK, LAST_TICK).victim_ids_V) == 0
-    assert len(placed(store, [(1, 1)], LAST_TICK, LAST_TICK + 1).victim_ids_V) == 1
+    assert len(insert(store, [(1, 0)], LAST_TICK, LAST_TICK).victim_ids_V) == 0
+    assert len(insert(store, [(1, 1)], LAST_TICK, LAST_TICK + 1).victim_ids_V) == 1
 
 
 def test_two_keys_with_one_mixed_key_are_two_keys() -> None:
@@ -159,18 +139,18 @@ def test_two_keys_with_one_mixed_key_are_two_keys() -> None:
     twins = [(0, 5 ^ (golden - 2**64)), (1, 5)]
     assert mixed(twins[0]) == mixed(twins[1])
     store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
-    slots = placed(store, twins, 1, 1).slots_U
+    slots = insert(store, twins, 1, 1).slots_U
     assert len(set(slots.tolist())) == 2
     np.testing.assert_array_equal(found(store, twins), slots)
 
 
 def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
     store = OPS.allocate(WIDTH, 8, RowLayout(4, 1))
-    ours = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
+    ours = insert(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
     assert (ours.slots_U == NO_SLOT).sum() == 2
     assert len(ours.new_N) == WIDTH + 8
     store = OPS.grow_overflow(store, 20)
-    again = placed(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
+    again = insert(store, [(0, i) for i in range(WIDTH + 10)], 1, 1)
     assert len(again.new_N) == 2
     np.testing.assert_array_equal(again.slots_U[: WIDTH + 8], ours.slots_U[: WIDTH + 8])
     assert len(OPS.overflow_slots(store, 1)) == 0
@@ -182,11 +162,11 @@ def test_all_keys_of_a_batch_in_one_bucket_fill_the_overflow_area() -> None:
 def test_overflow_rows_come_and_go_and_the_others_are_found(steps: list[tuple[list[int], bool]]) -> None:
     store, oracle = OPS.allocate(WIDTH, 20, RowLayout(4, 1)), Index(WIDTH, WIDTH, 20)
     fillers = [(9, i) for i in range(WIDTH)]  # held all the time: everything else is in the overflow area
-    placed(store, fillers, 1, 1)
+    insert(store, fillers, 1, 1)
     oracle.find_or_insert(fillers, 1, 1)
     for ids, twice in steps:
         keys = [(0, i) for i in ids]
-        placed(store, keys, 2, 1)
+        insert(store, keys, 2, 1)
         oracle.find_or_insert(keys, 2, 1)
         gone = keys[::2]
         slots = found(store, gone)
@@ -203,20 +183,20 @@ def test_overflow_rows_come_and_go_and_the_others_are_found(steps: list[tuple[li
 def test_a_high_priority_outlives_a_late_tick_and_a_low_one_does_not() -> None:
     store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     keys = [(0, i) for i in range(WIDTH)]
-    slots = placed(store, keys, 1, 1).slots_U
+    slots = insert(store, keys, 1, 1).slots_U
     OPS.set_priorities(store, slots, np.arange(WIDTH))
-    placed(store, keys[:1], LAST_TICK - 2, 2)  # asked for last, and still of the lowest priority
-    gone = placed(store, [(1, 0)], LAST_TICK - 1, LAST_TICK)
+    insert(store, keys[:1], LAST_TICK - 2, 2)  # asked for last, and still of the lowest priority
+    gone = insert(store, [(1, 0)], LAST_TICK - 1, LAST_TICK)
     assert gone.victim_ids_V.tolist() == [0]
     OPS.set_priorities(store, found(store, [(1, 0)]), np.array([INT64_MIN]))
-    assert placed(store, [(1, 1)], LAST_TICK, LAST_TICK).victim_features_V.tolist() == [1]
+    assert insert(store, [(1, 1)], LAST_TICK, LAST_TICK).victim_features_V.tolist() == [1]
 
 
 def test_a_tick_of_more_than_40_bits_is_refused() -> None:
     store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     for tick in (-1, LAST_TICK + 1):
         with pytest.raises(ValueError, match="40 bits"):
-            placed(store, [(0, 1)], tick, tick)
+            insert(store, [(0, 1)], tick, tick)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=20))

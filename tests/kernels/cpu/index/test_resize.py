@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.kernels.backend import backend
 from springtide.kernels.cpu.index.buckets import WIDTH
 from springtide.kernels.cpu.store.store import arrays_of
 from springtide.kernels.types import NO_SLOT, RowColumns, RowLayout, Store
 from tests.kernels.oracle import Index, Key
+from tests.kernels.small_batch import OPS, found, insert, keys_of
 from tests.support.processes import module_command, our_environment
 
-OPS = backend()
 NUM_OVERFLOW = 8
 MANY_KEYS = st.tuples(st.sampled_from([0, 1, 65535]), st.integers(-3, 200) | st.sampled_from([2**63 - 1, -(2**63)]))
 LAYOUTS = st.sampled_from(
@@ -28,20 +27,6 @@ STEPS = st.tuples(
     st.lists(MANY_KEYS, unique=True, max_size=80), st.integers(0, 2), st.lists(MANY_KEYS, max_size=20), SIZES
 )
 STATUS = Path("/proc/self/status")
-
-
-def arrays(keys: list[Key]) -> tuple[Any, Any]:
-    return np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
-
-
-def found(store: Store, keys: list[Key]) -> Any:
-    features, ids = arrays(keys)
-    return OPS.find(store, features, ids, OPS.mix_keys(features, ids))
-
-
-def keys_of(store: Store, slots: Any) -> list[Key]:
-    features, ids = OPS.keys_of(store, slots)
-    return list(zip(features.tolist(), ids.tolist(), strict=True))
 
 
 def rows_of(keys: list[Key], layout: RowLayout, salt: int) -> RowColumns:
@@ -60,9 +45,8 @@ def test_a_resized_store_equals_the_oracle(steps: list[Any], num_slots: int, lay
     store, oracle = OPS.allocate(num_slots, NUM_OVERFLOW, layout), Index(num_slots, WIDTH, NUM_OVERFLOW)
     salts: dict[Key, int] = {}
     for tick, (keys, num_held, favourites, size) in enumerate(steps, 1):
-        features, ids = arrays(keys)
         protect_from = max(1, tick - num_held)
-        placed = OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, protect_from)
+        placed = insert(store, keys, tick, protect_from)
         assert [keys[u] for u in placed.new_N] == oracle.find_or_insert(keys, tick, protect_from)[0]
         for n, key in enumerate(favourites):
             OPS.set_priorities(store, found(store, [key]), np.array([n % 5 - 2]))

@@ -11,7 +11,7 @@ from springtide.kernels.cpu.index.buckets import WIDTH
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import NO_SLOT, OptimizerStep, RowLayout
 from tests.kernels.oracle import nearest
-from tests.kernels.small_batch import placed
+from tests.kernels.small_batch import insert
 
 OPS = backend()
 
@@ -19,7 +19,7 @@ OPS = backend()
 def filled(layout: RowLayout, num: int = 30) -> tuple[Any, Any, Any]:
     """A store with random rows, their slots and columns."""
     store = OPS.allocate(32, 16, layout)
-    slots = placed(store, [(1, i * 7) for i in range(num)])
+    slots = insert(store, [(1, i * 7) for i in range(num)]).slots_U
     rng = np.random.default_rng(0)
     columns = OPS.read(store, slots)._replace(
         values_ND=rng.standard_normal((num, layout.dim)).astype(np.float32),
@@ -110,7 +110,7 @@ DIM, NUM_ROWS = 32, 200
 def store_of(values: Any) -> tuple[Any, Any]:
     """A bfloat16 store with these rows, and their slots."""
     store = OPS.allocate(WIDTH * 32, 64, RowLayout(DIM, 0, "bfloat16"))
-    slots = placed(store, [(2, i) for i in range(len(values))])
+    slots = insert(store, [(2, i) for i in range(len(values))]).slots_U
     columns = OPS.read(store, slots)
     OPS.scatter(store, slots, columns._replace(values_ND=values))
     return store, slots

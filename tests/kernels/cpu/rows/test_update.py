@@ -15,7 +15,7 @@ from springtide.kernels.cpu.index.buckets import WIDTH
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import DIRTY, TICK_BITS, OptimizerStep, RowLayout
 from tests.kernels.oracle import Key
-from tests.kernels.small_batch import SmallBatch, placed
+from tests.kernels.small_batch import SmallBatch, insert
 
 OPS = backend()
 SMALL_KEYS = st.tuples(st.integers(0, 2), st.integers(-3, 40) | st.sampled_from([2**63 - 1, -(2**63), 1 << 32]))
@@ -223,7 +223,7 @@ def test_a_key_without_occurrences_is_passed_over() -> None:
 
 def test_what_does_not_fit_the_store_is_refused_before_a_kernel_sees_it() -> None:
     store = OPS.allocate(64, 16, RowLayout(4, 1))
-    slots, one, grads = placed(store, [(0, 1)]), np.zeros(1, np.int64), np.zeros((1, 4), np.float32)
+    slots, one, grads = insert(store, [(0, 1)]).slots_U, np.zeros(1, np.int64), np.zeros((1, 4), np.float32)
 
     def update(grads: Any, step: OptimizerStep, **options: Any) -> None:
         OPS.update(store, slots, one, np.array([0, 1]), grads, one, step, False, 0, 1, **options)

@@ -8,26 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.kernels.cpu.ops import CpuOps
-from springtide.kernels.cuda.launchers.index_ops import IndexOps
 from springtide.kernels.cuda.ops import CudaOps
-from springtide.kernels.cuda.store import WIDTH, arrays_of, new_keys, new_overflow, new_rows, store_of
+from springtide.kernels.cuda.store import WIDTH, arrays_of
 from springtide.kernels.types import NO_SLOT, TICK_BITS, InsertResult, RowLayout
 from springtide_client.keys import mix_keys
 from tests.kernels.oracle import Index, Key, mixed
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
 LAST_TICK = 2**TICK_BITS - 1
-LAYOUT = RowLayout(4, 1)
+LAYOUT = RowLayout(3, 4, "bfloat16")
 
 
 class StorePair:
     """A store of the CUDA backend and the oracle's, given the same calls."""
 
     def __init__(self, device: Any, num_slots: int, num_overflow: int) -> None:
-        self.ops, self.oracle = IndexOps(device), Index(num_slots, WIDTH, num_overflow)
-        keys = new_keys(device, num_slots, new_overflow(device, num_overflow))
-        self.store = store_of(keys, new_rows(device, num_slots + num_overflow, LAYOUT), LAYOUT)
-        self.put = device.put
+        self.ops, self.put, self.oracle = CudaOps(device), device.put, Index(num_slots, WIDTH, num_overflow)
+        self.store = self.ops.allocate(num_slots, num_overflow, LAYOUT)
 
     def arrays(self, keys: list[Key]) -> tuple[Any, Any, Any]:
         """Features, ids and mixed keys on the device."""
@@ -37,6 +34,10 @@ class StorePair:
 
     def find(self, keys: list[Key]) -> Any:
         return host(self.ops.find(self.store, *self.arrays(keys)))
+
+    def keys_of(self, slots: Any) -> list[Key]:
+        features, ids = (host(array) for array in self.ops.keys_of(self.store, slots))
+        return list(zip(features.tolist(), ids.tolist(), strict=True))
 
     def place(self, keys: list[Key], tick: int, protect_from: int) -> InsertResult:
         """The verb; new keys, victims and keys without room are the oracle's."""
@@ -55,8 +56,7 @@ class StorePair:
         assert set(here) == {key for key in keys if self.oracle.home(key) is not None}
         standing = slots[slots != NO_SLOT]
         assert len(set(standing.tolist())) == len(standing)
-        features, ids = (host(array) for array in self.ops.keys_of(self.store, self.put(standing)))
-        assert list(zip(features.tolist(), ids.tolist(), strict=True)) == here
+        assert self.keys_of(self.put(standing)) == here
         assert host(arrays_of(self.store).keys.elsewhere_B).sum() == len(self.oracle.overflow)
 
 
@@ -204,7 +204,7 @@ def test_no_verb_waits_where_answers_keep_their_longest_length(name: str) -> Non
     pair = StorePair(device, WIDTH, 4)
     patient = pair.ops
     pair.place([(0, i) for i in range(WIDTH)], 1, 1)
-    pair.ops = IndexOps(device, exact=False)
+    pair.ops = CudaOps(device, exact=False)
     device.read = None  # type: ignore[method-assign]
     features, ids, mixed_keys = (host(array) for array in pair.arrays([(0, 3), (1, 7), (0, 0)]))
     mixed_keys[2] = 1  # (0, 0) with a mixed key that is not its own is no key
@@ -326,20 +326,14 @@ def test_ghosts_are_the_cpus(name: str) -> None:
         assert mine == CPU.ghosts_count(theirs, mixed[::3], tick - 2) > 0
 
 
-SCAN_LAYOUT = RowLayout(3, 4, "bfloat16")
-
-
-class Filled:
+class Filled(StorePair):
     """A store with keys that the oracle's index has too, priorities and times of their own, and told rows."""
 
     def __init__(self, device: Any, num_slots: int, keys: list[Key], num_overflow: int = 40) -> None:
-        self.ops, self.put = CudaOps(device), device.put
-        self.store = self.ops.allocate(num_slots, num_overflow, SCAN_LAYOUT)
-        self.oracle = Index(num_slots, WIDTH, num_overflow)
-        rng, self.last_seen = np.random.default_rng(len(keys)), {}
+        super().__init__(device, num_slots, num_overflow)
+        rng = np.random.default_rng(len(keys))
         for tick, part in enumerate((keys[::2], keys[1::2]), 1):
-            self.ops.find_or_insert(self.store, *self.arrays(part), tick, 1)
-            self.oracle.find_or_insert(part, tick, 1)
+            self.place(part, tick, 1)
         slots, priorities = self.find(keys), rng.integers(-2, 2, len(keys))
         self.ops.set_priorities(self.store, self.put(slots), self.put(priorities))
         for key, priority in zip(keys, priorities.tolist(), strict=True):
@@ -352,17 +346,6 @@ class Filled:
         values = np.array([[key[1], key[0], 1] for key in self.here], np.float32)
         columns = columns._replace(values_ND=self.put(values), last_seen_N=self.put(last_seen))
         self.ops.scatter(self.store, self.put(slots), columns)
-
-    def arrays(self, keys: list[Key]) -> tuple[Any, Any, Any]:
-        features, ids = np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
-        return self.put(features), self.put(ids), self.put(np.array([mixed(key) for key in keys], np.uint64))
-
-    def find(self, keys: list[Key]) -> Any:
-        return host(self.ops.find(self.store, *self.arrays(keys)))
-
-    def keys_of(self, slots: Any) -> list[Key]:
-        features, ids = (host(array) for array in self.ops.keys_of(self.store, slots))
-        return list(zip(features.tolist(), ids.tolist(), strict=True))
 
     def check_rows(self, keys: list[Key]) -> None:
         columns = self.ops.read(self.store, self.put(self.find(keys)))
