@@ -7,9 +7,10 @@ from springtide.embeddings.eviction_policy import Priorities
 from springtide.embeddings.memory.dirty_rows import DirtyRows
 from springtide.embeddings.memory.resident import ResidentRows
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
-from springtide.embeddings.rows import Int64Array, Rows, UInt16Array, as_keys
+from springtide.embeddings.rows import Int64Array, UInt16Array, as_keys
 from springtide.embeddings.tiers.lower_tiers import LowerTiers
 from springtide.kernels.types import DIRTY, NO_SLOT, RowColumns
+from springtide_client.rows.row_block import RowBlock
 
 WRITTEN_ROWS_PER_STEP = 65536
 
@@ -28,17 +29,17 @@ class BulkOperations:
         self.memory, self.lower_tiers, self.dirty_rows, self.cutoffs = memory, lower_tiers, dirty_rows, cutoffs
         self.priorities = priorities
 
-    def write(self, rows: Rows, flags: int) -> None:
+    def write(self, rows: RowBlock, flags: int) -> None:
         """Write these rows over what the table has of their keys. SpillError between steps."""
         # the rows of a step are all pinned at once: few enough that most of them find a slot
         step = min(WRITTEN_ROWS_PER_STEP, max(self.memory.ops.width, self.memory.store.num_slots // 2))
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            features_N, ids_N, last_seen_N = as_keys(rows.features[part], rows.ids[part], rows.last_seen[part])
-            values_ND = np.ascontiguousarray(rows.values[part], np.float32)
-            states_NS = np.ascontiguousarray(rows.states[part], np.float32)
-            counts_N = np.ascontiguousarray(rows.counts[part], np.int64)
-            self._write(Rows(features_N, ids_N, values_ND, states_NS, counts_N, last_seen_N), flags)
+            features_N, ids_N, last_seen_N = as_keys(rows.feature[part], rows.id[part], rows.last_seen[part])
+            values_ND = np.ascontiguousarray(rows.value[part], np.float32)
+            states_NS = np.ascontiguousarray(rows.state[part], np.float32)
+            counts_N = np.ascontiguousarray(rows.count[part], np.int64)
+            self._write(RowBlock(features_N, ids_N, values_ND, states_NS, counts_N, last_seen_N), flags)
 
     def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         """Delete the rows of these keys from every tier."""
@@ -57,26 +58,26 @@ class BulkOperations:
         self.memory.resize(num_slots, num_overflow)
         self.dirty_rows.renumber(*dirty)
 
-    def export(self) -> Rows:
+    def export(self) -> RowBlock:
         """Every row in memory and in the spill that has not expired, each key once."""
         slots_N = self.memory.occupied()
         resident, _ = self.memory.read(slots_N, *self.memory.ops.keys_of(self.memory.store, slots_N))
         self.lower_tiers.retry_spill()
         spilled = self.lower_tiers.spill.read_all()
-        (slots_M,) = self.memory.ops.fetch(self.memory.find(spilled.features, spilled.ids))
-        rows = Rows.concatenate([resident, spilled.take(slots_M == NO_SLOT)])
-        return rows.take(self.cutoffs.alive(rows.features, rows.last_seen)) if self.cutoffs else rows
+        (slots_M,) = self.memory.ops.fetch(self.memory.find(spilled.feature, spilled.id))
+        rows = RowBlock.concatenate([resident, spilled.take(slots_M == NO_SLOT)])
+        return rows.take(self.cutoffs.alive(rows.feature, rows.last_seen)) if self.cutoffs else rows
 
-    def _write(self, rows: Rows, flags: int) -> None:
+    def _write(self, rows: RowBlock, flags: int) -> None:
         ops = self.memory.ops
         self.lower_tiers.retry_spill()
         self.lower_tiers.replace_rows(rows)
         tick = self.memory.pin()
         try:
-            features_U, ids_U = ops.put(rows.features, rows.ids)
+            features_U, ids_U = ops.put(rows.feature, rows.id)
             slots_N = self.memory.find_or_insert(features_U, ids_U, ops.mix_keys(features_U, ids_U)).slots_U
             self.memory.write(slots_N, rows, np.full(len(rows), flags, np.int64))
-            self.priorities.set_counts(self.memory.store, slots_N, rows.counts)
+            self.priorities.set_counts(self.memory.store, slots_N, rows.count)
             self.priorities.refresh(self.memory.store, slots_N)
             if flags & DIRTY:
                 self.dirty_rows.add(slots_N)

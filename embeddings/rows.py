@@ -1,13 +1,13 @@
-"""Rows as numpy arrays: what the tiers, versions and exports pass to each other."""
+"""What a version changes in a table, and keys as a caller gives them."""
 
-# N rows, D dimension, S optimizer state width
-from collections.abc import Sequence
+# N rows, K keys of a caller
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.types import Array
+from springtide_client.rows.row_block import RowBlock
 
 UInt16Array = npt.NDArray[np.uint16]
 Int64Array = npt.NDArray[np.int64]
@@ -15,75 +15,22 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows, one array a column. A key occurs at most once, unless a function says otherwise."""
-
-    features: UInt16Array
-    ids: Int64Array
-    values: Float32Array  # (N, D)
-    states: Float32Array  # (N, S)
-    counts: Int64Array
-    last_seen: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, chosen: Int64Array | BoolArray | slice) -> "Rows":
-        """Copies of the rows at these positions, or where this is true; views of those in a slice."""
-        return Rows(*(column[chosen] for column in self.columns()))  # type: ignore[arg-type]
-
-    def columns(self) -> tuple[npt.NDArray[np.generic], ...]:
-        return (self.features, self.ids, self.values, self.states, self.counts, self.last_seen)
-
-    @staticmethod
-    def empty(num: int, dim: int, state_width: int) -> "Rows":
-        """Rows of zeros."""
-        return Rows(
-            np.zeros(num, np.uint16),
-            np.zeros(num, np.int64),
-            np.zeros((num, dim), np.float32),
-            np.zeros((num, state_width), np.float32),
-            np.zeros(num, np.int64),
-            np.zeros(num, np.int64),
-        )
-
-    @staticmethod
-    def empty_of(features_N: UInt16Array, ids_N: Int64Array, dim: int, state_width: int) -> "Rows":
-        """Rows of zeros for these keys."""
-        return Rows(features_N, ids_N, *Rows.empty(len(ids_N), dim, state_width).columns()[2:])  # type: ignore[arg-type]
-
-    @staticmethod
-    def concatenate(parts: Sequence["Rows"]) -> "Rows":
-        """The rows of all parts, of which there must be at least one."""
-        return Rows(*(np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)))
+NO_KEYS = RowBlock.zeros(0, 0)
 
 
 @dataclass(frozen=True)
-class TableDelta(Rows):
-    """Changes of a table since the previous version: dirty rows, and tombstones of forgotten keys.
+class TableDelta:
+    """Changes of a table since the previous version: dirty rows, and the keys that were forgotten.
 
     Each key occurs once in either. To apply it, forget first and then write the rows.
     """
 
-    forgotten_features: UInt16Array
-    forgotten_ids: Int64Array
-
-    @staticmethod
-    def of(
-        rows: Rows, forgotten_features: UInt16Array | None = None, forgotten_ids: Int64Array | None = None
-    ) -> "TableDelta":
-        """Dirty rows, and the keys that were forgotten: by default none."""
-        if forgotten_features is None or forgotten_ids is None:
-            forgotten_features, forgotten_ids = rows.features[:0], rows.ids[:0]
-        columns = *rows.columns(), forgotten_features, forgotten_ids
-        return TableDelta(*columns)  # type: ignore[arg-type]
+    rows: RowBlock
+    forgotten: RowBlock = NO_KEYS
 
     def where(self, chosen_N: BoolArray) -> "TableDelta":
         """The delta without the rows for which this is false."""
-        if chosen_N.all():
-            return self
-        return TableDelta.of(self.take(chosen_N), self.forgotten_features, self.forgotten_ids)
+        return TableDelta(self.rows.where(chosen_N), self.forgotten)
 
 
 def as_keys(features_K: Array, ids_K: Array, times_K: Array) -> tuple[Array, Array, Array]:

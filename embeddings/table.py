@@ -20,9 +20,10 @@ from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.resident import PredictedMisses
 from springtide.embeddings.policy.admission import Decision, SketchInfo, UInt8Array
-from springtide.embeddings.rows import Int64Array, Rows, TableDelta, UInt16Array, as_keys
+from springtide.embeddings.rows import Int64Array, TableDelta, UInt16Array, as_keys
 from springtide.embeddings.tiers.interface import RowSource
 from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.table_names import MAIN_TABLE
 
 
@@ -281,8 +282,8 @@ class EmbeddingTable(TableComponents):
     @on_current_stream
     def restore(self, delta: TableDelta) -> None:
         """Apply a version's delta. Its rows are spilled if they are evicted, but are not part of the next delta."""
-        self.bulk.forget(delta.forgotten_features, delta.forgotten_ids)
-        self.bulk.write(delta, NEEDS_SPILL)
+        self.bulk.forget(delta.forgotten.feature, delta.forgotten.id)
+        self.bulk.write(delta.rows, NEEDS_SPILL)
 
     @on_current_stream
     def restore_sketch(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
@@ -324,9 +325,9 @@ class EmbeddingTable(TableComponents):
         return self.memory.changes.removals
 
     @on_current_stream
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: RowBlock) -> None:
         """Write rows over what the table has of their keys; they are dirty. ValueError if a number is not finite."""
-        if not (np.isfinite(rows.values).all() and np.isfinite(rows.states).all()):
+        if not (np.isfinite(rows.value).all() and np.isfinite(rows.state).all()):
             raise ValueError("rows to be written contain numbers that are not finite: leave those rows out")
         flags = NEEDS_SPILL | DIRTY if self.tracked else NEEDS_SPILL
         # for removals: the spill may have an older copy
@@ -342,7 +343,7 @@ class EmbeddingTable(TableComponents):
         self.counts["forgotten"] += len(ids_N)
 
     @on_current_stream
-    def export(self) -> Rows:
+    def export(self) -> RowBlock:
         """Every row in memory and in the spill, each key once; not the rows of the base."""
         return self.bulk.export()
 

@@ -15,7 +15,8 @@ from springtide.embeddings.policy.admission import AdmissionControl, Decision, R
 from springtide.embeddings.policy.removals import RemovalReason, Removals, RemovedKeys
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
-from springtide.embeddings.tiers.lower_tiers import LowerTiers, RecalledRows, recalled_flags
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide.embeddings.tiers.lower_tiers import LowerTiers
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
 
@@ -126,7 +127,7 @@ class Materializer:
         status_N = np.where(found_N, KNOWN, np.where(recalled.forgotten_U, FORGOTTEN, UNKNOWN)).astype(np.uint8)
         rowless = np.flatnonzero(status_N == UNKNOWN)
         status_N[rowless[self.admission.was_seen(features_N[rowless], mixed_N[rowless])]] = NOT_ADMITTED
-        found, rows, status = ops.put(np.flatnonzero(found_N), recalled.rows.values[found_N], status_N)
+        found, rows, status = ops.put(np.flatnonzero(found_N), recalled.rows.value[found_N], status_N)
         values_UD[missing[found]], status_U[missing] = rows, status
         return values_UD[unique.inverse_K], status_U[unique.inverse_K]
 
@@ -215,18 +216,14 @@ class Materializer:
         if self.lower_tiers.spill.keeps_rows:
             self.ops.set_flags(self.memory.store, slots_N, NEEDS_SPILL | SPILLED)
 
-    def _upload_found(self, recalled: RecalledRows, slots_N: Array) -> tuple[Array, RowColumns]:
+    def _upload_found(self, recalled: FoundRows, slots_N: Array) -> tuple[Array, RowColumns]:
         """The slots of the found rows, without those that expired meanwhile, and the rows on the device."""
-        found_N, rows = recalled.found_U, recalled.rows
         if recalled.upload is None:
-            found = np.flatnonzero(found_N)
-            rows = rows if len(found) == len(rows) else rows.take(found)
-            flags_F = recalled_flags(recalled.from_spill_U[found], self.lower_tiers.spill.is_exclusive)
-            counts_and_flags = rows.counts, rows.last_seen, flags_F
-            positions, *columns_F = self.ops.put(found, rows.values, rows.states, *counts_and_flags)
+            columns = recalled.columns(is_exclusive=self.lower_tiers.spill.is_exclusive)
+            positions, *columns_F = self.ops.put(*columns)
             return slots_N[positions], RowColumns(*columns_F)
         positions, columns = recalled.upload.finish()
-        live_F = found_N[recalled.upload.positions_F]
+        live_F = recalled.found_U[recalled.upload.positions_F]
         if not live_F.all():
             (live,) = self.ops.put(np.flatnonzero(live_F))
             positions, columns = positions[live], RowColumns(*(column[live] for column in columns))
@@ -241,7 +238,7 @@ class Materializer:
 
     def _recall(
         self, positions_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array, prefetched: PrefetchedRows | None
-    ) -> RecalledRows:
+    ) -> FoundRows:
         """The rows of these keys in the lower tiers: those that were prefetched, and the others recalled now."""
         if prefetched is None:
             return self.lower_tiers.recall(features_N, ids_N)
@@ -250,10 +247,10 @@ class Materializer:
         if len(late) == 0:
             return prefetched.recalled.take(place_N)
         rest = self.lower_tiers.recall(features_N[late], ids_N[late])
-        place_N[late] = len(prefetched.recalled.found_U) + np.arange(len(late))
-        return RecalledRows.concatenate([prefetched.recalled, rest]).take(place_N)
+        place_N[late] = len(prefetched.recalled.rows) + np.arange(len(late))
+        return FoundRows.concatenate([prefetched.recalled, rest]).take(place_N)
 
-    def _count(self, recalled: RecalledRows, num_created: int) -> None:
+    def _count(self, recalled: FoundRows, num_created: int) -> None:
         num_spill = int(np.count_nonzero(recalled.from_spill_U))
         self.counters["recalled_from_spill"] += num_spill
         self.counters["recalled_from_base"] += int(np.count_nonzero(recalled.found_U)) - num_spill

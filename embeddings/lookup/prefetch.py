@@ -9,7 +9,7 @@ import numpy as np
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.memory.resident import PredictedMisses
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
-from springtide.embeddings.tiers.lower_tiers import RecalledRows
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.kernels.types import UniqueKeys
 
 
@@ -22,7 +22,7 @@ class Prefetch:
     event_ms_K: Int64Array
     unique: UniqueKeys  # on the device
     missing: PredictedMisses
-    recalled: "Future[RecalledRows] | None"  # None: no key was missing
+    recalled: "Future[FoundRows] | None"  # None: no key was missing
 
     def matches(self, features_K: UInt16Array, ids_K: Int64Array, event_ms_K: Int64Array) -> bool:
         return features_K is self.features_K and ids_K is self.ids_K and event_ms_K is self.event_ms_K
@@ -45,10 +45,10 @@ class PrefetchedRows:
     """Rows of some of a batch's unique keys that were recalled before the lookup."""
 
     place_U: Int64Array  # position in `recalled`; -1: not recalled
-    recalled: RecalledRows
+    recalled: FoundRows
 
     @staticmethod
-    def of(positions_N: Int64Array, recalled: RecalledRows, num_unique: int) -> "PrefetchedRows":
+    def of(positions_N: Int64Array, recalled: FoundRows, num_unique: int) -> "PrefetchedRows":
         place_U = np.full(num_unique, -1, np.int64)
         place_U[positions_N] = np.arange(len(positions_N))
         return PrefetchedRows(place_U, recalled)

@@ -49,7 +49,7 @@ class DirtyRows:
         delta = self.evicted_dirty.drain(resident, is_resident)
         if not self.cutoffs:
             return delta
-        return delta.where(self.cutoffs.alive(delta.features, delta.last_seen))
+        return delta.where(self.cutoffs.alive(delta.rows.feature, delta.rows.last_seen))
 
     def renumber(self, features_N: Array, ids_N: Array) -> None:
         """Replace the lists after rows changed their slots; the keys are those that `keys` returned before."""

@@ -12,11 +12,11 @@ from springtide.embeddings.counters import TableCounters
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.policy.removals import RemovalReason, Removals
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
-from springtide.embeddings.rows import BoolArray, Int64Array, Rows, TableDelta, UInt16Array
+from springtide.embeddings.rows import BoolArray, Int64Array, TableDelta, UInt16Array
 from springtide.embeddings.tiers.interface import Spill
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import DIRTY, NEEDS_SPILL, SPILLED, Array
-from springtide_client.keys import mix_keys
+from springtide_client.rows.row_block import RowBlock, key_order
 
 
 class EvictedDirtyRows:
@@ -31,48 +31,37 @@ class EvictedDirtyRows:
         return self._num_rows
 
     def clear(self) -> None:
-        self._parts: list[tuple[Rows, bool]] = []  # oldest first; True: tombstones
+        self._parts: list[RowBlock] = []  # oldest first: rows, or tombstones
         self._num_rows = 0
 
     def has_room_for(self, num_rows: int) -> bool:
         """Return True if this many more rows fit; into an empty buffer any number fits."""
         return self._num_rows == 0 or self._num_rows + num_rows <= self.capacity
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: RowBlock) -> None:
         if len(rows):
-            self._parts.append((rows, False))
+            self._parts.append(rows)
             self._num_rows += len(rows)
 
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         if len(ids_N):
-            self._parts.append((Rows.empty_of(features_N, ids_N, self.dim, self.state_width), True))
+            self._parts.append(RowBlock.of_keys(features_N, ids_N, self.dim, self.state_width).deleted())
             self._num_rows += len(ids_N)
 
     def num_bytes(self) -> int:
-        return sum(column.nbytes for rows, _ in self._parts for column in rows.columns())
+        return sum(rows.num_bytes for rows in self._parts)
 
-    def drain(self, resident: Rows, is_resident: Callable[[UInt16Array, Int64Array], BoolArray]) -> TableDelta:
+    def drain(self, resident: RowBlock, is_resident: Callable[[UInt16Array, Int64Array], BoolArray]) -> TableDelta:
         """The resident dirty rows, and the newest copy here of every key that is not among them. Empties the buffer."""
         if not self._parts:
-            return TableDelta.of(resident)
-        newest_first = self._parts[::-1]
-        rows = Rows.concatenate([rows for rows, _ in newest_first])
-        is_tombstone = np.concatenate([np.full(len(rows), tombstones) for rows, tombstones in newest_first])
+            return TableDelta(resident)
+        rows = RowBlock.concatenate(self._parts[::-1])
         self.clear()
-        newest = _first_of_each_key(rows.features, rows.ids)
-        newest = newest[~is_resident(rows.features[newest], rows.ids[newest])]
-        tombstones = newest[is_tombstone[newest]]
-        dirty = Rows.concatenate([resident, rows.take(newest[~is_tombstone[newest]])])
-        return TableDelta.of(dirty, rows.features[tombstones], rows.ids[tombstones])
-
-
-def _first_of_each_key(features_N: UInt16Array, ids_N: Int64Array) -> Int64Array:
-    """The positions at which each key occurs for the first time, ascending."""
-    order = np.lexsort((np.arange(len(ids_N)), features_N, mix_keys(features_N, ids_N)))
-    features, ids = features_N[order], ids_N[order]
-    first = np.ones(len(order), np.bool_)
-    first[1:] = (features[1:] != features[:-1]) | (ids[1:] != ids[:-1])
-    return np.sort(order[first])
+        rows = rows.take(np.sort(key_order(rows.key_hash, rows.feature, once=True)))  # of equal keys the newest
+        rows = rows.take(~is_resident(rows.feature, rows.id))
+        forgotten_N = rows.tombstones()
+        dirty = RowBlock.concatenate([resident, rows.take(~forgotten_N).without_tombstones()])
+        return TableDelta(dirty, rows.take(forgotten_N))
 
 
 PREMATURE_LOOKUPS = 1000  # an eviction was premature if the row is looked up again within this many lookups
@@ -107,7 +96,7 @@ class EvictionSink:
         self._num_ghosts = num_ghosts(num_slots)
         self.ghosts = ops.new_ghosts(self._num_ghosts)  # keys that were evicted recently
         self._inflight: deque[Callable[[], None]] = deque()
-        self._unspilled: list[tuple[Rows, int]] = []  # rows the spill has not taken, and how many are new to it
+        self._unspilled: list[tuple[RowBlock, int]] = []  # rows the spill has not taken, and how many are new to it
 
     @property
     def has_inflight(self) -> bool:
@@ -123,13 +112,13 @@ class EvictionSink:
         while self._inflight:
             self._inflight.popleft()()
 
-    def evict(self, rows: Rows, flags_N: Int64Array, reason: EvictionReason, tick: int) -> None:
+    def evict(self, rows: RowBlock, flags_N: Int64Array, reason: EvictionReason, tick: int) -> None:
         """1. Note the keys. 2. Drop expired rows. 3. Keep dirty ones for the next version. 4. Spill changed ones."""
-        self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(rows.features, rows.ids), tick)
+        self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(rows.feature, rows.id), tick)
         self.counters["evicted"] += len(rows)
         self.counters[f"evicted_{reason}"] += len(rows)
         if self.cutoffs:
-            kept_N = self.cutoffs.alive(rows.features, rows.last_seen)
+            kept_N = self.cutoffs.alive(rows.feature, rows.last_seen)
             if self.tracked:
                 kept_N |= (flags_N & DIRTY) != 0
             if not kept_N.all():
@@ -137,16 +126,16 @@ class EvictionSink:
                 self.remove_expired(rows.take(~kept_N), flags_N[~kept_N])
                 rows, flags_N = rows.take(kept_N), flags_N[kept_N]
         changed_N, dirty_N = (flags_N & NEEDS_SPILL) != 0, (flags_N & DIRTY) != 0
-        changed = _where(rows, changed_N)
+        changed = rows.where(changed_N)
         self.counters["dropped"] += len(rows) - len(changed)
         self.counters["spilled" if self.spill.keeps_rows else "lost"] += len(changed)
         if not self.spill.keeps_rows:
             why = RemovalReason.QUOTA if reason == EvictionReason.QUOTA else RemovalReason.CAPACITY
-            self.removals.add(why, changed.features, changed.ids)
+            self.removals.add(why, changed.feature, changed.id)
         if self.tracked and self.spill.keeps_rows:
-            self.evicted_dirty.add(_where(rows, dirty_N))
+            self.evicted_dirty.add(rows.where(dirty_N))
         elif self.tracked:
-            self.evicted_dirty.add_tombstones(changed.features, changed.ids)
+            self.evicted_dirty.add_tombstones(changed.feature, changed.id)
         if len(changed):
             self._unspilled.append((changed, int(np.count_nonzero(changed_N & ((flags_N & SPILLED) == 0)))))
             with suppress(SpillError):  # raised again by the next lookup, which needs the room
@@ -170,15 +159,15 @@ class EvictionSink:
             self.spill.write(rows, num_new)
             self._unspilled.pop(0)
 
-    def remove_expired(self, rows: Rows, flags_N: Int64Array) -> None:
+    def remove_expired(self, rows: RowBlock, flags_N: Int64Array) -> None:
         """Report expired rows, once: a tombstone keeps copies of them in the spill from being reported later."""
         if not self.removals.wanted:
             return
-        self.removals.add(RemovalReason.EXPIRED, rows.features, rows.ids)
+        self.removals.add(RemovalReason.EXPIRED, rows.feature, rows.id)
         spilled_N = (flags_N & SPILLED) != 0
         if spilled_N.any():
             with suppress(SpillError):  # then a key may be reported twice
-                self.spill.add_tombstones(rows.features[spilled_N], rows.ids[spilled_N])
+                self.spill.add_tombstones(rows.feature[spilled_N], rows.id[spilled_N])
 
     def count_expired(self, features_N: Array, ids_N: Array, tick: int) -> None:
         """Count rows deleted from memory because they had expired."""
@@ -205,7 +194,3 @@ class EvictionSink:
 def num_ghosts(num_slots: int) -> int:
     """How many evicted keys to remember: a quarter of the slots, 8 bytes each."""
     return min(MAX_GHOSTS, max(MIN_GHOSTS, num_slots // 4))
-
-
-def _where(rows: Rows, chosen_N: BoolArray) -> Rows:
-    return rows if chosen_N.all() else rows.take(chosen_N)

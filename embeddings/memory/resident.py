@@ -11,9 +11,10 @@ from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.eviction import EvictionReason, EvictionSink
 from springtide.embeddings.policy.quotas import Quotas
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
-from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NO_SLOT, Array, RowColumns, RowLayout, Spread, run_inline
+from springtide_client.rows.row_block import RowBlock
 
 
 class PinSet:
@@ -223,15 +224,15 @@ class ResidentRows:
 
     def read(
         self, slots_N: Array, features_N: Array, ids_N: Array, spread: Spread = run_inline
-    ) -> tuple[Rows, Int64Array]:
+    ) -> tuple[RowBlock, Int64Array]:
         """Copies of rows on the host, and their flags. The keys must be those of the slots, on the device."""
         columns = self.ops.read(self.store, slots_N, spread)
         *rows, flags_N = self.ops.fetch(features_N, ids_N, *columns)
-        return Rows(*rows), flags_N
+        return RowBlock(*rows), flags_N
 
-    def write(self, slots_N: Array, rows: Rows, flags_N: Int64Array) -> None:
+    def write(self, slots_N: Array, rows: RowBlock, flags_N: Int64Array) -> None:
         """Write rows of the host into slots, with these flags."""
-        columns = self.ops.put(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
+        columns = self.ops.put(*rows.contents, flags_N)
         self.ops.scatter(self.store, slots_N, RowColumns(*columns))
 
     def expired_positions(self, slots_U: Array, features_U: Array, cutoffs: ExpiryCutoffs) -> Array:
@@ -311,7 +312,7 @@ class ResidentRows:
         positions_N, features_N, ids_N, *victims = self.ops.fetch(*new_keys, *victim_keys, *victim_columns)
         self._on_insert(features_N)
         if victims:
-            self._on_evict(Rows(*victims[:-1]), victims[-1], EvictionReason.CAPACITY, self.pins.clock)
+            self._on_evict(RowBlock(*victims[:-1]), victims[-1], EvictionReason.CAPACITY, self.pins.clock)
         return Placement(inserted.slots_U, new_N, positions_N, features_N, ids_N), inserted.num_overflowed
 
     def _prediction_holds(self, predicted: PredictedMisses) -> bool:
@@ -344,16 +345,16 @@ class ResidentRows:
         is_victim_V = slots_V != NO_SLOT
         if is_victim_V.any():
             *rows, flags_V = (column[is_victim_V] for column in columns)
-            self._on_evict(Rows(*rows), flags_V, EvictionReason.CAPACITY, tick)
+            self._on_evict(RowBlock(*rows), flags_V, EvictionReason.CAPACITY, tick)
 
     def _on_insert(self, features_N: UInt16Array) -> None:
         self.num_rows += len(features_N)
         self.quotas.add(features_N)
         self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
 
-    def _on_evict(self, rows: Rows, flags_V: Int64Array, reason: EvictionReason, tick: int) -> None:
+    def _on_evict(self, rows: RowBlock, flags_V: Int64Array, reason: EvictionReason, tick: int) -> None:
         self.num_rows -= len(rows)
-        self.quotas.remove(rows.features)
+        self.quotas.remove(rows.feature)
         self.eviction_sink.evict(rows, flags_V, reason, tick)
 
     def _evict(self, slots_V: Array, features_V: Array, ids_V: Array, reason: EvictionReason) -> None:

@@ -20,13 +20,14 @@ from springtide.embeddings.config import TableConfig
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import Occurrences, TableLookup
 from springtide.embeddings.lookup.prefetch import Prefetch
-from springtide.embeddings.rows import BoolArray, Rows
+from springtide.embeddings.rows import BoolArray
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.route import KeyRoute, are_of_rank
 from springtide.embeddings.sharding.row_format import RowFormat
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
+from springtide_client.rows.row_block import RowBlock
 
 
 @dataclass(frozen=True)
@@ -232,9 +233,9 @@ def folder_of_rank(folder: Path, group: ProcessGroup | None) -> Path:
     return folder / f"rank-{dist.get_rank(group)}"
 
 
-def rows_of_rank(rows: Rows, shards: ShardedRows | None) -> Rows:
+def rows_of_rank(rows: RowBlock, shards: ShardedRows | None) -> RowBlock:
     """Those of these rows that belong to this rank."""
-    return rows if shards is None else rows.take(np.flatnonzero(_is_here(rows.features, rows.ids, shards)))
+    return rows if shards is None else rows.take(np.flatnonzero(_is_here(rows.feature, rows.id, shards)))
 
 
 def state_of_rank(state: Mapping[str, Any], shards: ShardedRows | None) -> Mapping[str, Any]:

@@ -10,24 +10,21 @@ Without a spill below, evicted rows are lost. Then a row is either on the device
 # U unique keys, N rows, V victims
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.policy.removals import RemovalReason, Removals
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
-from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
-from springtide.embeddings.tiers.interface import Spill, SpilledRows
-from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
-from springtide.embeddings.tiers.write_batch import WriteBatch
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide.embeddings.tiers.interface import Spill
+from springtide.embeddings.tiers.record_kinds import ROW
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NO_SLOT, RowColumns, RowLayout
-from springtide_client.array_types import UInt64Array
 from springtide_client.keys import mix_keys
+from springtide_client.rows.row_block import RowBlock, key_order
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
 CACHED_ABOVE, ONLY_HERE = -1, 0  # priorities
@@ -49,7 +46,7 @@ class HostTier:
         num_slots = num_rows // width * width
         self._store = ops.allocate(num_slots, max(width, num_slots // PART), layout)
         self._lock = threading.Lock()  # of all that follows
-        self._inflight: list[WriteBatch] = []  # evicted rows that the spill has not taken yet
+        self._inflight: list[RowBlock] = []  # evicted rows that the spill has not taken yet
         self._num_rows = 0
         self._num_unspilled = 0  # about how many of the rows here the spill has no copy of
         self._clock = 0
@@ -69,15 +66,14 @@ class HostTier:
         slot_bytes, width = ops.slot_bytes(layout), ops.width
         return max(0, (num_bytes - width * 2 * slot_bytes) * PART // (slot_bytes * (PART + 2)) // width * width)
 
-    def write(self, rows: Rows, num_new: int) -> None:
+    def write(self, rows: RowBlock, num_new: int) -> None:
         """1. Spill rows in flight. 2. Insert these rows. 3. Spill the victims; if that fails, they stay in flight."""
         self._spill_inflight()
         if not len(rows):
             return
-        mixed_N = mix_keys(rows.features, rows.ids)
         with self._lock:
             self._num_unspilled += num_new
-            self._insert(rows, mixed_N)
+            self._insert(rows)
         with suppress(SpillError):  # raised again by the next write, before it inserts its rows
             self._spill_inflight()
 
@@ -92,10 +88,9 @@ class HostTier:
             slots_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
             self._erase(slots_N[slots_N != NO_SLOT])
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
         """Look in 1. the store, whose rows are cached above from now on, 2. the rows in flight, 3. the spill."""
-        kinds_U = np.full(len(ids_U), ABSENT, np.uint8)
-        mixed_U = mix_keys(features_U, ids_U)
+        layout, mixed_U = self._store.layout, mix_keys(features_U, ids_U)
         with self._lock:
             slots_U = self.ops.find(self._store, features_U, ids_U, mixed_U)
             here_U = slots_U != NO_SLOT
@@ -105,20 +100,17 @@ class HostTier:
                 self.ops.set_priorities(self._store, slots_U[here_U], cached)
             inflight = list(self._inflight)
             self._counts["hits_host"] += len(columns.flags_N)
-        kinds_U[here_U] = ROW
         if here_U.all():
-            return SpilledRows(kinds_U, Rows(features_U, ids_U, *columns[:4]))
-        layout = self._store.layout
-        rows = Rows.empty_of(features_U, ids_U, layout.dim, layout.state_width)
-        _put(rows, here_U, columns[:4])
+            rows = RowBlock(features_U, ids_U, *columns[:4], known_hash=mixed_U)
+            return FoundRows(rows, np.full(len(ids_U), ROW, np.uint8))
+        found = FoundRows.nothing(features_U, ids_U, layout.dim, layout.state_width)
+        found.put(here_U, ROW, columns[:4])
         missing = np.flatnonzero(~here_U)
         for batch in reversed(inflight):
-            missing = batch.fill_found(mixed_U, missing, kinds_U, rows)
+            missing = found.put_batch(missing, batch)
         if len(missing):
-            below = self.spill.find(features_U[missing], ids_U[missing])
-            kinds_U[missing] = below.kinds
-            _put(rows, missing, below.rows.columns()[2:])
-        return SpilledRows(kinds_U, rows)
+            found.put_found(missing, self.spill.find(features_U[missing], ids_U[missing]))
+        return found
 
     def take(self, features_N: UInt16Array, ids_N: Int64Array) -> BoolArray:
         """Delete rows that were recalled to the device. Return which of them were still here."""
@@ -128,18 +120,14 @@ class HostTier:
             self._erase(slots_N[here_N])
         return here_N
 
-    def read_all(self) -> Rows:
+    def read_all(self) -> RowBlock:
         with self._lock:
             num_slots = self._store.num_slots + self._store.num_overflow
             slots_N = self.ops.occupied_slots(self._store, 0, num_slots)
             parts = [self._read(slots_N, *self.ops.keys_of(self._store, slots_N))[0]]
-            parts += [batch.rows for batch in reversed(self._inflight) if batch.rows is not None]
-        parts.append(self.spill.read_all())
-        rows = Rows.concatenate(parts)
-        mixed_N = mix_keys(rows.features, rows.ids)
-        order = np.lexsort((rows.features, mixed_N))  # stable: the copy of the highest tier comes first
-        same = (np.diff(mixed_N[order]) == 0) & (np.diff(rows.features[order]) == 0)
-        return rows.take(order[np.concatenate([[True], ~same])] if len(order) else order)
+            parts += reversed(self._inflight)
+        rows = RowBlock.concatenate([*parts, self.spill.read_all()])
+        return rows.take(key_order(rows.key_hash, rows.feature, once=True))  # the copy of the highest tier
 
     def report_purged(self, reports: bool) -> None:
         self.spill.report_purged(reports)
@@ -214,10 +202,10 @@ class HostTier:
 
     # the following are called with the lock held
 
-    def _insert(self, rows: Rows, mixed_N: UInt64Array) -> None:
+    def _insert(self, rows: RowBlock) -> None:
         self._clock += 1
         store, tick = self._store, self._clock
-        inserted = self.ops.find_or_insert(store, rows.features, rows.ids, mixed_N, tick, tick)
+        inserted = self.ops.find_or_insert(store, rows.feature, rows.id, rows.key_hash, tick, tick)
         self._num_rows += int(np.count_nonzero(inserted.slots_U[inserted.new_N] != NO_SLOT))
         if len(inserted.victim_slots_V):
             # copied out before their slots are written over
@@ -226,7 +214,7 @@ class HostTier:
             self._evict(*self._read(inserted.victim_slots_V, *keys))
         housed_N = (inserted.slots_U != NO_SLOT) & (inserted.slots_U < store.num_slots)
         flags_N = np.full(len(rows), self._generation << FLAG_BITS, np.int64)
-        columns = RowColumns(rows.values, rows.states, rows.counts, rows.last_seen, flags_N)
+        columns = RowColumns(*rows.contents, flags_N)
         if not housed_N.all():
             # too many keys for a bucket: those without a slot are spilled at once
             in_overflow_N = inserted.slots_U >= store.num_slots
@@ -237,14 +225,14 @@ class HostTier:
         self.ops.scatter(store, slots_N, columns)
         self.ops.set_priorities(store, slots_N, np.full(len(slots_N), ONLY_HERE, np.int64))
 
-    def _evict(self, rows: Rows, flags_V: Int64Array) -> None:
+    def _evict(self, rows: RowBlock, flags_V: Int64Array) -> None:
         """Put victims in flight, except those that have expired or that a base has. Without a spill they are lost."""
         needed_V: BoolArray = (flags_V >> FLAG_BITS) > self._covered_generation
         if self._cutoffs:
-            alive_V = self._cutoffs.alive(rows.features, rows.last_seen)
+            alive_V = self._cutoffs.alive(rows.feature, rows.last_seen)
             needed_V &= alive_V
             if self.removals.wanted:
-                self._purged.append((rows.features[~alive_V], rows.ids[~alive_V]))
+                self._purged.append((rows.feature[~alive_V], rows.id[~alive_V]))
         num_needed = int(np.count_nonzero(needed_V))
         self._counts["host_evicted"] += len(rows)
         self._counts["lost" if self.is_exclusive else "host_spilled"] += num_needed
@@ -252,12 +240,12 @@ class HostTier:
         if num_needed:
             rows = rows.take(needed_V)
             if self.is_exclusive:
-                self.removals.add(RemovalReason.CAPACITY, rows.features, rows.ids)
-            self._inflight.append(WriteBatch.of(rows.features, rows.ids, rows))
+                self.removals.add(RemovalReason.CAPACITY, rows.feature, rows.id)
+            self._inflight.append(rows.take(key_order(rows.key_hash, rows.feature)))
 
-    def _read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[Rows, Int64Array]:
+    def _read(self, slots_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array) -> tuple[RowBlock, Int64Array]:
         columns = self.ops.read(self._store, slots_N)
-        return Rows(features_N, ids_N, *columns[:4]), columns.flags_N
+        return RowBlock(features_N, ids_N, *columns[:4]), columns.flags_N
 
     def _erase(self, slots_N: Int64Array) -> None:
         self.ops.erase(self._store, slots_N)
@@ -267,15 +255,9 @@ class HostTier:
         """Called by the writing thread without the lock; a find sees rows in flight until the spill has them."""
         while self._inflight:
             batch = self._inflight[0]
-            assert batch.rows is not None
             share = min(1.0, self._num_unspilled / max(1, self._num_rows + len(batch)))
             num_new = round(share * len(batch))
-            self.spill.write(batch.rows, num_new)
+            self.spill.write(batch, num_new)
             with self._lock:
                 self._inflight.pop(0)
                 self._num_unspilled -= num_new
-
-
-def _put(rows: Rows, at_N: BoolArray | Int64Array, columns: Sequence[npt.NDArray[Any]]) -> None:
-    for to, values in zip(rows.columns()[2:], columns, strict=True):
-        to[at_N] = values

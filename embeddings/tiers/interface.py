@@ -1,24 +1,14 @@
 """Tiers below a table's memory: a spill, which it writes and reads, and a base, which it reads."""
 
 # U unique keys, N rows, D dimension, S optimizer state width
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide_client.rows.row_block import RowBlock
 
 if TYPE_CHECKING:
     from springtide.embeddings.tiers.host_tier import HostTier
-
-
-@dataclass(frozen=True)
-class SpilledRows:
-    """The result of `Spill.find`, row by row. The columns of `rows` are valid only where the kind is ROW."""
-
-    kinds: npt.NDArray[np.uint8]  # of springtide.embeddings.tiers.interface
-    rows: Rows
 
 
 class Spill(Protocol):
@@ -36,7 +26,7 @@ class Spill(Protocol):
         """This spill, if it keeps rows in RAM above another."""
         ...
 
-    def write(self, rows: Rows, num_new: int) -> None:
+    def write(self, rows: RowBlock, num_new: int) -> None:
         """Store copies of these rows in the newest generation. May wait until the queue has room.
 
         `num_new`: how many of them the spill has no row of, as far as the caller knows.
@@ -51,9 +41,9 @@ class Spill(Protocol):
         """Store in the newest generation that these keys were forgotten."""
         ...
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows: ...
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows: ...
 
-    def read_all(self) -> Rows:
+    def read_all(self) -> RowBlock:
         """Every row that a find would return, once."""
         ...
 
@@ -121,5 +111,6 @@ class Spill(Protocol):
 class RowSource(Protocol):
     """The rows of a base of the log, read by key."""
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> tuple[Rows, BoolArray]:
-        """The keys' rows, valid only where the second array is true."""
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
+        """The keys' rows: of kind IN_BASE, or ABSENT."""
+        ...

@@ -3,10 +3,11 @@
 # U unique keys, N rows
 import numpy as np
 
-from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
-from springtide.embeddings.tiers.interface import SpilledRows
-from springtide.embeddings.tiers.record_kinds import ABSENT, TOMBSTONE
+from springtide.embeddings.rows import Int64Array, UInt16Array
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide.embeddings.tiers.record_kinds import TOMBSTONE
 from springtide_client.keys import mix_keys
+from springtide_client.rows.row_block import RowBlock
 
 NUM_PLACES = 1 << 20  # 8 MiB: most of that many forgotten keys are remembered
 
@@ -22,8 +23,8 @@ class NoSpill:
         self.dim, self.state_width = dim, state_width
         self._generations = {0: np.zeros(0, np.uint64)}  # places by generation, allocated at the first write
 
-    def write(self, rows: Rows, num_new: int) -> None:
-        self.add_tombstones(rows.features, rows.ids)
+    def write(self, rows: RowBlock, num_new: int) -> None:
+        self.add_tombstones(rows.feature, rows.id)
 
     def has_room(self, num_rows: int, wait_seconds: float = 0.0) -> bool:
         return True
@@ -39,16 +40,16 @@ class NoSpill:
         if len(mixed_N):
             self._generations[newest][mixed_N & np.uint64(NUM_PLACES - 1)] = mixed_N
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
-        kinds = np.full(len(ids_U), ABSENT, np.uint8)
-        mixed_U = mix_keys(features_U, ids_U)
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
+        found = FoundRows.nothing(features_U, ids_U, self.dim, self.state_width)
+        mixed_U = found.rows.key_hash
         for places in self._generations.values():
             if len(places):
-                kinds[places[mixed_U & np.uint64(NUM_PLACES - 1)] == mixed_U] = TOMBSTONE
-        return SpilledRows(kinds, Rows.empty_of(features_U, ids_U, self.dim, self.state_width))
+                found.kinds_U[places[mixed_U & np.uint64(NUM_PLACES - 1)] == mixed_U] = TOMBSTONE
+        return found
 
-    def read_all(self) -> Rows:
-        return Rows.empty(0, self.dim, self.state_width)
+    def read_all(self) -> RowBlock:
+        return RowBlock.zeros(0, self.dim, self.state_width)
 
     def open_generation(self) -> int:
         newest = max(self._generations)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from springtide.embeddings.rows import Int64Array, Rows
+from springtide.embeddings.rows import Int64Array
+from springtide_client.rows.row_block import RowBlock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 OPTIONAL = ("count", "last_seen_ms")
 
 
-def to_arrow(rows: Rows) -> pa.Table:
+def to_arrow(rows: RowBlock) -> pa.Table:
     """A table without nulls: `ids` int64, `vectors` fixed-size lists of float32, `count` and `last_seen_ms` int64."""
     pa = _pyarrow()
-    dim = rows.values.shape[1]
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.values.reshape(-1)), dim)
+    dim = rows.value.shape[1]
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.value.reshape(-1)), dim)
     schema = pa.schema(
         [
             pa.field("ids", pa.int64(), nullable=False),
@@ -28,10 +29,10 @@ def to_arrow(rows: Rows) -> pa.Table:
             pa.field("last_seen_ms", pa.int64(), nullable=False),
         ]
     )
-    return pa.table([pa.array(rows.ids), vectors, pa.array(rows.counts), pa.array(rows.last_seen)], schema=schema)
+    return pa.table([pa.array(rows.id), vectors, pa.array(rows.count), pa.array(rows.last_seen)], schema=schema)
 
 
-def from_arrow(table: Any, dim: int, state_width: int) -> Rows:
+def from_arrow(table: Any, dim: int, state_width: int) -> RowBlock:
     """The rows of such a table, without optimizer state. ValueError says what is wrong with it."""
     pa = _pyarrow()
     if isinstance(table, pa.RecordBatch):
@@ -61,7 +62,7 @@ def rows_of(
     state_width: int,
     counts_N: Int64Array | None = None,
     last_seen_N: Int64Array | None = None,
-) -> Rows:
+) -> RowBlock:
     """Rows of the module's only feature. ValueError if an id occurs twice or a number is not finite."""
     if values_ND.shape != (len(ids_N), dim):
         raise ValueError(
@@ -77,7 +78,7 @@ def rows_of(
     if len(twice_N):
         raise ValueError(f"id {twice_N[0]} occurs twice")
     zeros_N = np.zeros(len(ids_N), np.int64)
-    return Rows(
+    return RowBlock(
         zeros_N.astype(np.uint16),
         ids_N,
         values_ND,

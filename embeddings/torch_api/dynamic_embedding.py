@@ -20,7 +20,6 @@ from springtide.embeddings.eviction_policy import ScoredRows, ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.removals import RemovalReason
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.sharding.row_format import check_formats
 from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, folder_of_rank, rows_of_rank
 from springtide.embeddings.sharding.sharded_table import pooled
@@ -42,6 +41,7 @@ from springtide.embeddings.torch_api.table_module import TableModule
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
+from springtide_client.rows.row_block import RowBlock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -199,7 +199,7 @@ class DynamicEmbedding(TableModule):
             self._prefetched = PrefetchedIds.of(ids, self._open_table().prefetch(*keys))
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows, float32 (*ids.shape, dim), NaN for ids without one, and status, uint8 ids.shape. Creates nothing.
+        """RowBlock, float32 (*ids.shape, dim), NaN for ids without one, and status, uint8 ids.shape. Creates nothing.
 
         Status 0: known, 1: unknown, 2: not admitted, 3: forgotten.
         """
@@ -245,8 +245,8 @@ class DynamicEmbedding(TableModule):
             table = self._open_table()
             if ids is None:
                 rows = table.export()
-                own = np.flatnonzero(rows.features == FEATURE)
-                rows = rows.take(own[np.argsort(rows.ids[own])])
+                own = np.flatnonzero(rows.feature == FEATURE)
+                rows = rows.take(own[np.argsort(rows.id[own])])
             else:
                 ids_N = ids_of(ids)
                 ids_N = ids_N[np.sort(np.unique(ids_N, return_index=True)[1])]
@@ -295,7 +295,7 @@ class DynamicEmbedding(TableModule):
     def _placed(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return rows.to(device=ids.device, dtype=self.output_dtype)
 
-    def _write(self, rows: Rows) -> int:
+    def _write(self, rows: RowBlock) -> int:
         """Write rows, those of this rank. Return how many rows, these or others, were lost for lack of room."""
         rows = rows_of_rank(rows, self.shards)
         with self._changing() as table:

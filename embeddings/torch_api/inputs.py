@@ -14,13 +14,14 @@ from springtide.embeddings.config import TableConfig
 from springtide.embeddings.eviction_policy import ScoredRows
 from springtide.embeddings.lookup.handle import POOLING_MODES
 from springtide.embeddings.lookup.materialize import KNOWN, NOT_ADMITTED
-from springtide.embeddings.rows import Int64Array, Rows
+from springtide.embeddings.rows import Int64Array
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
 from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.system.settings import parse_size
 
 FEATURE = 0  # the only feature of a module's table
@@ -49,16 +50,16 @@ def inference_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
     return rows_KD, status_K
 
 
-def rows_where(predicate: Callable[[ScoredRows], torch.Tensor], rows: Rows) -> Int64Array:
+def rows_where(predicate: Callable[[ScoredRows], torch.Tensor], rows: RowBlock) -> Int64Array:
     """The ids of the rows for which a predicate is true; not of the shared row."""
-    rows = rows.take(rows.features == FEATURE)
-    columns = (rows.ids, rows.values, rows.states, rows.counts, rows.last_seen)
+    rows = rows.take(rows.feature == FEATURE)
+    columns = (rows.id, rows.value, rows.state, rows.count, rows.last_seen)
     with torch.no_grad():
         chosen_N = predicate(ScoredRows(*map(torch.from_numpy, columns)))
     if not isinstance(chosen_N, torch.Tensor) or chosen_N.dtype != torch.bool or chosen_N.shape != (len(rows),):
         given = f"{chosen_N.dtype} {tuple(chosen_N.shape)}" if isinstance(chosen_N, torch.Tensor) else chosen_N
         raise ValueError(f"a predicate must be one bool a row, a tensor ({len(rows)},), not {given!r}")
-    return np.ascontiguousarray(rows.ids[chosen_N.cpu().numpy()])
+    return np.ascontiguousarray(rows.id[chosen_N.cpu().numpy()])
 
 
 def initial_rows(table: EmbeddingTable, features_N: Array, ids_N: Array) -> Array:

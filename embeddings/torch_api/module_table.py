@@ -20,7 +20,7 @@ from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.handle import LookupSlice, TableLookup
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.removals import RemovalReason, RemovedKeys, chosen
-from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import Spill
@@ -33,6 +33,7 @@ from springtide.embeddings.torch_api.inputs import FEATURE
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NO_SLOT, Array
+from springtide_client.rows.row_block import RowBlock
 
 
 class OwnerLock:
@@ -192,7 +193,7 @@ class ModuleTable(EmbeddingTable):
             ids_N = np.unique(ids_N[features_N == FEATURE])
             features_N = np.full(len(ids_N), FEATURE, np.uint16)
             (slots_N,) = self.ops.fetch(self.memory.find(features_N, ids_N))
-            gone_N = (slots_N == NO_SLOT) & (self.spill.find(features_N, ids_N).kinds == ABSENT)
+            gone_N = (slots_N == NO_SLOT) & (self.spill.find(features_N, ids_N).kinds_U == ABSENT)
             gone_N |= np.isin(ids_N, created_N[created_features_N == FEATURE])
             for keys in removed:
                 if keys.reason == RemovalReason.EXPIRED:
@@ -227,7 +228,7 @@ class ModuleTable(EmbeddingTable):
             super().update(lookup, grads_BD, bags_K, scales_K)
 
     @on_current_stream
-    def read(self, features_N: UInt16Array, ids_N: Int64Array) -> Rows:
+    def read(self, features_N: UInt16Array, ids_N: Int64Array) -> RowBlock:
         """The rows of those of these unique keys that have one, in their order, from any tier. Changes nothing."""
         memory, cutoffs = self.memory, self.cutoffs
         (slots_N,) = self.ops.fetch(memory.find(features_N, ids_N))
@@ -235,9 +236,9 @@ class ModuleTable(EmbeddingTable):
         rows, found_N = recalled.rows, recalled.found_U
         resident_N = slots_N != NO_SLOT
         resident, _ = memory.read(*self.ops.put(slots_N[resident_N], features_N[resident_N], ids_N[resident_N]))
-        for column, from_memory in zip(rows.columns(), resident.columns(), strict=True):
+        for column, from_memory in zip(rows.contents, resident.contents, strict=True):
             column[resident_N] = from_memory
-        found_N[resident_N] = cutoffs.alive(resident.features, resident.last_seen)
+        found_N[resident_N] = cutoffs.alive(resident.feature, resident.last_seen)
         return rows.take(found_N)
 
     def check_open(self) -> None:

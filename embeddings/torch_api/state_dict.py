@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from springtide.embeddings.policy.admission import BLOCK_BYTES
-from springtide.embeddings.rows import Int64Array, Rows, TableDelta
+from springtide.embeddings.rows import Int64Array, TableDelta
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.rows.row_block import RowBlock
 
 State = dict[str, Any]  # tensors, numbers and strings, which torch.load(weights_only=True) accepts
 COLUMNS = {"features": 1, "ids": 1, "values": 2, "states": 2, "counts": 1, "last_seen": 1}  # name -> number of axes
@@ -34,7 +35,7 @@ AGES, MAX_CALLS = 64, 1024
 def export_state(table: EmbeddingTable) -> State:
     """All rows with optimizer state, count and last-seen, spilled and shared ones too; the sketch; settings."""
     rows = table.export()
-    columns = zip(COLUMNS, rows.columns(), strict=True)
+    columns = zip(COLUMNS, (rows.feature, rows.id, *rows.contents), strict=True)
     # not uint16, which not every reader knows
     tensors = {name: torch.from_numpy(np.asarray(column, _dtype_of(name))) for name, column in columns}
     return {
@@ -91,11 +92,11 @@ def import_state(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
     table.admission.age = int(state["sketch_age"])
     arrays = {name: state[name].detach().cpu().numpy().astype(_dtype_of(name), copy=False) for name in COLUMNS}
     order: Int64Array = np.argsort(arrays["last_seen"], kind="stable")
-    rows = Rows(arrays["features"].astype(np.uint16), *(arrays[name] for name in list(COLUMNS)[1:]))
+    rows = RowBlock(arrays["features"].astype(np.uint16), *(arrays[name] for name in list(COLUMNS)[1:]))
     # the table takes all rows of one call as equally old
     step = max(1, table.memory.store.num_slots // AGES, len(order) // MAX_CALLS)
     for start in range(0, len(order), step):
-        table.restore(TableDelta.of(rows.take(order[start : start + step])))
+        table.restore(TableDelta(rows.take(order[start : start + step])))
 
 
 def _dtype_of(name: str) -> Any:

@@ -53,8 +53,8 @@ SLICES = [
 
 
 def by_key(delta: Any) -> dict[tuple[int, int], list[bytes]]:
-    keys = zip(delta.features.tolist(), delta.ids.tolist(), strict=True)
-    columns = delta.values, delta.states, delta.counts, delta.last_seen
+    keys = zip(delta.rows.feature.tolist(), delta.rows.id.tolist(), strict=True)
+    columns = delta.rows.contents
     return {key: [column[n].tobytes() for column in columns] for n, key in enumerate(keys)}
 
 
@@ -94,8 +94,8 @@ def test_tables_of_one_width_are_one_table(ops: Ops, prefetch: bool) -> None:
         assert one.expiry_cutoffs == several.expiry_cutoffs
         delta, deltas = one.take_delta(), [table.take_delta() for table in several.tables.values()]
         assert by_key(delta) == {key: row for part in deltas for key, row in by_key(part).items()}
-        assert set(deltas[1].features.tolist()) <= {1, 3, 32769}
-        assert len(delta.forgotten_ids) == sum(len(part.forgotten_ids) for part in deltas)
+        assert set(deltas[1].rows.feature.tolist()) <= {1, 3, 32769}
+        assert len(delta.forgotten.id) == sum(len(part.forgotten.id) for part in deltas)
         for alone, joined in zip(one.take_sketch_delta(), several.take_sketch_delta(), strict=True):
             np.testing.assert_array_equal(alone, joined)
     assert one.rows_by_tier() == several.rows_by_tier()
@@ -128,7 +128,7 @@ def test_rows_of_a_narrow_table_end_in_zeros(ops: Ops) -> None:
         alone.update(theirs, *alone.ops.put(np.ascontiguousarray(grads[is_narrow, :3])))
     deltas = [table.take_delta() for table in several.tables.values()]
     assert by_key(deltas[1]) == by_key(alone.take_delta())
-    assert not set(deltas[0].features.tolist()) & {1, 3}
+    assert not set(deltas[0].rows.feature.tolist()) & {1, 3}
 
 
 def test_a_collection_goes_on_from_its_versions(ops: Ops) -> None:

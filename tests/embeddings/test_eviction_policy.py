@@ -11,10 +11,10 @@ from springtide.embeddings.config import TableConfig
 from springtide.embeddings.eviction_policy import EVICTION_POLICIES, EvictionPolicy, PrioritySource, ScoredRows, l2_norm
 from springtide.embeddings.lookup.materialize import KNOWN
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.ops import Ops
+from springtide_client.rows.row_block import RowBlock
 from tests.embeddings.small_tables import DIM, learn, make, status
 
 
@@ -66,7 +66,7 @@ def test_written_rows_have_the_score_of_their_values(ops: Ops) -> None:
     values_ND = np.full((width, DIM), 3, np.float32)
     values_ND[5] = 0.5
     nothing = np.zeros(width, np.int64)
-    table.write(Rows(nothing.astype(np.uint16), np.arange(width), values_ND, values_ND[:, :0], nothing, nothing))
+    table.write(RowBlock(nothing.astype(np.uint16), np.arange(width), values_ND, values_ND[:, :0], nothing, nothing))
     learn(table, [1000])
     assert np.flatnonzero(np.array(status(table, range(width))) != KNOWN).tolist() == [5]
 

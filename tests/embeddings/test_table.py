@@ -42,9 +42,9 @@ def test_the_number_of_threads_does_not_change_results() -> None:
             table.update(table.lookup(features, ids, ids), grads)
     deltas = [table.take_delta() for table in tables]
     for delta in deltas[1:]:
-        for name in ("features", "ids", "values", "states", "counts", "last_seen"):
-            np.testing.assert_array_equal(getattr(delta, name), getattr(deltas[0], name))
-    assert len(deltas[0]) > 5000
+        for name, column in delta.rows.columns().items():
+            np.testing.assert_array_equal(column, getattr(deltas[0].rows, name))
+    assert len(deltas[0].rows) > 5000
     for table in tables:
         table.check_integrity()
         table.close()
@@ -55,10 +55,10 @@ def test_a_delta_is_in_the_order_of_mixed_keys(ops: Ops) -> None:
     ids = np.random.default_rng(0).integers(0, 2**62, 300)
     table.update(look_up(table, ids), np.ones((len(ids), 16), np.float32))
     delta = table.take_delta()
-    mixed = mix_keys(delta.features, delta.ids)
-    assert len(delta) == 300
+    mixed = mix_keys(delta.rows.feature, delta.rows.id)
+    assert len(delta.rows) == 300
     assert (mixed[1:] > mixed[:-1]).all()
-    np.testing.assert_array_equal(delta.values, ops.fetch(table.find(delta.features, delta.ids)[0])[0])
+    np.testing.assert_array_equal(delta.rows.value, ops.fetch(table.find(delta.rows.feature, delta.rows.id)[0])[0])
 
 
 def test_a_lookup_allows_one_update(ops: Ops) -> None:
@@ -85,8 +85,8 @@ def test_without_a_spill_the_delta_forgets_evicted_rows(ops: Ops) -> None:
     for start in (0, width):
         table.update(look_up(table, np.arange(start, start + width)), np.ones((width, 16), np.float32))
     delta = table.take_delta()
-    assert sorted(delta.ids.tolist()) == list(range(width, 2 * width))
-    assert sorted(delta.forgotten_ids.tolist()) == list(range(width))
+    assert sorted(delta.rows.id.tolist()) == list(range(width, 2 * width))
+    assert sorted(delta.forgotten.id.tolist()) == list(range(width))
     assert (table.find(np.zeros(width, np.uint16), np.arange(width))[1] == FORGOTTEN).all()
 
 
@@ -98,7 +98,7 @@ def test_an_empty_batch_works(ops: Ops) -> None:
     rows, status = table.find(np.zeros(0, np.uint16), np.zeros(0, np.int64))
     assert rows.shape == (0, 16)
     assert status.shape == (0,)
-    assert len(table.take_delta()) == 0
+    assert len(table.take_delta().rows) == 0
 
 
 def test_a_batch_larger_than_the_table_is_learned_completely(ops: Ops) -> None:
@@ -114,7 +114,7 @@ def test_a_bfloat16_gradient_is_accepted(ops: Ops) -> None:
     table = make(ops)
     rows = embed(table, look_up(table, [1, 2]))
     rows.to(torch.bfloat16).sum().backward()
-    assert table.take_delta().counts.tolist() == [1, 1]
+    assert table.take_delta().rows.count.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("size", ["256KiB", "4MiB", 50_000_000])

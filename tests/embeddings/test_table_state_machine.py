@@ -20,14 +20,17 @@ from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, NOT_ADMIT
 from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.optimizer import RowOptimizer
-from springtide.embeddings.rows import Rows, TableDelta
+from springtide.embeddings.rows import TableDelta
 from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import Spill
+from springtide.embeddings.tiers.record_kinds import ABSENT, IN_BASE
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.backend import backend
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide_client.keys import SHARED_ROW_OFFSET
+from springtide_client.rows.row_block import RowBlock
 from tests.embeddings.backends import host, ops_of, uses_shared_row
 from tests.embeddings.dict_table import DIM, SCALE, SEED, SKETCH_BLOCKS, DictTable, Taken, arrays
 from tests.embeddings.tiers.flaky_spill import FlakySpill
@@ -53,7 +56,7 @@ class DictBase:
     def __init__(self, rows: dict[Key, Row], width: int) -> None:
         self.rows, self.width = copy.deepcopy(rows), width
 
-    def find(self, features_U: Any, ids_U: Any) -> tuple[Rows, Any]:
+    def find(self, features_U: Any, ids_U: Any) -> FoundRows:
         keys = list(zip(features_U.tolist(), ids_U.tolist(), strict=True))
         rows = [self.rows.get(key) for key in keys]
         values, states = np.full((len(keys), DIM), 9, np.float32), np.full((len(keys), self.width), 9, np.float32)
@@ -61,8 +64,8 @@ class DictBase:
         for u, row in enumerate(rows):
             if row is not None:
                 values[u], states[u], counts[u], last_seen[u] = row.value, row.states, row.count, row.last_seen
-        found_U = np.array([row is not None for row in rows], np.bool_)
-        return Rows(features_U, ids_U, values, states, counts, last_seen), found_U
+        kinds_U = np.array([ABSENT if row is None else IN_BASE for row in rows], np.uint8)
+        return FoundRows(RowBlock(features_U, ids_U, values, states, counts, last_seen), kinds_U)
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -334,7 +337,7 @@ class TableMachine(RuleBasedStateMachine):
         if self.config.optimizer["name"] == "adam":
             states[:, 2 * DIM] = rng.integers(0, 9, len(keys))  # steps
         now = np.full(len(keys), self.clock * 10, np.int64)
-        self.table.write(Rows(*arrays(keys), values, states, np.arange(1, len(keys) + 1), now))
+        self.table.write(RowBlock(*arrays(keys), values, states, np.arange(1, len(keys) + 1), now))
         for n, key in enumerate(keys):
             row = self.truth.new_row(key)
             row.value, row.states, row.count, row.last_seen = values[n].copy(), states[n].copy(), n + 1, int(now[n])
@@ -355,26 +358,26 @@ class TableMachine(RuleBasedStateMachine):
     @rule()
     def export(self) -> None:
         rows = self.table.export()
-        keys = list(zip(rows.features.tolist(), rows.ids.tolist(), strict=True))
+        keys = list(zip(rows.feature.tolist(), rows.id.tolist(), strict=True))
         assert len(set(keys)) == len(keys)
         for n, key in enumerate(keys):
-            np.testing.assert_array_equal(rows.values[n], self.truth.rows[key].value)
+            np.testing.assert_array_equal(rows.value[n], self.truth.rows[key].value)
         learned = {key for key, row in self.truth.rows.items() if row.count and self.truth.is_alive(key)}
         assert learned <= {*keys, *self.base.rows}
 
     @rule()
     def take_delta(self) -> None:
         delta = self.table.take_delta()
-        dirty = list(zip(delta.features.tolist(), delta.ids.tolist(), strict=True))
+        dirty = list(zip(delta.rows.feature.tolist(), delta.rows.id.tolist(), strict=True))
         assert len(set(dirty)) == len(dirty)
         assert set(dirty) == {key for key in self.truth.dirty if self.truth.is_alive(key)}
         for n, key in enumerate(dirty):
             row = self.truth.rows[key]
-            np.testing.assert_array_equal(delta.values[n], row.value)
-            np.testing.assert_array_equal(delta.states[n], row.states)
-            assert delta.counts[n] == row.count
-            assert delta.last_seen[n] == row.last_seen
-        forgotten = set(zip(delta.forgotten_features.tolist(), delta.forgotten_ids.tolist(), strict=True))
+            np.testing.assert_array_equal(delta.rows.value[n], row.value)
+            np.testing.assert_array_equal(delta.rows.state[n], row.states)
+            assert delta.rows.count[n] == row.count
+            assert delta.rows.last_seen[n] == row.last_seen
+        forgotten = set(zip(delta.forgotten.feature.tolist(), delta.forgotten.id.tolist(), strict=True))
         assert not forgotten & set(dirty)
         assert forgotten == self.truth.forgotten
         self.truth.dirty, self.truth.forgotten = set(), set()
@@ -413,7 +416,7 @@ class TableMachine(RuleBasedStateMachine):
             self.table.restore_sketch(*sketch)
         self.table.restore_clock_state(state)
         self.table.raise_expiry_cutoffs(cutoffs)
-        assert len(self.table.take_delta()) == 0
+        assert len(self.table.take_delta().rows) == 0
 
     @invariant()
     def check_integrity(self) -> None:
@@ -427,8 +430,7 @@ class TableMachine(RuleBasedStateMachine):
             assert len(rows_F) < FEATURES or rows_F[2] <= self.scale * QUOTA_ROWS
 
 
-NOTHING = np.empty(0, np.int64)
-EMPTY = TableDelta.of(Rows(NOTHING.astype(np.uint16), NOTHING, np.empty((0, DIM)), np.empty((0, 0)), NOTHING, NOTHING))
+EMPTY = TableDelta(RowBlock.zeros(0, DIM))
 
 TestTableMachine = TableMachine.TestCase
 TestTableMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

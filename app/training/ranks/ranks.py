@@ -212,9 +212,7 @@ class Ranks:
         """Return what a version changes in this rank's range."""
         if self.is_alone:
             return delta
-        rows = delta.where(self.is_own(delta.features, delta.ids))
-        own_F = self.is_own(delta.forgotten_features, delta.forgotten_ids)
-        return TableDelta.of(rows, delta.forgotten_features[own_F], delta.forgotten_ids[own_F])
+        return TableDelta(*(part.where(self.is_own(part.feature, part.id)) for part in (delta.rows, delta.forgotten)))
 
     def spill_folder(self, folder: Path) -> Path:
         """Return this rank's folder within that of the configuration; it has a folder of each epoch."""

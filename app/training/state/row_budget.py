@@ -1,7 +1,5 @@
 """Keeps the next base of the log within its part of `log_bytes`: beyond it, the rows seen longest ago expire."""
 
-# N rows, F forgotten keys
-
 import logging
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,9 +8,8 @@ import numpy as np
 
 from springtide.app.version_log.disk_budget import LEAST_ROWS_SHARE, base_row_bytes
 from springtide.embeddings.policy.live_row_sample import LiveRowSample
-from springtide.embeddings.rows import Int64Array, TableDelta, UInt16Array
+from springtide.embeddings.rows import TableDelta
 from springtide_client.format.tensors import HEAD_BYTES
-from springtide_client.keys import mix_keys
 from springtide_client.log.base import (
     DENSE,
     ID_STRINGS,
@@ -33,23 +30,15 @@ class RowsOfDelta(NamedTuple):
     """A version's rows as the budget needs them; of many rows, those with a mixed key up to a bound are enough."""
 
     num_rows: int
-    features: UInt16Array
-    ids: Int64Array
-    last_seen: Int64Array
-    forgotten_features: UInt16Array
-    forgotten_ids: Int64Array
+    delta: TableDelta
 
     @staticmethod
     def of(delta: TableDelta, last_mixed: int | None = None) -> "RowsOfDelta":
         """Return those of a delta."""
-        rows = delta.features, delta.ids, delta.last_seen
-        forgotten = delta.forgotten_features, delta.forgotten_ids
+        rows, forgotten = delta.rows.keys_only(), delta.forgotten.keys_only()
         if last_mixed is not None:
-            chosen_N = mix_keys(delta.features, delta.ids) <= np.uint64(last_mixed)
-            chosen_F = mix_keys(*forgotten) <= np.uint64(last_mixed)
-            rows = delta.features[chosen_N], delta.ids[chosen_N], delta.last_seen[chosen_N]
-            forgotten = forgotten[0][chosen_F], forgotten[1][chosen_F]
-        return RowsOfDelta(len(delta), *rows, *forgotten)
+            rows, forgotten = (part.take(part.key_hash <= np.uint64(last_mixed)) for part in (rows, forgotten))
+        return RowsOfDelta(len(delta.rows), TableDelta(rows, forgotten))
 
 
 class RowBudget:
@@ -119,13 +108,14 @@ class RowBudget:
         """Note the rows of a version. Within it forgetting comes before rows."""
         self.add_part(RowsOfDelta.of(delta))
 
-    def add_part(self, rows: RowsOfDelta) -> None:
+    def add_part(self, part: RowsOfDelta) -> None:
         """Note the rows that one rank has in a version."""
-        if len(rows.forgotten_ids):
-            self.sample.forget(rows.forgotten_features, rows.forgotten_ids)
-        if rows.num_rows:
-            self.sample.add(rows.features, rows.ids, rows.last_seen)
-            self._num_since += rows.num_rows
+        rows, forgotten = part.delta.rows, part.delta.forgotten
+        if len(forgotten):
+            self.sample.forget(forgotten.feature, forgotten.id)
+        if part.num_rows:
+            self.sample.add(rows.feature, rows.id, rows.last_seen)
+            self._num_since += part.num_rows
 
     def is_exceeded(self, cutoffs: Mapping[int, int]) -> bool:
         """Return True if rows must expire."""

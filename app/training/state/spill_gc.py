@@ -8,19 +8,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import numpy as np
-
 from springtide.app.version_log.failpoints import failpoint
-from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.interface import RowSource
+from springtide.embeddings.tiers.record_kinds import IN_BASE
 from springtide.kernels.cpu.rows import base_file_rows
 from springtide.kernels.cpu.store.readahead import Readahead
-from springtide_client.array_types import UInt64Array
+from springtide_client.array_types import UInt8Array
 from springtide_client.errors import LogError
-from springtide_client.keys import mix_keys
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_number
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.table_names import MAIN_TABLE
 
 NO_GENERATION = -1
@@ -98,35 +98,31 @@ class BaseRows:
     """A RowSource over a mapped base. Searches and reads without the GIL: recalls run beside the learning."""
 
     def __init__(self, base: Base, table: str = MAIN_TABLE) -> None:
-        self.base, self.rows, self.states = base, base.tables[table].rows, base.tables[table].states
+        self.base, self.rows = base, base.tables[table].layer
         base.advise_random_access()
         self._readahead = Readahead()
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> tuple[Rows, BoolArray]:
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
         """1. Find the keys' places; read pages ahead if they come from the disk. 2. Copy the rows."""
-        found_U = np.zeros(len(ids_U), np.bool_)
-        rows = Rows.empty_of(features_U, ids_U, self.rows.value.shape[1], self.states.shape[1])
-        mixed_U, before = mix_keys(features_U, ids_U), self._readahead.num_pages_read()
-        if self._readahead.is_worthwhile:
-            for start in range(0, len(ids_U), CHUNK_KEYS):
-                part = slice(start, start + CHUNK_KEYS)
-                self._find(mixed_U[part], rows.take(part), found_U[part])
-        else:
-            self._find(mixed_U, rows, found_U)
+        found = FoundRows.nothing(features_U, ids_U, self.rows.dim, self.rows.state.shape[1])
+        before = self._readahead.num_pages_read()
+        step = CHUNK_KEYS if self._readahead.is_worthwhile else max(1, len(ids_U))
+        for start in range(0, len(ids_U), step):
+            part = slice(start, start + step)
+            self._find(found.rows.take(part), found.kinds_U[part])
         self._readahead.observe(self._readahead.num_pages_read() - before, len(ids_U))
-        return rows, found_U
+        return found
 
-    def _find(self, mixed_M: UInt64Array, out: Rows, found_M: BoolArray) -> None:
-        rows, states, request = self.rows, self.states, self._readahead.request
+    def _find(self, out: RowBlock, kinds_M: UInt8Array) -> None:
+        rows, mixed_M, request = self.rows, out.key_hash, self._readahead.request
         if self._readahead.is_worthwhile and len(rows):
             places_M = base_file_rows.interpolate_all(len(rows), mixed_M)
             request(rows.key_hash, places_M)
             places_M = base_file_rows.refine_places(rows.key_hash, places_M, mixed_M)
             request(rows.key_hash, places_M)
             request(rows.feature, places_M)
-        rows_M = base_file_rows.find_rows(rows.key_hash, rows.feature, mixed_M, out.features)
-        found_M[:] = rows_M >= 0
-        columns = rows.value, states, rows.count, rows.last_seen
-        for column in columns:
-            request(column, rows_M[found_M])
-        base_file_rows.copy_rows(*columns, rows_M, out.values, out.states, out.counts, out.last_seen)
+        rows_M = base_file_rows.find_rows(rows.key_hash, rows.feature, mixed_M, out.feature)
+        kinds_M[rows_M >= 0] = IN_BASE
+        for column in rows.contents:
+            request(column, rows_M[rows_M >= 0])
+        base_file_rows.copy_rows(*rows.contents, rows_M, *out.contents)

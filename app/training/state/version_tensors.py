@@ -12,10 +12,11 @@ from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.step.learner import Learner
 from springtide.app.version_log.read.exact_state import PARAMETERS, RANDOM, fold_net, is_net
 from springtide.embeddings.collection import AnyTable
-from springtide.embeddings.rows import Rows, TableDelta
+from springtide.embeddings.rows import NO_KEYS, TableDelta
 from springtide_client.features import IdStrings
 from springtide_client.format.records import Record, VersionMeta
 from springtide_client.log.base import Base
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.table_names import MAIN_TABLE, ROW_TENSORS, record_tensor
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -35,10 +36,11 @@ def without_prefix(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Array
 def delta_to_arrays(delta: TableDelta) -> Arrays:
     """Return a table's delta as tensors; empty groups are absent."""
     arrays: Arrays = {}
-    if len(delta):
-        arrays |= dict(zip(ROW_TENSORS, delta.columns(), strict=True))
-    if len(delta.forgotten_ids):
-        arrays |= {"forgotten.feature": delta.forgotten_features, "forgotten.id": delta.forgotten_ids}
+    rows, forgotten = delta.rows, delta.forgotten
+    if len(rows):
+        arrays |= dict(zip(ROW_TENSORS, (rows.feature, rows.id, *rows.contents), strict=True))
+    if len(forgotten):
+        arrays |= {"forgotten.feature": forgotten.feature, "forgotten.id": forgotten.id}
     return arrays
 
 
@@ -48,9 +50,9 @@ def deltas_to_arrays(deltas: Mapping[str, TableDelta]) -> Arrays:
     forgotten: list[Arrays] = []
     for table, delta in deltas.items():
         tensors = delta_to_arrays(delta)
-        if len(delta.forgotten_ids):
+        if len(delta.forgotten):
             forgotten.append({name: tensors.pop(name) for name in ("forgotten.feature", "forgotten.id")})
-        if not delta.states.shape[1] and table != MAIN_TABLE:
+        if not delta.rows.state.shape[1] and table != MAIN_TABLE:
             tensors.pop("rows.state", None)
         arrays |= {record_tensor(table, name): array for name, array in tensors.items()}
     for name in ("forgotten.feature", "forgotten.id") if forgotten else ():
@@ -60,9 +62,13 @@ def deltas_to_arrays(deltas: Mapping[str, TableDelta]) -> Arrays:
 
 def arrays_to_delta(arrays: Mapping[str, npt.NDArray[Any]], *, dim: int, state_width: int) -> TableDelta:
     """Invert `delta_to_arrays`."""
-    empty = Rows.empty(0, dim, state_width)
-    rows = (arrays.get(name, column) for name, column in zip(ROW_TENSORS, empty.columns(), strict=True))
-    return TableDelta.of(Rows(*rows), arrays.get("forgotten.feature"), arrays.get("forgotten.id"))
+    rows, forgotten = RowBlock.zeros(0, dim, state_width), NO_KEYS
+    if "rows.id" in arrays:
+        columns: list[npt.NDArray[Any]] = [arrays[name] for name in ROW_TENSORS]
+        rows = RowBlock(*columns)
+    if "forgotten.id" in arrays:
+        forgotten = RowBlock.of_keys(arrays["forgotten.feature"], arrays["forgotten.id"])
+    return TableDelta(rows, forgotten)
 
 
 def sketch_to_arrays(blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]) -> Arrays:

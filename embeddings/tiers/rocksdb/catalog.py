@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from springtide.embeddings.rows import Int64Array, UInt16Array
 from springtide.embeddings.tiers.rocksdb.live_tables import KeyFilter, LiveTables
-from springtide.embeddings.tiers.write_batch import WriteBatch
+from springtide_client.rows.row_block import RowBlock
 
 UInt64Array = npt.NDArray[np.uint64]
 MAX_BUCKETS, BUCKETS_PER_FEATURE = 4096, 8
@@ -131,7 +131,7 @@ class Catalog:
         self._tables_of = tables_of
         self.queue_bytes = queue_bytes
         self.changed = threading.Condition()
-        self.queue: deque[tuple[Generation, WriteBatch]] = deque()  # oldest first; removed once written
+        self.queue: deque[tuple[Generation, RowBlock]] = deque()  # oldest first; removed once written
         self.queued_bytes = 0
         self.generations = [Generation(0)]
         self.pending_delete: list[Database] = []
@@ -142,7 +142,7 @@ class Catalog:
         fits = self.queued_bytes + num_bytes <= self.queue_bytes and len(self.queue) < MAX_QUEUED_BATCHES
         return fits or not self.queue
 
-    def append(self, batch: WriteBatch, num_new: int) -> None:
+    def append(self, batch: RowBlock, num_new: int) -> None:
         """Queue a batch for the newest generation."""
         with self.changed:
             self.queue.append((self.generations[-1], batch))
@@ -158,7 +158,7 @@ class Catalog:
             self.changed.notify_all()
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[list[WriteBatch], list[Database]]]:
+    def reading(self) -> Iterator[tuple[list[RowBlock], list[Database]]]:
         """The queued batches and the databases on disk, the newest first. The databases are not deleted meanwhile."""
         with self.changed:
             batches = [batch for generation, batch in reversed(self.queue) if not generation.is_destroyed]

@@ -17,7 +17,7 @@ import numpy as np
 
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES, ChannelLayout, ProcessSettings
-from springtide.embeddings.tiers.write_batch import UInt8Array
+from springtide_client.array_types import UInt8Array
 
 NUM_FIND_CHANNELS = 4
 MAX_CHANNEL_KEYS, MIN_CHANNEL_KEYS, CHANNEL_BYTES = 4096, 64, 4 << 20

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from springtide.embeddings.rows import BoolArray, Int64Array, Rows
+from springtide.embeddings.rows import BoolArray, Int64Array
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb.table_files import LiveFile, Manifest, TableFile, UnknownFormatError
 from springtide.kernels.cpu import bloom_filter
@@ -196,15 +197,8 @@ class LiveTables:
         is_recent_M = contains_any(recent, mixed_U[chosen])
         return view, chosen[~is_recent_M], chosen[is_recent_M]
 
-    def read(
-        self,
-        view: MappedTables,
-        mixed_U: UInt64Array,
-        here: Int64Array,
-        kinds_U: npt.NDArray[np.uint8],
-        rows: Rows,
-    ) -> Int64Array:
-        """Read the keys at these positions into kinds and rows. Return the positions that RocksDB must be asked for."""
+    def read(self, view: MappedTables, here: Int64Array, found: FoundRows) -> Int64Array:
+        """Read the keys at these positions into `found`. Return the positions that RocksDB must be asked for."""
         if not len(here):
             return here
         before = self._readahead.num_pages_read()
@@ -214,22 +208,20 @@ class LiveTables:
         # where rows come from the disk, the blocks of a part are under way while the part before is read
         for n, part in enumerate(parts):
             for ahead in parts[n + (n > 0) : n + 2] if self._readahead.is_worthwhile else ():
-                view.read_ahead(mixed_U[ahead], rows.features[ahead], self._readahead)
-            unsure.append(self._read_part(view, mixed_U, part, kinds_U, rows))
+                view.read_ahead(found.rows.key_hash[ahead], found.rows.feature[ahead], self._readahead)
+            unsure.append(self._read_part(view, part, found))
         self._readahead.observe(self._readahead.num_pages_read() - before, len(here))
         return np.concatenate(unsure)
 
-    def _read_part(
-        self, view: MappedTables, mixed_U: UInt64Array, part: Int64Array, kinds_U: npt.NDArray[np.uint8], rows: Rows
-    ) -> Int64Array:
+    def _read_part(self, view: MappedTables, part: Int64Array, found: FoundRows) -> Int64Array:
         """Find and copy at once: a page may be dropped from the cache soon after it was read."""
-        kinds_M, values_M, lengths_M = view.find(mixed_U[part], rows.features[part])
+        rows, kinds_U = found.rows, found.kinds_U
+        kinds_M, values_M, lengths_M = view.find(rows.key_hash[part], rows.feature[part])
         is_row_M = (kinds_M == blocks.FOUND) & (lengths_M == self.record_bytes)
         is_tombstone_M = (kinds_M == blocks.FOUND) & (lengths_M == 0)
         is_absent_M = kinds_M == blocks.NOT_FOUND
         kinds_U[part[is_row_M]], kinds_U[part[is_tombstone_M]], kinds_U[part[is_absent_M]] = ROW, TOMBSTONE, ABSENT
-        columns = rows.values, rows.states, rows.counts, rows.last_seen
-        find.copy_rows(values_M[is_row_M], part[is_row_M], mixed_U, *columns)
+        find.copy_rows(values_M[is_row_M], part[is_row_M], rows.key_hash, *rows.contents)
         unsure: Int64Array = part[~(is_row_M | is_tombstone_M | is_absent_M)]
         return unsure
 

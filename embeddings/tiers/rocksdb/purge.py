@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
-from springtide.embeddings.rows import BoolArray, Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.tiers.disk_space import DiskSpace
-from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
+from springtide.embeddings.tiers.record_kinds import ABSENT
 from springtide.embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
 from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES
 from springtide.embeddings.tiers.rocksdb.child_process import RequestFailedError, SpillProcess
-from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat, unmix_keys
-from springtide.embeddings.tiers.write_batch import WriteBatch
+from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
+from springtide_client.rows.row_block import RowBlock
 
 EXPIRED_SHARE = 1 / 16  # a database is rewritten once this share of what was written to it has expired
 GARBAGE_SHARE = 1 / 4  # of all that was written; less is not worth rewriting when space is short
@@ -27,7 +27,7 @@ FREED_SHARE = 0.1  # once all were rewritten and less than this was freed, rows 
 KEYS_PER_STEP = 1000
 
 Keys = tuple[UInt16Array, Int64Array]
-Write = Callable[[Database, WriteBatch], None]
+Write = Callable[[Database, RowBlock], None]
 
 
 @dataclass(eq=False)
@@ -225,25 +225,19 @@ class Purge:
         """
         channel, num = running.worker_channel, min(KEYS_PER_STEP, running.num_keys)
         num, last = channel.call("scan", rewrite.source.number, rewrite.after, num, deadline=deadline())
-        mixed_N, features_N = self.record_format.unpack_keys(channel.keys(num))
-        is_row_N = channel.kinds(num) == ROW
-        rows = Rows.empty(num, self.record_format.dim, self.record_format.state_width)
-        rows.features[:], rows.ids[:] = features_N, unmix_keys(mixed_N, features_N)
-        at = np.flatnonzero(is_row_N)
-        self.record_format.unpack(channel.records(len(at)), mixed_N[at], rows, at)
+        found = self.record_format.unpack_scan(channel, num)
+        rows, is_row_N = found.rows, found.found_U
         cutoffs = ExpiryCutoffs()
         cutoffs.raise_to(rewrite.cutoffs)
-        batch = WriteBatch(mixed_N, rows.features, rows.ids, rows)  # in the order of mixed keys, as stored
-        replaced_N = self._replaced(rewrite, batch, running, deadline)
-        live_N = (cutoffs.alive(rows.features, rows.last_seen) | ~is_row_N) & ~replaced_N
-        for kept_N, with_rows in ((live_N & is_row_N, True), (live_N & ~is_row_N, False)):
-            if kept_N.any():
-                kept = rows.take(kept_N)
-                write(rewrite.target, WriteBatch(mixed_N[kept_N], kept.features, kept.ids, kept if with_rows else None))
+        replaced_N = self._replaced(rewrite, rows, running, deadline)
+        live_N = (cutoffs.alive(rows.feature, rows.last_seen) | ~is_row_N) & ~replaced_N
+        for kept in (rows.take(live_N & is_row_N), rows.take(live_N & ~is_row_N).keys_only().deleted()):
+            if len(kept):
+                write(rewrite.target, kept)
         num_moved = int(np.count_nonzero(live_N))
         if self._reports:
             expired_N = is_row_N & ~live_N & ~replaced_N
-            rewrite.expired.append((rows.features[expired_N], rows.ids[expired_N]))
+            rewrite.expired.append((rows.feature[expired_N], rows.id[expired_N]))
         with self.catalog.changed:
             rewrite.num_read, rewrite.num_moved = rewrite.num_read + num, rewrite.num_moved + num_moved
             rewrite.generation.num_rows -= int(np.count_nonzero(is_row_N & ~live_N & ~replaced_N))
@@ -252,10 +246,10 @@ class Purge:
         return after
 
     def _replaced(
-        self, rewrite: Rewrite, batch: WriteBatch, running: SpillProcess, deadline: Callable[[], float]
+        self, rewrite: Rewrite, rows: RowBlock, running: SpillProcess, deadline: Callable[[], float]
     ) -> BoolArray:
         """Which of these rows a newer database has too: a filter says where to look."""
-        replaced_N = np.zeros(len(batch), np.bool_)
+        replaced_N = np.zeros(len(rows), np.bool_)
         with self.catalog.changed:
             databases = list(rewrite.generation.databases)
         newer = databases[databases.index(rewrite.source) + 1 :]
@@ -263,10 +257,10 @@ class Purge:
             if database is rewrite.target or not database.exists:
                 continue
             at = np.flatnonzero(~replaced_N)
-            at = at[database.keys.contains(batch.mixed[at])]
+            at = at[database.keys.contains(rows.key_hash[at])]
             if len(at):
                 channel = running.worker_channel
-                self.record_format.pack_keys(batch.mixed[at], batch.features[at], channel.keys(len(at)))
+                self.record_format.pack_keys(rows.key_hash[at], rows.feature[at], channel.keys(len(at)))
                 channel.call("find", database.number, len(at), deadline=deadline())
                 replaced_N[at] = channel.kinds(len(at)) != ABSENT
         return replaced_N

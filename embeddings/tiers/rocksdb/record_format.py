@@ -4,8 +4,12 @@
 import numpy as np
 import numpy.typing as npt
 
-from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide.embeddings.tiers.record_kinds import ROW
+from springtide.embeddings.tiers.rocksdb.child_process import Channel
 from springtide_client.keys import GOLDEN, MIX_1, MIX_2
+from springtide_client.rows.row_block import RowBlock
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
@@ -31,33 +35,37 @@ class RecordFormat:
         keys[:, :8] = mixed_N.astype(">u8").view(np.uint8).reshape(-1, 8)
         keys[:, 8:] = features_N.astype(">u2").view(np.uint8).reshape(-1, 2)
 
-    def unpack_keys(self, keys: UInt8Array) -> tuple[UInt64Array, UInt16Array]:
-        """The mixed keys and the features in these bytes."""
-        keys_N10 = keys.reshape(-1, 10)
-        mixed_N = np.ascontiguousarray(keys_N10[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
-        return mixed_N, np.ascontiguousarray(keys_N10[:, 8:]).view(">u2").reshape(-1).astype(np.uint16)
-
-    def pack(self, rows: Rows, mixed_N: UInt64Array, into: UInt8Array) -> None:
+    def pack(self, rows: RowBlock, into: UInt8Array) -> None:
         """Write rows into bytes, `num_bytes` a row."""
         words_NW = into.view(np.uint32).reshape(-1, self.num_words)
         end = self.dim + self.state_width
-        words_NW[:, : self.dim] = rows.values.view(np.uint32)
-        words_NW[:, self.dim : end] = rows.states.view(np.uint32)
-        words_NW[:, end : end + 2] = _words(rows.counts, mixed_N)
-        words_NW[:, end + 2 :] = _words(rows.last_seen, mixed_N)
+        words_NW[:, : self.dim] = rows.value.view(np.uint32)
+        words_NW[:, self.dim : end] = rows.state.view(np.uint32)
+        words_NW[:, end : end + 2] = _words(rows.count, rows.key_hash)
+        words_NW[:, end + 2 :] = _words(rows.last_seen, rows.key_hash)
 
     def last_seen(self, packed: UInt8Array, mixed_N: UInt64Array) -> Int64Array:
         """The last-seen of each record."""
         return _numbers(packed.view(np.uint32).reshape(-1, self.num_words)[:, -2:], mixed_N)
 
-    def unpack(self, packed: UInt8Array, mixed_N: UInt64Array, into: Rows, at_N: Int64Array) -> None:
+    def unpack(self, packed: UInt8Array, into: FoundRows, at_N: Int64Array) -> None:
         """Write records into `into` at these positions."""
-        words_NW = packed.view(np.uint32).reshape(-1, self.num_words)
+        words_NW, mixed_N = packed.view(np.uint32).reshape(-1, self.num_words), into.rows.key_hash[at_N]
         end = self.dim + self.state_width
-        into.values[at_N] = words_NW[:, : self.dim].view(np.float32)
-        into.states[at_N] = words_NW[:, self.dim : end].view(np.float32)
-        into.counts[at_N] = _numbers(words_NW[:, end : end + 2], mixed_N)
-        into.last_seen[at_N] = _numbers(words_NW[:, end + 2 :], mixed_N)
+        values_ND, states_NS = words_NW[:, : self.dim].view(np.float32), words_NW[:, self.dim : end].view(np.float32)
+        counts_N, last_seen_N = (_numbers(words_NW[:, at : at + 2], mixed_N) for at in (end, end + 2))
+        into.put(at_N, ROW, (values_ND, states_NS, counts_N, last_seen_N))
+
+    def unpack_scan(self, channel: Channel, num: int) -> FoundRows:
+        """The next rows and tombstones of a database, in key order, which are the answer to a scan."""
+        keys_N10 = channel.keys(num).reshape(-1, 10)
+        mixed_N = np.ascontiguousarray(keys_N10[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
+        features_N = np.ascontiguousarray(keys_N10[:, 8:]).view(">u2").reshape(-1).astype(np.uint16)
+        found = FoundRows.nothing(features_N, unmix_keys(mixed_N, features_N), self.dim, self.state_width)
+        found.kinds_U[:] = channel.kinds(num)
+        at_N = np.flatnonzero(found.kinds_U == ROW)
+        self.unpack(channel.records(len(at_N)), found, at_N)
+        return found
 
 
 def _words(numbers_N: Int64Array, mixed_N: UInt64Array) -> UInt32Array:

@@ -9,22 +9,22 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
+from springtide.embeddings.rows import Int64Array, UInt16Array
 from springtide.embeddings.tiers.disk_space import MIN_PART_BYTES, folder_bytes
-from springtide.embeddings.tiers.interface import SpilledRows
-from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
 from springtide.embeddings.tiers.rocksdb.catalog import Database, LastSeenHistogram
 from springtide.embeddings.tiers.rocksdb.child_process import Channel, ProcessLostError, RequestFailedError
-from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat, UInt64Array, unmix_keys
+from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
 from springtide.embeddings.tiers.rocksdb.worker import SpillWorker, with_hint
-from springtide.embeddings.tiers.write_batch import WriteBatch
-from springtide_client.keys import mix_keys
+from springtide_client.rows.layers import merge_layers
+from springtide_client.rows.row_block import RowBlock, key_order
 
 QUEUE_BYTES = 64 << 20
 QUEUED_KEY_BYTES = 18  # mixed key, feature, id
@@ -87,9 +87,9 @@ class RocksSpill:
         spill._shared_folder = spill.folder.parent if table else None
         return spill
 
-    def write(self, rows: Rows, num_new: int) -> None:
+    def write(self, rows: RowBlock, num_new: int) -> None:
         if len(rows):
-            self._worker.enqueue(WriteBatch.of(rows.features, rows.ids, rows), num_new)
+            self._worker.enqueue(_batch(rows), num_new)
 
     def has_room(self, num_rows: int, wait_seconds: float = 0.0) -> bool:
         """Return True if the queue has room for rows in one write. Why it has none, `stall_reason` says."""
@@ -97,33 +97,31 @@ class RocksSpill:
 
     def add_tombstones(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
         if len(ids_N):
-            self._worker.enqueue(WriteBatch.of(features_N, ids_N, None), 0)
+            self._worker.enqueue(_batch(RowBlock.of_keys(features_N, ids_N)).deleted(), 0)
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
         """Look in 1. the queue, the newest batch first, 2. the databases that may have the rest, the newest first.
 
         Batches are written in their order, so the queue is newer than any database.
         """
         deadline = self._worker.deadline()
-        kinds_U = np.full(len(ids_U), ABSENT, np.uint8)
-        rows = Rows.empty(len(ids_U), self._format.dim, self._format.state_width)
-        rows.features[:], rows.ids[:] = features_U, ids_U
-        mixed_U = mix_keys(features_U, ids_U)
+        found = FoundRows.nothing(features_U, ids_U, self._format.dim, self._format.state_width)
+        mixed_U = found.rows.key_hash
         num_read = num_found = 0
         with self._worker.reading() as (batches, databases):
             missing = np.argsort(mixed_U)
             for batch in batches:
-                missing = batch.fill_found(mixed_U, missing, kinds_U, rows)
+                missing = found.put_batch(missing, batch)
             num_queued = len(ids_U) - len(missing)
             for database in databases:
                 may_be_U = database.keys.contains(mixed_U[missing])
                 chosen = missing[may_be_U]
                 if len(chosen):
                     with self._worker.blocking_call():
-                        self._read(database, mixed_U, chosen, kinds_U, rows, deadline)
-                    found = kinds_U[chosen] != ABSENT
-                    num_read, num_found = num_read + len(chosen), num_found + int(np.count_nonzero(found))
-                    missing = np.concatenate([missing[~may_be_U], chosen[~found]])
+                        self._read(database, chosen, found, deadline)
+                    here = found.kinds_U[chosen] != ABSENT
+                    num_read, num_found = num_read + len(chosen), num_found + int(np.count_nonzero(here))
+                    missing = np.concatenate([missing[~may_be_U], chosen[~here]])
                     missing = missing[np.argsort(mixed_U[missing])]
         self._count(
             spill_lookups=len(ids_U),
@@ -132,30 +130,21 @@ class RocksSpill:
             spill_misses=num_read - num_found,
             spill_filter_negatives=max(0, len(ids_U) - num_queued - num_read),
         )
-        return SpilledRows(kinds_U, rows)
+        return found
 
-    def read_all(self) -> Rows:
+    def read_all(self) -> RowBlock:
         """Every stored row, which must all fit into memory."""
         deadline = self._worker.deadline()
-        parts: list[tuple[UInt64Array, npt.NDArray[np.uint8], Rows]] = []  # the newest first
+        dim, state_width = self._format.dim, self._format.state_width
+        newest_first: list[RowBlock] = []
         with self._worker.reading() as (batches, databases):
             for batch in batches:
-                kind = TOMBSTONE if batch.rows is None else ROW
-                dim, state_width = self._format.dim, self._format.state_width
-                rows = batch.rows or Rows.empty_of(batch.features, batch.ids, dim, state_width)
-                parts.append((batch.mixed, np.full(len(batch), kind, np.uint8), rows))
+                deleted = RowBlock.of_keys(batch.feature, batch.id, dim, state_width).deleted()
+                newest_first.append(batch if batch.tombstone is None else deleted)
             for database in databases:
-                parts += self._scan(database, deadline)
-        if not parts:
-            return Rows.empty(0, self._format.dim, self._format.state_width)
-        mixed_N = np.concatenate([mixed for mixed, _, _ in parts])
-        kinds_N = np.concatenate([kinds for _, kinds, _ in parts])
-        rows = Rows.concatenate([rows for _, _, rows in parts])
-        # the first occurrence of a key is its newest
-        order = np.lexsort((np.arange(len(mixed_N)), rows.features, mixed_N))
-        same = (mixed_N[order][1:] == mixed_N[order][:-1]) & (rows.features[order][1:] == rows.features[order][:-1])
-        newest = order[np.concatenate([[True], ~same])]
-        return rows.take(newest[kinds_N[newest] == ROW])
+                newest_first += self._scan(database, deadline)
+        rows = merge_layers(RowBlock.zeros(0, dim, state_width), *reversed(newest_first))
+        return rows.where(~rows.tombstones()).without_tombstones()
 
     def open_generation(self) -> int:
         return self._catalog.open_generation()
@@ -218,55 +207,44 @@ class RocksSpill:
             for name, num in more.items():
                 self._counts[name] += num
 
-    def _read(
-        self,
-        database: Database,
-        mixed_U: UInt64Array,
-        chosen: Int64Array,
-        kinds_U: npt.NDArray[np.uint8],
-        rows: Rows,
-        deadline: float,
-    ) -> None:
+    def _read(self, database: Database, chosen: Int64Array, found: FoundRows, deadline: float) -> None:
         """Read the keys at these positions: from mapped tables, and meanwhile through RocksDB what they may lack."""
         tables = database.tables
-        view, here, elsewhere = tables.split(mixed_U, chosen)
+        view, here, elsewhere = tables.split(found.rows.key_hash, chosen)
         unsure = [here]
 
         def read_here() -> None:
-            unsure[0] = tables.read(view, mixed_U, unsure[0], kinds_U, rows)
+            unsure[0] = tables.read(view, unsure[0], found)
 
-        self._read_stored(database, mixed_U, elsewhere, kinds_U, rows, deadline, read_here)
+        self._read_stored(database, elsewhere, found, deadline, read_here)
         if not len(elsewhere):
             read_here()
-        self._read_stored(database, mixed_U, unsure[0], kinds_U, rows, deadline)
+        self._read_stored(database, unsure[0], found, deadline)
 
     def _read_stored(
         self,
         database: Database,
-        mixed_U: UInt64Array,
         chosen: Int64Array,
-        kinds_U: npt.NDArray[np.uint8],
-        rows: Rows,
+        found: FoundRows,
         deadline: float,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Read the keys at these positions from RocksDB, into kinds and rows. `meanwhile` is called while it reads."""
-        start = 0
+        """Read the keys at these positions from RocksDB. `meanwhile` is called while it reads."""
+        start, rows = 0, found.rows
         while start < len(chosen):
             part = chosen[start:]
             process = self._worker.process(deadline)
             try:
                 with process.find_channel(deadline) as channel:
                     part = part[: process.num_keys]
-                    self._format.pack_keys(mixed_U[part], rows.features[part], channel.keys(len(part)))
+                    self._format.pack_keys(rows.key_hash[part], rows.feature[part], channel.keys(len(part)))
                     channel.send("find", database.number, len(part))
                     if meanwhile is not None:
                         now, meanwhile = meanwhile, None
                         self._run_beside(channel, now)
                     (num_rows,) = channel.call(deadline=deadline)
-                    kinds = kinds_U[part] = channel.kinds(len(part))
-                    found = part[kinds == ROW]
-                    self._format.unpack(channel.records(num_rows), mixed_U[found], rows, found)
+                    kinds = found.kinds_U[part] = channel.kinds(len(part))
+                    self._format.unpack(channel.records(num_rows), found, part[kinds == ROW])
                 start += len(part)
             except ProcessLostError:
                 pass  # retried with the next process
@@ -288,7 +266,7 @@ class RocksSpill:
             raise SpillError(f"the spill in {self.folder} cannot be read: {with_hint(str(error))}") from error
         self._worker.pause(RETRY_SECONDS)
 
-    def _scan(self, database: Database, deadline: float) -> list[tuple[UInt64Array, npt.NDArray[np.uint8], Rows]]:
+    def _scan(self, database: Database, deadline: float) -> list[RowBlock]:
         parts = []
         after: str | None = ""
         while after is not None:
@@ -296,19 +274,19 @@ class RocksSpill:
             try:
                 with process.find_channel(deadline) as channel:
                     num, after = channel.call("scan", database.number, after, process.num_keys, deadline=deadline)
-                    mixed_N, features_N = self._format.unpack_keys(channel.keys(num))
-                    kinds_N = channel.kinds(num).copy()
-                    rows = Rows.empty(num, self._format.dim, self._format.state_width)
-                    rows.features[:], rows.ids[:] = features_N, unmix_keys(mixed_N, features_N)
-                    at_N = np.flatnonzero(kinds_N == ROW)
-                    self._format.unpack(channel.records(len(at_N)), mixed_N[at_N], rows, at_N)
-                parts.append((mixed_N, kinds_N, rows))
+                    found = self._format.unpack_scan(channel, num)
+                parts.append(replace(found.rows, tombstone=found.forgotten_U))
                 deadline = self._worker.deadline()
             except ProcessLostError:
                 continue
             except RequestFailedError as error:
                 self._pause_or_raise(error, deadline)
         return parts
+
+
+def _batch(rows: RowBlock) -> RowBlock:
+    """Copies of rows, in key order."""
+    return rows.take(key_order(rows.key_hash, rows.feature))
 
 
 def unknown_format(folder: Path) -> str:
@@ -320,7 +298,7 @@ def unknown_format(folder: Path) -> str:
         # the second write goes to another database, and what the first one wrote to a table file
         spill.set_limit(16 * MIN_PART_BYTES)
         for ids in (np.arange(TRIAL_ROWS), np.arange(1)):
-            rows = Rows.empty_of(np.zeros(len(ids), np.uint16), ids, TRIAL_DIM, 0)
+            rows = RowBlock.of_keys(np.zeros(len(ids), np.uint16), ids, TRIAL_DIM, 0)
             spill.write(rows, len(ids))
             spill.drain()
         spill.find(np.zeros(TRIAL_ROWS, np.uint16), np.arange(TRIAL_ROWS))

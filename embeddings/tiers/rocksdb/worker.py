@@ -19,7 +19,7 @@ from springtide.embeddings.tiers.rocksdb.child_process import ProcessLostError, 
 from springtide.embeddings.tiers.rocksdb.live_tables import LiveTables
 from springtide.embeddings.tiers.rocksdb.purge import Purge
 from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
-from springtide.embeddings.tiers.write_batch import WriteBatch
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.system.clock import Backoff
 
 OTHER_PROCESS = "another process has it open: give every trainer a disk_path of its own"
@@ -80,7 +80,7 @@ class SpillWorker:
     def deadline(self) -> float:
         return time.monotonic() + self.patience_seconds
 
-    def enqueue(self, batch: WriteBatch, num_new: int) -> None:
+    def enqueue(self, batch: RowBlock, num_new: int) -> None:
         """Add a batch to the queue once there is room, or as part of what there was room for when it was asked.
 
         SpillError if there is no room for too long.
@@ -139,7 +139,7 @@ class SpillWorker:
         return str(self._failure("keeps a caller waiting", str(self._error or self._last_failure)))
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[list[WriteBatch], list[Database]]]:
+    def reading(self) -> Iterator[tuple[list[RowBlock], list[Database]]]:
         """Catalog.reading; SpillError if this spill has failed or is closed."""
         with self._changed:
             self._raise_error()
@@ -315,8 +315,8 @@ class SpillWorker:
                 "flush", generation.databases[-1].number, deadline=self.deadline()
             )
 
-    def _write(self, database: Database, batch: WriteBatch) -> None:
-        process = self._ensure_process()
+    def _write(self, database: Database, batch: RowBlock) -> None:
+        process, is_deleted = self._ensure_process(), batch.tombstone is not None
         channel = process.worker_channel
         if not database.exists and self._sent_part != (process, self.space.part_bytes):
             part_bytes = self.space.part_bytes
@@ -324,14 +324,14 @@ class SpillWorker:
                 "set_database_bytes", 0 if math.isinf(part_bytes) else int(part_bytes), deadline=self.deadline()
             )
             self._sent_part = process, part_bytes
-        database.tables.add(batch.mixed)
-        database.keys.add(batch.mixed)
+        database.tables.add(batch.key_hash)
+        database.keys.add(batch.key_hash)
         for start in range(0, len(batch), process.num_keys):
-            part = batch.sub_batch(start, start + process.num_keys)
-            self.record_format.pack_keys(part.mixed, part.features, channel.keys(len(part)))
-            if part.rows is not None:
-                self.record_format.pack(part.rows, part.mixed, channel.records(len(part)))
-            request = "write", database.number, len(part), part.rows is None, not database.exists
+            part = batch.take(slice(start, start + process.num_keys))
+            self.record_format.pack_keys(part.key_hash, part.feature, channel.keys(len(part)))
+            if not is_deleted:
+                self.record_format.pack(part, channel.records(len(part)))
+            request = "write", database.number, len(part), is_deleted, not database.exists
             try:
                 channel.call(*request, deadline=self.deadline())
             except RequestFailedError:
@@ -339,11 +339,11 @@ class SpillWorker:
                 raise
             database.exists = True
         database.tables.written(*channel.call("sequence", database.number, deadline=self.deadline()))
-        if batch.rows is None:
+        if is_deleted:
             database.num_tombstones += len(batch)
         else:
-            database.last_seen.add(batch.features, batch.rows.last_seen)
-        num_bytes = len(batch) * (KEY_BYTES + (0 if batch.rows is None else self.record_format.num_bytes))
+            database.last_seen.add(batch.feature, batch.last_seen)
+        num_bytes = len(batch) * (KEY_BYTES + (0 if is_deleted else self.record_format.num_bytes))
         database.num_bytes += num_bytes
         self.space.add_written(num_bytes)
 

@@ -52,7 +52,7 @@ class Tiers(LearnedLog):
         assert isinstance(host, HostTier)
         host.spill.drain()
         buffered = {
-            int(i) for rows, mark in table.evicted_dirty._parts if not mark for i in rows.ids[rows.features == 1]
+            int(i) for rows in table.evicted_dirty._parts if rows.tombstone is None for i in rows.id[rows.feature == 1]
         }
         here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.mix_keys(FEATURES, ITEMS))
         base = table.lower_tiers.base.base.main.rows
@@ -60,7 +60,7 @@ class Tiers(LearnedLog):
             "device": _items(table.memory.find(FEATURES, ITEMS) != NO_SLOT),
             "side": buffered,
             "host": _items(here != NO_SLOT),
-            "disk": _items(host.spill.find(FEATURES, ITEMS).kinds == ROW),
+            "disk": _items(host.spill.find(FEATURES, ITEMS).kinds_U == ROW),
             "base": {int(i) for i in base.id[base.feature == 1]},
         }
 
@@ -123,7 +123,7 @@ def test_a_recall_in_flight_does_not_restore_a_forgotten_key(tiers):
     forget(tiers, below[:4].tolist())
     lookup = table.lookup(*keys, prefetched=prefetch)
     counts = table.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]
-    known = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    known = dict(zip(counts.id.tolist(), counts.count.tolist(), strict=True))
     assert [known[item] for item in below[:4].tolist()] == [0] * 4
     assert min(known[item] for item in below[4:].tolist()) > 0
     lookup.release()

@@ -59,12 +59,12 @@ class Log(LearnedLog):
         rows = {}
         for table in self.state.learner.table.tables.values():
             exported = table.export()
-            lookup = table.lookup(exported.features, exported.ids, np.zeros(len(exported), np.int64))
+            lookup = table.lookup(exported.feature, exported.id, np.zeros(len(exported), np.int64))
             columns = table.read_rows(lookup)
             lookup.release()
             rows |= {
                 key: columns.values_ND[n].tobytes() + columns.states_NS[n].tobytes() + columns.counts_N[n].tobytes()
-                for n, key in enumerate(zip(exported.features.tolist(), exported.ids.tolist(), strict=True))
+                for n, key in enumerate(zip(exported.feature.tolist(), exported.id.tolist(), strict=True))
             }
         return rows
 

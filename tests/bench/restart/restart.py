@@ -96,8 +96,8 @@ def check(restarts: Restarts, num_rows: int, batch_size: int) -> None:
     base = restarts.base()
     number = load_config(restarts.config_path).schema.number(FEATURE)
     ids_N = np.random.default_rng(1).integers(0, num_rows, CHECKED_ROWS)
-    rows, found_N = BaseRows(base).find(np.full(len(ids_N), number, np.uint16), ids_N)
-    if not found_N.all() or not np.array_equal(rows.values, values_of(ids_N)):
+    found = BaseRows(base).find(np.full(len(ids_N), number, np.uint16), ids_N)
+    if not found.found_U.all() or not np.array_equal(found.rows.value, values_of(ids_N)):
         fail("rows of the base")
     _, record = restarts.restart(cold=False)
     tensors = record.tensors()
@@ -109,8 +109,7 @@ def check(restarts: Restarts, num_rows: int, batch_size: int) -> None:
 def read_in_order(base_path: Path) -> None:
     """Read every byte of the rows through a new memory map."""
     base = Base.open(base_path)
-    rows = base.main.rows
-    for column in (rows.value, base.main.states, rows.key_hash, rows.id, rows.feature, rows.count, rows.last_seen):
+    for column in base.main.layer.columns().values():
         np.bitwise_or.reduce(np.ravel(column).view(np.uint16 if column.dtype.itemsize == 2 else np.uint32))
 
 

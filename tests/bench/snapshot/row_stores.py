@@ -17,7 +17,7 @@ from springtide.app.version_log.compact.merge import CHUNK_ROWS
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.config import TableConfig
-from springtide.embeddings.rows import Rows, TableDelta
+from springtide.embeddings.rows import TableDelta
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
@@ -91,9 +91,7 @@ class SpringtideLog:
         config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=max(1 << 24, len(rows.ids_N) * 600))
         self.table = EmbeddingTable(config, seed=0)
         self.ids_N = rows.ids_N
-        every = rows.layer
-        columns = every.feature, every.id, every.value, every.state, every.count, every.last_seen
-        self.table.restore(TableDelta.of(Rows(*columns)))
+        self.table.restore(TableDelta(rows.layer))
 
     def __enter__(self) -> "SpringtideLog":
         return self
@@ -115,7 +113,7 @@ class SpringtideLog:
 
     def load(self, ids_K: Any, at_K: Any) -> Any:
         base = Base.open(self.directory.bases()[-1])
-        return BaseRows(base).find(np.zeros(len(ids_K), np.uint16), ids_K)[0].values
+        return BaseRows(base).find(np.zeros(len(ids_K), np.uint16), ids_K).rows.value
 
     def verify(self) -> None:
         """Check every file's checksum."""

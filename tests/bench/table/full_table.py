@@ -9,8 +9,9 @@ import numpy as np
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.rows import Float32Array, Rows, TableDelta
+from springtide.embeddings.rows import Float32Array, TableDelta
 from springtide.embeddings.table import EmbeddingTable
+from springtide_client.rows.row_block import RowBlock
 from tests.bench.table.full_store import FILL
 from tests.bench.workloads.keys import Int64Array, scattered_ids
 
@@ -22,20 +23,20 @@ class FullTable:
     """One feature, number 0; no versions are written, there is no lower tier."""
 
     table: EmbeddingTable
-    first: Rows
+    first: RowBlock
 
     @property
     def ids_C(self) -> Int64Array:
-        return self.first.ids
+        return self.first.id
 
     @property
     def values_CD(self) -> Float32Array:
         """Return the initial rows."""
-        return self.first.values
+        return self.first.value
 
     def reset(self) -> None:
         """Reset all rows and their optimizer state."""
-        self.table.restore(TableDelta.of(self.first))
+        self.table.restore(TableDelta(self.first))
 
 
 def fill_table(num_rows: int, *, dim: int, optimizer: Mapping[str, Any], threads: int) -> FullTable:

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.table import EmbeddingTable
-from springtide.embeddings.tiers.interface import SpilledRows
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.no_spill import NoSpill
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
 from springtide.kernels.cpu.index.buckets import WIDTH
+from springtide_client.rows.row_block import RowBlock
 from tests.bench.table.exact_caches import exact_hits, numbered
 from tests.bench.workloads.keys import zipf_ranks
 
@@ -67,14 +67,13 @@ class ArraySpill(NoSpill):
         super().__init__(DIM, 0)
         self.counts = np.zeros(num_ids, np.int64)
 
-    def write(self, rows: Rows, num_new: int) -> None:
-        self.counts[rows.ids] = rows.counts
+    def write(self, rows: RowBlock, num_new: int) -> None:
+        self.counts[rows.id] = rows.count
 
-    def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> SpilledRows:
-        rows = Rows.empty(len(ids_U), DIM, 0)
-        rows.features[:], rows.ids[:], rows.values[:] = features_U, ids_U, 0
-        rows.counts[:], rows.last_seen[:] = self.counts[ids_U], 0
-        return SpilledRows(np.where(rows.counts > 0, ROW, ABSENT).astype(np.uint8), rows)
+    def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> FoundRows:
+        rows = RowBlock.of_keys(features_U, ids_U, DIM)
+        rows.count[:] = self.counts[ids_U]
+        return FoundRows(rows, np.where(rows.count > 0, ROW, ABSENT).astype(np.uint8))
 
 
 def compare(stream: str, ids: npt.NDArray[Any], policy: str, share: float) -> HitRate:

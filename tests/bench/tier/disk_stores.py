@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from springtide.embeddings.rows import Int64Array, Rows
+from springtide.embeddings.rows import Int64Array
 from springtide.embeddings.tiers.record_kinds import ROW
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide_client.rows.row_block import RowBlock
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -48,15 +49,15 @@ class SpringtideSpill:
     def write(self, ids_N: Int64Array, rows_NW: Float32Array) -> None:
         words_NC = np.ascontiguousarray(rows_NW[:, DIM + 1 :]).view(np.int64)
         columns = rows_NW[:, :DIM], rows_NW[:, DIM : DIM + 1], words_NC[:, 0], words_NC[:, 1]
-        rows = Rows(np.zeros(len(ids_N), np.uint16), ids_N, *map(np.ascontiguousarray, columns))
+        rows = RowBlock(np.zeros(len(ids_N), np.uint16), ids_N, *map(np.ascontiguousarray, columns))
         self.spill.write(rows, 0)
 
     def read(self, ids_N: Int64Array) -> Float32Array:
         found = self.spill.find(np.zeros(len(ids_N), np.uint16), ids_N)
-        if not (found.kinds == ROW).all():
+        if not (found.kinds_U == ROW).all():
             raise LookupError("a row is missing")
-        words_NC = np.stack([found.rows.counts, found.rows.last_seen], axis=1).view(np.float32)
-        return np.concatenate([found.rows.values, found.rows.states, words_NC], axis=1)
+        words_NC = np.stack([found.rows.count, found.rows.last_seen], axis=1).view(np.float32)
+        return np.concatenate([found.rows.value, found.rows.state, words_NC], axis=1)
 
     def read_columns(self, ids_N: Int64Array) -> None:
         """Read as a table does: as columns."""

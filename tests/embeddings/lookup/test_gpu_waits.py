@@ -111,7 +111,7 @@ def test_a_ttl_costs_no_wait_if_nothing_expired(tmp_path: Path) -> None:
         assert step(table, keys, prefetched=prefetched) == [0, 0, 0]
         assert table.counters()["expired"] == (20 if at_ms else 0)
     delta = table.take_delta()
-    assert (delta.counts.tolist(), delta.last_seen.tolist()) == ([1] * 20, [50] * 20)
+    assert (delta.rows.count.tolist(), delta.rows.last_seen.tolist()) == ([1] * 20, [50] * 20)
     table.check_integrity()
     table.close()
 
@@ -132,7 +132,7 @@ def test_rows_that_expire_during_their_upload_are_not_installed(tmp_path: Path) 
     lookup = table.lookup(*keys, prefetched=prefetched)
     table.update(lookup, np.zeros((num, DIM), np.float32))
     delta = table.take_delta()
-    counts = dict(zip(delta.ids.tolist(), delta.counts.tolist(), strict=True))
+    counts = dict(zip(delta.rows.id.tolist(), delta.rows.count.tolist(), strict=True))
     assert counts == {id_: 1 if id_ < 10 else 2 for id_ in range(num)}
     table.check_integrity()
     table.close()

@@ -8,8 +8,9 @@ import pytest
 
 from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.table import EmbeddingTable
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide.embeddings.tiers.record_kinds import IN_BASE
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.ops import Ops
 from tests.embeddings.backends import host
@@ -44,7 +45,7 @@ def test_a_prefetch_does_not_restore_a_forgotten_row(tmp_path: Path, ops: Ops) -
     table.forget(np.zeros(1, np.uint16), np.array([1]))
     table.update(table.lookup(*keys, prefetched=prefetched), np.zeros((3, DIM), np.float32))
     delta = table.take_delta()
-    counts = dict(zip(delta.ids.tolist(), delta.counts.tolist(), strict=True))
+    counts = dict(zip(delta.rows.id.tolist(), delta.rows.count.tolist(), strict=True))
     assert (counts[0], counts[1], counts[2]) == (2, 1, 2)
     table.close()
 
@@ -55,10 +56,11 @@ class OneRow:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def find(self, features_U: Any, ids_U: Any) -> tuple[Rows, Any]:
-        rows = Rows.empty_of(features_U, ids_U, DIM, 1)
-        rows.counts[:] = self.count
-        return rows, ids_U == 1
+    def find(self, features_U: Any, ids_U: Any) -> FoundRows:
+        found = FoundRows.nothing(features_U, ids_U, DIM, 1)
+        found.rows.count[:] = self.count
+        found.kinds_U[ids_U == 1] = IN_BASE
+        return found
 
 
 def test_mapping_a_base_invalidates_a_prefetch(tmp_path: Path, ops: Ops) -> None:
@@ -69,7 +71,7 @@ def test_mapping_a_base_invalidates_a_prefetch(tmp_path: Path, ops: Ops) -> None
     prefetched = table.prefetch(*keys)
     table.map_base(OneRow(7), generation)
     table.update(table.lookup(*keys, prefetched=prefetched), np.zeros((1, DIM), np.float32))
-    assert table.take_delta().counts.tolist() == [8]
+    assert table.take_delta().rows.count.tolist() == [8]
     table.close()
 
 

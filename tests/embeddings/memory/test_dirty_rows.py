@@ -20,7 +20,7 @@ def learn(table: EmbeddingTable, ids_K: Any) -> None:
 
 
 def columns_of(delta: TableDelta) -> list[Any]:
-    return [getattr(delta, name) for name in TableDelta.__dataclass_fields__]
+    return [*delta.rows.columns().values(), delta.forgotten.feature, delta.forgotten.id]
 
 
 def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest
             table.check_integrity()
         for one, shared in zip(*map(columns_of, deltas), strict=True):
             np.testing.assert_array_equal(one, shared)
-        keys = set(zip(deltas[1].features.tolist(), deltas[1].ids.tolist(), strict=True))
-        assert len(keys) == len(deltas[1]) > 0
+        keys = set(zip(deltas[1].rows.feature.tolist(), deltas[1].rows.id.tolist(), strict=True))
+        assert len(keys) == len(deltas[1].rows) > 0
     for table in tables:
         table.close()
 
@@ -60,8 +60,8 @@ def test_resident_rows_are_in_the_order_of_mixed_keys(monkeypatch: pytest.Monkey
     for _ in range(2):
         learn(table, np.arange(1000))
     delta = table.take_delta()
-    mixed_N = mix_keys(delta.features, delta.ids)
-    assert len(delta) == 1000
+    mixed_N = mix_keys(delta.rows.feature, delta.rows.id)
+    assert len(delta.rows) == 1000
     assert (mixed_N[1:] > mixed_N[:-1]).all()
-    assert len(table.take_delta()) == 0
+    assert len(table.take_delta().rows) == 0
     table.close()

@@ -126,7 +126,7 @@ def test_resizing_under_load_loses_no_row(tmp_path: Path, ops: Ops) -> None:
     assert table.counters()["evicted_resize"] > 0
     rows = table.export()
     counts = np.zeros_like(learned)
-    counts[rows.ids] = rows.counts
+    counts[rows.id] = rows.count
     np.testing.assert_array_equal(counts, learned)
     table.close()
 

@@ -23,8 +23,8 @@ def test_ttl_runs_on_event_time_and_a_returning_id_is_new(ops: Ops) -> None:
     assert status(table, [1, 2], feature=0) == [KNOWN, KNOWN]
     learn(table, [1], feature=1, at_ms=16_000)
     delta = table.take_delta()
-    row = (delta.features == 1) & (delta.ids == 1)
-    assert delta.counts[row].tolist() == [1]
+    row = (delta.rows.feature == 1) & (delta.rows.id == 1)
+    assert delta.rows.count[row].tolist() == [1]
     assert np.isnan(host(first[0])).all()
 
 
@@ -34,14 +34,14 @@ def test_a_late_update_keeps_an_old_row_alive(ops: Ops) -> None:
     table.advance(50_000, 0)
     learn(table, [1, 2], at_ms=20_000)  # long after its TTL
     assert status(table, [1, 2]) == [KNOWN, KNOWN]
-    assert table.take_delta().last_seen.tolist() == [50_000, 40_000]
+    assert table.take_delta().rows.last_seen.tolist() == [50_000, 40_000]
 
 
 def test_the_highest_feature_number_may_have_a_ttl(ops: Ops) -> None:
     table = make(device=ops, features={65535: FeaturePolicy(ttl_seconds=10)})
     table.advance(60_000, 0)
     learn(table, [1], feature=65535, at_ms=1_000)
-    assert table.take_delta().last_seen.tolist() == [50_000]
+    assert table.take_delta().rows.last_seen.tolist() == [50_000]
 
 
 def test_expired_rows_are_swept_from_memory(ops: Ops) -> None:

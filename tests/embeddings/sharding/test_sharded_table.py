@@ -80,10 +80,10 @@ def learn_plainly(table: EmbeddingTable, kind: str) -> None:
 
 
 def assert_same(mine: TableDelta, other: TableDelta, *, exactly: bool) -> None:
-    orders = [np.lexsort((delta.ids, delta.features)) for delta in (mine, other)]
-    for name in ("features", "ids", "counts", "last_seen", "values", "states"):
-        one, two = (getattr(delta, name)[order] for delta, order in zip((mine, other), orders, strict=True))
-        if exactly or name not in ("values", "states"):
+    orders = [np.lexsort((delta.rows.id, delta.rows.feature)) for delta in (mine, other)]
+    for name in ("feature", "id", "count", "last_seen", "value", "state"):
+        one, two = (getattr(delta.rows, name)[order] for delta, order in zip((mine, other), orders, strict=True))
+        if exactly or name not in ("value", "state"):
             np.testing.assert_array_equal(one, two, err_msg=name)
         else:
             np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -110,7 +110,7 @@ def test_keys_go_to_the_tables_of_their_features(place: tuple[Ops, Exchange]) ->
     learn(sharded(tables, exchange, places_F=places), ONCE, prefetches=True)
     known = plain.take_delta()
     for feature, table in enumerate(tables):
-        assert_same(table.take_delta(), known.where(known.features == feature), exactly=True)
+        assert_same(table.take_delta(), known.where(known.rows.feature == feature), exactly=True)
 
 
 def test_owners_admit_keys_by_all_occurrences(place: tuple[Ops, Exchange]) -> None:
@@ -119,7 +119,7 @@ def test_owners_admit_keys_by_all_occurrences(place: tuple[Ops, Exchange]) -> No
     learn_plainly(plain, OFTEN)
     learn(sharded([own], exchange), OFTEN, prefetches=True)
     known = plain.take_delta()
-    assert 0 < (known.features < 2).sum() < 24
+    assert 0 < (known.rows.feature < 2).sum() < 24
     assert_same(own.take_delta(), known, exactly=False)
     for mine, other in zip(own.take_sketch_delta(), plain.take_sketch_delta(), strict=True):
         np.testing.assert_array_equal(mine, other)
@@ -132,8 +132,8 @@ def test_narrow_rows_learn_nearly_the_same(place: tuple[Ops, Exchange], precisio
     learn_plainly(plain, ONCE)
     learn(sharded([own], exchange, precision), ONCE, prefetches=False)
     known, found = plain.take_delta(), own.take_delta()
-    orders = [np.lexsort((delta.ids, delta.features)) for delta in (known, found)]
-    np.testing.assert_allclose(found.values[orders[1]], known.values[orders[0]], atol=tolerance)
+    orders = [np.lexsort((delta.rows.id, delta.rows.feature)) for delta in (known, found)]
+    np.testing.assert_allclose(found.rows.value[orders[1]], known.rows.value[orders[0]], atol=tolerance)
 
 
 def test_no_keys_and_no_gradients(place: tuple[Ops, Exchange]) -> None:
@@ -147,7 +147,7 @@ def test_no_keys_and_no_gradients(place: tuple[Ops, Exchange]) -> None:
     assert (tuple(rows.shape), tuple(bags.shape)) == ((0, DIM), (2, DIM))
     table.update(lookup)
     table.touch(table.lookup(*ops.put(*batches_of(ONCE)[0])))
-    assert own.take_delta().counts.sum() == 40
+    assert own.take_delta().rows.count.sum() == 40
 
 
 @pytest.mark.parametrize("place", ["emulated"], indirect=True)

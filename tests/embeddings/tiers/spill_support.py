@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.rows import Int64Array, Rows, UInt16Array
-from springtide.embeddings.tiers.interface import Spill, SpilledRows
+from springtide.embeddings.rows import Int64Array, UInt16Array
+from springtide.embeddings.tiers.found_rows import FoundRows
+from springtide.embeddings.tiers.interface import Spill
 from springtide.embeddings.tiers.record_kinds import ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb.child_process import ProcessLostError
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide_client.rows.row_block import RowBlock
 
 
-def numbered_rows(ids_N: Int64Array, dim: int, state_width: int, *, version: int = 0, feature: int = 0) -> Rows:
+def numbered_rows(ids_N: Int64Array, dim: int, state_width: int, *, version: int = 0, feature: int = 0) -> RowBlock:
     """Rows that are functions of id and version."""
     ids_N = np.asarray(ids_N, np.int64)
     num = len(ids_N)
     base_N = (ids_N * 31 + version * 7).astype(np.float32)
-    return Rows(
+    return RowBlock(
         np.full(num, feature, np.uint16),
         ids_N,
         base_N[:, None] + np.arange(dim, dtype=np.float32),
@@ -30,15 +32,15 @@ def numbered_rows(ids_N: Int64Array, dim: int, state_width: int, *, version: int
     )
 
 
-def find(spill: Spill, rows: Rows) -> SpilledRows:
-    return spill.find(rows.features, rows.ids)
+def find(spill: Spill, rows: RowBlock) -> FoundRows:
+    return spill.find(rows.feature, rows.id)
 
 
-def assert_found(spill: Spill, rows: Rows) -> None:
+def assert_found(spill: Spill, rows: RowBlock) -> None:
     """Assert that the spill has all these rows, unchanged."""
     found = find(spill, rows)
-    assert (found.kinds == ROW).all(), np.bincount(found.kinds)
-    for ours, theirs in zip(found.rows.columns(), rows.columns(), strict=True):
+    assert (found.kinds_U == ROW).all(), np.bincount(found.kinds_U)
+    for ours, theirs in zip(found.rows.contents, rows.contents, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -78,10 +80,10 @@ class DictSpill:
         self.generations: dict[int, dict[tuple[int, int], tuple[Any, ...] | None]] = {0: {}}
         self.fails = False
 
-    def write(self, rows: Rows, num_new: int) -> None:
+    def write(self, rows: RowBlock, num_new: int) -> None:
         self._check()
-        for n, key in enumerate(_keys(rows.features, rows.ids)):
-            self._newest()[key] = tuple(column[n].copy() for column in rows.columns()[2:])
+        for n, key in enumerate(_keys(rows.feature, rows.id)):
+            self._newest()[key] = tuple(column[n].copy() for column in rows.contents)
 
     def has_room(self, num_rows: int, wait_seconds: float = 0.0) -> bool:
         return not self.fails
@@ -91,24 +93,24 @@ class DictSpill:
         for key in _keys(features_N, ids_N):
             self._newest()[key] = None
 
-    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> SpilledRows:
-        rows = Rows.empty_of(features_U, ids_U, self.dim, self.state_width)
+    def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
+        rows = RowBlock.of_keys(features_U, ids_U, self.dim, self.state_width)
         kinds = np.zeros(len(ids_U), np.uint8)
         for u, key in enumerate(_keys(features_U, ids_U)):
             for generation in sorted(self.generations, reverse=True):
                 if key in self.generations[generation]:
                     found = self.generations[generation][key]
                     kinds[u] = TOMBSTONE if found is None else ROW
-                    for column, value in zip(rows.columns()[2:], found or (), strict=found is not None):
+                    for column, value in zip(rows.contents, found or (), strict=found is not None):
                         column[u] = value
                     break
-        return SpilledRows(kinds, rows)
+        return FoundRows(rows, kinds)
 
-    def read_all(self) -> Rows:
+    def read_all(self) -> RowBlock:
         keys = sorted({key for generation in self.generations.values() for key in generation})
         features = np.array([feature for feature, _ in keys], np.uint16)
         found = self.find(features, np.array([id_ for _, id_ in keys], np.int64))
-        return found.rows.take(found.kinds == ROW)
+        return found.rows.take(found.kinds_U == ROW)
 
     def open_generation(self) -> int:
         newest = max(self.generations)

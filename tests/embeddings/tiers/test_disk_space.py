@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.tiers.disk_space import CHECK_CALLS, DiskCap, folder_bytes
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide_client.rows.row_block import RowBlock
 from tests.embeddings.tiers.spill_support import assert_found, find, kill, numbered_rows
 
 DIM, WIDTH, LIMIT, BATCH = 16, 1, 5 << 20, 2000
@@ -31,7 +31,7 @@ class Writer:
         self.cap = DiskCap(spill, self.cutoffs, LIMIT)
         self.peak = 0
 
-    def write(self, rows: Rows, num_new: int) -> None:
+    def write(self, rows: RowBlock, num_new: int) -> None:
         self.cap.advance([0])
         self.spill.write(rows, num_new)
         self.peak = max(self.peak, folder_bytes(self.spill.folder))
@@ -44,7 +44,7 @@ def test_rows_that_never_come_back_keep_the_limit_and_the_newest_stay(spill: Roc
     spill.drain()
     assert writer.peak <= 1.25 * LIMIT
     assert_found(spill, numbered_rows(np.arange(135_000, 150_000), DIM, WIDTH))
-    assert (find(spill, numbered_rows(np.arange(5000), DIM, WIDTH)).kinds == ABSENT).all()
+    assert (find(spill, numbered_rows(np.arange(5000), DIM, WIDTH)).kinds_U == ABSENT).all()
     assert 20_000 <= spill.num_rows() <= LIMIT / 94
 
 
@@ -70,7 +70,7 @@ def test_rows_of_one_last_seen_do_not_defeat_it(spill: RocksSpill) -> None:
         writer.write(rows, BATCH)
     assert writer.peak <= 1.25 * LIMIT
     newest = find(spill, numbered_rows(np.arange(100_000 - BATCH, 100_000), DIM, WIDTH))
-    assert (newest.kinds == ROW).all()
+    assert (newest.kinds_U == ROW).all()
 
 
 def test_the_spill_may_not_take_what_the_log_takes_but_always_half(spill: RocksSpill) -> None:

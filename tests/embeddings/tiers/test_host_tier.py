@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.kernels.backend import backend
 from springtide.kernels.types import RowLayout
+from springtide_client.rows.row_block import RowBlock
 from tests.embeddings.tiers.spill_support import DictSpill, assert_found, find, numbered_rows
 
 DIM, WIDTH = 4, 9
@@ -48,9 +48,9 @@ def test_rows_are_kept_while_there_is_room_and_then_spilled(tier: HostTier) -> N
     assert counters["host_evicted"] == counters["host_spilled"] == 1000 - tier.num_host_rows()
     assert tier.num_rows() == 1000
     everything = tier.read_all()
-    order = np.argsort(everything.ids)
-    np.testing.assert_array_equal(everything.values[order], rows.values)
-    assert (find(tier, numbered_rows(np.arange(5000, 5010), DIM, WIDTH)).kinds == ABSENT).all()
+    order = np.argsort(everything.id)
+    np.testing.assert_array_equal(everything.value[order], rows.value)
+    assert (find(tier, numbered_rows(np.arange(5000, 5010), DIM, WIDTH)).kinds_U == ABSENT).all()
 
 
 def test_a_write_larger_than_the_tier(tier: HostTier) -> None:
@@ -74,15 +74,15 @@ def test_host_tier_evicts_rows_cached_on_device_first() -> None:
     assert tier.num_host_rows() == 16
     assert_found(tier, rows.take(np.arange(12)))
     assert_found(tier, back)
-    assert sorted(tier.spill.read_all().ids.tolist()) == list(range(4, 12))
+    assert sorted(tier.spill.read_all().id.tolist()) == list(range(4, 12))
 
 
 def test_a_tombstone_hides_every_copy(tier: HostTier) -> None:
     rows = numbered_rows(np.arange(300), DIM, WIDTH)
     tier.write(rows, 300)
-    tier.add_tombstones(rows.features[::2], rows.ids[::2])
+    tier.add_tombstones(rows.feature[::2], rows.id[::2])
     found = find(tier, rows)
-    assert (found.kinds[::2] == TOMBSTONE).all()
+    assert (found.kinds_U[::2] == TOMBSTONE).all()
     assert_found(tier, rows.take(np.arange(1, 300, 2)))
     again = numbered_rows(np.arange(0, 300, 4), DIM, WIDTH, version=9)
     tier.write(again, 75)
@@ -102,19 +102,19 @@ def test_rows_of_covered_generations_are_dropped_when_evicted(tier: HostTier) ->
     counters = tier.counters()
     assert counters["host_dropped"] > 0
     assert counters["host_spilled"] - before + counters["host_dropped"] == counters["host_evicted"]
-    kinds = find(tier, old).kinds
+    kinds = find(tier, old).kinds_U
     assert set(kinds.tolist()) <= {ABSENT, ROW}
 
 
 def test_expired_rows_are_not_spilled(tier: HostTier) -> None:
     rows = numbered_rows(np.arange(60), DIM, WIDTH)
     tier.write(rows, 60)
-    below = find(tier.spill, rows).kinds == ROW  # those of overfull buckets
+    below = find(tier.spill, rows).kinds_U == ROW  # those of overfull buckets
     tier.purge({0: 1000})
     tier.write(numbered_rows(np.arange(1000, 1200), DIM, WIDTH), 200)
     assert_found(tier, numbered_rows(np.arange(1000, 1200), DIM, WIDTH))
     assert tier.counters()["host_dropped"] >= 10
-    assert (find(tier.spill, rows).kinds[~below] == ABSENT).all()
+    assert (find(tier.spill, rows).kinds_U[~below] == ABSENT).all()
 
 
 def test_bfloat16_rows_come_back_unchanged(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_failing_spill_raises_before_rows_are_inserted_and_loses_nothing() -> 
     assert_found(tier, rows)
     assert tier.host_bytes() > tier._store.num_bytes
     below.fails = False
-    tier.add_tombstones(rows.features[:100], rows.ids[:100])
-    assert (find(tier, rows).kinds[:100] == TOMBSTONE).all()
+    tier.add_tombstones(rows.feature[:100], rows.id[:100])
+    assert (find(tier, rows).kinds_U[:100] == TOMBSTONE).all()
     assert_found(tier, rows.take(np.arange(100, 500)))
 
 
@@ -199,15 +199,15 @@ class HostMachine(RuleBasedStateMachine):
     def read(self, ids: list[int]) -> dict[int, int]:
         """What the tiers below the device return."""
         rows = self._rows(ids, [0] * len(ids))
-        found = self.tier.find(rows.features, rows.ids)
+        found = self.tier.find(rows.feature, rows.id)
         answers = {}
         for u, id_ in enumerate(ids):
             version = None
-            if found.kinds[u] == ROW:
+            if found.kinds_U[u] == ROW:
                 version = int(found.rows.last_seen[u])
-                for column, expected in zip(found.rows.columns(), self._rows([id_], [version]).columns(), strict=True):
+                for column, expected in zip(found.rows.contents, self._rows([id_], [version]).contents, strict=True):
                     np.testing.assert_array_equal(column[u], expected[0])
-            elif found.kinds[u] == ABSENT:
+            elif found.kinds_U[u] == ABSENT:
                 version = self.base.get(id_)
             if version is not None and version >= self.cutoff:
                 answers[id_] = version
@@ -250,7 +250,7 @@ class HostMachine(RuleBasedStateMachine):
     def forget(self, ids: list[int]) -> None:
         self.below.fails = False
         rows = self._rows(ids, [0] * len(ids))
-        self.tier.add_tombstones(rows.features, rows.ids)
+        self.tier.add_tombstones(rows.feature, rows.id)
         for id_ in ids:
             self.truth.pop(id_, None)
             self.device.pop(id_, None)
@@ -283,13 +283,13 @@ class HostMachine(RuleBasedStateMachine):
     def the_parts_agree(self) -> None:
         self.tier.check_integrity()
 
-    def _rows(self, ids: list[int], versions: list[int]) -> Rows:
+    def _rows(self, ids: list[int], versions: list[int]) -> RowBlock:
         made = [
             numbered_rows(np.array([id_ * 1000]), DIM, WIDTH, version=version)
             for id_, version in zip(ids, versions, strict=True)
         ]
-        rows = Rows.concatenate(made) if made else Rows.empty(0, DIM, WIDTH)
-        return Rows(rows.features, rows.ids, rows.values, rows.states, rows.counts, np.array(versions, np.int64))
+        rows = RowBlock.concatenate(made) if made else RowBlock.zeros(0, DIM, WIDTH)
+        return RowBlock(rows.feature, rows.id, rows.value, rows.state, rows.count, np.array(versions, np.int64))
 
 
 TestHostMachine = HostMachine.TestCase

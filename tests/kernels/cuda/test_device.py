@@ -64,6 +64,6 @@ def test_a_table_with_lookahead_over_a_host_tier_runs_on_it(device: CupyDevice) 
         there.update(lookup, grads)
         here.update(other, grads)
     assert there.counters()["hits_host"] > 0
-    assert len(there.take_delta()) == len(here.take_delta())
+    assert len(there.take_delta().rows) == len(here.take_delta().rows)
     there.check_integrity()
     there.close()

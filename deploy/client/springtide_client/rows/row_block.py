@@ -49,16 +49,22 @@ class RowBlock:
     def num_bytes(self) -> int:
         return sum(column.nbytes for column in self.columns().values())
 
+    @property
+    def contents(self) -> tuple[Array, Array, Array, Array]:
+        """What a key has: value, state, count and last-seen."""
+        return self.value, self.state, self.count, self.last_seen
+
     @staticmethod
     def zeros(num_rows: int, dim: int, state_width: int = 0) -> "RowBlock":
         """Return rows of zeros."""
-        shapes = column_shapes(num_rows, dim, state_width)
-        return RowBlock(**{name: np.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()})
+        return RowBlock.of_keys(np.zeros(num_rows, np.uint16), np.zeros(num_rows, np.int64), dim, state_width)
 
     @staticmethod
     def of_keys(feature: UInt16Array, id: Int64Array, dim: int = 0, state_width: int = 0) -> "RowBlock":
         """Return rows of zeros with these keys."""
-        return replace(RowBlock.zeros(len(id), dim, state_width), feature=feature, id=id)
+        num = len(id)
+        floats = np.zeros((num, dim), np.float32), np.zeros((num, state_width), np.float32)
+        return RowBlock(feature, id, *floats, np.zeros(num, np.int64), np.zeros(num, np.int64))
 
     @staticmethod
     def concatenate(blocks: Sequence["RowBlock"]) -> "RowBlock":

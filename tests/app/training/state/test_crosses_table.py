@@ -27,7 +27,7 @@ def log_of(folder, device_bytes: str, *layers: Section) -> LearnedLog:
 def crosses_of(state) -> tuple[np.ndarray, dict[int, bytes]]:
     """The ids of crosses in memory, and their rows."""
     table = state.learner.table.tables["crosses"]
-    ids = np.unique(table.export().ids)
+    ids = np.unique(table.export().id)
     rows, status = table.find(np.full(len(ids), CROSSES, np.uint16), ids)
     assert not (rows.view(np.uint32) == 1 << 31).any()  # -0.0
     return ids, {row_id: row.tobytes() for row_id, row, s in zip(ids.tolist(), rows, status, strict=True) if s == 0}

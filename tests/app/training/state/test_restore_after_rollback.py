@@ -62,7 +62,7 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     slots = table.memory.find(*KEYS)
     here = slots >= 0
     resident, _ = table.memory.read(slots[here], KEYS[0][here], KEYS[1][here])
-    for name in ("states", "counts", "last_seen"):
+    for name in ("state", "count", "last_seen"):
         column = getattr(found.rows, name).copy()
         column[here] = getattr(resident, name)
         alive = arrays["status"] == KNOWN
@@ -83,7 +83,7 @@ def assert_same(one, other, *, but_keys=()) -> None:
     for feature, row_id in but_keys:
         but |= (KEYS[0] == feature) & (KEYS[1] == row_id)
     for name, array in one.items():
-        if name in ("values", "status", "states", "counts", "last_seen"):
+        if name in ("values", "status", "state", "count", "last_seen"):
             np.testing.assert_array_equal(array[~but], other[name][~but], err_msg=name)
         else:
             np.testing.assert_array_equal(array, other[name], err_msg=name)

@@ -7,8 +7,9 @@ import pytest
 
 from springtide.app.training.state.row_budget import RowBudget
 from springtide.app.version_log.disk_budget import base_row_bytes
-from springtide.embeddings.rows import Rows, TableDelta
+from springtide.embeddings.rows import TableDelta
 from springtide_client.log.base import Base
+from springtide_client.rows.row_block import RowBlock
 from tests.app.version_log.compact.test_base_writer import write
 from tests.support.writer_log import WriterLog
 
@@ -18,9 +19,9 @@ DIM, WIDTH, ROOM = 4, 1, 1000
 def delta(start: int, stop: int, feature: int = 0) -> TableDelta:
     """Rows whose last-seen is their id."""
     ids = np.arange(start, stop)
-    rows = Rows.empty(len(ids), DIM, WIDTH)
-    rows.features[:], rows.ids[:], rows.last_seen[:] = feature, ids, ids
-    return TableDelta.of(rows)
+    rows = RowBlock.zeros(len(ids), DIM, WIDTH)
+    rows.feature[:], rows.id[:], rows.last_seen[:] = feature, ids, ids
+    return TableDelta(rows)
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_ids_are_forgotten_and_limits_kept_in_every_table(tmp_path):
         table = run.state.learner.table
         features = np.arange(3, dtype=np.uint16)
         ids = np.array(
-            [int(one.take(np.arange(1)).ids[0]) for one in map(exported, (table.tables[""], table.tables["dim3"]))]
+            [int(one.take(np.arange(1)).id[0]) for one in map(exported, (table.tables[""], table.tables["dim3"]))]
         )
         table.forget(features[:2], ids)
         run.state.change_limits({(None, "lr"): 0.5, ("genres", "min_count"): 7, (None, "device_bytes"): 256 << 10})
@@ -94,7 +94,7 @@ def test_ids_are_forgotten_and_limits_kept_in_every_table(tmp_path):
 
 def exported(table):
     rows = table.export()
-    return rows.take(rows.features < 3)
+    return rows.take(rows.feature < 3)
 
 
 def test_a_feature_moves_to_another_table_with_its_rows_where_they_fit(tmp_path):

@@ -135,18 +135,18 @@ def test_a_row_is_found_as_written_and_an_unknown_key_is_not(tmp_path: Path, num
     ids_U = np.random.default_rng(0).permutation(2 * num + 10)[: 5 * CHUNK_KEYS]
     features_U = (ids_U // 2 % 3).astype(np.uint16)
     rows._readahead.observe(int(asks), 1)
-    found, found_U = rows.find(features_U, ids_U)
+    found = rows.find(features_U, ids_U)
     expected_U = (ids_U % 2 == 0) & (ids_U < 2 * num)
-    np.testing.assert_array_equal(found_U, expected_U)
+    np.testing.assert_array_equal(found.found_U, expected_U)
     known_U = ids_U[expected_U]
-    np.testing.assert_array_equal(found.values[expected_U], known_U[:, None] + np.arange(DIM, dtype=np.float32))
-    np.testing.assert_array_equal(found.states[expected_U, 0], -known_U)
-    np.testing.assert_array_equal(found.counts[expected_U], known_U % 7)
-    np.testing.assert_array_equal(found.last_seen[expected_U], known_U + 1)
+    np.testing.assert_array_equal(found.rows.value[expected_U], known_U[:, None] + np.arange(DIM, dtype=np.float32))
+    np.testing.assert_array_equal(found.rows.state[expected_U, 0], -known_U)
+    np.testing.assert_array_equal(found.rows.count[expected_U], known_U % 7)
+    np.testing.assert_array_equal(found.rows.last_seen[expected_U], known_U + 1)
 
 
 def test_finding_no_keys_returns_no_rows(tmp_path: Path) -> None:
     rows = BaseRows(made(tmp_path, 10))
     rows._readahead.observe(1, 1)
-    found, found_U = rows.find(np.empty(0, np.uint16), np.empty(0, np.int64))
-    assert len(found) == len(found_U) == 0
+    found = rows.find(np.empty(0, np.uint16), np.empty(0, np.int64))
+    assert len(found.rows) == len(found.found_U) == 0

@@ -84,8 +84,8 @@ def batch_of(step: int, rank: int, num_ranks: int) -> Batch:
 def rows_of(learner: Learner) -> dict[tuple[int, int], tuple[Any, ...]]:
     rows: dict[tuple[int, int], tuple[Any, ...]] = {}
     for table in learner.table.tables.values():
-        delta = table.take_delta()
-        columns = delta.features, delta.ids, delta.values, delta.states, delta.counts, delta.last_seen
+        block = table.take_delta().rows
+        columns = block.feature, block.id, *block.contents
         rows |= {(int(f), int(i)): tuple(rest) for f, i, *rest in zip(*columns, strict=True)}
     return rows
 

@@ -65,9 +65,9 @@ def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
     if crosses == 3:
         assert arrays["wide.pair_is_live_P"].sum() == 3
     for name, delta in rows.items():
-        assert len(delta) > 10
-        assert len(other_rows[name]) > 10
-        keys = [{*zip(one.features, one.ids, strict=True)} for one in (delta, other_rows[name])]
+        assert len(delta.rows) > 10
+        assert len(other_rows[name].rows) > 10
+        keys = [{*zip(one.rows.feature, one.rows.id, strict=True)} for one in (delta, other_rows[name])]
         assert not keys[0] & keys[1], "two ranks have a row of this id"
 
 

@@ -94,21 +94,21 @@ def test_rows_know_when_they_were_born_and_crosses_have_rows_of_their_own():
     learner.step(batch)
     learner.step(make_batch(1, 64))
     rows = learner.table.tables[""].export()
-    own = rows.features == 0
-    born = rows.states[own, -1 - born_column(1) :][:, born_column(1) + 0]
+    own = rows.feature == 0
+    born = rows.state[own, -1 - born_column(1) :][:, born_column(1) + 0]
     users = batch.features.categorical_NC[:, 0]
-    for user, value in zip(rows.ids[own].tolist(), born.tolist(), strict=True):
+    for user, value in zip(rows.id[own].tolist(), born.tolist(), strict=True):
         if user in users:
             assert value == 1 + int(np.argmax(users == user))
-    assert not (rows.features == CROSSES).any()
+    assert not (rows.feature == CROSSES).any()
     crosses = learner.table.tables["crosses"].export()
     assert len(crosses) > 100
-    assert (crosses.features == CROSSES).all()
-    assert (crosses.counts > 0).all()
-    assert crosses.values.shape == (len(crosses), 2)
-    assert crosses.states.shape == (len(crosses), 0)
-    assert np.abs(crosses.values[:, 0]).max() > 0
-    assert not np.signbit(crosses.values[crosses.values == 0]).any()
+    assert (crosses.feature == CROSSES).all()
+    assert (crosses.count > 0).all()
+    assert crosses.value.shape == (len(crosses), 2)
+    assert crosses.state.shape == (len(crosses), 0)
+    assert np.abs(crosses.value[:, 0]).max() > 0
+    assert not np.signbit(crosses.value[crosses.value == 0]).any()
 
 
 def test_pairs_that_gain_least_are_dropped_until_few_live():
@@ -138,7 +138,7 @@ def test_without_crosses_none_are_made():
     learner.step(make_batch(0, 100))
     learner.step(make_batch(1, 100))
     assert list(learner.table.tables) == [""]
-    assert not (learner.table.export().features == CROSSES).any()
+    assert not (learner.table.export().feature == CROSSES).any()
 
 
 def test_an_enormous_weight_is_survived():
@@ -195,18 +195,18 @@ def test_crosses_of_an_erased_id_are_never_found_again():
     users, genres = (np.zeros(40, np.uint16), np.arange(40)), (np.full(30, 2, np.uint16), np.arange(30))
     crosses = learner.table.tables["crosses"]
     rows = crosses.export()
-    left = np.intersect1d(all_crosses(learner, users, genres), rows.ids)
+    left = np.intersect1d(all_crosses(learner, users, genres), rows.id)
     assert len(left) > 100
-    counts = dict(zip(rows.ids.tolist(), rows.counts.tolist(), strict=True))
+    counts = dict(zip(rows.id.tolist(), rows.count.tolist(), strict=True))
     learner.table.forget(*users)
-    assert not np.isin(all_crosses(learner, users, genres), rows.ids).any()
+    assert not np.isin(all_crosses(learner, users, genres), rows.id).any()
     for number in range(2):  # the same samples
         learner.step(make_batch(number, 200))
     again = crosses.export()
-    now = dict(zip(again.ids.tolist(), again.counts.tolist(), strict=True))
+    now = dict(zip(again.id.tolist(), again.count.tolist(), strict=True))
     assert all(now[row_id] == counts[row_id] for row_id in left.tolist())
     assert not np.isin(all_crosses(learner, users, genres), left).any()
-    keys = set(again.ids.tolist())
+    keys = set(again.id.tolist())
     assert not keys & set(range(2000))
     assert sum(now.values()) > sum(counts.values())
 
@@ -228,7 +228,7 @@ def wide_columns(learner: Learner, features_K, ids_K) -> np.ndarray:
 
 
 def crosses_in(learner: Learner) -> set[int]:
-    return set(learner.table.tables["crosses"].export().ids.tolist())
+    return set(learner.table.tables["crosses"].export().id.tolist())
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.record_kinds import ABSENT
 from springtide.embeddings.tiers.rocksdb.channel import ProcessSettings
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
-from springtide_client.array_types import UInt64Array
-from springtide_client.keys import mix_keys
 from tests.embeddings.tiers.spill_support import assert_found, find, impatient, kill, numbered_rows
 from tests.support.processes import IMPORT_PATH
 
@@ -70,8 +68,8 @@ def test_kills_during_writes_and_finds_never_show_older_rows(spill: RocksSpill) 
             assert_found(spill, rows)
             older = numbered_rows(np.arange(version * 500), DIM, WIDTH)
             found = find(spill, older)
-            versions = found.rows.last_seen - older.ids
-            np.testing.assert_array_equal(versions, older.ids // 500)
+            versions = found.rows.last_seen - older.id
+            np.testing.assert_array_equal(versions, older.id // 500)
     finally:
         over.set()
         thread.join()
@@ -84,14 +82,10 @@ def test_absent_keys_cost_no_request(spill: RocksSpill) -> None:
     spill.drain()
     kill(spill)
     strange = numbered_rows(np.arange(10**9, 10**9 + 1000), DIM, WIDTH)
-    strange = strange.take(~spill._catalog.generations[0].databases[0].keys.contains(mixed(strange)))
-    assert (find(spill, strange).kinds == ABSENT).all()
+    strange = strange.take(~spill._catalog.generations[0].databases[0].keys.contains(strange.key_hash))
+    assert (find(spill, strange).kinds_U == ABSENT).all()
     assert spill.counters()["spill_starts"] == 1
     assert spill.counters()["spill_filter_negatives"] == len(strange) > 980
-
-
-def mixed(rows: Rows) -> UInt64Array:
-    return mix_keys(rows.features, rows.ids)
 
 
 def test_a_process_that_does_not_respond_is_killed(spill: RocksSpill) -> None:
@@ -137,11 +131,10 @@ def test_a_generation_is_kept_until_no_find_reads_it(spill: RocksSpill) -> None:
     spill.drain()
     with spill._worker.reading() as (_, databases):
         spill.destroy_generations(spill.open_generation())
-        assert (find(spill, rows).kinds == ABSENT).all()
-        kinds, found = np.zeros(3000, np.uint8), numbered_rows(rows.ids, DIM, WIDTH, version=5)
-        order = np.argsort(mixed(rows))
-        spill._read_stored(databases[0], mixed(rows), order, kinds, found, spill._worker.deadline())
-        np.testing.assert_array_equal(found.values, rows.values)
+        assert (find(spill, rows).kinds_U == ABSENT).all()
+        found = FoundRows.nothing(rows.feature, rows.id, DIM, WIDTH)
+        spill._read_stored(databases[0], np.argsort(rows.key_hash), found, spill._worker.deadline())
+        np.testing.assert_array_equal(found.rows.value, rows.value)
         assert (spill.folder / "000000").exists()
     spill.drain()
     assert not (spill.folder / "000000").exists()
@@ -151,10 +144,10 @@ OWNER = """
 import json, os, sys
 from pathlib import Path
 import numpy as np
-from springtide.embeddings.rows import Rows
+from springtide_client.rows.row_block import RowBlock
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 spill = RocksSpill(Path(sys.argv[1]), dim=4, state_width=0)
-spill.write(Rows.empty(1, 4, 0), 1)
+spill.write(RowBlock.zeros(1, 4, 0), 1)
 spill.drain()
 print(spill._worker._process.popen.pid, flush=True)
 sys.stdin.read()

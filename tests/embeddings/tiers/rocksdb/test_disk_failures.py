@@ -176,7 +176,7 @@ def test_a_record_of_wrong_size_is_reported(spill: RocksSpill) -> None:
     assert database.exists
     from springtide_client.keys import mix_keys
 
-    mixed = mix_keys(rows.features[:1], rows.ids[:1])
+    mixed = mix_keys(rows.feature[:1], rows.id[:1])
     inject(spill, mixed.astype(">u8").tobytes() + b"\0\0", b"short")
     with pytest.raises(SpillError, match=r"a record of 5 bytes instead of 84 - restart"):
         find(spill, rows)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rocksdbpy
 
-from springtide.embeddings.rows import Rows
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb import process_main
 from springtide.embeddings.tiers.rocksdb.catalog import KeyFilter
@@ -18,6 +18,7 @@ from springtide.embeddings.tiers.rocksdb.live_tables import LiveTables
 from springtide.embeddings.tiers.rocksdb.process_main import Databases
 from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
 from springtide_client.keys import mix_keys
+from springtide_client.rows.row_block import RowBlock
 from tests.support.waiting import wait_until
 
 
@@ -69,12 +70,11 @@ class Store:
     def write(self, ids: list[int], *, tombstones: bool = False) -> None:
         self.version += 1
         rows = rows_of(np.array(ids), self.version)
-        mixed = mix_keys(rows.features, rows.ids)
-        self.tables.add(mixed)
+        self.tables.add(rows.key_hash)
         keys = np.empty(10 * len(ids), np.uint8)
-        FORMAT.pack_keys(mixed, rows.features, keys)
+        FORMAT.pack_keys(rows.key_hash, rows.feature, keys)
         records = np.empty(FORMAT.num_bytes * len(ids), np.uint8)
-        FORMAT.pack(rows, mixed, records)
+        FORMAT.pack(rows, records)
         values = [b"" if tombstones else bytes(record) for record in records.reshape(len(ids), -1)]
         self.databases.write(0, [bytes(key) for key in keys.reshape(-1, 10)], values, may_create=True)
         self.tables.written(self.databases.sequence(0))
@@ -88,19 +88,17 @@ class Store:
     def read(self, ids: list[int]) -> tuple[dict[int, int], list[int]]:
         """What the tables hold of these ids, -1 for nothing, and the ids that they leave to RocksDB."""
         rows = rows_of(np.array(ids), 0)
-        mixed = mix_keys(rows.features, rows.ids)
-        order = np.argsort(mixed)
         kinds = np.full(len(ids), 99, np.uint8)
-        view, here, elsewhere = self.tables.split(mixed, order)
-        unsure = self.tables.read(view, mixed, here, kinds, rows)
+        view, here, elsewhere = self.tables.split(rows.key_hash, np.argsort(rows.key_hash))
+        unsure = self.tables.read(view, here, FoundRows(rows, kinds))
         found = {}
         for u in sorted(set(here.tolist()) - set(unsure.tolist())):
             assert kinds[u] in (ABSENT, ROW, TOMBSTONE)
             if kinds[u] == ROW:
-                version = int(rows.counts[u])
-                same = rows_of(rows.ids[u : u + 1], version)
-                assert np.array_equal(rows.values[u], same.values[0])
-                assert np.array_equal(rows.states[u], same.states[0])
+                version = int(rows.count[u])
+                same = rows_of(rows.id[u : u + 1], version)
+                assert np.array_equal(rows.value[u], same.value[0])
+                assert np.array_equal(rows.state[u], same.state[0])
                 assert rows.last_seen[u] == same.last_seen[0]
                 found[ids[u]] = version
             else:
@@ -114,16 +112,16 @@ class Store:
         return len(found)
 
 
-def rows_of(ids: Any, version: int) -> Rows:
+def rows_of(ids: Any, version: int) -> RowBlock:
     """Rows of two features that depend on id and version, not compressible."""
     ids = np.asarray(ids, np.int64)
-    rows = Rows.empty(len(ids), DIM, WIDTH)
-    rows.features[:], rows.ids[:] = ids % 2, ids
+    rows = RowBlock.zeros(len(ids), DIM, WIDTH)
+    rows.feature[:], rows.id[:] = ids % 2, ids
     noise = mix_keys(np.full(len(ids), version, np.uint16), ids)
     words = np.stack([mix_keys(np.full(len(ids), n, np.uint16), noise.view(np.int64)) for n in range(DIM)], axis=1)
-    rows.values[:] = (words >> np.uint64(40)).astype(np.float32)
-    rows.states[:, 0] = (noise >> np.uint64(41)).astype(np.float32)
-    rows.counts[:], rows.last_seen[:] = version, (noise >> np.uint64(3)).astype(np.int64)
+    rows.value[:] = (words >> np.uint64(40)).astype(np.float32)
+    rows.state[:, 0] = (noise >> np.uint64(41)).astype(np.float32)
+    rows.count[:], rows.last_seen[:] = version, (noise >> np.uint64(3)).astype(np.int64)
     return rows
 
 
@@ -255,14 +253,13 @@ def test_deleted_files_stay_readable_until_the_next_view(store: Store) -> None:
     store.write_some(150, first=1000)  # so that the first thousand are in a table
     wait_until(lambda: store.check(list(range(1000))) > 900, "a table")
     rows = rows_of(np.arange(NUM_IDS), 0)
-    mixed = mix_keys(rows.features, rows.ids)
-    view, here, _ = store.tables.split(mixed, np.argsort(mixed))
+    view, here, _ = store.tables.split(rows.key_hash, np.argsort(rows.key_hash))
     expected = dict(store.expected)
     names = {path.name for path in store.tables.folder.glob("*.sst")}
     store.write_some(400, first=1000)
     wait_until(lambda: names - {path.name for path in store.tables.folder.glob("*.sst")}, "a compaction")
     kinds = np.full(NUM_IDS, 99, np.uint8)
-    unsure = store.tables.read(view, mixed, here, kinds, rows)
+    unsure = store.tables.read(view, here, FoundRows(rows, kinds))
     is_row = [n for n in sorted(set(here.tolist()) - set(unsure.tolist())) if kinds[n] == ROW]
     assert len(is_row) > 900
-    assert all(int(rows.counts[n]) == expected[n] for n in is_row)
+    assert all(int(rows.count[n]) == expected[n] for n in is_row)

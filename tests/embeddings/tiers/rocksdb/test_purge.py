@@ -32,7 +32,7 @@ def test_the_folder_shrinks_and_live_rows_stay(spill: RocksSpill) -> None:
     assert spill.memory_bytes() < memory
     assert spill.num_rows() == 6000
     assert_found(spill, rows.take(np.arange(54_000, 60_000)))
-    assert (find(spill, rows.take(np.arange(54_000))).kinds == ABSENT).all()
+    assert (find(spill, rows.take(np.arange(54_000))).kinds_U == ABSENT).all()
     assert spill.counters()["spill_purged"] == 54_000
 
 
@@ -52,23 +52,23 @@ def test_rows_of_other_features_and_tombstones_stay(spill: RocksSpill) -> None:
     marked = numbered_rows(np.arange(5000, 5100), DIM, WIDTH)
     spill.write(mine, 2000)
     spill.write(other, 2000)
-    spill.add_tombstones(marked.features, marked.ids)
+    spill.add_tombstones(marked.feature, marked.id)
     spill.purge({0: 10_000})
     spill.drain()
-    assert (find(spill, mine).kinds == ABSENT).all()
+    assert (find(spill, mine).kinds_U == ABSENT).all()
     assert_found(spill, other)
-    assert (find(spill, marked).kinds == TOMBSTONE).all()
+    assert (find(spill, marked).kinds_U == TOMBSTONE).all()
 
 
 def test_cutoffs_of_many_features(spill: RocksSpill) -> None:
     num = 5000
     rows = numbered_rows(np.arange(num), DIM, WIDTH)
-    rows.features[:] = np.arange(num, dtype=np.uint16)
+    rows.feature[:] = np.arange(num, dtype=np.uint16)
     spill.write(rows, num)
     spill.drain()
     spill.purge({feature: feature + (1 if feature % 2 else -1) for feature in range(num)})
     spill.drain()
-    kinds = find(spill, rows).kinds
+    kinds = find(spill, rows).kinds_U
     assert (kinds[1::2] == ABSENT).all()
     assert_found(spill, rows.take(np.arange(0, num, 2)))
 
@@ -97,7 +97,7 @@ def test_rows_written_during_a_rewrite_win(spill: RocksSpill) -> None:
     spill.drain()
     for start in range(0, 30_000, 3000):
         assert_found(spill, numbered_rows(np.arange(start, start + 1000), DIM, WIDTH, version=50_000))
-    assert (find(spill, old.take(np.arange(1000, 3000))).kinds == ABSENT).all()
+    assert (find(spill, old.take(np.arange(1000, 3000))).kinds_U == ABSENT).all()
     assert len(spill.read_all()) == 24_000
     assert 22_000 <= spill.num_rows() <= 30_000
 
@@ -111,7 +111,7 @@ def test_a_killed_process_resumes_the_rewrite(spill: RocksSpill) -> None:
         kill(spill)
         assert_found(spill, rows.take(np.arange(20_000, 40_000, 100)))
     spill.drain()
-    assert (find(spill, rows.take(np.arange(20_000))).kinds == ABSENT).all()
+    assert (find(spill, rows.take(np.arange(20_000))).kinds_U == ABSENT).all()
     assert_found(spill, rows.take(np.arange(20_000, 40_000)))
 
 

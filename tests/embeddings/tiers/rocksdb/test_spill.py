@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb import table_files
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill, unknown_format
+from springtide_client.rows.row_block import RowBlock
 from tests.embeddings.tiers.spill_support import await_start, impatient
 
 DIM = 4
 
 
-def rows(keys: list[tuple[int, int]], value: float) -> Rows:
+def rows(keys: list[tuple[int, int]], value: float) -> RowBlock:
     num = len(keys)
-    return Rows(
+    return RowBlock(
         np.array([f for f, _ in keys], np.uint16),
         np.array([i for _, i in keys], np.int64),
         np.full((num, DIM), value, np.float32) + np.arange(num, dtype=np.float32)[:, None],
@@ -50,12 +50,12 @@ def test_a_row_comes_back_with_all_columns(spill: RocksSpill, written: bool) -> 
     if written:
         wait_until_written(spill)
     wanted = rows([*KEYS[::-1], (7, 7)], 0)
-    found = spill.find(wanted.features, wanted.ids)
-    assert found.kinds.tolist() == [ROW] * len(KEYS) + [ABSENT]
+    found = spill.find(wanted.feature, wanted.id)
+    assert found.kinds_U.tolist() == [ROW] * len(KEYS) + [ABSENT]
     expected = rows(KEYS, 0.5)
-    np.testing.assert_array_equal(found.rows.values[:-1][::-1], expected.values)
-    np.testing.assert_array_equal(found.rows.states[:-1][::-1], expected.states)
-    assert found.rows.counts[:-1][::-1].tolist() == expected.counts.tolist()
+    np.testing.assert_array_equal(found.rows.value[:-1][::-1], expected.value)
+    np.testing.assert_array_equal(found.rows.state[:-1][::-1], expected.state)
+    assert found.rows.count[:-1][::-1].tolist() == expected.count.tolist()
     assert found.rows.last_seen[:-1][::-1].tolist() == expected.last_seen.tolist()
     assert spill.num_rows() == len(KEYS)
 
@@ -67,14 +67,14 @@ def test_the_newest_write_wins_and_a_tombstone_hides_older_rows(spill: RocksSpil
     if written:
         wait_until_written(spill)
     spill.write(rows(KEYS[:2], 2), 2)
-    spill.add_tombstones(rows(KEYS[1:3], 0).features, rows(KEYS[1:3], 0).ids)
+    spill.add_tombstones(rows(KEYS[1:3], 0).feature, rows(KEYS[1:3], 0).id)
     if written:
         wait_until_written(spill)
-    found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
-    assert found.kinds.tolist() == [ROW, TOMBSTONE, TOMBSTONE, ROW, ROW, ROW]
-    assert found.rows.values[0, 0] == 2
-    assert found.rows.values[3, 0] == 4
-    assert sorted(spill.read_all().ids.tolist()) == sorted([1, -(2**63), 2**63 - 1, 256])
+    found = spill.find(rows(KEYS, 0).feature, rows(KEYS, 0).id)
+    assert found.kinds_U.tolist() == [ROW, TOMBSTONE, TOMBSTONE, ROW, ROW, ROW]
+    assert found.rows.value[0, 0] == 2
+    assert found.rows.value[3, 0] == 4
+    assert sorted(spill.read_all().id.tolist()) == sorted([1, -(2**63), 2**63 - 1, 256])
 
 
 def test_a_generation_is_destroyed_as_a_whole(spill: RocksSpill) -> None:
@@ -83,8 +83,8 @@ def test_a_generation_is_destroyed_as_a_whole(spill: RocksSpill) -> None:
     spill.write(rows(KEYS[1:3], 2), 2)
     wait_until_written(spill)
     spill.destroy_generations(closed)
-    found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
-    assert found.kinds.tolist() == [ABSENT, ROW, ROW, ABSENT, ABSENT, ABSENT]
+    found = spill.find(rows(KEYS, 0).feature, rows(KEYS, 0).id)
+    assert found.kinds_U.tolist() == [ABSENT, ROW, ROW, ABSENT, ABSENT, ABSENT]
     assert spill.num_rows() == 2
 
 
@@ -94,9 +94,9 @@ def test_many_rows_come_back_from_the_disk(spill: RocksSpill) -> None:
     wait_until_written(spill)
     shuffled = np.random.default_rng(0).permutation(5000)
     wanted = rows(keys, 0).take(shuffled)
-    found = spill.find(wanted.features, wanted.ids)
-    assert (found.kinds == ROW).all()
-    np.testing.assert_array_equal(found.rows.values, wanted.values)
+    found = spill.find(wanted.feature, wanted.id)
+    assert (found.kinds_U == ROW).all()
+    np.testing.assert_array_equal(found.rows.value, wanted.value)
     assert spill.num_bytes() > 0
 
 
@@ -105,8 +105,8 @@ def test_a_full_queue_blocks_the_writer_and_loses_nothing(tmp_path: Path) -> Non
     for start in range(0, 2000, 100):
         spill.write(rows([(0, start + i) for i in range(100)], start), 100)
     found = spill.find(np.zeros(2000, np.uint16), np.arange(2000))
-    assert (found.kinds == ROW).all()
-    np.testing.assert_array_equal(found.rows.values[:, 0], np.arange(2000))
+    assert (found.kinds_U == ROW).all()
+    np.testing.assert_array_equal(found.rows.value[:, 0], np.arange(2000))
     spill.close()
 
 
@@ -133,8 +133,8 @@ def test_a_failing_disk_raises_after_patience_and_keeps_the_queue(tmp_path: Path
     await_start(spill)
     with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File exists"):
         spill.write(rows([(9, 9)], 1), 1)
-    found = spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
-    assert (found.kinds == ROW).all()
+    found = spill.find(rows(KEYS, 0).feature, rows(KEYS, 0).id)
+    assert (found.kinds_U == ROW).all()
     blocker.unlink()
     spill.write(rows([(9, 9)], 1), 1)
     spill.drain()
@@ -148,7 +148,7 @@ def test_calls_after_close_raise(spill: RocksSpill) -> None:
     spill.close()
     spill.close()
     with pytest.raises(SpillError, match="closed"):
-        spill.find(rows(KEYS, 0).features, rows(KEYS, 0).ids)
+        spill.find(rows(KEYS, 0).feature, rows(KEYS, 0).id)
     with pytest.raises(SpillError, match="closed"):
         spill.write(rows(KEYS, 1), len(KEYS))
     assert not spill._worker._thread.is_alive()

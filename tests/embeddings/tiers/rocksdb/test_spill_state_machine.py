@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from springtide.embeddings.rows import Rows
 from springtide.embeddings.tiers import disk_space
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
+from springtide_client.rows.row_block import RowBlock
 from tests.embeddings.tiers.spill_support import DictSpill, numbered_rows
 
 DIM, WIDTH = 3, 7
@@ -51,20 +51,20 @@ class SpillMachine(RuleBasedStateMachine):
     def add_tombstones(self, keys: list[tuple[int, int]]) -> None:
         rows = self.rows(keys)
         for to in (self.spill, self.truth):
-            to.add_tombstones(rows.features, rows.ids)
+            to.add_tombstones(rows.feature, rows.id)
 
     @rule(keys=KEYS)
     def look(self, keys: list[tuple[int, int]]) -> None:
         wanted = self.rows(keys)
-        real, true = (spill.find(wanted.features, wanted.ids) for spill in (self.spill, self.truth))
-        expired = (true.kinds == ROW) & (true.rows.last_seen < [self.cutoffs[feature] for feature, _ in keys])
-        np.testing.assert_array_equal(real.kinds[~expired], true.kinds[~expired])
-        live = np.flatnonzero((true.kinds == ROW) & ~expired)
-        for ours, theirs in zip(real.rows.take(live).columns(), true.rows.take(live).columns(), strict=True):
+        real, true = (spill.find(wanted.feature, wanted.id) for spill in (self.spill, self.truth))
+        expired = (true.kinds_U == ROW) & (true.rows.last_seen < [self.cutoffs[feature] for feature, _ in keys])
+        np.testing.assert_array_equal(real.kinds_U[~expired], true.kinds_U[~expired])
+        live = np.flatnonzero((true.kinds_U == ROW) & ~expired)
+        for ours, theirs in zip(real.rows.take(live).contents, true.rows.take(live).contents, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         # a row that may have been purged is missing, so that an older generation shows, or is found and has expired
-        assert set(real.kinds[expired].tolist()) <= {ABSENT, ROW, TOMBSTONE}
-        for u in np.flatnonzero(expired & (real.kinds == ROW)):
+        assert set(real.kinds_U[expired].tolist()) <= {ABSENT, ROW, TOMBSTONE}
+        for u in np.flatnonzero(expired & (real.kinds_U == ROW)):
             assert real.rows.last_seen[u] < self.cutoffs[keys[u][0]]
 
     @rule()
@@ -108,13 +108,13 @@ class SpillMachine(RuleBasedStateMachine):
             spill.destroy_generations(self.closed)
         self.closed = None
 
-    def rows(self, keys: list[tuple[int, int]]) -> Rows:
+    def rows(self, keys: list[tuple[int, int]]) -> RowBlock:
         made = numbered_rows(np.array([id_ for _, id_ in keys], np.int64), DIM, WIDTH, version=self.clock)
         features = np.array([feature for feature, _ in keys], np.uint16)
-        return Rows(features, made.ids, made.values, made.states, made.counts, np.full(len(keys), self.clock))
+        return RowBlock(features, made.id, made.value, made.state, made.count, np.full(len(keys), self.clock))
 
-    def _live_keys(self, rows: Rows) -> list[tuple[int, int, int]]:
-        keys = zip(rows.features.tolist(), rows.ids.tolist(), rows.last_seen.tolist(), strict=True)
+    def _live_keys(self, rows: RowBlock) -> list[tuple[int, int, int]]:
+        keys = zip(rows.feature.tolist(), rows.id.tolist(), rows.last_seen.tolist(), strict=True)
         return [key for key in keys if key[2] >= self.cutoffs[key[0]]]
 
 
