@@ -17,8 +17,8 @@ from springtide.app.tools.simulator import ClickGenerator, Clicks
 from springtide.app.training.config import with_adagrad_eps
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.table import EmbeddingTable
-from springtide.stream.columns import Batch
 from springtide_client.encode import encode_instances
+from tests.support.batches import batch_of
 
 START_MS = 1_795_000_000_000
 FIELDS = ("user_id", "item_id", "segment", "country", "device", "placement", "category", "publisher")
@@ -106,14 +106,7 @@ def test_the_demo_model_gets_three_quarters_of_the_way_to_the_best_auc_in_60_000
     for _ in range(NUM_SAMPLES // simulator.CHUNK):
         chunk = simulator.take_chunk()
         records = [msgspec.json.decode(message) for message in chunk.to_json()]
-        batch = Batch(
-            features=encode_instances(config.schema, records),
-            labels_NL=chunk.click_N[:, None].astype(np.float32),
-            weights_N=np.ones(len(chunk), np.float32),
-            event_ms_N=chunk.ts_N,
-            record_ms_N=chunk.ts_N,
-            positions={},
-        )
+        batch = batch_of(encode_instances(config.schema, records), chunk.click_N, chunk.ts_N)
         if learner.needs_checkpoint(batch):
             table.take_delta()
         logits.append(learner.step(batch).logits_NL[:, 0])

@@ -2,6 +2,8 @@
 
 # L lines of 64 bytes, K reads
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,27 @@ import numpy.typing as npt
 from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
-from tests.bench.harness.slices import ThreadSlices
 
 WORDS = 8  # per line
 AHEAD = 16
+
+
+class ThreadSlices:
+    """Threads that share a call, as the table's own do.
+
+    `run(work, num)` calls work(start, stop) for each part of 0..num and waits.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def run(self, work: Callable[[int, int], object], num: int) -> None:
+        bounds = [num * part // self.threads for part in range(self.threads + 1)]
+        if self._pool is None:
+            work(0, num)
+        else:
+            list(self._pool.map(work, bounds[:-1], bounds[1:]))
 
 
 def copy_rate(slices: ThreadSlices, *, num_bytes: int = 256 << 20, repeats: int = 5) -> float:

@@ -20,9 +20,8 @@ from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide_client.format.records import Record
 from springtide_client.log.base import OPTIMIZER, ROWS, Base
 from springtide_client.log.directory import LogDirectory
-from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.machine_limits import ThreadSlices, copy_rate
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.memory_cgroup import drop_page_cache
 from tests.bench.workloads.row_log import DIM, FEATURE, values_of, write_log
 from tests.bench.workloads.topics import fill

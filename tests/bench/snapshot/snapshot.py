@@ -13,11 +13,10 @@ from statistics import median
 
 import numpy as np
 
-from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.machine_limits import ThreadSlices, copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.snapshot.row_stores import PEERS, RowFiles, RowSet, SpringtideLog
 from tests.bench.snapshot.swap_latency import Swaps
 

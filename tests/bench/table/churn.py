@@ -19,11 +19,10 @@ from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.rows.initial_values import initial_values
-from tests.bench.harness.machine_limits import line_rate
+from tests.bench.harness.machine_limits import ThreadSlices, line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import DATA, Case, against_each, alternate, argument_parser, fail, report, timed
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.hit_rates import EXPONENTS, MAX_LOSS, SHARES, compare, item_stream, zipf_stream
 from tests.bench.workloads.keys import Int64Array, churn_stream
 

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.machine_limits import ThreadSlices, copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store
 from tests.bench.workloads.keys import Int64Array, positions
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from springtide.kernels.cpu.index.buckets import WIDTH, WORDS
 from springtide.kernels.types import NO_SLOT
-from tests.bench.harness.machine_limits import line_rate
+from tests.bench.harness.machine_limits import ThreadSlices, line_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_store import FullStore, fill_store
 from tests.bench.workloads.keys import Int64Array, positions
 

@@ -13,9 +13,8 @@ import numpy as np
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.table import EmbeddingTable
-from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.machine_limits import ThreadSlices, copy_rate
 from tests.bench.harness.report import Case, arguments, fail, report
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.workloads.keys import churn_stream
 
 DIM, BATCH, NEW_SHARE, TENTHS = 16, 65_536, 0.2, 10

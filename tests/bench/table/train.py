@@ -17,11 +17,10 @@ import numpy as np
 import torch
 
 from springtide.embeddings.rows import Float32Array
-from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.machine_limits import ThreadSlices, copy_rate
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.table.full_table import FullTable, fill_table
 from tests.bench.workloads.keys import Int64Array, positions
 

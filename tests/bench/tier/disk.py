@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.bench.harness.machine_limits import copy_rate
+from tests.bench.harness.machine_limits import ThreadSlices, copy_rate
 from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
-from tests.bench.harness.slices import ThreadSlices
 from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, SpringtideSpill
 from tests.bench.workloads.clicks import CATEGORICAL
 from tests.bench.workloads.small_dlrm import DenseOnly

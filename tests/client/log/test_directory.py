@@ -1,4 +1,4 @@
-"""XXX"""
+"""A wait for changes of a folder ends with the change, and lasts its time where nothing tells of one."""
 
 import os
 import select

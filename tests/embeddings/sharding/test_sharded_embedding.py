@@ -19,23 +19,29 @@ Results = list[dict[str, Any]]
 ROOT = Path(__file__).parents[3]
 
 
-def run(folder: Path, num_ranks: int) -> Results:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    environment = os.environ | {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"}
-    command += [str(Path(ranks.__file__)), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def run(script: str, folder: Path, *arguments: str) -> Results:
+    """Return what two ranks that run this script found."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    paths = [IMPORT_PATH, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": "1"}
+    command += [script, str(folder), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run(tmp_path_factory.mktemp("ranks"), 2)
+    return run(ranks.__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
 def alone() -> DynamicEmbedding:
-    """One process that learned the batches of all ranks."""
+    return learned_alone()
+
+
+def learned_alone() -> DynamicEmbedding:
+    """Return that of one process that learned the batches of all ranks."""
     embedding = DynamicEmbedding(ranks.DIM, 4096, **ranks.SETTINGS)
     for parts in ranks.batches():
         ranks.learn(embedding, torch.cat(parts), 1)
@@ -52,14 +58,17 @@ def rows_of(results: Results) -> dict[int, tuple[list[float], int, int]]:
     return rows
 
 
-def test_the_rows_of_all_ranks_are_those_of_one_process(two: Results, alone: DynamicEmbedding) -> None:
-    table = alone.export()
-    rows = rows_of(two)
+def assert_same_rows(results: Results, alone: DynamicEmbedding, rtol: float, atol: float) -> None:
+    table, rows = alone.export(), rows_of(results)
     assert sorted(rows) == table["ids"].to_pylist()
-    assert min(len(result["rows"]["ids"]) for result in two) > 10
     for number, vector, count, seen in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
-        np.testing.assert_allclose(rows[number][0], vector, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(rows[number][0], vector, rtol=rtol, atol=atol)
         assert rows[number][1:] == (count, seen)
+
+
+def test_the_rows_of_all_ranks_are_those_of_one_process(two: Results, alone: DynamicEmbedding) -> None:
+    assert_same_rows(two, alone, rtol=1e-5, atol=1e-6)
+    assert min(len(result["rows"]["ids"]) for result in two) > 10
 
 
 def test_any_rank_finds_the_rows_of_all(two: Results, alone: DynamicEmbedding) -> None:

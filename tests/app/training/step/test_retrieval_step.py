@@ -13,6 +13,7 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide.stream.columns import Batch
 from springtide_client.features import Features
 from springtide_client.schema import Schema
+from tests.support.batches import batch_of
 from tests.support.gpu_emulation.transfer_stream import EmulatedTransferStream
 
 SCHEMA = Schema(labels=("click",), categorical=("user_id", "item_id"))
@@ -33,15 +34,7 @@ def make_batch(number: int, num: int = 256) -> Batch:
     shares = 1 / (1 + np.arange(NUM_ITEMS))
     users, items = draw.integers(0, 100, num), draw.choice(NUM_ITEMS, num, p=shares / shares.sum())
     features = Features(np.stack([users, items], axis=1), (), np.zeros((num, 0), np.float32))
-    labels = (users % 4 == items % 4).astype(np.float32)[:, None]
-    return Batch(
-        features=features,
-        labels_NL=labels,
-        weights_N=np.ones(num, np.float32),
-        event_ms_N=np.full(num, number + 1, np.int64),
-        record_ms_N=np.full(num, number + 1, np.int64),
-        positions={},
-    )
+    return batch_of(features, users % 4 == items % 4, number + 1)
 
 
 def test_towers_learn_which_items_a_user_clicks():
