@@ -4,8 +4,9 @@ import pytest
 
 from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
+from tests.support.config import write_config
 
-CONFIG = """
+SETTINGS = """
 name = "test"
 [schema]
 label = "click"
@@ -18,9 +19,7 @@ dim = 8
 
 
 def tables_of(tmp_path, more):
-    path = tmp_path / "springtide.toml"
-    path.write_text(CONFIG + more)
-    table = load_config(path).table
+    table = load_config(write_config(tmp_path / "springtide.toml", SETTINGS, more)).table
     return {name: (own.dim, own.optimizer, own.features) for name, own in table.tables.items()}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.config.load import load_config
+from springtide.app.config.load import Config, load_config
 from springtide.app.serving.config import ServeConfig
 from springtide.app.tools.diagnosis import (
     Diagnosis,
@@ -23,21 +23,18 @@ from springtide.app.tools.diagnosis import (
     check_spill_format,
 )
 from springtide.embeddings.tiers.rocksdb import table_files
+from tests.support.config import Section, write_config
 from tests.support.ports import free_port
 
-SMALL = """
-name = "shop"
-[schema]
-label = "click"
-categorical = ["user_id"]
-dense = ["price"]
-"""
+SMALL = {"name": "shop", "schema": {"label": "click", "categorical": ["user_id"], "dense": ["price"]}}
+
+
+def loaded(tmp_path: Path, *layers: Section | str) -> Config:
+    return load_config(write_config(tmp_path / "springtide.toml", SMALL, *layers))
 
 
 def check(tmp_path: Path, text: str) -> Diagnosis:
-    path = tmp_path / "springtide.toml"
-    path.write_text(SMALL + text)
-    return check_disk_caps(load_config(path))
+    return check_disk_caps(loaded(tmp_path, text))
 
 
 def test_the_default_limits_work_together(tmp_path: Path) -> None:
@@ -64,9 +61,8 @@ def test_a_net_that_leaves_no_room_for_rows_is_a_problem(tmp_path: Path) -> None
 
 def test_losses_that_do_not_go_with_the_wide_part_are_noted(tmp_path: Path) -> None:
     def found(text: str) -> list[Diagnosis]:
-        path = tmp_path / "springtide.toml"
-        path.write_text(SMALL.replace('label = "click"', 'labels = ["click", "order"]') + text)
-        return list(check_losses(load_config(path)))
+        labels = {"schema": {"label": None, "labels": ["click", "order"]}}
+        return list(check_losses(loaded(tmp_path, labels, text)))
 
     assert found('[train]\nloss = "pairwise"') == []
     (noted,) = found('[labels.order]\nloss = "focal"')
@@ -78,57 +74,42 @@ def test_losses_that_do_not_go_with_the_wide_part_are_noted(tmp_path: Path) -> N
 
 
 def test_too_little_memory_is_a_problem_that_names_what_is_enough(tmp_path: Path) -> None:
-    path = tmp_path / "springtide.toml"
-    memory = '[table]\ndevice_bytes = "1KiB"\n'
-    path.write_text(SMALL.replace('["user_id"]', '["user_id", "item_id"]') + memory)
-    (found,) = check_memory(load_config(path))
+    def problems(device_bytes: str) -> list[Diagnosis]:
+        changes = {"schema": {"categorical": ["user_id", "item_id"]}, "table": {"device_bytes": device_bytes}}
+        return list(check_memory(loaded(tmp_path, changes)))
+
+    (found,) = problems("1KiB")
     assert found.state == "problem"
     text = r"memory: \[table\] device_bytes = 1KiB is too small: these tables need at least (\d+)KiB"
     match = re.fullmatch(text, found.text)
     assert match is not None, found.text
-    path.write_text(path.read_text().replace("1KiB", f"{match[1]}KiB"))
-    assert list(check_memory(load_config(path))) == []
-    path.write_text(path.read_text().replace(f"{match[1]}KiB", f"{int(match[1]) - 1}KiB"))
-    assert f"at least {match[1]}KiB" in next(check_memory(load_config(path))).text
+    assert problems(f"{match[1]}KiB") == []
+    assert f"at least {match[1]}KiB" in problems(f"{int(match[1]) - 1}KiB")[0].text
 
 
 def test_paths_where_no_file_can_be_are_problems_that_name_their_key(tmp_path: Path) -> None:
-    path = tmp_path / "springtide.toml"
     (tmp_path / "file").touch()
-    path.write_text(SMALL + f'[table]\ndisk_path = "{tmp_path}/file"\n[log]\npath = "/proc/nowhere"\n')
-    log, spill = check_disk(load_config(path))
+    paths = {"table": {"disk_path": tmp_path / "file"}, "log": {"path": "/proc/nowhere"}}
+    log, spill = check_disk(loaded(tmp_path, paths))
     assert log == ("problem", "log: /proc/nowhere is not on a disk: set another [log] path")
     assert spill.state == "problem"
     assert spill.text.endswith("file cannot be written: change its owner, or set another [table] disk_path")
 
 
 def test_a_wide_part_that_the_gpu_leaves_out_is_said_aloud(tmp_path: Path) -> None:
-    path = tmp_path / "springtide.toml"
-    paths = f'[log]\npath = "{tmp_path}/log"\n'
     for keys, is_noted in (
         ('[train]\ndevice = "cuda"\n', True),
         ('[train]\ndevice = "cuda"\n[model]\nwide = false\n', False),
         ("", False),
     ):
-        path.write_text(SMALL + paths + keys)
-        config = load_config(path)
+        config = loaded(tmp_path, {"log": {"path": tmp_path / "log"}}, keys)
         notes = [found.text for found in check_model(config) if found.state == "note"]
         assert notes == list(config.notes)
         assert [note.startswith("model: without the wide part") for note in notes] == [True] * is_noted
 
 
-CONFIG = """
-name = "shop"
-[schema]
-label = "click"
-categorical = ["user_id", "item_id"]
-"""
-
-
 def check_ranks(tmp_path, text: str) -> tuple[str, str]:
-    path = tmp_path / "springtide.toml"
-    path.write_text(CONFIG + text)
-    return check_cluster(load_config(path))
+    return check_cluster(loaded(tmp_path, {"schema": {"categorical": ["user_id", "item_id"], "dense": None}}, text))
 
 
 def test_formats_and_the_time_after_which_a_rank_is_dead_are_told(tmp_path):

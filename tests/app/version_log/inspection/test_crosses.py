@@ -23,16 +23,11 @@ from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.slots import cross_slots, row_hashes, slots_of
+from tests.support.config import write_config
 from tests.support.writer_log import config
 
-CONFIG = """
-name = "tiny"
-[schema]
-labels = ["click", "buy"]
-categorical = ["user_id", "genre"]
-dense = ["age"]
-"""
 SCHEMA = Schema(labels=("click", "buy"), categorical=("user_id", "genre"), dense=("age",))
+SETTINGS = {"name": "tiny", "schema": {name: getattr(SCHEMA, name) for name in ("labels", "categorical", "dense")}}
 MAIN = TableSpec(dim=2, state_width=1 + 9, wide_width=9, seed=1, init_scale=0.1)
 PAIRS = TableSpec(dim=4, state_width=0, seed=1, init_scale=0.0, features=[CROSSES])
 USER, WAR = 7, encode_id("war")[0]
@@ -44,7 +39,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
     """A log with the rows of a user, a genre and a bin, and the cross of the first two."""
     has_table = request.param != "the main table"
     monkeypatch.chdir(tmp_path)
-    Path("springtide.toml").write_text(CONFIG)
+    write_config(Path("springtide.toml"), SETTINGS)
     path = tmp_path / "var" / "tiny" / "log"
     begun = WideParameters.initial(WideFields.of(SCHEMA), 1, 2)
     learned = replace(begun, pair_gains_P=np.array([1.5, 4.0, 9.0]), pair_is_live_P=np.array([1, 1, 0], np.uint8))
