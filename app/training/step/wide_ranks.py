@@ -228,7 +228,7 @@ class RanksWideStep(WideStep):
 
     def _read_rows(self, lookup: ShardedLookup) -> RowColumns:
         arrays = self.arrays
-        self._strengths = strengths_of(self._kernel_arrays, int(arrays.pair_is_live_P.sum()))
+        self._strengths = strengths_of(self.arrays, int(arrays.pair_is_live_P.sum()))
         self._born = born_of(arrays.num_samples_1)[0]
         self._arrays_before = {name: array.copy() for name, array in arrays.named().items()}
         self._rows_before = before_UD, before_US = lookup.rows_UD.detach().numpy(), lookup.states_US.numpy()

@@ -13,7 +13,7 @@ from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.lookup.handle import Lookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.table import EmbeddingTable
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
 from springtide.kernels.row_optimizers import OPTIMIZERS
@@ -46,7 +46,6 @@ class WideStep:
             )
         self.part, self.table, self.schema = part, table, schema
         self.arrays = part.arrays  # over the memory of the part's buffers, which stays: they are restored in place
-        self._kernel_arrays = WideArrays(**self.arrays.named())
         self.num_labels = len(schema.labels)
         self.is_value_L = np.array([link != "logit" for link in schema.label_links])  # the net's alone
         self.num_crosses = 0  # rows that the newest batch looked up
@@ -160,7 +159,7 @@ class WideStep:
                 weights_Q2L = columns.values_ND.copy()
                 rows_C = lookup.unique.inverse_K
             crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
-            in_order_pass(batch, crosses, self._kernel_arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
+            in_order_pass(batch, crosses, self.arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
             if is_crossed:
                 self._write_crosses(lookup, columns, weights_Q2L)
             if not self.is_of_ranks:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from numba import njit
 
 from springtide.kernels.cpu.hashing import GOLDEN, mix64, mix_key
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.prepare import crosses_of
 from springtide.kernels.cpu.wide.score import score_samples
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
@@ -200,8 +200,7 @@ def compiled_score(
     own = CrossBatch(0, len(logits_NL), rows_C, crosses.pairs_C, crosses.offsets_N1, rows_C, rows_C2L)
     # one layout of each array: the kernel is compiled once
     contiguous = np.ascontiguousarray
-    arrays = WideArrays(*(contiguous(getattr(parameters, name)) for name in WideArrays._fields))
-    score_samples(WideBatch(*map(contiguous, batch)), own, arrays, logits_NL)
+    score_samples(WideBatch(*map(contiguous, batch)), own, WideParameters(*map(contiguous, parameters)), logits_NL)
     return logits_NL
 
 

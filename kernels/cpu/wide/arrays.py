@@ -1,7 +1,4 @@
-"""The arrays that the in-order pass reads and writes.
-
-Field for field, `WideArrays` is springtide_client.wide.parameters.WideParameters.
-"""
+"""The arrays that the in-order pass reads and writes, beside springtide_client.wide.parameters.WideParameters."""
 
 # N samples, S slots, C crosses of all samples, U rows, Q rows of crosses, D dimension, L labels, W columns of the wide
 # part, F fields, P pairs of fields, T types of slots (F + P), B buckets, X numbers of a sample, G parts of a score,
@@ -11,42 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from springtide_client.wide.parameters import WideParameters
+
 # Numba counts references to every array of a tuple at each call; what only writes into arrays needs none of that
 in_place = njit(nogil=True, cache=True, _nrt=False)
-
-
-class WideArrays(NamedTuple):
-    """The wide part's own arrays, written in place: springtide_client.wide.parameters."""
-
-    num_samples_1: Any
-    numbers_F: Any
-    pair_fields_P2: Any
-    pair_is_live_P: Any
-    pair_gains_P: Any
-    slot_totals_4: Any
-    number_statistics_3D: Any
-    seen_statistics_3F: Any
-    clicks_L: Any
-    samples_L: Any
-    base_L: Any
-    bias_L: Any
-    bias_information_L: Any
-    group_weights_LG: Any
-    group_information_LG: Any
-    gates_LTB: Any
-    gate_information_LTB: Any
-    number_weights_LX: Any
-    number_information_LX: Any
-    seen_weights_LF2: Any
-    seen_information_LF2: Any
-    plain_bias_L: Any
-    plain_bias_information_L: Any
-    plain_group_weights_L2: Any
-    plain_group_information_L2: Any
-    plain_number_weights_LX: Any
-    plain_number_information_LX: Any
-    loss_difference_L: Any
-    mixture_L: Any
 
 
 class WideBatch(NamedTuple):
@@ -122,13 +87,13 @@ class WidePass(NamedTuple):
 
     batch: WideBatch
     crosses: CrossBatch
-    arrays: WideArrays
+    arrays: WideParameters
     work: SampleWorkspace
     logits_NL: Any  # float64, written
 
 
 @njit(nogil=True, cache=True)
-def new_pass(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, logits_NL: Any) -> WidePass:
+def new_pass(batch: WideBatch, crosses: CrossBatch, arrays: WideParameters, logits_NL: Any) -> WidePass:
     """Return a pass with a workspace that is long enough for every sample."""
     most = arrays.number_weights_LX.shape[1]
     for n in range(crosses.start, crosses.stop):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, WidePass, in_place, new_pass
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch, WidePass, in_place, new_pass
 from springtide.kernels.cpu.wide.score import (
     COLUMNS,
     GATE_PRIOR,
@@ -32,6 +32,7 @@ from springtide.kernels.cpu.wide.score import (
     standardize_counts,
     strengths_of,
 )
+from springtide_client.wide.parameters import WideParameters
 
 MIN_CURVATURE, MIN_ADDED = 1e-4, 1e-6
 MAX_WEIGHT = 1000.0
@@ -66,7 +67,7 @@ class Correction(NamedTuple):
 def in_order_pass(
     batch: WideBatch,
     crosses: CrossBatch,
-    arrays: WideArrays,
+    arrays: WideParameters,
     lr: float,
     eps: float,
     logits_NL: Any,
@@ -354,7 +355,7 @@ def _step_groups(
 
 
 @in_place
-def _mix_and_count(arrays: WideArrays, label: int, y: float, weight: float, p: float, q: float) -> None:
+def _mix_and_count(arrays: WideParameters, label: int, y: float, weight: float, p: float, q: float) -> None:
     """Compare both learners by their losses, and count the label."""
     loss = -math.log(max(p if y > 0.5 else 1.0 - p, MIN_PROBABILITY))
     plain_loss = -math.log(max(q if y > 0.5 else 1.0 - q, MIN_PROBABILITY))

@@ -11,7 +11,8 @@ import numpy as np
 from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch, WidePass, in_place, new_pass
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch, WidePass, in_place, new_pass
+from springtide_client.wide.parameters import WideParameters
 
 WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3
 COLUMNS, NUM_BUCKETS, NUM_PARTS = 4, 12, 6
@@ -33,7 +34,7 @@ class Strengths(NamedTuple):
 
 
 @in_place
-def num_live_pairs(arrays: WideArrays) -> Any:
+def num_live_pairs(arrays: WideParameters) -> Any:
     """Return how many pairs of fields are crossed."""
     num_live, live_P = 0, arrays.pair_is_live_P
     for p in range(len(live_P)):
@@ -42,7 +43,7 @@ def num_live_pairs(arrays: WideArrays) -> Any:
 
 
 @in_place
-def strengths_of(arrays: WideArrays, num_live: int) -> Strengths:
+def strengths_of(arrays: WideParameters, num_live: int) -> Strengths:
     """From the mean numbers of slots so far, and the number of pairs that live."""
     samples, num_fields, num_pairs = arrays.slot_totals_4[0], len(arrays.numbers_F), len(arrays.pair_is_live_P)
     first, crossed = float(max(1, num_fields)), float(num_pairs)
@@ -285,7 +286,7 @@ def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool,
 
 
 @njit(nogil=True, cache=True)
-def score_samples(batch: WideBatch, crosses: CrossBatch, arrays: WideArrays, logits_NL: Any) -> None:
+def score_samples(batch: WideBatch, crosses: CrossBatch, arrays: WideParameters, logits_NL: Any) -> None:
     """Write the logits, float64 (N, L), by weights that stay as they are."""
     _score_samples(new_pass(batch, crosses, arrays, logits_NL))
 

@@ -21,6 +21,15 @@ def load(tmp_path: Path, text: str) -> Config:
     return load_config(path)
 
 
+def assert_refused(tmp_path: Path, text: str, words: list[str]) -> None:
+    """Loading fails with one line that has these words."""
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, text)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
 def test_name_label_and_one_feature_suffice_and_other_keys_have_their_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, SMALLEST)
     source, table, train, log, serve = config.source, config.table, config.train, config.log, config.serve
@@ -165,12 +174,7 @@ def test_custom_eviction_takes_a_score_field(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_about_rows_is_one_line(tmp_path: Path, more: str, words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        load(tmp_path, SMALLEST + LISTS + more + "\n")
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert word in text
+    assert_refused(tmp_path, SMALLEST + LISTS + more + "\n", words)
 
 
 def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
@@ -209,12 +213,7 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, change: tuple[str, str], words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        load(tmp_path, SMALLEST.replace(*change))
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert word in text
+    assert_refused(tmp_path, SMALLEST.replace(*change), words)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ class View:
     @property
     def fixed_bytes(self) -> int:
         """The part of `num_bytes` that cannot move to a file: dense parameters, and blocks of the admission sketch."""
-        wide_bytes = 0 if self.wide is None else sum(array.nbytes for array in self.wide.named().values())
+        wide_bytes = 0 if self.wide is None else sum(array.nbytes for array in self.wide)
         return self.parameters.num_bytes + self.admission_counts.num_bytes + wide_bytes
 
     @property
@@ -269,7 +269,7 @@ def wide_of(dense: Mapping[str, npt.NDArray[Any]], schema: Schema) -> WideParame
         return None
     if not np.array_equal(wide.numbers_F, WideFields.of(schema).numbers_F):
         raise LogError("the wide part's arrays are of other features than the schema's")
-    return WideParameters(**{name: np.array(array) for name, array in wide.named().items()})
+    return WideParameters(*map(np.array, wide))
 
 
 def predictions_of(schema: Schema, logits_NL: npt.NDArray[np.float64]) -> Float32Array:

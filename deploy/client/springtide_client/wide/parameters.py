@@ -2,8 +2,7 @@
 
 # L labels, F fields, P pairs of fields, T types of slots (F + P), B buckets, X numbers of a sample, D dense features
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,7 @@ PRIOR_BIAS_INFORMATION = 100.0
 PRIOR_GROUP_INFORMATION = 100.0 / 3
 
 
-@dataclass(frozen=True, eq=False)
-class WideParameters:
+class WideParameters(NamedTuple):
     """Arrays that change with every sample. Training writes them in place; views hold those of one version."""
 
     num_samples_1: Int64Array  # learned since the log began
@@ -118,11 +116,11 @@ class WideParameters:
         """
         if f"{PREFIX}base_L" not in tensors:
             return None
-        return WideParameters(**{field.name: tensors[PREFIX + field.name] for field in fields(WideParameters)})
+        return WideParameters(*(tensors[PREFIX + name] for name in WideParameters._fields))
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name, without the prefix."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return self._asdict()
 
     @property
     def num_labels(self) -> int:

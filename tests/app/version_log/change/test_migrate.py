@@ -1,7 +1,5 @@
 """The wide part's arrays go on by field, pair, label and number, wherever these are in the new signature."""
 
-from dataclasses import fields, replace
-
 import numpy as np
 
 from springtide.app.version_log.change.migrate import WIDE, migrate_wide, same_numbers
@@ -25,7 +23,7 @@ def learned(schema: Schema) -> WideParameters:
         for name, array in begun.named().items()
         if name not in ("numbers_F", "pair_fields_P2")
     }
-    return replace(begun, **changes)
+    return begun._replace(**changes)
 
 
 def named(parameters: WideParameters) -> dict[str, np.ndarray]:
@@ -34,7 +32,7 @@ def named(parameters: WideParameters) -> dict[str, np.ndarray]:
 
 def migrated(old: Schema, new: Schema, was: WideParameters, begun: WideParameters) -> WideParameters:
     arrays = migrate_wide(named(was), named(begun), old, new, same_numbers(old, new))
-    return WideParameters(**{field.name: arrays[f"{WIDE}{field.name}"] for field in fields(WideParameters)})
+    return WideParameters(*(arrays[f"{WIDE}{name}"] for name in WideParameters._fields))
 
 
 def places(schema: Schema, parameters: WideParameters) -> tuple[dict, dict, dict, dict]:

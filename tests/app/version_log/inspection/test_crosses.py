@@ -1,7 +1,6 @@
 """What a version has learned of two ids together is found by the rows that a reader of a sample finds."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +41,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
     write_config(Path("springtide.toml"), SETTINGS)
     path = tmp_path / "var" / "tiny" / "log"
     begun = WideParameters.initial(WideFields.of(SCHEMA), 1, 2)
-    learned = replace(begun, pair_gains_P=np.array([1.5, 4.0, 9.0]), pair_is_live_P=np.array([1, 1, 0], np.uint8))
+    learned = begun._replace(pair_gains_P=np.array([1.5, 4.0, 9.0]), pair_is_live_P=np.array([1, 1, 0], np.uint8))
     dense = [{f"dense.wide.{name}": array for name, array in part.named().items()} for part in (begun, learned)]
     with LogWriter.open(config(path), schema=SCHEMA) as writer:
         image = BaseImage(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideArrays, WideBatch
+from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses, running_numbers
 from springtide_client.features import Features, Ragged
@@ -115,8 +115,7 @@ class SmallTable:
             crosses = CrossBatch(
                 start, stop, rows_C, pairs_C, offsets_R1, potential_crosses(slots.num_crossed_NF), self.crosses
             )
-            arrays = WideArrays(**self.parameters.named())
-            in_order_pass(batch, crosses, arrays, 0.1, 0.1, logits_NL, errors_NL)
+            in_order_pass(batch, crosses, self.parameters, 0.1, 0.1, logits_NL, errors_NL)
             start = stop
         self.samples += num
         return logits_NL, errors_NL
