@@ -1,17 +1,14 @@
 """Commands to the trainer over HTTP; the authorizer has checked the admin token before these routes run."""
 
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Request
 from msgspec import Meta
 
-from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
 from springtide.app.serving.http.responses import JsonResponse
 from springtide.app.serving.http.route import JSON, Routes
-from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.model.versions import resolve_version
 from springtide.app.version_log.commands.limits import EXAMPLE, limits_document, parse_limits
@@ -49,6 +46,16 @@ class ForgetBody(msgspec.Struct, forbid_unknown_fields=True):
     id: Any = msgspec.UNSET
     ids: list[Any] | None = None
     keys: list[Key] | None = None
+
+
+FORGET_BODY = Annotated[
+    ForgetBody,
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"required": ["feature", "id"]}, {"required": ["feature", "ids"]}, {"required": ["keys"]}]
+        }
+    ),
+]
 
 
 class RollbackBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -108,7 +115,7 @@ class AcceptedResponse(msgspec.Struct, forbid_unknown_fields=True):
     command: str
     kind: str
     note: str
-    state: Literal["accepted"] = "accepted"
+    state: Literal["accepted"]
 
 
 class CommandResponse(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,37 +131,28 @@ class CommandResponse(msgspec.Struct, forbid_unknown_fields=True):
     note: str
 
 
-class AdminParts(NamedTuple):
-    """The objects that the routes of this module use."""
-
-    log: LogConfig
-    replica: Replica
-    trainer: TrainerStatusReader
-    submissions: BoundedPool
-    audits: BoundedPool  # a command's status may need every key of the log: submissions must not wait for that
-
-
+COMMAND_ERRORS = (400, 413, 422, 501, 503)
 COMMAND: dict[str, Any] = {
     "scope": "admin",
     "response": AcceptedResponse,
     "status": 202,
-    "errors": (400, 410, 413, 422, 501, 503),
 }
 
 
-@routes.add("POST", "/v1/forget", request=ForgetBody, **COMMAND)
+@routes.add("POST", "/v1/forget", request=FORGET_BODY, errors=COMMAND_ERRORS, **COMMAND)
 async def forget(request: Request) -> JsonResponse:
     """Forget an id
 
     {"feature": "user_id", "id": 123}, {"feature": ..., "ids": [...]} or {"keys": [{"feature", "id"}, ...]}.
     """
-    parts: AdminParts = request.app.state.admin
     body = await _json_body(request)
-    features = parts.replica.require_view().schema.features
-    return await _submit(parts, "forget", parse_forget(body, features))
+    features = request.app.state.replica.require_view().schema.features
+    return await _submit(request, "forget", parse_forget(body, features))
 
 
-@routes.add("PATCH", "/v1/table", request={JSON: {"type": "object", "minProperties": 1}}, **COMMAND)
+@routes.add(
+    "PATCH", "/v1/table", request={JSON: {"type": "object", "minProperties": 1}}, errors=COMMAND_ERRORS, **COMMAND
+)
 async def limits(request: Request) -> JsonResponse:
     """Change limits of the running table
 
@@ -162,12 +160,12 @@ async def limits(request: Request) -> JsonResponse:
     {"lr": 0.02, "features": {"item_id": {"ttl_seconds": 86400}}}. They stay in force until the configuration file sets
     a new value.
     """
-    parts: AdminParts = request.app.state.admin
     body = await _json_body(request)
-    return await _submit(parts, "limits", parse_table_limits(body, parts.replica.require_view().schema))
+    schema = request.app.state.replica.require_view().schema
+    return await _submit(request, "limits", parse_table_limits(body, schema))
 
 
-@routes.add("POST", "/v1/rollback", request=RollbackBody, **COMMAND)
+@routes.add("POST", "/v1/rollback", request=RollbackBody, errors=(*COMMAND_ERRORS, 410), **COMMAND)
 async def rollback(request: Request) -> JsonResponse:
     """Roll back to a version
 
@@ -175,36 +173,39 @@ async def rollback(request: Request) -> JsonResponse:
     forgotten since; the stream is read again from there. With "skip": true, the samples learned since V are sent to the
     dead-letter topic instead of being learned again.
     """
-    parts: AdminParts = request.app.state.admin
+    state = request.app.state
     body = parse_rollback(await _json_body(request))
     if isinstance(name := body["version"], str):
-        body["version"] = await parts.submissions.run(lambda: resolve_version(Path(parts.log.path), name))
-    return await _submit(parts, "rollback", body)
+        body["version"] = await state.pools.commands.run(lambda: resolve_version(state.log.path, name))
+    return await _submit(request, "rollback", body)
 
 
 @routes.add("GET", "/v1/commands/{command_id}", scope="admin", response=CommandResponse, errors=(404, 503))
-async def status(request: Request, command_id: str) -> JsonResponse:
+async def command(request: Request, command_id: str) -> JsonResponse:
     """Status of a command
 
     `state` is waiting, claimed (by a trainer), published, or durable: the version that carries it survives a
     power loss. For a forget command, `keys` says for each of the first 16 keys in which version it was erased, which is
     the oldest file of the log that still contains it, and when that file will be removed.
     """
-    parts: AdminParts = request.app.state.admin
-    schema = parts.replica.require_view().schema
+    state = request.app.state
+    log: LogConfig = state.log
+    trainer: TrainerStatusReader = state.trainer
+    schema = state.replica.require_view().schema
 
     def find() -> CommandResponse:
-        found = command_status(parts.log.path, command_id)
+        found = command_status(log.path, command_id)
         if found is None:
             hint = "use the `command` of a response to POST /v1/forget, PATCH /v1/table or POST /v1/rollback"
             raise ApiError(404, "no_such_command", f"there is no command {command_id} in the log", hint)
         return CommandResponse(
             **found.document(),
-            keys=erased_keys_report(parts.log, schema, found),
-            note=_note(found.state, parts.trainer.read(now_ms=wall_ms())),
+            keys=erased_keys_report(log, schema, found),
+            note=_note(found.state, trainer.read(now_ms=wall_ms())),
         )
 
-    return JsonResponse(await parts.audits.run(find))
+    # it may need every key of the log: submissions must not wait for that
+    return JsonResponse(await state.pools.audits.run(find))
 
 
 def _note(state: str, trainer: TrainerStatus) -> str:
@@ -223,12 +224,14 @@ async def _json_body(request: Request) -> Any:
         raise bad_request(f"the body cannot be decoded: {error}", "send a JSON object") from None
 
 
-async def _submit(parts: AdminParts, kind: str, body: dict[str, Any]) -> JsonResponse:
-    def submit() -> AcceptedResponse:
-        trainer = parts.trainer.read(now_ms=wall_ms())
-        check_supported(kind, trainer)
-        command = submit_command(parts.log.path, kind, body)
-        return AcceptedResponse(command, kind, _note("waiting", trainer))
+async def _submit(request: Request, kind: str, body: dict[str, Any]) -> JsonResponse:
+    state = request.app.state
 
-    accepted = await parts.submissions.run(submit)
+    def submit() -> AcceptedResponse:
+        trainer = state.trainer.read(now_ms=wall_ms())
+        check_supported(kind, trainer)
+        command = submit_command(state.log.path, kind, body)
+        return AcceptedResponse(command, kind, _note("waiting", trainer), "accepted")
+
+    accepted: AcceptedResponse = await state.pools.commands.run(submit)
     return JsonResponse(accepted, status_code=202, headers={"Location": f"/v1/commands/{accepted.command}"})

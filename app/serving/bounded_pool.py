@@ -1,4 +1,4 @@
-"""A thread pool with a bounded queue, for calls that would hold up the event loop."""
+"""Thread pools with bounded queues, for calls that would hold up the event loop."""
 
 import asyncio
 import threading
@@ -38,3 +38,22 @@ class BoundedPool:
     def close(self) -> None:
         """Start no further call; those in progress end by themselves."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class Pools:
+    """The threads for everything that would hold up the event loop: a queue for each kind of work."""
+
+    def __init__(self) -> None:
+        self.remote = BoundedPool("remote", num_threads=16, max_waiting=256)
+        self.lookups = BoundedPool("lookup", num_threads=2, max_waiting=128)
+        self.neighbors = BoundedPool("neighbors", num_threads=1, max_waiting=32)
+        self.retrievals = BoundedPool("retrieve", num_threads=2, max_waiting=128)
+        self.files = BoundedPool("file", num_threads=2, max_waiting=64)
+        self.snapshots = BoundedPool("snapshot", num_threads=1, max_waiting=8)
+        self.commands = BoundedPool("command", num_threads=1, max_waiting=32)
+        self.audits = BoundedPool("audit", num_threads=1, max_waiting=32)
+
+    def close(self) -> None:
+        """Start no further call; those in progress end by themselves."""
+        for pool in vars(self).values():
+            pool.close()

@@ -20,8 +20,7 @@ def complete_document(
         "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
     }
     for route in described:
-        methods = document["paths"].setdefault(route.documented_path, {})
-        entry = methods.setdefault(route.method.lower(), _unrouted(route))
+        entry = document["paths"][route.documented_path][route.method.lower()]
         errors = list(route.errors)
         if route.scope != "public" and route.scope not in open_scopes:
             entry["security"] = [{"token": []}]
@@ -53,17 +52,6 @@ def _by_media_type(body: Any) -> Mapping[str, Any]:
     if isinstance(body, Mapping):
         return body
     return {} if body is None else {JSON: body}
-
-
-def _unrouted(route: Route) -> dict[str, Any]:
-    """The entry of a route that is answered before FastAPI sees the request."""
-    return {
-        "tags": [route.tag],
-        "summary": route.summary,
-        "description": route.description,
-        "operationId": route.summary.lower().replace(" ", "_"),
-        "parameters": [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in route.parameters],
-    }
 
 
 def _describe(entry: dict[str, Any], route: Route, schemas: Schemas, errors: Iterable[int]) -> None:

@@ -4,23 +4,22 @@ import asyncio
 import logging
 from pathlib import Path
 
-from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.bounded_pool import Pools
 from springtide.app.serving.cache_folder import CacheFolder
 from springtide.app.serving.config import ServeConfig
-from springtide.app.serving.feed.log_routes import RecordCache
 from springtide.app.serving.feed.snapshot_routes import SnapshotCache
 from springtide.app.serving.http.authorization import Tokens, read_token
-from springtide.app.serving.http.middleware import RequestLimits
+from springtide.app.serving.http.fast_path import FastPath
+from springtide.app.serving.http.middleware import AccessLog, RequestLimits
+from springtide.app.serving.lookup.batch_lookup import KnownLookups, RowCounts
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
 from springtide.app.serving.metrics.shared_metrics import WorkerSlot
-from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.served_view import ServedView
+from springtide.app.serving.model.served_view import Part
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.ops.scrape import MetricsScraper
 from springtide.app.serving.ops.status import ServerStatusReporter, StatusHistory
-from springtide.app.serving.parts.handlers import RecentViews
 from springtide.app.serving.parts.lookup_batcher import LookupBatcher
 from springtide.app.serving.predict.micro_batcher import MicroBatcher
 from springtide.app.serving.retrieve.retriever import Retriever
@@ -30,25 +29,6 @@ from springtide_client.log.directory import DirectoryWatcher
 SAMPLE_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
-
-
-class Pools:
-    """The threads for everything that would hold up the event loop: a queue for each kind of work."""
-
-    def __init__(self) -> None:
-        self.remote = BoundedPool("remote", num_threads=16, max_waiting=256)
-        self.lookups = BoundedPool("lookup", num_threads=2, max_waiting=128)
-        self.neighbors = BoundedPool("neighbors", num_threads=1, max_waiting=32)
-        self.retrievals = BoundedPool("retrieve", num_threads=2, max_waiting=128)
-        self.files = BoundedPool("file", num_threads=2, max_waiting=64)
-        self.snapshots = BoundedPool("snapshot", num_threads=1, max_waiting=8)
-        self.commands = BoundedPool("command", num_threads=1, max_waiting=32)
-        self.audits = BoundedPool("audit", num_threads=1, max_waiting=32)
-
-    def close(self) -> None:
-        """Start no further call; those in progress end by themselves."""
-        for pool in vars(self).values():
-            pool.close()
 
 
 class Service:
@@ -73,14 +53,15 @@ class Service:
         self.tokens = tokens
         self.limits = RequestLimits(max_in_flight=config.max_in_flight, max_streams=config.max_streams)
         self.metrics = declare_metrics(MetricsRegistry())
+        self.access_log = AccessLog(config.access_log_sample_rate)
+        self.fast_path = FastPath(self.metrics, self.access_log)
+        self.row_counts = RowCounts(self.metrics)
         self.pools = Pools()
         token = read_token(config) if config.parts else None
         self.part = Part.of(config, token, self._note_part_response)
         self.lookup_batcher: LookupBatcher | None = None
         if self.part.is_router and self.part.servers is not None:
             self.lookup_batcher = LookupBatcher(self.part.servers, self.part.hash_range)
-        self.record_cache = RecordCache()
-        self.recent_views = RecentViews(self.part.num_kept_views)
         self._folder = CacheFolder(config.cache_path)
         self.fixed_version = version
         self.replica = Replica(
@@ -93,9 +74,9 @@ class Service:
             part=self.part,
             version=version,
             wait=DirectoryWatcher(log_path).wait,
-            on_record=self.record_cache.add,
-            on_view=self._note_view,
+            on_base=lambda view: self.retriever.start(view),
         )
+        self.known_lookups = KnownLookups(self.replica, self.row_counts, self.lookup_batcher, max_ids=config.max_ids)
         self.retriever = Retriever(lambda: self.replica.view, self.metrics, part=self.part)
         self.trainer = TrainerStatusReader(log_path)
         self.micro_batcher = MicroBatcher(
@@ -139,16 +120,12 @@ class Service:
 
     def close(self) -> None:
         """Release threads and files, after the event loop has sent its last response."""
-        self.replica.join()
+        self.replica.follower.close()
         self.retriever.join()
         self.micro_batcher.close()
         self.part.close()
         self.pools.close()
         self._folder.close()
-
-    def _note_view(self, view: ServedView) -> None:
-        self.recent_views.add(view)
-        self.retriever.start_with_towers(view)
 
     def _note_part_response(self, hash_range: str, outcome: str, seconds: float) -> None:
         self.metrics.observe("springtide_part_request_duration_seconds", seconds, range=hash_range, outcome=outcome)

@@ -52,7 +52,7 @@ THREADS = {  # by the beginnings of their names
     "Kafka thread": ("source",),
     "trainer's loop": ("trainer",),
     "log's threads": ("log", "status"),
-    "follower of the server": ("springtide-replica",),
+    "follower of the server": ("springtide-follower",),
 }
 
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from fastapi import Request
@@ -12,7 +12,6 @@ from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.errors import ApiError, gone, not_ready, refuse_if_fixed
 from springtide.app.serving.http.responses import FileResponse, etag_matches
 from springtide.app.serving.http.route import BINARY, ETAGS, FILE_STATUSES, JSON, NOT_MODIFIED, RANGES, RAW, Routes
-from springtide.app.serving.model.replica import Replica
 from springtide_client.keys import INT64_MAX
 from springtide_client.log.base import BaseManifest
 from springtide_client.log.directory import LogDirectory
@@ -21,15 +20,6 @@ from springtide_client.log.listing import base_name
 routes = Routes("The model")
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class BaseParts(NamedTuple):
-    """The objects that the routes of this module use."""
-
-    log_path: Path
-    replica: Replica
-    pool: BoundedPool
-    fixed_version: int | None = None
 
 
 @routes.add(
@@ -41,15 +31,15 @@ class BaseParts(NamedTuple):
     headers=ETAGS,
     other_statuses=NOT_MODIFIED,
 )
-async def latest(request: Request) -> Response:
+async def latest_base(request: Request) -> Response:
     """The newest base's manifest: its number, and the files that /v1/bases/{v}/files/{name} sends"""
-    parts: BaseParts = request.app.state.bases
-    refuse_if_fixed(parts.fixed_version)
+    state = request.app.state
+    refuse_if_fixed(state.fixed_version)
 
     def read() -> Response:
-        path = LogDirectory(parts.log_path).newest_base()
+        path = LogDirectory(state.log.path).newest_base()
         if path is None:
-            raise not_ready(parts.replica.reason or "the log has no base yet")
+            raise not_ready(state.replica.reason or "the log has no base yet")
         content, manifest = _manifest(path)
         etag = _etag(manifest, "manifest.json")
         headers = {"ETag": etag, "Cache-Control": "no-cache"}
@@ -57,7 +47,8 @@ async def latest(request: Request) -> Response:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type="application/json")
 
-    return await parts.pool.run(read)
+    pool: BoundedPool = state.pools.files
+    return await pool.run(read)
 
 
 @routes.add(
@@ -71,12 +62,12 @@ async def latest(request: Request) -> Response:
     response_headers=("ETag",),
     head=True,
 )
-async def file(request: Request, v: int, name: str) -> Response:
+async def base_file(request: Request, v: int, name: str) -> Response:
     """One file of a base; immutable, with ranges and ETag"""
-    parts: BaseParts = request.app.state.bases
+    state = request.app.state
 
     def open_file() -> Response:
-        path = parts.log_path / base_name(v)
+        path: Path = state.log.path / base_name(v)
         if not 0 <= v <= INT64_MAX or not path.is_dir():
             raise gone(v, None)
         _, manifest = _manifest(path)
@@ -86,7 +77,8 @@ async def file(request: Request, v: int, name: str) -> Response:
         media_type = "application/json" if name == "manifest.json" else "application/octet-stream"
         return FileResponse(path / name, etag=_etag(manifest, name), media_type=media_type)
 
-    return await parts.pool.run(open_file)
+    pool: BoundedPool = state.pools.files
+    return await pool.run(open_file)
 
 
 def _manifest(path: Path) -> tuple[bytes, dict[str, Any]]:

@@ -2,10 +2,9 @@
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fastapi import Query, Request
 from starlette.responses import Response
@@ -57,62 +56,12 @@ class LogReader:
                 self._lock.release()
 
 
-MAX_BYTES = 32 << 20
-
-
-class RecordCache:
-    """The newest records by the checksum of their parent, up to `max_bytes`. One thread adds, any thread may read."""
-
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._lock = threading.Lock()
-        self._by_parent: OrderedDict[int, Record] = OrderedDict()
-
-    def add(self, record: Record) -> None:
-        """Add a verified record; the oldest ones are dropped when the cache is full.
-
-        One without all its shard records is not kept: each client needs others.
-        """
-        if record.num_left_out:
-            return
-        with self._lock:
-            if (same := self._by_parent.pop(record.parent, None)) is not None:
-                self._num_bytes -= same.num_bytes
-            self._by_parent[record.parent] = record
-            self._num_bytes += record.num_bytes
-            while self._num_bytes > self._max_bytes:
-                _, oldest = self._by_parent.popitem(last=False)
-                self._num_bytes -= oldest.num_bytes
-
-    def after(self, tip: Tip, limit_bytes: int) -> list[Record]:
-        """About `limit_bytes` of the records that follow a version; empty if the first of them is not cached."""
-        found: list[Record] = []
-        with self._lock:
-            while limit_bytes > 0 and (record := self._by_parent.get(tip.checksum)) is not None:
-                if record.number <= tip.number:
-                    break
-                found.append(record)
-                tip, limit_bytes = record.tip, limit_bytes - record.num_bytes
-        return found
-
-
 routes = Routes("The model")
 
 BATCH_BYTES = 4 << 20
 RETRY_SECONDS = 0.02
 # how often the log is read even if the served version has not changed
 READ_INTERVAL_SECONDS = 2.0
-
-
-class LogParts(NamedTuple):
-    """The objects that the route of this module uses."""
-
-    log_path: Path
-    replica: Replica
-    limits: RequestLimits
-    record_cache: RecordCache
-    fixed_version: int | None = None
 
 
 @routes.add("GET", "/v1/log", scope="read", response={RAW: BINARY}, errors=(409, 410, 422, 503), throttled=False)
@@ -122,39 +71,41 @@ async def log(request: Request, after: Annotated[int, Query(ge=0)], range: Annot
     range=2/4 leaves out the shard records that a follower of this part of the rows has no use for; range=none is for
     one that holds no rows.
     """
-    parts: LogParts = request.app.state.log
-    refuse_if_fixed(parts.fixed_version)
-    parts.replica.require_view()
+    state = request.app.state
+    replica: Replica = state.replica
+    limits: RequestLimits = state.limits
+    refuse_if_fixed(state.fixed_version)
+    replica.require_view()
     try:
         choice = ShardChoice.parse(range)
     except ValueError as error:
         raise invalid(f"range = {range!r}", str(error)) from None
-    parts.limits.open_stream()
+    limits.open_stream()
     try:
-        reader, records = await asyncio.to_thread(_open, parts, after, choice)
+        reader, records = await asyncio.to_thread(_open, state.log.path, replica, after, choice)
     except BaseException:
-        parts.limits.close_stream()
+        limits.close_stream()
         raise
 
     def end() -> None:
         reader.close()
-        parts.limits.close_stream()
+        limits.close_stream()
 
-    return StreamResponse(_frames(parts, reader, records, choice), "application/octet-stream", end)
+    return StreamResponse(_frames(replica, reader, records, choice), "application/octet-stream", end)
 
 
-def _open(parts: LogParts, after: int, choice: ShardChoice) -> tuple[LogReader, list[Record]]:
+def _open(log_path: Path, replica: Replica, after: int, choice: ShardChoice) -> tuple[LogReader, list[Record]]:
     """A reader positioned after the version, and the first records; ApiError 410 if the log does not continue there."""
-    directory = LogDirectory(parts.log_path, choice)
-    tip = _tip(parts.replica, directory, after)
+    directory = LogDirectory(log_path, choice)
+    tip = _tip(replica, directory, after)
     if tip is None:
-        raise gone(after, parts.replica.versions.oldest)
+        raise gone(after, replica.versions.oldest)
     reader = LogReader(directory, tip)
     try:
         return reader, reader.read(tip, BATCH_BYTES)
     except LogError:
         reader.close()
-        raise gone(after, parts.replica.versions.oldest) from None
+        raise gone(after, replica.versions.oldest) from None
 
 
 def _tip(replica: Replica, directory: LogDirectory, number: int) -> Tip | None:
@@ -169,10 +120,10 @@ def _tip(replica: Replica, directory: LogDirectory, number: int) -> Tip | None:
 
 
 async def _frames(
-    parts: LogParts, reader: LogReader, records: list[Record], choice: ShardChoice
+    replica: Replica, reader: LogReader, records: list[Record], choice: ShardChoice
 ) -> AsyncIterator[bytes]:
     """1. Records that the server's own follower has just read. 2. If the next one is not among them: the log."""
-    replica, tip = parts.replica, reader.start
+    tip = reader.start
     while not replica.stopping:
         for record in records:
             for piece in choice.cut(record).pieces():
@@ -180,9 +131,9 @@ async def _frames(
         tip = records[-1].tip if records else tip
         view = replica.view
         is_newest = view is None or view.version <= tip.number
-        if not (records := parts.record_cache.after(tip, BATCH_BYTES)) and is_newest:
+        if not (records := replica.records.after(tip, BATCH_BYTES)) and is_newest:
             await replica.wait_for_change(READ_INTERVAL_SECONDS)
-            records = parts.record_cache.after(tip, BATCH_BYTES)
+            records = replica.records.after(tip, BATCH_BYTES)
         if not records:
             try:
                 records = await asyncio.to_thread(reader.read, tip, BATCH_BYTES)

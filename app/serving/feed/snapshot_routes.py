@@ -111,15 +111,6 @@ def _etag(path: Path) -> str:
 routes = Routes("The model")
 
 
-class SnapshotParts(NamedTuple):
-    """The objects that the route of this module uses."""
-
-    log_path: Path
-    replica: Replica
-    cache: SnapshotCache
-    pool: BoundedPool
-
-
 @routes.add(
     "GET",
     "/v1/snapshot",
@@ -140,16 +131,18 @@ async def snapshot(
     `version` is a number, epoch.count, a pin, @2026-11-21T10:00Z or event@2026-11-21T10:00Z. rows=none leaves the rows
     out. To resume, send the version of the response with Range and If-Range.
     """
-    parts: SnapshotParts = request.app.state.snapshots
+    state = request.app.state
+    replica: Replica = state.replica
+    cache: SnapshotCache = state.snapshots
     if rows not in ("all", "none"):
         raise invalid(f"rows = {rows!r}", "rows is all or none")
-    view = parts.replica.require_view()
+    view = replica.require_view()
 
     def open_snapshot() -> FileResponse:
-        number = view.version if version is None else resolve_version(parts.log_path, version)
+        number = view.version if version is None else resolve_version(state.log.path, version)
         if number > view.version:
-            raise gone(number, parts.replica.versions.oldest)
-        cached = parts.cache.get(view.client_view, number, rows=rows)
+            raise gone(number, replica.versions.oldest)
+        cached = cache.get(view.client_view, number, rows=rows)
         response = FileResponse(cached.path, etag=cached.etag)
         response.extra_headers = {
             "x-springtide-version": str(number),
@@ -157,4 +150,5 @@ async def snapshot(
         }
         return response
 
-    return await parts.pool.run(open_snapshot)
+    pool: BoundedPool = state.pools.snapshots
+    return await pool.run(open_snapshot)

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Query, Request
@@ -14,28 +14,19 @@ from springtide.app.serving.http.middleware import RequestLimits
 from springtide.app.serving.http.responses import json_with_etag
 from springtide.app.serving.http.route import ETAGS, NOT_MODIFIED, Routes
 from springtide.app.serving.model.replica import Replica
-from springtide.app.serving.model.versions import pin_documents, pins_of, pins_tag, resolve_version, version_of_log
+from springtide.app.serving.model.versions import (
+    VersionResponse,
+    pins_of,
+    pins_tag,
+    resolve_version,
+    version_of_log,
+)
 
 routes = Routes("The model")
 
 MAX_WAIT_SECONDS = 60.0
 # how often a waiting request looks whether its client is still there
 DISCONNECT_CHECK_SECONDS = 2.0
-
-
-class VersionResponse(msgspec.Struct):
-    """A version's manifest; checksums are hexadecimal."""
-
-    version: int
-    name: str
-    epoch: int
-    count: int
-    parent: str
-    checksum: str
-    created_ms: int
-    complete_until_ms: int
-    positions: dict[str, Any]
-    scores: dict[str, Any]
 
 
 class NamedPin(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,15 +48,6 @@ class VersionsResponse(msgspec.Struct, forbid_unknown_fields=True):
 VERSION: dict[str, Any] = {"scope": "read", "response": VersionResponse, "headers": ETAGS}
 
 
-class VersionParts(NamedTuple):
-    """The objects that the routes of this module use."""
-
-    log_path: Path
-    replica: Replica
-    limits: RequestLimits
-    pool: BoundedPool
-
-
 @routes.add(
     "GET",
     "/v1/versions",
@@ -84,21 +66,24 @@ async def versions(
 
     `before` is a number, epoch.count, a pin, @2026-11-21T10:00Z (wall time) or event@2026-11-21T10:00Z.
     """
-    parts: VersionParts = request.app.state.versions
+    state = request.app.state
+    replica: Replica = state.replica
+    log_path: Path = state.log.path
 
     def read() -> Response:
-        number = None if before is None else resolve_version(parts.log_path, before)
-        pins = pins_of(parts.log_path)
-        found = parts.replica.versions.newest(limit=limit, before=number)
-        document: dict[str, Any] = {
-            "versions": [entry.document() for entry in found],
-            "next_before": found[-1].number if len(found) == limit else None,
-            "pins": pin_documents(pins),
-        }
+        number = None if before is None else resolve_version(log_path, before)
+        pins = pins_of(log_path)
+        found = replica.versions.newest(limit=limit, before=number)
+        document = VersionsResponse(
+            versions=[VersionResponse.of(version) for version in found],
+            next_before=found[-1].number if len(found) == limit else None,
+            pins=[NamedPin(pin.name, pin.version, pin.created_ms) for pin in pins],
+        )
         newest = f"{found[0].checksum:016x}" if found else "none"
         return json_with_etag(request, document, f'"{newest}-{limit}-{number}{pins_tag(pins)}"')
 
-    return await parts.pool.run(read)
+    pool: BoundedPool = state.pools.files
+    return await pool.run(read)
 
 
 @routes.add(
@@ -110,7 +95,7 @@ async def versions(
     response_headers=("ETag",),
     throttled=False,
 )
-async def latest(
+async def latest_version(
     request: Request,
     after: Annotated[int | None, Query(ge=0)] = None,
     wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0.0,
@@ -119,11 +104,11 @@ async def latest(
 
     after=V&wait_seconds=30 waits for a version beyond V; 204 when none came.
     """
-    parts: VersionParts = request.app.state.versions
-    replica = parts.replica
+    replica: Replica = request.app.state.replica
+    limits: RequestLimits = request.app.state.limits
     if after is None:
         return _manifest(request, replica, replica.require_view().version)
-    parts.limits.open_stream()
+    limits.open_stream()
     try:
         deadline = time.monotonic() + wait_seconds
         while True:
@@ -137,7 +122,7 @@ async def latest(
             if await request.is_disconnected():
                 return Response(status_code=499)  # only counted: the client is gone
     finally:
-        parts.limits.close_stream()
+        limits.close_stream()
 
 
 @routes.add(
@@ -154,21 +139,25 @@ async def version(request: Request, v: str) -> Response:
     v is a number, epoch.count, a pin, @2026-11-21T10:00Z (wall time) or event@2026-11-21T10:00Z: the newest version at
     or before that instant that can be rebuilt.
     """
-    parts: VersionParts = request.app.state.versions
+    state = request.app.state
+    replica: Replica = state.replica
+    log_path: Path = state.log.path
 
     def read() -> Response:
-        number = resolve_version(parts.log_path, v)
-        entry = parts.replica.versions.find(number) or version_of_log(parts.log_path, number)
-        pins = [pin for pin in pins_of(parts.log_path) if pin.version == number]
-        document = entry.document() | {"pins": [pin.name for pin in pins]}
+        number = resolve_version(log_path, v)
+        entry = replica.versions.find(number) or version_of_log(log_path, number)
+        pins = [pin for pin in pins_of(log_path) if pin.version == number]
+        document = VersionResponse.of(entry, [pin.name for pin in pins])
         etag = f'"{entry.checksum:016x}{pins_tag(pins)}"'
         return json_with_etag(request, document, etag, {"X-Springtide-Version": str(number)})
 
-    return await parts.pool.run(read)
+    pool: BoundedPool = state.pools.files
+    return await pool.run(read)
 
 
 def _manifest(request: Request, replica: Replica, number: int) -> Response:
     entry = replica.versions.find(number)
     if entry is None:
         raise gone(number, replica.versions.oldest)
-    return json_with_etag(request, entry.document(), entry.etag, {"X-Springtide-Version": str(number)})
+    etag = f'"{entry.checksum:016x}"'
+    return json_with_etag(request, VersionResponse.of(entry), etag, {"X-Springtide-Version": str(number)})

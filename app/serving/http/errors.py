@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from springtide_client.errors import PartError, VersionsDifferError
 
 VERSION_NOT_REACHED = "version_not_reached"
 # what decoding a body may raise: msgspec reports strings that are not UTF-8 as Python does
@@ -110,6 +115,29 @@ class ApiError(Exception):
         error = {"code": self.code, "message": self.message, "hint": self.hint, **self.details}
         return msgspec.json.encode({"error": error, **self.siblings})
 
+    def response(self) -> Response:
+        """The response."""
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+
+def as_api_error(error: Exception, method: str, path: str) -> ApiError:
+    """Return what a client is told of an exception that its request has raised; 500 for a defect."""
+    match error:
+        case ApiError():
+            return error
+        case VersionsDifferError():
+            return versions_differ(str(error))
+        case PartError():
+            return part_unavailable(str(error))
+        case RequestValidationError():
+            faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+            return ApiError(422, "invalid", "; ".join(faults), "see /docs")
+        case HTTPException():
+            code, is_unknown = CODES_BY_STATUS.get(error.status_code, "error"), error.detail == "Not Found"
+            detail = "there is no such route" if error.status_code == 404 and is_unknown else error.detail
+            return ApiError(error.status_code, code, f"{method} {path}: {detail}", "see /docs", headers=error.headers)
+    return ApiError(500, "internal", "this server has a defect", "see the server's log")
+
 
 def bad_request(message: str, hint: str = "") -> ApiError:
     """400: a header, a parameter or a body that cannot be understood."""
@@ -203,11 +231,6 @@ def head_too_large(max_bytes: int) -> ApiError:
     """431: the head of the request exceeds the limit."""
     message = f"the head of the request is longer than {max_bytes} bytes"
     return ApiError(431, "head_too_large", message, "send fewer or shorter headers")
-
-
-def internal_error() -> ApiError:
-    """500: a defect of the server."""
-    return ApiError(500, "internal", "this server has a defect", "see the server's log")
 
 
 def not_ready(reason: str) -> ApiError:

@@ -3,23 +3,25 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Mapping
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
 
 from springtide.app.serving.http.authorization import Authorizer
 from springtide.app.serving.http.errors import (
     REJECTION_REASONS,
     ApiError,
+    as_api_error,
     bad_request,
     body_too_large,
     busy,
-    internal_error,
     too_many_requests,
     unsupported_encoding,
 )
 from springtide.app.serving.http.preconditions import MAX_STALENESS, MIN_VERSION
+from springtide.app.serving.http.route import RouteTable
 from springtide.app.serving.metrics.registry import MetricsRegistry
 
 logger = logging.getLogger(__name__)
@@ -70,22 +72,6 @@ class RequestLimits:
         self.num_streams -= 1
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """Return the body; ApiError 413 beyond the limit, ConnectionResetError when the client is gone."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the client disconnected before it had sent the whole request")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > max_bytes:
-            raise body_too_large(max_bytes)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 SINGLETON_HEADERS = (
     b"host",
     b"authorization",
@@ -95,34 +81,21 @@ SINGLETON_HEADERS = (
 )
 
 
-class DirectHandler(Protocol):
-    """Answers some requests without the application."""
-
-    def matches(self, scope: Scope) -> bool:
-        """Return True if the request is for this handler."""
-
-    async def handle(self, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer it; may raise ApiError."""
-
-
 class HttpMiddleware:
-    """Wraps the FastAPI application; every response is counted by route and status."""
+    """Answers direct routes itself, all others by the FastAPI application; counts every response."""
 
     def __init__(
         self,
-        inner: ASGIApp,
+        api: FastAPI,
+        routes: RouteTable,
         *,
-        direct: Sequence[DirectHandler],
         authorizer: Authorizer,
-        unthrottled: Set[str],
         limits: RequestLimits,
         metrics: MetricsRegistry,
         access_log: AccessLog,
         max_body_bytes: int,
     ) -> None:
-        self._inner = inner
-        self._direct = direct
-        self._authorizer, self._unthrottled = authorizer, unthrottled
+        self._api, self._routes, self._authorizer = api, routes, authorizer
         self._limits = limits
         self._metrics = metrics
         self._access_log = access_log
@@ -130,7 +103,7 @@ class HttpMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._inner(scope, receive, send)
+            await self._api(scope, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
@@ -146,24 +119,24 @@ class HttpMiddleware:
 
         try:
             await self._authorize_and_answer(scope, receive, note_status)
-        except ApiError as error:
-            scope["springtide.error_code"] = error.code
-            if status == 0:
-                await _send_error(note_status, error)
-        except ConnectionResetError:
+        except (ConnectionResetError, ClientDisconnect):
             pass  # the client disconnected during its request
         except OSError as error:
             # the client disconnected, or a file shrank during the response: close the connection, keep the server
             logger.info("a response was cut short", extra={"path": scope["path"], "error": str(error)})
-            if status == 0:
-                await _send_error(note_status, ApiError(500, "internal", "the response could not be read", "retry"))
-            else:
+            if status != 0:
                 raise
-        except Exception:
-            logger.exception("a request failed", extra={"path": scope["path"]})
+            await ApiError(500, "internal", "the response could not be read", "retry").response()(
+                scope, receive, note_status
+            )
+        except Exception as error:
+            told = as_api_error(error, scope["method"], scope["path"])
+            scope["springtide.error_code"] = told.code
+            if told.status == 500:
+                logger.exception("a request failed", extra={"path": scope["path"]})
             if status == 0:
-                await _send_error(note_status, internal_error())
-            else:
+                await told.response()(scope, receive, note_status)
+            elif told is not error:
                 raise
         finally:
             route = scope.get("springtide.route") or getattr(scope.get("route"), "path", None) or "none"
@@ -189,7 +162,7 @@ class HttpMiddleware:
         if len(headers) < len(scope["headers"]):
             _check_singletons(scope["headers"])
         self._authorizer.check(path, headers)
-        if path in self._unthrottled:
+        if path in self._routes.unthrottled:
             await self._answer(headers, scope, receive, send)
             return
         self._limits.begin_request()
@@ -198,18 +171,21 @@ class HttpMiddleware:
         finally:
             self._limits.end_request()
 
-    async def _answer(self, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
         encoding = headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() != "identity" and scope["method"] not in ("GET", "HEAD"):
             raise unsupported_encoding(encoding)
-        for handler in self._direct:
-            if handler.matches(scope):
-                await handler.handle(headers, scope, receive, send)
-                return
-        await self._inner(scope, self._limited(receive), send)
+        receive = self._limited(receive)
+        if (direct := self._routes.find_direct(scope["method"], scope["path"])) is None:
+            await self._api(scope, receive, send)
+            return
+        route, arguments = direct
+        scope["app"], scope["springtide.route"] = self._api, route.documented_path
+        response = await route.endpoint(Request(scope, receive), *arguments)
+        await response(scope, receive, send)
 
     def _limited(self, receive: Receive) -> Receive:
         left = self._max_body_bytes
@@ -232,11 +208,3 @@ def _check_singletons(headers: list[tuple[bytes, bytes]]) -> None:
     for name in SINGLETON_HEADERS:
         if names[name] > 1:
             raise bad_request(f"the header {name.decode()} occurs {names[name]} times", "send it once")
-
-
-async def _send_error(send: Callable[[Message], Awaitable[None]], error: ApiError) -> None:
-    content = error.body()
-    headers = {"content-type": "application/json", "content-length": str(len(content)), **error.headers}
-    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": content})

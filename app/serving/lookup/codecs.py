@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, too_many_ids
 from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
-from springtide.app.serving.http.route import ARROW, JSON, MSGPACK, RAW, RequestId
+from springtide.app.serving.http.route import ARROW, BINARY, JSON, MSGPACK, RAW, RequestId
 from springtide.app.serving.lookup.arrow_codec import encode_stream, read_id_column
 from springtide.app.serving.lookup.content_negotiation import MediaType
 from springtide.kernels.cpu.serving.float_to_json import NUMBER_BYTES, SLACK_BYTES, write_rows, write_rows_holding_gil
@@ -49,6 +49,9 @@ class LookupResponse(msgspec.Struct, forbid_unknown_fields=True):
     vectors: list[list[float | None] | None]
 
 
+PackedVectors = Annotated[Any, msgspec.Meta(description="N x dim little-endian float32.", extra_json_schema=BINARY)]
+
+
 class PackedLookupResponse(msgspec.Struct, forbid_unknown_fields=True):
     """A look-up's response in MessagePack, with all vectors in one binary."""
 
@@ -57,7 +60,7 @@ class PackedLookupResponse(msgspec.Struct, forbid_unknown_fields=True):
     dim: int
     ids: list[Any]
     status: list[Status]
-    vectors: Annotated[bytes, msgspec.Meta(description="N x dim little-endian float32.")]
+    vectors: PackedVectors
 
 
 class UnparsedLookupBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,32 +7,30 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.serving.http.errors import bad_request
-from springtide.app.serving.model.served_view import ServedView
+from springtide.app.serving.model.served_view import ServedView, feature_column
 from springtide.kernels.cpu.serving.nearest_neighbors import COSINE, DOT, EUCLIDEAN, measure_nearness
 from springtide_client.array_types import Float32Array
 from springtide_client.parts.rankings import NeighborsRequest, RankedIds, ask_rankings
-from springtide_client.rows.nearest import find_nearest
 from springtide_client.rows.row_block import RowBlock
 
 SIMILARITIES = {"cosine": COSINE, "dot": DOT, "euclidean": EUCLIDEAN}
 
 
 class Neighbors(NamedTuple):
-    """The neighbors as `{"id", "score"}`, None if the id has no row; and the status of the id."""
+    """The neighbors, None if the id has no row; and the status of the id."""
 
-    documents: list[dict[str, Any]] | None
+    ranked: RankedIds | None
     status_1: npt.NDArray[np.uint8]
 
 
 def find_neighbors(view: ServedView, number: int, row_id: int, *, k: int, metric: str) -> Neighbors:
     """Find the k nearest other rows, nearest first.
 
-    A larger score is nearer for `cosine` and `dot`; for `euclidean` it is the distance. Ties go to the lower id.
+    A larger score is nearer; for `euclidean` it is the distance, negative. Ties go to the lower id.
     PartError where other servers hold rows and do not give them.
     """
     part = view.part
-    look_up = view.lookup if part.servers is None else view.lookup_everywhere
-    rows_1D, status_1 = look_up(number, np.array([row_id], np.int64))
+    rows_1D, status_1 = view.client_view.lookup(feature_column(number), np.array([row_id], np.int64))
     if status_1[0] != 0:
         return Neighbors(None, status_1)
     request = NeighborsRequest(number, row_id, k, metric, rows_1D[0].astype("<f4", copy=False).tobytes())
@@ -41,7 +39,7 @@ def find_neighbors(view: ServedView, number: int, row_id: int, *, k: int, metric
         ranked = rank_own()
     else:
         ranked = ask_rankings(part.servers, view.own_view.tip, request, part.hash_range, rank_own)
-    return Neighbors(ranked.documents(sign=-1 if metric == "euclidean" else 1), status_1)
+    return Neighbors(ranked, status_1)
 
 
 def rank_neighbors(view: ServedView, request: NeighborsRequest) -> RankedIds:
@@ -49,15 +47,8 @@ def rank_neighbors(view: ServedView, request: NeighborsRequest) -> RankedIds:
     number, dims = request.number, {number: view.dim_of(number) for number in view.feature_numbers.values()}
     if request.metric not in SIMILARITIES or len(request.query) != 4 * dims.get(number, -1):
         raise bad_request("not a request for neighbors: another feature, metric or length of rows")
-    ids_K, scores_K = find_nearest(
-        view.layers_of(number),
-        number,
-        request.without_id,
-        request.query_D,
-        cutoff_ms=view.expiry_cutoff_ms(number),
-        k=request.k,
-        metric=request.metric,
-        measure=measure_similarity,
+    ids_K, scores_K = view.own_view.nearest(
+        number, request.without_id, request.query_D, k=request.k, metric=request.metric, measure=measure_similarity
     )
     return RankedIds(ids_K, scores_K, view.id_texts(number, ids_K))
 

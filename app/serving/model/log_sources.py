@@ -1,15 +1,14 @@
 """The log as the replica follows it: the shard records of its part of the rows, to its end or up to one version."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from springtide.app.errors import UserError
-from springtide.app.serving.model.part import Part
+from springtide.app.serving.model.served_view import Part
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.version_range import VersionRange
 from springtide_client.errors import LogError
-from springtide_client.follow.log_source import LogSource, RecordCursor
 from springtide_client.format.records import Record, Tip
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.cursor import LogCursor
@@ -69,40 +68,3 @@ class RecordsUpTo:
 
     def close(self) -> None:
         self._records = iter(())
-
-
-class ObservedLog:
-    """A LogSource that shows each record to observers on its way to the follower."""
-
-    def __init__(self, source: LogSource, observers: Sequence[Callable[[Record], None]]) -> None:
-        self._source, self._observers = source, observers
-        self.has_base = False  # at the last look
-
-    def newest_base(self) -> Path | None:
-        found = self._source.newest_base()
-        self.has_base = found is not None
-        return found
-
-    def bases_before(self, than: Path) -> list[Path]:
-        return self._source.bases_before(than)
-
-    def local_base(self) -> Path | None:
-        return self._source.local_base()
-
-    def follow(self, after: Tip | None) -> RecordCursor:
-        return _ObservedCursor(self._source.follow(after), self._observers)
-
-
-class _ObservedCursor:
-    def __init__(self, inner: RecordCursor, observers: Sequence[Callable[[Record], None]]) -> None:
-        self._inner, self._observers = inner, observers
-
-    def read(self) -> Sequence[Record]:
-        records = self._inner.read()
-        for record in records:
-            for observe in self._observers:
-                observe(record)
-        return records
-
-    def close(self) -> None:
-        self._inner.close()

@@ -5,33 +5,36 @@ A request takes one view and keeps it; a swap only changes which view the next r
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from springtide.app.processes.tuning import take_short_slices
 from springtide.app.serving.http.errors import not_ready
 from springtide.app.serving.http.preconditions import NO_PRECONDITIONS, VERSION_NOT_REACHED, Preconditions
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.freshness import FreshnessMeter
-from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
-from springtide.app.serving.model.log_sources import LogOfPart, LogUpTo, ObservedLog
-from springtide.app.serving.model.part import WHOLE, Part
-from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.model.versions import VersionEntry, VersionIndex
+from springtide.app.serving.model.log_sources import LogOfPart, LogUpTo
+from springtide.app.serving.model.recent_records import LiveIdDictionary, LiveItems, RecordCache
+from springtide.app.serving.model.served_view import WHOLE, Part, ServedView
+from springtide.app.serving.model.versions import VersionIndex
 from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
-from springtide_client.follow.follower import Follower
-from springtide_client.follow.listeners import AppliedVersion
+from springtide_client.errors import VersionsDifferError
+from springtide_client.follow.follower import AppliedVersion, Follower
 from springtide_client.follow.views import DISK_BYTES
-from springtide_client.format.records import Record
+from springtide_client.format.records import Record, Tip
 from springtide_client.model.view import View
+from springtide_client.parts.parted_view import AGREE_SECONDS
 from springtide_client.system.clock import wall_ms
 
 FIRST_VIEW_POLL_SECONDS = 0.01
+RETRY_SECONDS = 0.05  # until servers of parts are asked again that serve another version
 NO_VERSION_YET = "the log has no version yet: start a trainer on it"
 LOADING_FIRST_VERSION = "the first version is being loaded"
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -52,124 +55,83 @@ class Replica:
         version: int | None = None,
         clock_ms: Callable[[], int] = wall_ms,
         wait: Callable[[float], object] | None = None,
-        on_record: Callable[[Record], None] = lambda record: None,
-        on_view: Callable[[ServedView], object] = lambda view: None,
+        on_base: Callable[[ServedView], object] = lambda view: None,
     ) -> None:
-        """Nothing is read before the first `poll`. Views hold the rows of `part`; `version`: serve this one alone.
+        """Nothing is read before `start` or the follower's first poll. Views hold the rows of `part`; `version`: serve
+        this one alone.
 
-        `cache_bytes`, `disk_bytes` and `cache_path`: see Follower. `wait(seconds)` returns early if the log may have
-        changed; `on_record(record)` hears of each record as it is read, `on_view(view)` of each view that is served.
+        `cache_bytes`, `disk_bytes`, `cache_path` and `wait`: see Follower. `on_base(view)` hears of the first view over
+        each base.
         """
-        self._poll_seconds = poll_interval_seconds
         self._metrics = metrics
-        self._on_view = on_view
+        self._on_base = on_base
         self._clock_ms = clock_ms
-        self._stopping = threading.Event()
-        self._wait = wait if wait is not None else self._stopping.wait
-        self._streams_end = False
-        self._has_polled = False
-        self._thread = threading.Thread(target=self._run, name="springtide-replica", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
         self._live_since_ms: int | None = None
-        self._defect = ""
+        self._recent_views: tuple[ServedView, ...] = ()  # where other servers ask for one of them
+        self._base_number = -1
+        self.part = part
+        self.view: ServedView | None = None  # the newest, immutable: take it once per request
+        self.stopping = False  # True once the server shuts down: streams end then
         self.num_swaps = 0
         self.versions = VersionIndex()
         self.freshness = FreshnessMeter()
-        self._part = part
+        self.records = RecordCache()
         self._id_strings = LiveIdDictionary(part.hash_range)
         self._items = LiveItems(part.hash_range)
-        observers = [on_record, self._id_strings.add]
-        if not part.hash_range.is_empty:  # retrieval compares rows
-            observers.append(self._items.add)
-        log = LogOfPart(log_path, part) if version is None else LogUpTo(log_path, version)
-        self._source = ObservedLog(log, observers)
-        self._follower = Follower(
-            self._source,
+        self.follower = Follower(
+            LogOfPart(log_path, part) if version is None else LogUpTo(log_path, version),
             cache_bytes=cache_bytes,
             cache_dir=cache_path,
             disk_bytes=disk_bytes,
+            wait=wait,
+            poll_seconds=poll_interval_seconds,
+            on_start=take_short_slices,  # neither a trainer on the same cores nor the event loop must wait for it
+            on_record=self._note_record,
+            on_view=self._show,
             search_factory=LayerSearchCache(),
             wide_steps=compiled_steps(),
             hash_range=part.hash_range,
         )
-        self._served: ServedView | None = None
-        self._base_number = -1
-        self._follower.add_listener(self._version_applied)
-        self._follower.on_swap(self._swapped)
-
-    @property
-    def view(self) -> ServedView | None:
-        """The newest view; it is immutable: take it once per request."""
-        view, served = self._follower.view, self._served
-        if view is None:
-            return None
-        if served is None or served.own_view is not view:
-            served = self._served = ServedView(view, self._id_strings, self._items, self._part)
-        return served
+        self.follower.add_listener(self._version_applied)
+        self.follower.on_swap(self._swapped)
 
     @property
     def reason(self) -> str:
         """Why no version, or no newer one, is served; empty while everything works."""
-        error = self._follower.error
-        if error is not None:
+        if (error := self.follower.error) is not None:
             return str(error) or type(error).__name__
-        if self.view is not None or self._defect:
-            return self._defect
-        return LOADING_FIRST_VERSION if self._source.has_base else NO_VERSION_YET
-
-    @property
-    def stopping(self) -> bool:
-        """True once the server shuts down: streams end then."""
-        return self._streams_end
+        if self.view is not None:
+            return ""
+        return LOADING_FIRST_VERSION if self.follower.has_base else NO_VERSION_YET
 
     def start(self) -> None:
         """Start to follow; call inside the event loop that waits for changes."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self.follower.start()
 
     def end_streams(self) -> None:
         """End every wait from now on; the log is still followed."""
-        self._streams_end = True
+        self.stopping = True
         self._wake()
 
     def stop(self) -> None:
         """Stop following the log too; may be called from the loop, does not block."""
-        self._stopping.set()
+        self.follower.stop()
         self.end_streams()
 
     async def wait_for_first_view(self, seconds: float) -> None:
         """Return once a version is served, the log is known to have none, the time is over, or the server stops."""
         deadline = time.monotonic() + seconds
         while self.view is None and not self.stopping and time.monotonic() < deadline:
-            if self._has_polled and self.reason == NO_VERSION_YET:
+            if self.follower.has_base is False:
                 return
             await asyncio.sleep(FIRST_VIEW_POLL_SECONDS)
 
-    def join(self) -> None:
-        """Wait until the thread has ended; the log is not followed from then on."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout=5.0)
-        else:
-            self._follower.close()
-
-    def poll(self) -> bool:
-        """Apply the records that follow the view, or start again from a base; True where the next poll should be soon.
-
-        For one thread at a time: the replica's own, once it is started.
-        """
-        self._follower.poll()
-        view = self._follower.view
-        if view is not None and view.base.manifest.number != self._base_number:
-            # items of the base before stay until those who read it have gone on to this one
-            self._items.drop_through(self._base_number)
-            self._base_number = view.base.manifest.number
-            self._id_strings.drop_through(self._base_number)
-        return self._follower.is_busy
-
     def staleness_ms(self, view: ServedView) -> int | None:
         """Now minus complete_until_ms; None if the stream was never read to its end."""
-        until_ms = view.complete_until_ms
+        until_ms = view.own_view.meta.complete_until_ms
         return max(0, self._clock_ms() - until_ms) if until_ms > 0 else None
 
     def require_view(self) -> ServedView:
@@ -211,6 +173,27 @@ class Replica:
             headers["X-Springtide-Staleness-Ms"] = str(staleness_ms)
         return headers
 
+    def view_of(self, tip: Tip) -> ServedView | None:
+        """Return the view of a version, one of the newest few; None if it is not served, or is kept no longer."""
+        newest = () if (view := self.view) is None else (view,)
+        return next((view for view in (*newest, *reversed(self._recent_views)) if view.own_view.tip == tip), None)
+
+    async def at_one_version(
+        self, preconditions: Preconditions, call: Callable[[ServedView], Awaitable[Result]]
+    ) -> Result:
+        """Call with the newest view, again with a newer one while the server of a part does not serve its version.
+
+        VersionsDifferError once the servers have not agreed within AGREE_SECONDS.
+        """
+        deadline = time.monotonic() + AGREE_SECONDS
+        while True:
+            try:
+                return await call(self.view_satisfying(preconditions))
+            except VersionsDifferError:
+                if time.monotonic() > deadline or self.stopping:
+                    raise
+            await self.wait_for_change(RETRY_SECONDS)
+
     async def wait_for_change(self, seconds: float) -> None:
         """Return once another version is served, the time is over, or the server stops."""
         changed = self._changed
@@ -221,47 +204,45 @@ class Replica:
         except TimeoutError:
             return
 
-    def _run(self) -> None:
-        take_short_slices()  # neither a trainer on the same cores nor the event loop must wait for this thread
-        while not self._stopping.is_set():
-            is_busy = True
-            try:
-                is_busy = self.poll()
-                self._has_polled, self._defect = True, ""
-            except Exception as error:
-                # the old view stays served: a defect here must not stop the server
-                if not self._defect:
-                    logger.exception("following the log failed")
-                self._defect = f"{type(error).__name__}: {error}"
-            if self._defect:
-                self._stopping.wait(1.0)
-            else:
-                (self._stopping.wait if is_busy else self._wait)(self._poll_seconds)
-        self._follower.close()
+    def _note_record(self, record: Record) -> None:
+        self.records.add(record)
+        self._id_strings.add(record)
+        if not self.part.hash_range.is_empty:  # retrieval compares rows
+            self._items.add(record)
+
+    def _show(self, view: View) -> None:
+        """Serve a view: a newer version, or the same in another form."""
+        served = self.view = ServedView(view, self._id_strings, self._items, self.part)
+        if (base_number := view.base.manifest.number) != self._base_number:
+            # items of the base before stay until those who read it have gone on to this one
+            self._items.drop_through(self._base_number)
+            self._id_strings.drop_through(base_number)
+            self._base_number = base_number
+            self._on_base(served)
 
     def _version_applied(self, view: View, applied: AppliedVersion, servable_ms: int) -> None:
-        entry = VersionEntry.of(applied)
         self._metrics.increment("springtide_applied_bytes_total", applied.num_bytes)
+        meta = applied.meta
         # versions published before this server could serve do not show how fast it follows
-        is_live = self._live_since_ms is not None and entry.created_ms >= self._live_since_ms
+        is_live = self._live_since_ms is not None and meta.created_ms >= self._live_since_ms
         phase = self.freshness.observe(
-            entry.record_ms,
-            created_ms=entry.created_ms,
-            complete_until_ms=entry.meta["complete_until_ms"],
+            meta.record_ms,
+            created_ms=meta.created_ms,
+            complete_until_ms=meta.complete_until_ms,
             servable_ms=servable_ms,
             is_live=is_live,
         )
         if is_live:
-            for timestamp_ms in entry.record_ms:
+            for timestamp_ms in meta.record_ms:
                 seconds = max(0, servable_ms - timestamp_ms) / 1000
                 self._metrics.observe("springtide_freshness_seconds", seconds, trainer=phase)
-        self.versions.add(entry)
+        self.versions.add(applied)
 
     def _swapped(self, view: View) -> None:
         # a base without later records is a version that no record announced
-        self.versions.add(VersionEntry.of(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta)))
-        if (served := self.view) is not None:
-            self._on_view(served)
+        self.versions.add(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta))
+        if self.part.num_kept_views and self.view is not None:
+            self._recent_views = (*self._recent_views, self.view)[-self.part.num_kept_views :]
         self.freshness.continue_from(created_ms=view.meta.created_ms, complete_until_ms=view.meta.complete_until_ms)
         self.num_swaps += 1
         self._metrics.increment("springtide_view_swaps_total")

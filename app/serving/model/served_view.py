@@ -1,22 +1,120 @@
-"""The client's View as the routes see it: with compiled lookups, and with the strings behind its ids."""
+"""The served model as the routes see it: a view with compiled lookups and the strings of its ids, and its part.
 
-# K keys, D dimension, N samples, L labels
-from collections.abc import Mapping, Sequence
+A part says which rows this server holds, and which servers hold the others.
+"""
+
+# K keys, D dimension
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
-from springtide.app.serving.model.part import WHOLE, Part
+from springtide.app.models.config import MODELS_WITHOUT_WIDE
+from springtide.app.serving.config import ServeConfig
+from springtide.app.serving.http.errors import misdirected
+from springtide.app.serving.model.recent_records import LiveIdDictionary, LiveItems
+from springtide.kernels.cpu.serving.key_owners import first_foreign, owner_of, split_keys
 from springtide.kernels.cpu.serving.layer_search import LayerSearch
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array
-from springtide_client.features import Features
-from springtide_client.keys import INT64_MIN
+from springtide_client.log.base import ID_STRINGS, BaseManifest
+from springtide_client.log.shard_files import EVERY_SHARD, ShardChoice
 from springtide_client.model.view import View
-from springtide_client.parts.parted_view import PartedSearch
-from springtide_client.rows.row_block import RowBlock
+from springtide_client.parts.part_servers import PartServers
+from springtide_client.parts.parted_view import PartedSearch, parted_view
+from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.schema import Schema
+
+# how many versions other servers may be behind this one
+KEPT_VIEWS = 8
+
+
+class Part:
+    """The settings `range`, `parts` and `router` of one server."""
+
+    def __init__(
+        self, hash_range: HashRange = ALL_KEYS, servers: PartServers | None = None, *, is_router: bool = False
+    ) -> None:
+        """`servers` are those of all parts, if this server knows them; a router answers for keys of all."""
+        self.hash_range, self.servers, self.is_router = hash_range, servers, is_router
+        self.holds_all = hash_range.is_all and servers is None
+        self._answers_all = self.holds_all or is_router
+
+    @staticmethod
+    def of(config: ServeConfig, token: str | None, observe: Callable[[str, str, float], None]) -> "Part":
+        """`token` is sent to the other servers; `observe(range, outcome, seconds)` hears of their responses."""
+        servers = PartServers(config.parts, token=token, observe=observe) if config.parts else None
+        return Part(config.hash_range, servers, is_router=config.is_router)
+
+    @property
+    def words(self) -> str:
+        """The rows that this server holds, in the words of errors."""
+        if self.holds_all:
+            return "all rows"
+        return "no rows" if self.hash_range.is_empty else f"part {self.hash_range}"
+
+    def shard_choice(self, base: BaseManifest) -> ShardChoice:
+        """Return which shard records this server reads of the versions over a base.
+
+        A rank writes the items and strings of the ids that it decoded, also of rows that belong to other ranks: a
+        model that has strings needs every record. A base from before the first sample does not say whether it will.
+        """
+        has_strings = ID_STRINGS in base.files or base.model.name in MODELS_WITHOUT_WIDE
+        if (has_strings or not base.meta.samples_trained) and not self.hash_range.is_empty:
+            return EVERY_SHARD
+        return ShardChoice(self.hash_range, counts_all=self.servers is not None)
+
+    @property
+    def num_kept_views(self) -> int:
+        """How many versions are kept for other servers."""
+        return 0 if self.hash_range.is_all or self.hash_range.is_empty else KEPT_VIEWS
+
+    def owner_of(self, feature: int, row_id: int) -> int | None:
+        """Return the number, from 0, of the other server that holds a key and answers for it; None: this one does."""
+        if not self.is_router or self.servers is None:
+            return None
+        owner = int(owner_of(feature, row_id, len(self.servers)))
+        return None if owner == self.hash_range.number - 1 else owner
+
+    def check_owned(self, feature: int, ids_K: Int64Array) -> None:
+        """Raise ApiError 421 with the owner of the first key that this server does not answer for."""
+        if self._answers_all:
+            return
+        count = self.hash_range.count
+        index = first_foreign(feature, ids_K, self.hash_range.number - 1, count)
+        if index < 0:
+            return
+        owner = HashRange(int(owner_of(feature, int(ids_K[index]), count)) + 1, count)
+        address = None if self.servers is None else self.servers.urls[owner.number - 1]
+        message = f"id {int(ids_K[index])} belongs to part {owner}, this server holds part {self.hash_range}"
+        hint = "ask a router, or the server of that part" if address is None else f"ask {address}, or a router"
+        raise misdirected(message, hint, {"index": index, "range": str(owner), "address": address})
+
+    def check_knows_all(self, what: str) -> None:
+        """Raise ApiError 421 where this server neither holds all rows nor knows who does. `what` needs them."""
+        if not self.holds_all and self.servers is None:
+            message = f"{what} need rows of all parts, this server holds part {self.hash_range}"
+            raise misdirected(message, "ask a router, or tell this server the others: [serve] parts")
+
+    def document(self, view: View | None) -> dict[str, Any] | None:
+        """The part in /v1/status, with the rows that a view holds; None where it is everything."""
+        if self.holds_all:
+            return None
+        return {
+            "range": None if self.hash_range.is_empty else str(self.hash_range),
+            "router": self.is_router,
+            "rows": None if view is None else view.num_rows,
+            "parts": [] if self.servers is None else list(self.servers.urls),
+        }
+
+    def close(self) -> None:
+        """Close the connections to the other servers."""
+        if self.servers is not None:
+            self.servers.close()
+
+
+WHOLE = Part()
 
 
 class ServedView:
@@ -27,16 +125,13 @@ class ServedView:
         self.own_view, self.part = own_view, part
         self.version = own_view.version
         # with rows of other servers where those are known
-        self.client_view = part.joined(own_view)
+        self.client_view = own_view
+        if part.servers is not None:
+            self.client_view = parted_view(own_view, part.hash_range, part.servers, split_keys)
         # other servers are asked for single rows by a router only
         self._rows_view = self.client_view if part.is_router else own_view
         self._id_strings = id_strings
         self.items = items
-
-    @property
-    def complete_until_ms(self) -> int:
-        """Every record readable at this wall time is in the version; 0 if the stream was never read to its end."""
-        return self.own_view.meta.complete_until_ms
 
     @property
     def schema(self) -> Schema:
@@ -62,18 +157,6 @@ class ServedView:
         assert isinstance(search, (LayerSearch, PartedSearch))
         return search.packed(feature_column(feature), ids_K)
 
-    def lookup_everywhere(self, feature: int, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
-        """Return what `lookup` does with rows of other servers, also where this one is no router. PartError."""
-        return self.client_view.lookup(feature_column(feature), ids_K)
-
-    def row_info(self, feature: int, row_id: int) -> tuple[int, int]:
-        """Return (count, last seen in ms) of a known row."""
-        return self.client_view.table_of(feature).count_and_last_seen(feature, row_id)
-
-    def predict(self, features: Features) -> tuple[npt.NDArray[np.float32], UInt8Array]:
-        """Return probabilities [N, L], and the status [K] of every row they used, in the order of `lookup_keys`."""
-        return self.client_view.predict_with_status(features)
-
     def has_id_strings(self, feature: int) -> bool:
         """Return True if ids of the feature are hashes of strings."""
         return self._id_strings.has_strings(self.client_view.base, feature)
@@ -81,14 +164,6 @@ class ServedView:
     def id_texts(self, feature: int, ids_K: Int64Array) -> list[str | None]:
         """Return the string of each id that is the hash of one; None where it is a number."""
         return self._id_strings.find(self.client_view.base, feature, ids_K)
-
-    def layers_of(self, feature: int) -> Sequence[RowBlock]:
-        """Return rows of the feature and of others, newest layer first; a row or tombstone hides its key in older."""
-        return self.client_view.table_of(feature).all_layers
-
-    def expiry_cutoff_ms(self, feature: int) -> int:
-        """Rows of the feature last seen before this time have expired."""
-        return self.client_view.meta.expiry_cutoffs.get(str(feature), INT64_MIN)
 
 
 @lru_cache(maxsize=1_024)

@@ -2,8 +2,7 @@
 
 import threading
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +13,57 @@ from springtide.app.serving.http.errors import ApiError, gone, invalid, not_read
 from springtide.app.version_log.kept_versions import Pin, is_pin_name, read_pins
 from springtide.app.version_log.read.index import MAX_LENGTH, LogIndex, parse_instant, parse_version
 from springtide_client.errors import LogError
-from springtide_client.follow.listeners import AppliedVersion
-from springtide_client.format.records import EPOCH_SHIFT, Tip, version_name
+from springtide_client.follow.follower import AppliedVersion
+from springtide_client.format.records import EPOCH_SHIFT, CommandEntry, StreamPosition, version_name
 from springtide_client.log.directory import LogDirectory
 
 MAX_VERSIONS = 100_000
-# of a version's meta, what only the next trainer reads
-INTERNAL_META = ("trainer", "record_ms", "created_ms")
 
 
-@dataclass(frozen=True, slots=True)
-class VersionEntry:
-    """One version: its place in the log, and the metadata of its record."""
+class VersionResponse(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A version's manifest; checksums are hexadecimal strings, because JSON numbers lose digits."""
 
-    number: int
-    parent: int
-    checksum: int
+    version: int
+    name: str
+    epoch: int
+    count: int
+    parent: str
+    checksum: str
     created_ms: int
-    record_ms: Sequence[int]
-    meta: dict[str, Any]
+    complete_until_ms: int
+    samples_trained: int
+    step: int
+    positions: dict[str, StreamPosition]
+    event_clock_ms: int
+    expiry_cutoffs: dict[str, int]
+    admission: dict[str, int]
+    sketch_blocks: int
+    sketch_age: int
+    fingerprint: str
+    scores: dict[str, Any]
+    dead_letters: dict[str, int]
+    executed_commands: list[CommandEntry]
+    restores: int
+    exact_state: int
+    durable: int
+    change: dict[str, Any]
+    pins: list[str] | msgspec.UnsetType = msgspec.UNSET
 
     @staticmethod
-    def of(applied: AppliedVersion) -> "VersionEntry":
-        """The entry of a version that a follower has applied."""
-        meta = msgspec.to_builtins(applied.meta)
-        created_ms, record_ms = meta["created_ms"], meta["record_ms"]
-        for name in INTERNAL_META:
-            del meta[name]
-        return VersionEntry(applied.number, applied.parent, applied.checksum, created_ms, record_ms, meta)
-
-    @property
-    def tip(self) -> Tip:
-        return Tip(self.number, self.checksum)
-
-    @property
-    def etag(self) -> str:
-        return f'"{self.checksum:016x}"'
-
-    def document(self) -> dict[str, Any]:
-        """The manifest of /v1/versions; checksums are hexadecimal strings because JSON numbers lose digits."""
-        epoch, count = self.number >> EPOCH_SHIFT, self.number & ((1 << EPOCH_SHIFT) - 1)
-        return {
-            "version": self.number,
-            "name": version_name(self.number),
-            "epoch": epoch,
-            "count": count,
-            "parent": f"{self.parent:016x}",
-            "checksum": f"{self.checksum:016x}",
-            "created_ms": self.created_ms,
-            **self.meta,
-        }
+    def of(version: AppliedVersion, pins: list[str] | msgspec.UnsetType = msgspec.UNSET) -> "VersionResponse":
+        """The manifest of a version, and the names by which it is kept."""
+        number, meta = version.number, version.meta
+        shared = {name: getattr(meta, name) for name in VersionResponse.__struct_fields__ if hasattr(meta, name)}
+        return VersionResponse(
+            version=number,
+            name=version_name(number),
+            epoch=number >> EPOCH_SHIFT,
+            count=number & ((1 << EPOCH_SHIFT) - 1),
+            parent=f"{version.parent:016x}",
+            checksum=f"{version.checksum:016x}",
+            pins=pins,
+            **shared,
+        )
 
 
 class VersionIndex:
@@ -71,11 +71,11 @@ class VersionIndex:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[VersionEntry] = []
-        self._by_number: dict[int, VersionEntry] = {}
+        self._entries: list[AppliedVersion] = []
+        self._by_number: dict[int, AppliedVersion] = {}
 
-    def add(self, entry: VersionEntry) -> None:
-        """Add an applied version.
+    def add(self, entry: AppliedVersion) -> None:
+        """Add an applied version, without what only the next trainer reads.
 
         One that is not newer than the last replaces every version from its number on: the follower restarted from a
         base.
@@ -86,6 +86,7 @@ class VersionIndex:
                 return
             if self._entries and entry.number <= self._entries[-1].number:
                 self._entries = [known for known in self._entries if known.number < entry.number]
+            entry = entry._replace(meta=msgspec.structs.replace(entry.meta, trainer={}, record_ms=[]))
             self._entries.append(entry)
             if len(self._entries) > MAX_VERSIONS:
                 del self._entries[: MAX_VERSIONS // 10]
@@ -93,7 +94,7 @@ class VersionIndex:
                 self._by_number = {known.number: known for known in self._entries}
             self._by_number[entry.number] = entry
 
-    def find(self, number: int) -> VersionEntry | None:
+    def find(self, number: int) -> AppliedVersion | None:
         """The version of that number, or None."""
         with self._lock:
             return self._by_number.get(number)
@@ -104,19 +105,12 @@ class VersionIndex:
         with self._lock:
             return self._entries[0].number if self._entries else None
 
-    def newest(self, *, limit: int, before: int | None = None) -> list[VersionEntry]:
+    def newest(self, *, limit: int, before: int | None = None) -> list[AppliedVersion]:
         """Up to `limit` versions, newest first, all below `before`."""
         with self._lock:
             end = len(self._entries)
             if before is not None:
-                low, high = 0, end
-                while low < high:
-                    middle = (low + high) // 2
-                    if self._entries[middle].number < before:
-                        low = middle + 1
-                    else:
-                        high = middle
-                end = low
+                end = bisect_left(self._entries, before, key=lambda entry: entry.number)
             return self._entries[max(0, end - limit) : end][::-1]
 
 
@@ -140,7 +134,7 @@ def resolve_version(log_path: Path, name: str) -> int:
         raise not_ready(str(error)) from None
 
 
-def version_of_log(log_path: Path, number: int) -> VersionEntry:
+def version_of_log(log_path: Path, number: int) -> AppliedVersion:
     """Return a version that the log still has, by its record or its base; ApiError 410 if it has not."""
     try:
         index = LogIndex(LogDirectory(log_path))
@@ -148,7 +142,7 @@ def version_of_log(log_path: Path, number: int) -> VersionEntry:
             raise gone(number, index.numbers[0])
         found = index.find(number)
         parent = 0 if found is None else found.header.parent
-        return VersionEntry.of(AppliedVersion(number, parent, index.tip(number).checksum, index.meta(number)))
+        return AppliedVersion(number, parent, index.tip(number).checksum, index.meta(number))
     except (UserError, LogError, FileNotFoundError):
         raise gone(number, None) from None
 
@@ -159,11 +153,6 @@ def pins_of(log_path: Path) -> list[Pin]:
         return read_pins(log_path)
     except LogError as error:
         raise not_ready(str(error)) from None
-
-
-def pin_documents(pins: list[Pin]) -> list[dict[str, Any]]:
-    """Return the pins as JSON has them."""
-    return [{"name": pin.name, "version": pin.version, "created_ms": pin.created_ms} for pin in pins]
 
 
 def pins_tag(pins: list[Pin]) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Query, Request
@@ -12,11 +12,10 @@ from starlette.responses import Response
 from springtide.app.serving.http.middleware import RequestLimits
 from springtide.app.serving.http.responses import JsonResponse, StreamResponse
 from springtide.app.serving.http.route import TEXT, Routes
-from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.served_view import Part
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
-from springtide.app.serving.ops.scrape import MetricsScraper
-from springtide.app.serving.ops.status import ServerStatusReporter, StatusHistory
+from springtide.app.serving.model.versions import VersionResponse
 from springtide.app.version_log.trainer_status import Condition, DriftStatus, GateStatus
 from springtide_client.system.clock import wall_ms
 
@@ -35,10 +34,10 @@ async def stream_events(replica: Replica, trainer: TrainerStatusReader) -> Async
         if view is not None and view.version != sent_version:
             sent_version = view.version
             entry = replica.versions.find(sent_version)
-            document: dict[str, Any] = {"version": sent_version} if entry is None else entry.document()
+            document = {"version": sent_version} if entry is None else VersionResponse.of(entry)
             yield _event("version", sent_version, document)
-            if document.get("scores"):
-                yield _event("scores", sent_version, {"version": sent_version, **document["scores"]})
+            if entry is not None and entry.meta.scores:
+                yield _event("scores", sent_version, {"version": sent_version, **entry.meta.scores})
             sent_at = time.monotonic()
         elif (now := await asyncio.to_thread(_gate_and_drift, trainer)) != (gate, drift):
             if now[0] != gate:
@@ -96,7 +95,7 @@ class StatusResponse(msgspec.Struct):
 class AliveResponse(msgspec.Struct, forbid_unknown_fields=True):
     """`range`: the part of the rows that the server holds, if not all; None: no rows."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok"]
     range: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -104,20 +103,8 @@ class ReadyResponse(msgspec.Struct, forbid_unknown_fields=True):
     """The served version; `range` as in AliveResponse."""
 
     version: int
-    status: Literal["ready"] = "ready"
+    status: Literal["ready"]
     range: str | msgspec.UnsetType | None = msgspec.UNSET
-
-
-class OpsParts(NamedTuple):
-    """The objects that the routes of this module use."""
-
-    replica: Replica
-    trainer: TrainerStatusReader
-    status: ServerStatusReporter
-    history: StatusHistory
-    scraper: MetricsScraper
-    limits: RequestLimits
-    part: Part
 
 
 @routes.add("GET", "/v1/status", scope="read", response=StatusResponse, errors=(422,), head=True)
@@ -126,41 +113,40 @@ async def status(request: Request, history: Annotated[bool, Query()] = False) ->
 
     history=1 adds one small sample for each second of the last quarter of an hour.
     """
-    parts: OpsParts = request.app.state.ops
-    document = await asyncio.to_thread(parts.status.document)
+    state = request.app.state
+    document = await asyncio.to_thread(state.status.document)
     if history:
-        document["history"] = parts.history.samples()
+        document["history"] = state.history.samples()
     return JsonResponse(document, headers={"Cache-Control": "no-store"})
 
 
 @routes.add("GET", "/healthz", scope="public", response=AliveResponse, head=True)
 async def alive(request: Request) -> JsonResponse:
     """Liveness: 200 while the process answers"""
-    parts: OpsParts = request.app.state.ops
-    return JsonResponse(AliveResponse(range=_range(parts.part)))
+    return JsonResponse(AliveResponse("ok", _range(request.app.state.part)))
 
 
 @routes.add("GET", "/readyz", scope="public", response=ReadyResponse, errors=(503,), head=True)
 async def ready(request: Request) -> JsonResponse:
     """Readiness: 200 once a version is served, before that 503 with the reason"""
-    parts: OpsParts = request.app.state.ops
-    return JsonResponse(ReadyResponse(parts.replica.require_view().version, range=_range(parts.part)))
+    replica: Replica = request.app.state.replica
+    return JsonResponse(ReadyResponse(replica.require_view().version, "ready", _range(replica.part)))
 
 
 @routes.add("GET", "/metrics", scope="read", response={"text/plain": TEXT}, head=True, throttled=False)
 async def metrics(request: Request) -> Response:
     """Metrics as Prometheus text"""
-    parts: OpsParts = request.app.state.ops
-    text = await asyncio.to_thread(parts.scraper.text)
+    text = await asyncio.to_thread(request.app.state.scraper.text)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @routes.add("GET", "/v1/events", scope="read", response={"text/event-stream": TEXT}, errors=(503,), throttled=False)
 async def events(request: Request) -> StreamResponse:
     """Server-sent events: each version that becomes servable, its scores, changes of the health gate and of drift"""
-    parts: OpsParts = request.app.state.ops
-    parts.limits.open_stream()
-    return StreamResponse(stream_events(parts.replica, parts.trainer), "text/event-stream", parts.limits.close_stream)
+    state = request.app.state
+    limits: RequestLimits = state.limits
+    limits.open_stream()
+    return StreamResponse(stream_events(state.replica, state.trainer), "text/event-stream", limits.close_stream)
 
 
 def _range(part: Part) -> str | msgspec.UnsetType | None:

@@ -6,8 +6,8 @@ from springtide.app.serving.http.middleware import RequestLimits
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.shared_metrics import MetricValues, WorkerSlot
 from springtide.app.serving.metrics.trainer_metrics import update_trainer_metrics
-from springtide.app.serving.model.part import Part
 from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.served_view import Part
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.predict.micro_batcher import MicroBatcher
 from springtide_client.system.clock import wall_ms
@@ -60,7 +60,7 @@ class MetricsScraper:
 
     def _update_gauges(self) -> None:
         view, metrics = self._replica.view, self._metrics
-        complete_until_ms = 0 if view is None else view.complete_until_ms
+        complete_until_ms = 0 if view is None else view.own_view.meta.complete_until_ms
         metrics.set("springtide_version", None if view is None else view.version)
         metrics.set(
             "springtide_complete_until_timestamp_seconds", complete_until_ms / 1000 if complete_until_ms > 0 else None

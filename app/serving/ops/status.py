@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from springtide.app.scores.best_auc import read_best_auc
-from springtide.app.serving.model.part import WHOLE, Part
 from springtide.app.serving.model.replica import Replica
+from springtide.app.serving.model.served_view import WHOLE, Part
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide_client.system.clock import wall_ms
 

@@ -152,7 +152,7 @@ class MicroBatcher:
         if not valid:
             return
         features = Features.concatenate([part for _, part in valid])
-        probabilities_NL, status_K = view.predict(features)
+        probabilities_NL, status_K = view.client_view.predict_with_status(features)
         self.num_batches += 1
         ends = np.cumsum([len(part) for _, part in valid])
         rows, missing = count_rows_by_request(features, status_K, ends), count_missing_by_request(features, ends)

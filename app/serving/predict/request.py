@@ -27,6 +27,12 @@ class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
     max_staleness_ms: MaxStalenessMs = None
 
 
+# what a body has to name, one or the other
+PREDICT_BODY = Annotated[
+    PredictBody, Meta(extra_json_schema={"anyOf": [{"required": ["instances"]}, {"required": ["candidates"]}]})
+]
+
+
 class PredictResponse(msgspec.Struct, forbid_unknown_fields=True):
     """Of each instance the probability of each label; of a label with a loss of values, the value."""
 

@@ -1,21 +1,19 @@
 """POST /v1/predict: raw instances in, probabilities out."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from functools import partial
 from urllib.parse import quote
 
 from fastapi import Request
 
-from springtide.app.serving.bounded_pool import BoundedPool
 from springtide.app.serving.http.preconditions import parse_preconditions
 from springtide.app.serving.http.responses import JsonResponse
 from springtide.app.serving.http.route import PRECONDITIONS, VERSION_HEADER, Routes
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.parts.asking import at_one_version
 from springtide.app.serving.predict.micro_batcher import MicroBatcher, Predictions
-from springtide.app.serving.predict.request import Instances, PredictBody, PredictResponse, decode_predict_request
+from springtide.app.serving.predict.request import PREDICT_BODY, PredictResponse, decode_predict_request
 from springtide_client.model.view import STATUS_NAMES
 
 routes = Routes("Predictions")
@@ -24,25 +22,16 @@ routes = Routes("Predictions")
 INLINE_BYTES = 65_536
 
 
-class PredictParts(NamedTuple):
-    """The objects that the route of this module uses."""
-
-    replica: Replica
-    metrics: MetricsRegistry
-    batcher: MicroBatcher
-    decode_pool: BoundedPool
-    max_instances: int
-
-
 @routes.add(
     "POST",
     "/v1/predict",
     scope="predict",
-    request=PredictBody,
+    request=PREDICT_BODY,
     response=PredictResponse,
     errors=(400, 413, 421, 422, 503),
     headers=PRECONDITIONS,
     response_headers=VERSION_HEADER,
+    direct=True,
 )
 async def predict(request: Request) -> JsonResponse:
     """Score instances
@@ -53,38 +42,40 @@ async def predict(request: Request) -> JsonResponse:
     not_admitted ids the shared row. X-Springtide-Missing counts the instances that have no value of a feature, by
     feature: a name that is misspelt is found there.
     """
-    parts: PredictParts = request.app.state.predict
+    state = request.app.state
+    replica: Replica = state.replica
+    metrics: MetricsRegistry = state.metrics
+    batcher: MicroBatcher = state.micro_batcher
     body = await request.body()
     preconditions = parse_preconditions(request.headers)
 
-    def decode() -> tuple[Instances, float | None]:
-        return decode_predict_request(body, parts.max_instances)
-
-    instances, max_staleness_ms = decode() if len(body) < INLINE_BYTES else await parts.decode_pool.run(decode)
+    decode = partial(decode_predict_request, body, state.config.max_instances)
+    is_inline = len(body) < INLINE_BYTES
+    instances, max_staleness_ms = decode() if is_inline else await state.pools.lookups.run(decode)
 
     async def score(view: ServedView) -> tuple[ServedView, Predictions | None]:
         view.part.check_knows_all("predictions")
-        return view, await parts.batcher.predict(view, instances) if len(instances) else None
+        return view, await batcher.predict(view, instances) if len(instances) else None
 
     preconditions = preconditions.with_max_staleness(max_staleness_ms)
-    view, predictions = await at_one_version(parts.replica, preconditions, score)
-    headers = parts.replica.version_headers(view)
+    view, predictions = await replica.at_one_version(preconditions, score)
+    headers = replica.version_headers(view)
     labels, probabilities = view.schema.labels, []
     if predictions is not None:
         probabilities = predictions.probabilities_NL.tolist()
         rows_by_status = dict(zip(STATUS_NAMES, predictions.rows_by_status.tolist(), strict=True))
         for status, number in rows_by_status.items():
-            parts.metrics.increment("springtide_predict_rows_total", number, status=status)
+            metrics.increment("springtide_predict_rows_total", number, status=status)
         headers["X-Springtide-Rows"] = _counts(rows_by_status)
         schema = view.schema
         names = (*schema.categorical, *schema.lists, *schema.dense)
         missing = dict(zip(names, predictions.missing_F.tolist(), strict=True))
         for feature, number in missing.items():
             if number:
-                parts.metrics.increment("springtide_predict_missing_total", number, feature=feature)
+                metrics.increment("springtide_predict_missing_total", number, feature=feature)
         if any(missing.values()):
             headers["X-Springtide-Missing"] = _counts(missing)
-    parts.metrics.increment("springtide_predictions_total", len(probabilities))
+    metrics.increment("springtide_predictions_total", len(probabilities))
     named = [dict(zip(labels, row, strict=True)) for row in probabilities]
     return JsonResponse(PredictResponse(named, view.version), headers=headers)
 

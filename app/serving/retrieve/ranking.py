@@ -1,11 +1,10 @@
 """The best items for a user over this server's rows, and over those of all servers of parts."""
 
 # X excluded items
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from springtide.app.models.retrieval.schema_part import SchemaPart
@@ -18,7 +17,6 @@ from springtide.app.serving.retrieve.served_items import ItemFilter, NumberRange
 from springtide.app.serving.retrieve.towers import TowerTemplate, UserInputs
 from springtide_client.encode import encode_instances, parse_number
 from springtide_client.errors import EncodeError
-from springtide_client.features import Features
 from springtide_client.keys import encode_id
 from springtide_client.model.inputs import lookup_keys
 from springtide_client.parts.rankings import ItemsRequest, RankedIds, ask_rankings
@@ -54,16 +52,6 @@ class RetrievedItem(msgspec.Struct, forbid_unknown_fields=True):
     score: float
 
 
-class Query(NamedTuple):
-    """An encoded search."""
-
-    user: Features
-    k: int
-    wanted: ItemFilter
-    excluded_X: npt.NDArray[np.int64]
-    exact: bool
-
-
 def decode_retrieve_request(body: bytes, *, max_k: int, max_excluded: int) -> RetrieveBody:
     """Decode a request; ApiError 400 if it is not JSON of this shape, 413 or 422 if it asks for too much."""
     try:
@@ -79,16 +67,30 @@ def decode_retrieve_request(body: bytes, *, max_k: int, max_excluded: int) -> Re
     return request
 
 
-def encode_query(request: RetrieveBody, user_part: SchemaPart, item_part: SchemaPart) -> Query:
-    """Encode the user's features, the filter and the excluded items; ApiError 422 names what cannot be encoded."""
+def encode_request(body: RetrieveBody, template: TowerTemplate, view: ServedView) -> ItemsRequest:
+    """Return a request as parts are asked it, with the user's rows of a view, which are looked up once for all parts.
+
+    ApiError 422 names what cannot be encoded. PartError.
+    """
     try:
-        user = encode_instances(user_part, [request.user])
+        user = encode_instances(template.user_part, [body.user])
     except EncodeError as error:
         details = {"field": error.field}
         raise ApiError(422, error.reason, f"user: {error}", "correct or remove this field", details=details) from None
-    wanted = {name: _condition(name, value, item_part) for name, value in request.filter.items()}
-    excluded = np.array(_ids("exclude", request.exclude), np.int64)
-    return Query(user, request.k, wanted, excluded, request.exact)
+    wanted = {name: _condition(name, value, template.layout.part) for name, value in body.filter.items()}
+    excluded = np.array(_ids("exclude", body.exclude), "<i8")
+    rows_KD, _ = view.client_view.rows_for_model(*lookup_keys(template.user_part, user))
+    return ItemsRequest(
+        k=body.k,
+        exact=body.exact,
+        dim=rows_KD.shape[1],
+        rows=rows_KD.astype("<f4", copy=False).tobytes(),
+        offsets=np.array([ragged.offsets for ragged in user.lists], "<i8").tobytes(),
+        dense=user.dense_NF.astype("<f4", copy=False).tobytes(),
+        one_of={name: value for name, value in wanted.items() if not isinstance(value, NumberRange)},
+        within={name: value for name, value in wanted.items() if isinstance(value, NumberRange)},
+        excluded=excluded.tobytes(),
+    )
 
 
 def _condition(name: str, value: Any, part: SchemaPart) -> tuple[int, ...] | NumberRange:
@@ -117,61 +119,30 @@ def _ids(name: str, values: list[Any]) -> tuple[int, ...]:
 
 def find_items(retriever: Retriever, served: ServedItems, body: RetrieveBody) -> RankedIds:
     """Return the best of this server's items; ApiError 422 for what cannot be encoded."""
-    template = served.towers.template
-    query = encode_query(body, template.user_part, template.layout.part)
-    inputs = served.towers.user_inputs(query.user)
-    retriever.note(inputs)
-    ids_K, scores_K = served.retrieve(
-        inputs, query.k, wanted=query.wanted, excluded=query.excluded_X, exact=query.exact
-    )
-    return RankedIds(ids_K, scores_K, served.towers.view.id_texts(template.layout.number, ids_K))
+    return _rank(retriever, served, encode_request(body, served.towers.template, served.towers.view))
 
 
-def find_items_everywhere(
-    retriever: Retriever, template: TowerTemplate, view: ServedView, body: RetrieveBody
-) -> RankedIds:
-    """Return the best items of all parts at a view; ApiError 422 for what cannot be encoded, PartError.
-
-    The user's rows are looked up once, and sent to every part.
-    """
+def find_items_everywhere(retriever: Retriever, view: ServedView, body: RetrieveBody) -> RankedIds:
+    """Return the best items of all parts at a view; ApiError 422 for what cannot be encoded, PartError."""
     part = view.part
     assert part.servers is not None
-    query = encode_query(body, template.user_part, template.layout.part)
-    rows_KD, _ = view.client_view.rows_for_model(*lookup_keys(template.user_part, query.user))
-    request = encode_request(query, rows_KD)
+    request = encode_request(body, retriever.template_of(view), view)
     return ask_rankings(
         part.servers, view.own_view.tip, request, part.hash_range, lambda: rank_items(retriever, view, request)
     )
 
 
-def encode_request(query: Query, rows_KD: np.ndarray) -> ItemsRequest:
-    """Return a query as parts are asked it."""
-    user = query.user
-    ranges = {name: value for name, value in query.wanted.items() if isinstance(value, NumberRange)}
-    one_of = {name: value for name, value in query.wanted.items() if not isinstance(value, NumberRange)}
-    offsets = [ragged.offsets for ragged in user.lists]
-    return ItemsRequest(
-        k=query.k,
-        exact=query.exact,
-        dim=rows_KD.shape[1],
-        rows=rows_KD.astype("<f4", copy=False).tobytes(),
-        offsets=np.array(offsets, "<i8").tobytes(),
-        dense=user.dense_NF.astype("<f4", copy=False).tobytes(),
-        one_of=one_of,
-        within=ranges,
-        excluded=query.excluded_X.astype("<i8", copy=False).tobytes(),
-    )
-
-
 def rank_items(retriever: Retriever, view: ServedView, request: ItemsRequest) -> RankedIds:
     """Return the best of this server's items for a user, at exactly this view; ApiError, PartError."""
-    served = retriever.at(view)
-    template = served.towers.template
+    return _rank(retriever, retriever.at(view), request)
+
+
+def _rank(retriever: Retriever, served: ServedItems, request: ItemsRequest) -> RankedIds:
+    template, view = served.towers.template, served.towers.view
     inputs = UserInputs(request.rows_KD, request.offsets_L2, request.dense_1F)
     check_inputs(template, view, inputs)
     retriever.note(inputs)
-    ranges = {name: NumberRange(*limits) for name, limits in request.within.items()}
-    wanted: ItemFilter = {**request.one_of, **ranges}
+    wanted: ItemFilter = {**request.one_of, **{name: NumberRange(*limits) for name, limits in request.within.items()}}
     ids_K, scores_K = served.retrieve(
         inputs, request.k, wanted=wanted, excluded=request.excluded_X, exact=request.exact
     )

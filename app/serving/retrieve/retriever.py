@@ -18,8 +18,7 @@ import numpy as np
 from springtide.app.processes.tuning import take_short_slices
 from springtide.app.serving.http.errors import ApiError, not_ready, version_gone
 from springtide.app.serving.metrics.registry import MetricsRegistry
-from springtide.app.serving.model.part import WHOLE, Part
-from springtide.app.serving.model.served_view import ServedView
+from springtide.app.serving.model.served_view import WHOLE, Part, ServedView
 from springtide.app.serving.retrieve.served_items import MIN_CANDIDATES, ItemSet, ServedItems
 from springtide.app.serving.retrieve.towers import Towers, TowerTemplate, UserInputs
 from springtide.app.serving.retrieve.vector_index import FloatArray, InvertedFile
@@ -59,13 +58,11 @@ class Retriever:
         # at the last versions, oldest first: other servers, which follow the log by themselves, ask for one of them
         self._kept: deque[ServedItems] = deque(maxlen=max(1, part.num_kept_views))
         self._lock = threading.Lock()
-        self._asked: tuple[object, TowerTemplate] | None = None  # with what it depends on
+        self._template: tuple[object, TowerTemplate] | None = None  # with what it depends on
         self._newest_view, self._metrics, self._clock = newest_view, metrics, clock
         self._indexed_items = indexed_items
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="springtide-retriever", daemon=True)
-        self._template: TowerTemplate | None = None
-        self._template_of: object = None  # what the template depends on
         self._reason = "the items are being read"
         self._built_at = self._built_seconds = 0.0
         self._users: deque[UserInputs] = deque(maxlen=RECALL_USERS)
@@ -88,9 +85,9 @@ class Retriever:
         base = view.client_view.base
         key = (base.manifest.model, base.manifest.meta.fingerprint)
         with self._lock:
-            if self._asked is None or self._asked[0] != key:
-                self._asked = key, TowerTemplate(view)
-            return self._asked[1]
+            if self._template is None or self._template[0] != key:
+                self._template = key, TowerTemplate(view)
+            return self._template[1]
 
     def _check_towers(self, view: ServedView) -> None:
         if self._is_without_towers(view):
@@ -114,10 +111,7 @@ class Retriever:
             served = older[-1]
             if served.towers.view.own_view is view.own_view:
                 return served
-            towers = served.towers.template.of(view)
-            newer = ItemSet.encode(view.items.between(served.towers.view.version, view.version), towers)
-            assert newer is not None
-            served = served.followed_by(towers, newer)
+            served = _followed(served, served.towers.template.of(view))
             self._keep(served)
             return served
 
@@ -134,14 +128,10 @@ class Retriever:
         self._users.append(user)
         self._was_asked = True
 
-    def start(self) -> None:
-        """Begin to follow the views."""
-        self._thread.start()
-
-    def start_with_towers(self, view: ServedView) -> None:
-        """Begin with the first view that has towers; call for each view that is served."""
+    def start(self, view: ServedView) -> None:
+        """Begin to follow the views if this one has towers; call for the first view over each base."""
         if self._thread.ident is None and not self._part.hash_range.is_empty and not self._is_without_towers(view):
-            self.start()
+            self._thread.start()
 
     def stop(self) -> None:
         """End the thread; does not block."""
@@ -205,24 +195,19 @@ class Retriever:
         return ItemLayout.of(view.schema, view.client_view.base.manifest.model) is None
 
     def _towers(self, view: ServedView) -> Towers:
-        base = view.client_view.base
-        key = (base.manifest.model, base.manifest.meta.fingerprint)
-        if self._template is None or self._template_of != key:
-            self._template, self._template_of = TowerTemplate(view), key
+        template, served = self.template_of(view), self.served
+        if served is not None and served.towers.template is not template:
             self.served = None  # vectors of another net mean nothing to this one
             self._users.clear()
             with self._lock:
                 self._kept.clear()
-        return self._template.of(view)
+        return template.of(view)
 
     def _advance(self, view: ServedView) -> None:
         """Serve the view: encode the items of the versions since the served one."""
         towers, served = self._towers(view), self.served
-        if served is None or served.towers.view.version >= view.version:
-            return
-        newer = ItemSet.encode(view.items.between(served.towers.view.version, view.version), towers)
-        assert newer is not None
-        self._serve(served.followed_by(towers, newer))
+        if served is not None and served.towers.view.version < view.version:
+            self._serve(_followed(served, towers))
 
     def _rebuild(self, view: ServedView) -> None:
         """Encode all items at this view, and build their index, while later views are followed; then serve them."""
@@ -243,9 +228,8 @@ class Retriever:
             if index is None:
                 return
             base = replace(base, index=index)
-        if self._template is not towers.template:
+        if self.served is None or self.served.towers.template is not towers.template:
             return
-        assert self.served is not None
         now = towers if self.served.towers.view is view else self.served.towers
         since = ItemSet.encode(now.view.items.between(base.version, now.view.version), now)
         assert since is not None
@@ -307,6 +291,13 @@ class Retriever:
             self.served = replace(served, base=replace(served.base, index=index.scanning(2 * index.num_to_scan)))
 
 
+def _followed(served: ServedItems, towers: Towers) -> ServedItems:
+    """Return the same items at a later view, that of the towers."""
+    since = ItemSet.encode(towers.view.items.between(served.towers.view.version, towers.view.version), towers)
+    assert since is not None
+    return served.followed_by(towers, since)
+
+
 def recall(
     served: ServedItems, users: Sequence[UserInputs], k: int = 10, *, between: Callable[[], object] = lambda: None
 ) -> float:
@@ -352,7 +343,7 @@ def sample_users(view: ServedView, part: Schema, num: int) -> Features:
 
 def _known_ids(view: ServedView, number: int, draw: np.random.Generator) -> np.ndarray:
     found = []
-    for layer in view.layers_of(number):
+    for layer in view.own_view.table_of(number).all_layers:
         rows_R = draw.integers(0, len(layer), NUM_ROWS) if len(layer) > NUM_ROWS else np.arange(len(layer))
         found.append(layer.id[rows_R][layer.feature[rows_R] == number])
     return np.concatenate(found) if found else np.zeros(0, np.int64)

@@ -1,41 +1,30 @@
 """POST /v1/retrieve: a user's features in, the best items out."""
 
 from functools import partial
-from typing import NamedTuple
 
 from fastapi import Request
+from starlette.responses import Response
 
-from springtide.app.serving.bounded_pool import BoundedPool
+from springtide.app.serving.bounded_pool import Pools
 from springtide.app.serving.http.preconditions import parse_preconditions
 from springtide.app.serving.http.responses import JsonResponse
 from springtide.app.serving.http.route import PRECONDITIONS, VERSION_HEADER, Routes
-from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import ServedView
-from springtide.app.serving.parts.asking import at_one_version
+from springtide.app.serving.parts.routes import answer_question
 from springtide.app.serving.retrieve.ranking import (
     RetrieveBody,
+    RetrievedItem,
     RetrieveResponse,
     decode_retrieve_request,
     find_items,
     find_items_everywhere,
+    rank_items,
 )
 from springtide.app.serving.retrieve.retriever import Retriever
-from springtide_client.parts.rankings import RankedIds
+from springtide_client.parts.rankings import ITEMS_ROUTE, ItemsRequest, RankedIds
 
 routes = Routes("Predictions")
-
-
-class RetrieveParts(NamedTuple):
-    """The objects that the route of this module uses."""
-
-    replica: Replica
-    retriever: Retriever
-    metrics: MetricsRegistry
-    pool: BoundedPool
-    remote_pool: BoundedPool
-    max_items: int
-    max_excluded: int
 
 
 @routes.add(
@@ -47,6 +36,7 @@ class RetrieveParts(NamedTuple):
     errors=(400, 413, 422, 501, 503),
     headers=PRECONDITIONS,
     response_headers=VERSION_HEADER,
+    direct=True,
 )
 async def retrieve(request: Request) -> JsonResponse:
     """The best items for a user
@@ -56,25 +46,34 @@ async def retrieve(request: Request) -> JsonResponse:
     a row in that version, scored with its rows and parameters. filter: an item must have one of the ids, and numbers in
     the range. Without "exact": true an index proposes the items that are scored, and may miss some.
     """
-    parts: RetrieveParts = request.app.state.retrieve
-    body = decode_retrieve_request(await request.body(), max_k=parts.max_items, max_excluded=parts.max_excluded)
+    state = request.app.state
+    replica: Replica = state.replica
+    retriever: Retriever = state.retriever
+    pools: Pools = state.pools
+    body = decode_retrieve_request(
+        await request.body(), max_k=state.config.max_neighbors, max_excluded=state.config.max_ids
+    )
     preconditions = parse_preconditions(request.headers).with_max_staleness(body.max_staleness_ms)
-    newest = parts.replica.require_view()
+    newest = replica.require_view()
     newest.part.check_knows_all("the best items")
+
+    async def ask_all(view: ServedView) -> tuple[ServedView, RankedIds]:
+        return view, await pools.remote.run(lambda: find_items_everywhere(retriever, view, body))
+
     if newest.part.servers is None:
-        served = parts.retriever.require()
+        served = retriever.require()
         view = served.towers.view
-        parts.replica.check(view, preconditions)
-        found = await parts.pool.run(lambda: find_items(parts.retriever, served, body))
+        replica.check(view, preconditions)
+        found = await pools.retrievals.run(lambda: find_items(retriever, served, body))
     else:
-        view, found = await at_one_version(parts.replica, preconditions, partial(_ask_all, parts, body))
-    parts.metrics.increment("springtide_retrieved_items_total", len(found.ids_M))
-    document = {"items": found.documents(), "version": view.version}
-    return JsonResponse(document, headers=parts.replica.version_headers(view))
+        view, found = await replica.at_one_version(preconditions, ask_all)
+    state.metrics.increment("springtide_retrieved_items_total", len(found.ids_M))
+    items = [RetrievedItem(*pair) for pair in found.pairs()]
+    return JsonResponse(RetrieveResponse(items, view.version), headers=replica.version_headers(view))
 
 
-async def _ask_all(parts: RetrieveParts, body: RetrieveBody, view: ServedView) -> tuple[ServedView, RankedIds]:
-    def find() -> RankedIds:
-        return find_items_everywhere(parts.retriever, parts.retriever.template_of(view), view, body)
-
-    return view, await parts.remote_pool.run(find)
+@routes.add("POST", ITEMS_ROUTE, scope="read", response=None, direct=True)
+async def items_of_part(request: Request) -> Response:
+    """The best of this server's items, for a server that asks all parts"""
+    state = request.app.state
+    return await answer_question(request, ItemsRequest, partial(rank_items, state.retriever), state.pools.retrievals)

@@ -8,8 +8,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from springtide.app.serving.http.errors import ApiError, bad_request, head_too_large, request_timeout, too_many_requests
+from springtide.app.serving.http.fast_path import LATER, MAX_REQUEST_BYTES, REQUEST_PREFIX, FastPath, Response
 from springtide.app.serving.http.middleware import HttpMiddleware
-from springtide.app.serving.lookup.fast_path import LATER, MAX_REQUEST_BYTES, REQUEST_PREFIXES, FastPath, Response
 from springtide.app.serving.server.drain import ConnectionDrain
 
 CHECK_INTERVAL_SECONDS = 1.0
@@ -123,7 +123,7 @@ class HttpConnection(HttpToolsProtocol):
             if self._num_missing > 0:
                 return
             data, self._begun, self._num_missing = b"".join(self._begun), [], 0
-        if self._is_between and data.startswith(REQUEST_PREFIXES) and not self._drain.started and self._is_idle():
+        if self._is_between and data.startswith(REQUEST_PREFIX) and not self._drain.started and self._is_idle():
             response = self._fast_path.respond(data, self._respond_later)
             if isinstance(response, tuple):
                 self._send(*response)

@@ -48,9 +48,8 @@ def serve_requests(service: Service, listener: socket.socket, options: WorkerOpt
     """Answer the listener's connections until SIGTERM, SIGINT or `until`; the listener is closed then."""
     warm_up()
     drain = ConnectionDrain()
-    application = build_application(service)
     settings = ConnectionConfig(
-        ConnectionParts(application.middleware, application.fast_path, drain, service.config.max_connections),
+        ConnectionParts(build_application(service), service.fast_path, drain, service.config.max_connections),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -17,14 +17,14 @@ from springtide_client.encode import encode_instances
 from springtide_client.errors import EncodeError, LogError, NoModelError, StaleModelError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
-from springtide_client.keys import INT64_MIN, encode_id
+from springtide_client.keys import encode_id
 from springtide_client.log.directory import DirectoryWatcher, LogDirectory
 from springtide_client.model.view import KNOWN, View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import at_one_version, parted_view
 from springtide_client.parts.rankings import NeighborsRequest, ask_rankings
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS
-from springtide_client.rows.nearest import METRICS, find_nearest
+from springtide_client.rows.nearest import METRICS
 from springtide_client.system.settings import parse_size
 
 WAIT_SECONDS = 30.0
@@ -155,11 +155,7 @@ class HotModel:
                 request = NeighborsRequest(number, without_id, k, metric, query)
                 ids_M, scores_M, _ = ask_rankings(self._parts, view.tip, request)
             else:
-                layers, cutoffs = view.table_of(number).all_layers, view.meta.expiry_cutoffs
-                cutoff_ms = cutoffs.get(str(number), INT64_MIN)
-                ids_M, scores_M = find_nearest(
-                    layers, number, without_id, query_D, cutoff_ms=cutoff_ms, k=k, metric=metric
-                )
+                ids_M, scores_M = view.nearest(number, without_id, query_D, k=k, metric=metric)
             return ids_M, -scores_M if metric == "euclidean" else scores_M
 
         return self._answer(find)

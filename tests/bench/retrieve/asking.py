@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from springtide.app.serving.retrieve.ranking import find_items
+from springtide.app.serving.retrieve.ranking import RetrievedItem, RetrieveResponse, find_items
 from springtide.app.serving.retrieve.retriever import Retriever, recall
 from springtide.app.serving.retrieve.routes import decode_retrieve_request
 from springtide.app.serving.retrieve.served_items import MIN_CANDIDATES, ServedItems
@@ -34,10 +34,10 @@ def ask(retriever: Retriever, user: User, **more: Any) -> Answer:
     began = time.perf_counter()
     request = decode_retrieve_request(body, max_k=1_000, max_excluded=1_000)
     served = retriever.require()
-    items = find_items(retriever, served, request).documents()
-    msgspec.json.encode({"items": items, "version": served.towers.view.version})
+    items = [RetrievedItem(*pair) for pair in find_items(retriever, served, request).pairs()]
+    msgspec.json.encode(RetrieveResponse(items, served.towers.view.version))
     took_ms = 1000 * (time.perf_counter() - began)
-    return Answer([item["id"] for item in items], took_ms)
+    return Answer([item.id for item in items], took_ms)
 
 
 def features_of(retriever: Retriever, users: Sequence[User]) -> list[Features]:

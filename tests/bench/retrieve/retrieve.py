@@ -54,7 +54,7 @@ def main() -> None:
             for title, indexed_items in (("movielens", INDEXED_ITEMS), ("movielens_indexed", 1)):
                 replica, retriever = open_log(path, indexed_items)
                 result[title] = compare(retriever, movielens.users())
-                replica.join()
+                replica.follower.close()
                 print(json.dumps({title: result[title]}), flush=True)
     else:
         print(f"skipped: MovieLens-100k, {movielens.PATH} is not there", flush=True)
@@ -104,8 +104,8 @@ def open_log(path: Path, indexed_items: int) -> tuple[Replica, Retriever]:
         cache_bytes=2 << 30,
         disk_bytes=4 << 30,
     )
-    while replica.view is None or replica.poll():
-        replica.poll()
+    while replica.view is None or replica.follower.poll():
+        replica.follower.poll()
     retriever = Retriever(lambda: replica.view, declare_metrics(MetricsRegistry()), indexed_items=indexed_items)
     retriever.step()
     gc.collect()
@@ -184,7 +184,9 @@ class _Following:
 
     def start(self) -> None:
         self._thread.start()
-        self._retriever.start()
+        view = self._replica.view
+        assert view is not None
+        self._retriever.start(view)
 
     def stop(self) -> None:
         self._ends.set()
@@ -196,10 +198,10 @@ class _Following:
         take_short_slices()
         seen = self._replica.view
         while not self._ends.is_set():
-            self._replica.poll()
+            self._replica.follower.poll()
             view = self._replica.view
             if view is not None and view is not seen:
                 seen = view
                 self._versions.append(view.version)
             self._ends.wait(0.02)
-        self._replica.join()
+        self._replica.follower.close()

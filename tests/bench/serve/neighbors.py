@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from springtide.app.serving.lookup.neighbors import find_neighbors
-from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
+from springtide.app.serving.model.recent_records import LiveIdDictionary, LiveItems
 from springtide.app.serving.model.served_view import ServedView
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
@@ -48,10 +48,10 @@ def check(view: ServedView, rows_ND: npt.NDArray[np.float32], number: int) -> No
     """Check the neighbors against float64; rows equally near to seven digits may be exchanged."""
     exact_ND = rows_ND.astype(np.float64)
     for row_id in (0, len(rows_ND) // 2):
-        found = find_neighbors(view, number, row_id, k=K, metric="dot").documents or []
+        found = find_neighbors(view, number, row_id, k=K, metric="dot").ranked
         near_N = exact_ND @ exact_ND[row_id]
         near_N[row_id] = -np.inf
-        scores = [near_N[neighbor["id"]] for neighbor in found]
+        scores = [] if found is None else near_N[found.ids_M]
         if not np.allclose(scores, np.sort(near_N)[::-1][:K], rtol=1e-6):
             fail(f"wrong neighbors of {row_id}")
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide_client.encode import encode_instances
-from springtide_client.follow.follower import Follower
-from springtide_client.follow.listeners import AppliedVersion
+from springtide_client.follow.follower import AppliedVersion, Follower
 from springtide_client.keys import encode_id
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View

@@ -1,22 +1,23 @@
 """Keeps a view at the log's newest version: applies records, starts again from a base when the chain breaks.
 
 Knows a log only as a LogSource. One thread advances; any number of threads read `view` and keep what they got.
+Listeners hear of each version in the thread that advances; one that fails is logged and called again.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
+from typing import NamedTuple
 
 from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
-from springtide_client.follow.listeners import AppliedVersion, Listener, Listeners
-from springtide_client.follow.log_source import LogSource, OpenCursors
+from springtide_client.follow.log_source import LogSource, RecordCursor
 from springtide_client.follow.views import DISK_BYTES, BaseOpener, MemoryLimit, RetiredViews
-from springtide_client.format.records import Tip, version_name
+from springtide_client.format.records import Record, Tip, VersionMeta, version_name
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
@@ -79,6 +80,68 @@ CLOSE_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
+class AppliedVersion(NamedTuple):
+    """A version that became servable, alone or together with newer ones."""
+
+    number: int
+    parent: int
+    checksum: int
+    meta: VersionMeta
+    num_bytes: int = 0  # of its record
+
+    @staticmethod
+    def of(record: Record) -> "AppliedVersion":
+        return AppliedVersion(record.number, record.parent, record.checksum, record.meta, record.num_bytes)
+
+    @property
+    def tip(self) -> Tip:
+        """Its position in the log."""
+        return Tip(self.number, self.checksum)
+
+
+# the view that is served now, the version, the wall time in ms at which it became servable
+Listener = Callable[[View, AppliedVersion, int], None]
+
+
+class OpenCursors:
+    """Cursors that stay open, at most one behind each version. Not thread-safe."""
+
+    def __init__(self, source: LogSource, on_record: Callable[[Record], object]) -> None:
+        self._source, self._on_record = source, on_record
+        self._cursors: dict[Tip, RecordCursor] = {}
+
+    def records(self, after: Tip) -> Iterator[Record]:
+        """Yield the records after a version up to the current end. Leaving before the end closes the cursor."""
+        cursor = self._cursors.pop(after, None) or self._source.follow(after)
+        is_at_end = False
+        try:
+            while records := cursor.read():
+                for record in records:
+                    after = record.tip
+                    self._on_record(record)
+                    yield record
+            is_at_end = True
+        finally:
+            if is_at_end:
+                # a rebuilt view ends behind the same version as the served one: one cursor is enough for both
+                if (other := self._cursors.get(after)) is not None:
+                    other.close()
+                self._cursors[after] = cursor
+            else:
+                cursor.close()
+
+    def keep_only(self, tip: Tip) -> None:
+        """Close all cursors but the one behind this version."""
+        for other in [other for other in self._cursors if other != tip]:
+            self._cursors.pop(other).close()
+
+    def close(self) -> None:
+        """Close all cursors."""
+        for cursor in self._cursors.values():
+            cursor.close()
+        self._cursors.clear()
+
+
 @dataclass
 class Rebuild:
     """A view of a base that catches up with the log, and the versions it passed that were never served."""
@@ -98,6 +161,10 @@ class Follower:
         cache_dir: Path | None = None,
         disk_bytes: int = DISK_BYTES,
         wait: Callable[[float], object] | None = None,
+        poll_seconds: float = POLL_SECONDS,
+        on_start: Callable[[], object] = lambda: None,
+        on_record: Callable[[Record], object] = lambda record: None,
+        on_view: Callable[[View], object] = lambda view: None,
         clock_ms: Callable[[], int] = wall_ms,
         search_factory: SearchFactory = NumpySearch,
         wide_steps: WideSteps = NUMPY_STEPS,
@@ -105,8 +172,11 @@ class Follower:
     ) -> None:
         """`cache_bytes` limits the memory of changed rows and parameters. Half of it is for merging layers; rows beyond
         the other half move to an unnamed file of at most `disk_bytes` in `cache_dir`. When both are full, the served
-        version stays until a newer base replaces changed rows. `wait(seconds)` returns once there may be new records.
-        Views hold the rows of `hash_range` and no others.
+        version stays until a newer base replaces changed rows. Views hold the rows of `hash_range` and no others.
+
+        `wait(seconds)` returns once there may be new records. In the thread that polls, `on_start` is called first,
+        `on_record(record)` for each record as it is read, and `on_view(view)` for each view that `view` is from now on,
+        also where it is the same version in fewer layers.
         """
         for name, limit in (("cache_bytes", cache_bytes), ("disk_bytes", disk_bytes)):
             if limit < 1:
@@ -116,12 +186,15 @@ class Follower:
         self._stopping = threading.Event()
         self._is_finalized = False
         self._wait = wait if wait is not None else self._stopping.wait
+        self._poll_seconds = poll_seconds
+        self._on_start, self._on_view = on_start, on_view
         self._clock_ms = clock_ms
         self._bases = BaseOpener(source, self._limit, search_factory, wide_steps, hash_range)
         self._polling = threading.Lock()
         self._swapped = threading.Condition()
-        self._listeners = Listeners()
-        self._cursors = OpenCursors(source)
+        self._listeners: list[Listener] = []
+        self._swap_listeners: list[Callable[[View], object]] = []
+        self._cursors = OpenCursors(source, on_record)
         self._state = State.EMPTY
         self._view: View | None = None
         self._retired = RetiredViews()
@@ -144,6 +217,11 @@ class Follower:
         return self._error
 
     @property
+    def has_base(self) -> bool | None:
+        """True if the log had a base when it was looked for; None before."""
+        return self._bases.has_base
+
+    @property
     def staleness_ms(self) -> int | None:
         """Now - complete_until_ms of the view; None before a view, or until the stream was once read to its end."""
         view = self._view
@@ -162,11 +240,11 @@ class Follower:
         When many become servable at once, by catching up, it hears of the last MAX_PASSED of them. It is called in the
         thread that polls, after the swap.
         """
-        self._listeners.add(listener)
+        self._listeners.append(listener)
 
-    def on_swap(self, callback: Callable[[View], None]) -> None:
+    def on_swap(self, callback: Callable[[View], object]) -> None:
         """Call callback(view) in the thread that polls, after each swap to a newer version."""
-        self._listeners.add_on_swap(callback)
+        self._swap_listeners.append(callback)
 
     def start(self) -> None:
         """Follow in a daemon thread until `close`."""
@@ -306,13 +384,21 @@ class Follower:
         with self._swapped:
             self._replace(view)
             self._swapped.notify_all()
-        self._listeners.notify(view, versions, self._clock_ms())
+        servable_ms = self._clock_ms()
+        for version in versions:
+            for listener in self._listeners:
+                _call(listener, view, version, servable_ms)
+        for callback in self._swap_listeners:
+            _call(callback, view)
 
     def _replace(self, view: View) -> None:
         """Let later calls use this view. The one before it is freed here, once no call uses it."""
-        if self._view is not None and self._view is not view:
+        if self._view is view:
+            return
+        if self._view is not None:
             self._retired.add(self._view)
         self._view = view
+        self._on_view(view)
 
     def _lag_error(self) -> LogError | None:
         """Return why the served version stays after a break: the log has no base, or is behind that version."""
@@ -333,6 +419,7 @@ class Follower:
         self._backoff.fail()
 
     def _run(self) -> None:
+        self._on_start()
         while not self._stopping.is_set() and not self._is_finalized:
             try:
                 self.poll()
@@ -340,7 +427,14 @@ class Follower:
                 # a bug must not end the following silently: the view stays, `error` shows it
                 logger.exception("following failed")
                 self._fail(LogError(f"following failed, this is a bug: {type(error).__name__}: {error}"))
-            (self._stopping.wait if self.is_busy else self._wait)(POLL_SECONDS)
+            (self._stopping.wait if self.is_busy else self._wait)(self._poll_seconds)
         self._cursors.close()
         with self._swapped:
             self._swapped.notify_all()
+
+
+def _call(function: Callable[..., object], *arguments: object) -> None:
+    try:
+        function(*arguments)
+    except Exception:
+        logger.exception("a listener of versions failed")

@@ -102,6 +102,7 @@ class BaseOpener:
         self._search_factory, self._wide_steps = search_factory, wide_steps
         self._hash_range = hash_range
         self._next_rebase = 0.0
+        self.has_base: bool | None = None
 
     def open_newest(self, like: View | None) -> View | None:
         """Open the newest base, or if it is corrupt the newest older one: the log's records follow any of them.
@@ -109,6 +110,7 @@ class BaseOpener:
         None in a log without a base; LogError when every base is corrupt.
         """
         base_path = self._source.newest_base()
+        self.has_base = base_path is not None
         if base_path is None:
             return None
         try:

@@ -18,6 +18,7 @@ from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, 
 from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.format.records import Record, Tip, VersionMeta
+from springtide_client.keys import INT64_MIN
 from springtide_client.links import value_of
 from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
@@ -25,6 +26,7 @@ from springtide_client.model.view_table import ModelRows, ViewTable
 from springtide_client.model.wide_prediction import WidePrediction, predict_wide
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
+from springtide_client.rows.nearest import Measure, find_nearest, measure_nearness
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
 from springtide_client.rows.search import KNOWN as KNOWN
 from springtide_client.rows.search import NOT_ADMITTED as NOT_ADMITTED
@@ -186,6 +188,23 @@ class View:
             return {"status": STATUS_NAMES[status], "vector": None, "count": None, "last_seen_ms": None}
         count, last_seen_ms = self.table_of(feature).count_and_last_seen(feature, row_id)
         return {"status": STATUS_NAMES[KNOWN], "vector": rows_1D[0], "count": count, "last_seen_ms": last_seen_ms}
+
+    def nearest(
+        self,
+        feature: int,
+        without_id: int,
+        query_D: Float32Array,
+        *,
+        k: int,
+        metric: str,
+        measure: Measure = measure_nearness,
+    ) -> tuple[Int64Array, Float32Array]:
+        """Return ids and scores of the k rows of a feature that are nearest to a vector: see rows.nearest."""
+        cutoff_ms = self.meta.expiry_cutoffs.get(str(feature), INT64_MIN)
+        layers = self.table_of(feature).all_layers
+        return find_nearest(
+            layers, feature, without_id, query_D, cutoff_ms=cutoff_ms, k=k, metric=metric, measure=measure
+        )
 
     def rows_for_model(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
         """Return the rows that a model sees, float32 (K, D) without NaN, and status uint8 (K).

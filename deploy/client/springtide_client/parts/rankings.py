@@ -5,8 +5,8 @@ little-endian columns. The response is RankedIds.
 """
 
 # D dimension of rows, K keys of a user, L lists, F dense features, M ids
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -141,11 +141,11 @@ class RankedIds(NamedTuple):
         order = np.lexsort((ids, -scores))[:k]
         return RankedIds(ids[order], scores[order], [texts[place] for place in order.tolist()])
 
-    def documents(self, *, sign: float = 1.0) -> list[dict[str, Any]]:
-        """Return them as `{"id", "score"}`, the score times `sign`."""
+    def pairs(self, *, sign: float = 1.0) -> Iterator[tuple[int | str, float]]:
+        """Return an iterator over ids, strings where they are hashes of some, and their scores times `sign`."""
         ids = [row_id if text is None else text for row_id, text in zip(self.ids_M.tolist(), self.texts_M, strict=True)]
-        scores = self.scores_M if sign == 1 else np.float32(sign) * self.scores_M
-        return [{"id": name, "score": score} for name, score in zip(ids, scores.tolist(), strict=True)]
+        scores_M = self.scores_M if sign == 1 else np.float32(sign) * self.scores_M
+        return zip(ids, scores_M.tolist(), strict=True)
 
 
 def ask_rankings(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from springtide.app.serving.feed.log_routes import LogReader, RecordCache
+from springtide.app.serving.feed.log_routes import LogReader
+from springtide.app.serving.model.recent_records import RecordCache
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.format.records import Record, ShardEntry, Tip, VersionMeta, encode_pieces, encode_shard_pieces

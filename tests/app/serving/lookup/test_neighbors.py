@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from springtide.app.serving.lookup.neighbors import find_neighbors
-from springtide.app.serving.model.part import WHOLE
+from springtide.app.serving.model.served_view import WHOLE
 from springtide_client.keys import INT64_MIN
 from springtide_client.rows import nearest
 from springtide_client.rows.row_block import RowBlock
@@ -22,11 +22,11 @@ class Layered:
     def __init__(self, *layers: RowBlock, horizon_ms: int = INT64_MIN) -> None:
         self.layers, self._horizon_ms = layers, horizon_ms
 
-    def layers_of(self, number):
-        return self.layers
+        self.own_view = self.client_view = self
 
-    def expiry_cutoff_ms(self, number):
-        return self._horizon_ms if number == FEATURE else INT64_MIN
+    def nearest(self, number, *arguments, **keywords):
+        cutoff_ms = self._horizon_ms if number == FEATURE else INT64_MIN
+        return nearest.find_nearest(self.layers, number, *arguments, cutoff_ms=cutoff_ms, **keywords)
 
     def rows(self) -> dict[int, np.ndarray]:
         """The living rows of the feature."""
@@ -43,7 +43,7 @@ class Layered:
     def dim_of(self, number):
         return DIM
 
-    def lookup(self, number, ids):
+    def lookup(self, numbers, ids):
         row = self.rows().get(int(ids[0]))
         if row is None:
             return np.full((1, DIM), np.nan, np.float32), np.array([1], np.uint8)
@@ -78,7 +78,12 @@ def expected(rows: dict[int, np.ndarray], row_id: int, k: int, metric: str):
             scores[other] = row @ query / (np.linalg.norm(row) * np.linalg.norm(query))
     del scores[row_id]
     best = sorted(scores, key=lambda other: (-np.float32(scores[other]), other))[:k]
-    return best, [-scores[other] if metric == "euclidean" else scores[other] for other in best]
+    return best, [scores[other] for other in best]
+
+
+def ids_of(view, row_id: int, k: int, metric: str) -> list[int] | None:
+    ranked = find_neighbors(view, FEATURE, row_id, k=k, metric=metric).ranked
+    return None if ranked is None else ranked.ids_M.tolist()
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
@@ -97,11 +102,11 @@ def test_neighbors_equal_a_full_comparison_of_live_rows(monkeypatch, metric, chu
     newer = layer([*ids[50:70], 700, 701], some_rows(22), forgotten=[700])  # some come back
     view = Layered(newer, older, base)
     for row_id in (int(ids[3]), int(ids[60]), 701):
-        found = find_neighbors(view, FEATURE, row_id, k=k, metric=metric).documents
+        found = find_neighbors(view, FEATURE, row_id, k=k, metric=metric).ranked
         best, scores = expected(view.rows(), row_id, k, metric)
-        assert [neighbor["id"] for neighbor in found] == best
-        np.testing.assert_allclose([neighbor["score"] for neighbor in found], scores, rtol=1e-6, atol=1e-7)
-    assert find_neighbors(view, FEATURE, int(ids[31]), k=k, metric=metric).documents is None
+        assert found.ids_M.tolist() == best
+        np.testing.assert_allclose(found.scores_M, scores, rtol=1e-6, atol=1e-7)
+    assert ids_of(view, int(ids[31]), k, metric) is None
 
 
 def test_far_rows_are_found_if_all_near_ones_are_hidden():
@@ -109,13 +114,13 @@ def test_far_rows_are_found_if_all_near_ones_are_hidden():
     far = layer(range(1_000, 1_005), np.arange(5 * DIM).reshape(5, DIM) - 100.0)
     marks = layer(range(2, 901), np.zeros((899, DIM)), forgotten=np.arange(2, 901))
     view = Layered(marks, joined(near, far))
-    found = find_neighbors(view, FEATURE, 1, k=3, metric="dot").documents
-    assert [neighbor["id"] for neighbor in found] == [1_004, 1_003, 1_002]
+    assert ids_of(view, 1, 3, "dot") == [1_004, 1_003, 1_002]
 
 
 def test_expired_rows_are_not_neighbors():
     view = Layered(layer([1, 2], np.ones((2, DIM)), seen=100), layer([3], np.ones((1, DIM)), seen=10), horizon_ms=50)
-    assert find_neighbors(view, FEATURE, 1, k=5, metric="dot").documents == [{"id": 2, "score": 8.0}]
+    ranked = find_neighbors(view, FEATURE, 1, k=5, metric="dot").ranked
+    assert list(ranked.pairs()) == [(2, 8.0)]
 
 
 def test_ties_are_ordered_by_id_for_any_chunk_size(monkeypatch):
@@ -123,13 +128,13 @@ def test_ties_are_ordered_by_id_for_any_chunk_size(monkeypatch):
         monkeypatch.setattr(nearest, "CHUNK_ROWS", chunk)
         ids = [*range(100, 40, -1), 3, 7, 1, 5]
         row = np.random.default_rng(1).normal(size=DIM)
-        found = find_neighbors(Layered(layer(ids, np.tile(row, (64, 1)))), FEATURE, 100, k=3, metric="cosine").documents
-        assert [neighbor["id"] for neighbor in found] == [1, 3, 5]
+        assert ids_of(Layered(layer(ids, np.tile(row, (64, 1)))), 100, 3, "cosine") == [1, 3, 5]
 
 
 def test_a_zero_row_has_similarity_0_and_a_nan_row_is_not_a_neighbor():
     rows = np.zeros((3, DIM))
     rows[1, 0], rows[2, 0] = 1, np.nan
     view = Layered(layer([1, 2, 3], rows))
-    assert find_neighbors(view, FEATURE, 1, k=3, metric="cosine").documents == [{"id": 2, "score": 0.0}]
-    assert find_neighbors(view, FEATURE, 4, k=3, metric="cosine").documents is None
+    ranked = find_neighbors(view, FEATURE, 1, k=3, metric="cosine").ranked
+    assert list(ranked.pairs()) == [(2, 0.0)]
+    assert ids_of(view, 4, 3, "cosine") is None

@@ -10,41 +10,39 @@ def test_the_reason_tells_loading_from_a_missing_version(tmp_path):
         log.path,
         poll_interval_seconds=0.01,
         metrics=declare_metrics(MetricsRegistry()),
-        on_record=lambda record: reasons.append(replica.reason),
     )
-    replica.poll()
+    replica.records.add = lambda record: reasons.append(replica.reason)
+    replica.follower.poll()
     assert replica.reason == NO_VERSION_YET
     log.start_epoch()
     log.publish()
     while replica.view is None:  # errors of the log are retried after a pause
-        replica.poll()
+        replica.follower.poll()
     assert reasons == [LOADING_FIRST_VERSION]
     assert replica.reason == ""
-    replica.join()
+    replica.follower.close()
 
 
 def test_one_version_is_served_once_the_log_leads_to_it_and_never_another(tmp_path):
     log = new_log(tmp_path / "log")
     log.start_epoch()
     numbers = [log.publish() for _ in range(3)]
-    served = []
     replica = Replica(
         log.path,
         poll_interval_seconds=0.01,
         metrics=declare_metrics(MetricsRegistry()),
         version=numbers[1],
-        on_view=served.append,
     )
-    replica.poll()
+    replica.follower.poll()
     log.write_base()
     log.publish()
     assert replica.view.version == numbers[1]
-    assert not replica.poll()
-    assert [view.version for view in served] == [replica.view.version] == [numbers[1]]
+    assert not replica.follower.poll()
+    assert (replica.view.version, replica.num_swaps) == (numbers[1], 1)
     assert replica.versions.find(numbers[2]) is None
-    replica.join()
+    replica.follower.close()
     gone = Replica(log.path, poll_interval_seconds=0.01, metrics=declare_metrics(MetricsRegistry()), version=77)
-    gone.poll()
+    gone.follower.poll()
     assert gone.view is None
     assert "77 is not in the log" in gone.reason or "can no longer be rebuilt" in gone.reason
-    gone.join()
+    gone.follower.close()

@@ -1,16 +1,18 @@
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
-from springtide.app.serving.model.versions import VersionEntry, VersionIndex
+from springtide.app.serving.model.versions import VersionIndex, VersionResponse
 from springtide.app.version_log.commands.pin import pin_version
 from springtide.app.version_log.read.index import LogIndex
-from springtide_client.format.records import version_name
+from springtide_client.follow.follower import AppliedVersion
+from springtide_client.format.records import VersionMeta, version_name
 from springtide_client.log.directory import LogDirectory
 
 
 def entry(number):
-    return VersionEntry(number=number, parent=0, checksum=number, created_ms=0, record_ms=(), meta={})
+    return AppliedVersion(number, 0, number, VersionMeta())
 
 
 def test_versions_are_listed_newest_first_in_pages():
@@ -31,15 +33,14 @@ def test_versions_after_a_restart_from_a_base_replace_later_ones():
     index.add(entry(3))
     index.add(entry(2))
     assert [found.number for found in index.newest(limit=9)] == [3, 2, 1]
-    index.add(VersionEntry(number=9, parent=2, checksum=5, created_ms=0, record_ms=(), meta={}))
+    index.add(AppliedVersion(9, 2, 5, VersionMeta()))
     assert index.find(9).checksum == 5
     assert index.find(4) is None
 
 
 def test_a_manifest_shows_checksums_as_hexadecimal_strings():
-    document = VersionEntry(
-        number=3 * 2**32 + 7, parent=2**63, checksum=1, created_ms=5, record_ms=(), meta={"step": 4}
-    ).document()
+    version = AppliedVersion(3 * 2**32 + 7, 2**63, 1, VersionMeta(step=4))
+    document = msgspec.to_builtins(VersionResponse.of(version))
     assert document["name"] == "3.7"
     assert document["parent"] == "8000000000000000"
     assert document["checksum"] == "0000000000000001"

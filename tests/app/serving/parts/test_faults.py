@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.serving.model import part
-from springtide.app.serving.parts import asking
+from springtide.app.serving.model import replica
 from springtide_client.errors import PartError
 from springtide_client.hot_model import HotModel
 from tests.app.serving.conftest import USER, World
@@ -59,7 +58,7 @@ def test_a_part_that_is_gone_is_named_until_it_is_back(world) -> None:
 
 
 def test_parts_that_never_agree_on_a_version_are_named(world, monkeypatch) -> None:
-    monkeypatch.setattr(asking, "AGREE_SECONDS", 0.1)
+    monkeypatch.setattr(replica, "AGREE_SECONDS", 0.1)
     monkeypatch.setattr("springtide_client.parts.parted_view.WAIT_MS", 50)
     fill(world.log, 60)
     old, ports = world.log.number, [free_port(), free_port()]
@@ -101,6 +100,5 @@ def test_servers_show_each_other_a_token(world, tmp_path: Path, monkeypatch) -> 
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "part_unavailable")
     assert "needs a token of scope read" in refused.json()["error"]["message"]
     assert stranger.get("/v1/embeddings/user_id/1").json()["error"]["code"] == "part_unavailable"
-    assert part.KEPT_VIEWS >= 2
     with HotModel(urls, token="reader-secret") as model:
         assert model.lookup("user_id", IDS)[1].shape == (len(IDS),)

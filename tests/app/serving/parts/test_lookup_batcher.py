@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from springtide.app.serving.lookup.fast_path import LATER, FastPath
+from springtide.app.serving.http.fast_path import LATER
+from springtide.app.serving.lookup.batch_lookup import KnownLookups
 from tests.app.serving.conftest import ITEM, USER, World, new_log
 from tests.app.serving.parts.conftest import USERS, fill, owners, raw
 from tests.app.serving.parts.held_server import HeldServer
@@ -35,17 +36,17 @@ def held(tmp_path_factory):
 
 @pytest.fixture
 def later(monkeypatch):
-    """What the fast path said of each request that it was shown by a router."""
+    """What a router said of each look-up whose head it knows."""
     said = []
-    respond = FastPath.respond
+    answer = KnownLookups.answer
 
-    def watched(self, data, later):
-        response = respond(self, data, later)
+    def watched(self, options, body, later):
+        content = answer(self, options, body, later)
         if self._batcher is not None:
-            said.append(response)
-        return response
+            said.append(content)
+        return content
 
-    monkeypatch.setattr(FastPath, "respond", watched)
+    monkeypatch.setattr(KnownLookups, "answer", watched)
     return said
 
 
@@ -58,7 +59,7 @@ def take_fast_path(connect, later):
 
         def is_fast() -> bool:
             assert connection.exchange(asked)[0] == 200
-            return later[-1] is LATER
+            return later[-1:] == [LATER]
 
         wait_until(is_fast)
         return connection

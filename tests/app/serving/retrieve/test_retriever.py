@@ -7,7 +7,7 @@ import pytest
 
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
-from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
+from springtide.app.serving.model.recent_records import LiveIdDictionary, LiveItems
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.retrieve.retriever import Retriever, recall, sample_users
 from springtide.app.serving.retrieve.vector_index import InvertedFile

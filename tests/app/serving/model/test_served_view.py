@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from springtide.app.serving.model.part import Part
+from springtide.app.serving.model.served_view import Part
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.base import ID_STRINGS
 from springtide_client.log.shard_files import EVERY_SHARD, FOR_ASKING, ShardChoice

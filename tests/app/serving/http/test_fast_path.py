@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import urllib3
 
-from springtide.app.serving.lookup import fast_path
+from springtide.app.serving.http import fast_path
 from springtide.app.serving.server import connection
 from springtide_client.keys import hash_string
 from tests.app.serving.raw_connection import JSON, MSGPACK, RAW, error_code, request

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from springtide.app.serving.model.live_ids import LiveIdDictionary, LiveItems
+from springtide.app.serving.model.recent_records import LiveIdDictionary, LiveItems
 from springtide.app.version_log.items import ItemLayout, items_to_arrays
 from springtide_client.format.records import VersionMeta
 from springtide_client.keys import hash_string
