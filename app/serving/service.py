@@ -87,7 +87,7 @@ class Service:
         )
         self.snapshots = SnapshotCache(log_path, self._folder.path, max_bytes=config.snapshot_bytes)
         self.status = ServerStatusReporter(
-            log_path, trainer=self.trainer, replica=self.replica, num_workers=config.workers, part=self.part
+            log_path, trainer=self.trainer, replica=self.replica, num_workers=config.workers
         )
         self.history = StatusHistory()
         self.scraper = MetricsScraper(
@@ -139,6 +139,6 @@ class Service:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def _take_sample(self) -> None:
-        self.history.add(self.status.document())
+        self.history.add(self.status.read().sample())
         if self._has_other_workers:
             self.scraper.publish()

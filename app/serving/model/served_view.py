@@ -6,7 +6,6 @@ A part says which rows this server holds, and which servers hold the others.
 # K keys, D dimension
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,17 +95,6 @@ class Part:
         if not self.holds_all and self.servers is None:
             message = f"{what} need rows of all parts, this server holds part {self.hash_range}"
             raise misdirected(message, "ask a router, or tell this server the others: [serve] parts")
-
-    def document(self, view: View | None) -> dict[str, Any] | None:
-        """The part in /v1/status, with the rows that a view holds; None where it is everything."""
-        if self.holds_all:
-            return None
-        return {
-            "range": None if self.hash_range.is_empty else str(self.hash_range),
-            "router": self.is_router,
-            "rows": None if view is None else view.num_rows,
-            "parts": [] if self.servers is None else list(self.servers.urls),
-        }
 
     def close(self) -> None:
         """Close the connections to the other servers."""

@@ -16,7 +16,8 @@ from springtide.app.serving.model.replica import Replica
 from springtide.app.serving.model.served_view import Part
 from springtide.app.serving.model.trainer_status import TrainerStatusReader
 from springtide.app.serving.model.versions import VersionResponse
-from springtide.app.version_log.trainer_status import Condition, DriftStatus, GateStatus
+from springtide.app.serving.ops.status import ServerStatusReporter, StatusResponse
+from springtide.app.version_log.trainer_status import DriftStatus, GateStatus
 from springtide_client.system.clock import wall_ms
 
 PING_SECONDS = 15.0
@@ -66,32 +67,6 @@ def _event(name: str, version: int, document: object) -> bytes:
 routes = Routes("Operation")
 
 
-class Ages(msgspec.Struct):
-    """Percentiles of the age of records in ms."""
-
-    p50: float
-    p99: float
-
-
-class CatchUpAges(Ages):
-    """Those of the newest time in which the trainer caught up, and how long it took."""
-
-    seconds: float
-    ended_ms: int | None
-
-
-class StatusResponse(msgspec.Struct):
-    """The trainer's status, joined with what this server measures."""
-
-    trainer: Condition
-    reason: str
-    freshness_ms: Ages | None
-    catching_up_ms: CatchUpAges | None
-    staleness_ms: Annotated[int, msgspec.Meta(ge=0)] | None
-    now_ms: int
-    server: dict[str, Any]
-
-
 class AliveResponse(msgspec.Struct, forbid_unknown_fields=True):
     """`range`: the part of the rows that the server holds, if not all; None: no rows."""
 
@@ -114,10 +89,11 @@ async def status(request: Request, history: Annotated[bool, Query()] = False) ->
     history=1 adds one small sample for each second of the last quarter of an hour.
     """
     state = request.app.state
-    document = await asyncio.to_thread(state.status.document)
+    reporter: ServerStatusReporter = state.status
+    found = await asyncio.to_thread(reporter.read)
     if history:
-        document["history"] = state.history.samples()
-    return JsonResponse(document, headers={"Cache-Control": "no-store"})
+        found = msgspec.structs.replace(found, history=state.history.samples())
+    return JsonResponse(found.to_json(), headers={"Cache-Control": "no-store"})
 
 
 @routes.add("GET", "/healthz", scope="public", response=AliveResponse, head=True)

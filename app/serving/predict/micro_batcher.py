@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.serving.http.errors import ApiError, busy
-from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.predict.request import Instances, encode_features
 from springtide_client.errors import PartError
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
+from springtide_client.model.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Predictions(NamedTuple):
 class PendingRequest(NamedTuple):
     """A request that waits to be scored."""
 
-    view: ServedView
+    view: View
     instances: Instances
     arrived: float
     respond: Callable[[Predictions | Exception], None]
@@ -70,7 +70,7 @@ class MicroBatcher:
         for thread in self._threads:
             thread.start()
 
-    async def predict(self, view: ServedView, instances: Instances) -> Predictions:
+    async def predict(self, view: View, instances: Instances) -> Predictions:
         """Score one request's instances in this view; ApiError 422 for an invalid one, 503 if the queue is full."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Predictions] = loop.create_future()
@@ -152,7 +152,7 @@ class MicroBatcher:
         if not valid:
             return
         features = Features.concatenate([part for _, part in valid])
-        probabilities_NL, status_K = view.client_view.predict_with_status(features)
+        probabilities_NL, status_K = view.predict_with_status(features)
         self.num_batches += 1
         ends = np.cumsum([len(part) for _, part in valid])
         rows, missing = count_rows_by_request(features, status_K, ends), count_missing_by_request(features, ends)

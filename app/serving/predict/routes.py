@@ -55,7 +55,7 @@ async def predict(request: Request) -> JsonResponse:
 
     async def score(view: ServedView) -> tuple[ServedView, Predictions | None]:
         view.part.check_knows_all("predictions")
-        return view, await batcher.predict(view, instances) if len(instances) else None
+        return view, await batcher.predict(view.client_view, instances) if len(instances) else None
 
     preconditions = preconditions.with_max_staleness(max_staleness_ms)
     view, predictions = await replica.at_one_version(preconditions, score)

@@ -1,28 +1,31 @@
-from springtide.app.serving.ops.status import MAX_SAMPLES, StatusHistory, summarize
+from springtide.app.serving.ops.status import MAX_SAMPLES, StatusHistory, StatusResponse
 from springtide.app.version_log.trainer_status import (
     PartitionStatus,
     ScoresStatus,
     ScoreStatus,
     TableStatus,
-    TrainerStatus,
 )
 from tests.support.waiting import wait_until
 
 
+def status_of(**fields) -> StatusResponse:
+    names = ("published_version", "freshness_ms", "catching_up_ms", "staleness_ms", "now_ms", "server")
+    return StatusResponse(**dict.fromkeys(names) | fields)
+
+
 def test_the_lags_of_all_partitions_are_summed():
-    assert summarize(TrainerStatus().to_json())["lag"] is None
+    assert status_of().sample().lag is None
     positions = {"a/0": PartitionStatus(lag=3), "a/1": PartitionStatus(), "a/2": PartitionStatus(lag=4)}
     scores = ScoresStatus(window=ScoreStatus(auc=0.7))
-    status = TrainerStatus(scores=scores, positions=positions, table=TableStatus(rows={"device": 3}))
-    sample = summarize(status.to_json())
-    assert (sample["auc_window"], sample["lag"], sample["rows"]) == (0.7, 7, {"device": 3})
+    sample = status_of(scores=scores, positions=positions, table=TableStatus(rows={"device": 3})).sample()
+    assert (sample.auc_window, sample.lag, sample.rows) == (0.7, 7, {"device": 3})
 
 
 def test_the_oldest_samples_are_dropped():
     history = StatusHistory()
     for version in range(MAX_SAMPLES + 5):
-        history.add(TrainerStatus(version=version).to_json())
-    assert [sample["version"] for sample in history.samples()] == list(range(5, MAX_SAMPLES + 5))
+        history.add(status_of(version=version).sample())
+    assert [sample.version for sample in history.samples()] == list(range(5, MAX_SAMPLES + 5))
 
 
 def test_the_status_joins_the_trainers_report_with_measurements(world):

@@ -25,7 +25,7 @@ class View:
         self.go.set()
         self.began = threading.Event()
 
-    def predict(self, features):
+    def predict_with_status(self, features):
         self.began.set()
         assert self.go.wait(300)
         self.calls.append(len(features))
@@ -128,7 +128,7 @@ def test_requests_are_busy_beyond_max_waiting_and_after_close():
 
 def test_an_exception_reaches_every_request_of_its_batch_only():
     async def work(scorer, begin):
-        broken = SimpleNamespace(schema=SCHEMA, predict=lambda features: 1 // 0)
+        broken = SimpleNamespace(schema=SCHEMA, predict_with_status=lambda features: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             await (await begin(broken, instances(1)))
         assert (await (await begin(View(), instances(1)))).probabilities_NL.tolist() == [[1]]

@@ -75,7 +75,7 @@ def post(path: str, body: bytes, *, kind=JSON) -> bytes:
 
 
 LOOKUP = post("/v1/embeddings/user_id", b'{"ids":[1]}')
-OTHER_LOOKUP = post("/v1/embeddings/user_id", b'{"ids":[1, 2]}')  # its head is not known after the first
+OTHER_LOOKUP = LOOKUP.replace(b"Host:", b"X-Other: 1\r\nHost:")  # its head is not known after the first
 PREDICT = post("/v1/predict", b'{"instances":[{"user_id":1}]}')
 
 
