@@ -11,7 +11,7 @@ from springtide.app.serving.feed.snapshot_routes import SnapshotCache
 from springtide.app.serving.http.authorization import Tokens, read_token
 from springtide.app.serving.http.fast_path import FastPath
 from springtide.app.serving.http.middleware import AccessLog, RequestLimits
-from springtide.app.serving.lookup.batch_lookup import KnownLookups, RowCounts
+from springtide.app.serving.lookup.batch_lookup import KnownLookups, RowCounters
 from springtide.app.serving.metrics.registry import MetricsRegistry
 from springtide.app.serving.metrics.server_metrics import declare_metrics
 from springtide.app.serving.metrics.shared_metrics import WorkerSlot
@@ -55,7 +55,7 @@ class Service:
         self.metrics = declare_metrics(MetricsRegistry())
         self.access_log = AccessLog(config.access_log_sample_rate)
         self.fast_path = FastPath(self.metrics, self.access_log)
-        self.row_counts = RowCounts(self.metrics)
+        self.row_counts = RowCounters(self.metrics)
         self.pools = Pools()
         token = read_token(config) if config.parts else None
         self.part = Part.of(config, token, self._note_part_response)

@@ -101,7 +101,7 @@ def response_headers(replica: Replica, view: ServedView, options: LookupOptions,
     return headers
 
 
-class RowCounts:
+class RowCounters:
     """Counts looked-up rows by status, so that a missing row is never silent. For the event loop's thread alone."""
 
     def __init__(self, metrics: MetricsRegistry) -> None:
@@ -121,7 +121,7 @@ class RowCounts:
 class KnownLookups:
     """Answers small look-ups for the fast path. For the event loop's thread alone."""
 
-    def __init__(self, replica: Replica, counts: RowCounts, batcher: LookupBatcher | None, *, max_ids: int) -> None:
+    def __init__(self, replica: Replica, counts: RowCounters, batcher: LookupBatcher | None, *, max_ids: int) -> None:
         """`batcher` finds rows that other servers hold, for a router."""
         self._replica, self._counts, self._batcher = replica, counts, batcher
         self._max_ids = min(max_ids, INLINE_IDS)
