@@ -26,7 +26,7 @@ from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.model.view_table import ViewTable
 from springtide_client.rows.layers import aligned_chunks, merge_layers
-from springtide_client.rows.row_block import RowBlock
+from springtide_client.rows.row_block import RowBlock, column_shapes
 from springtide_client.rows.search import KNOWN
 from springtide_client.rows.table_names import record_tensor
 from springtide_client.wide.parameters import PREFIX
@@ -36,9 +36,9 @@ COLUMNS = {
     "rows.feature": "feature",
     "rows.id": "id",
     "rows.value": "value",
-    "rows.wide": "state",
     "rows.count": "count",
     "rows.last_seen": "last_seen",
+    "rows.wide": "state",
 }
 
 
@@ -127,16 +127,9 @@ class SnapshotFile(NamedTuple):
 
 def row_shapes(table: ViewTable, num_rows: int) -> dict[str, TensorShape]:
     """Return the tensors of a table's rows; `rows.wide` exists where rows have numbers of the wide part."""
-    shapes = {
-        "rows.feature": TensorShape(np.dtype(np.uint16), (num_rows,)),
-        "rows.id": TensorShape(np.dtype(np.int64), (num_rows,)),
-        "rows.value": TensorShape(np.dtype(np.float32), (num_rows, table.dim)),
-        "rows.count": TensorShape(np.dtype(np.int64), (num_rows,)),
-        "rows.last_seen": TensorShape(np.dtype(np.int64), (num_rows,)),
-    }
-    if table.spec.wide_width:
-        shapes["rows.wide"] = TensorShape(np.dtype(np.float32), (num_rows, table.spec.wide_width))
-    return shapes
+    width = table.spec.wide_width
+    columns = column_shapes(num_rows, table.dim, width)
+    return {name: columns[column] for name, column in COLUMNS.items() if column != "state" or width}
 
 
 def view_at_version(directory: LogDirectory, version: int) -> View | None:

@@ -23,11 +23,11 @@ from springtide.app.version_log.read.version_range import (
     versions_between,
 )
 from springtide.app.version_log.tables import LogTable, tables_of
-from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
+from springtide_client.array_types import BoolArray, UInt16Array
 from springtide_client.format.records import VersionMeta, version_name
 from springtide_client.format.tensors import Array
 from springtide_client.log.base import Base
-from springtide_client.rows.row_block import RowBlock, expiry_cutoffs_of
+from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
 CHUNK_ROWS = 1 << 20  # of a base, read at a time
@@ -96,16 +96,6 @@ class VersionDiff:
         return display_id(move.id, self.id_strings.get((move.feature, move.id)))
 
 
-@dataclass(frozen=True)
-class _OlderRows:
-    """The rows that keys had at the older version."""
-
-    alive: BoolArray
-    value: Float32Array
-    count: Int64Array
-    last_seen: Int64Array
-
-
 def diff_versions(
     index: LogIndex, older: int, newer: int, *, top: int = 10, range_bytes: int = RANGE_BYTES
 ) -> VersionDiff:
@@ -167,41 +157,32 @@ class _RowDiff:
         self._result.moves = sorted(self._result.moves, reverse=True)
         self._result.mean_move = self._sum / self._num_moves if self._num_moves else 0.0
 
-    def _old(self, written: RowBlock, before: RowBlock, base_rows: RowBlock) -> _OlderRows:
-        old = _OlderRows(
-            np.zeros(len(written), np.bool_),
-            np.zeros_like(written.value),
-            np.zeros(len(written), np.int64),
-            np.zeros(len(written), np.int64),
-        )
-        keys, missing = written.keys_only(), np.arange(len(written))
+    def _old(self, written: RowBlock, before: RowBlock, base_rows: RowBlock) -> RowBlock:
+        """Return the rows that these keys had at the older version; tombstones where they had none."""
+        old = RowBlock.of_keys(written.feature, written.id, written.dim).deleted()
+        keys, missing, gone = written.keys_only(), np.arange(len(written)), old.tombstones()
         for layer in (before, base_rows):
             rows = layer.find_rows(keys.take(missing))
             at, hits = missing[rows >= 0], rows[rows >= 0]
-            old.alive[at] = True if layer.tombstone is None else ~layer.tombstone[hits]
-            old.value[at], old.count[at], old.last_seen[at] = (
-                layer.value[hits],
-                layer.count[hits],
-                layer.last_seen[hits],
-            )
+            gone[at] = False if layer.tombstone is None else layer.tombstone[hits]
+            for column, there in zip(old.contents, layer.contents, strict=True):
+                column[at] = there[hits]
             missing = missing[rows < 0]
-        if self._cutoffs[0]:
-            old.alive[:] &= old.last_seen >= expiry_cutoffs_of(written.feature, self._cutoffs[0])
         return old
 
-    def _compare(self, written: RowBlock, old: _OlderRows, tombstones: RowBlock) -> None:
-        alive = written.live_mask(self._cutoffs[1])
-        by_key = np.zeros(len(written), np.bool_) if written.tombstone is None else written.tombstone
+    def _compare(self, written: RowBlock, old: RowBlock, tombstones: RowBlock) -> None:
+        alive, was_alive = written.live_mask(self._cutoffs[1]), old.live_mask(self._cutoffs[0])
+        by_key = written.tombstones()
         differs = (written.value != old.value).any(axis=1) | (written.count != old.count)
-        changed = alive & old.alive & (differs | (written.last_seen != old.last_seen))
-        self._count("added", written.feature[alive & ~old.alive])
+        changed = alive & was_alive & (differs | (written.last_seen != old.last_seen))
+        self._count("added", written.feature[alive & ~was_alive])
         self._count("changed", written.feature[changed])
         self._count("came_back", written.feature[changed & ~_not_in(tombstones, written)])
-        self._count("erased", written.feature[old.alive & by_key])
-        self._count("expired", written.feature[old.alive & ~alive & ~by_key])
+        self._count("erased", written.feature[was_alive & by_key])
+        self._count("expired", written.feature[was_alive & ~alive & ~by_key])
         self._measure(written, old, np.flatnonzero(changed))
 
-    def _measure(self, written: RowBlock, old: _OlderRows, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+    def _measure(self, written: RowBlock, old: RowBlock, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
         distances = np.empty(len(rows))
         for start in range(0, len(rows), CHUNK_ROWS):
             some = rows[start : start + CHUNK_ROWS]
