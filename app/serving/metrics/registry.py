@@ -2,16 +2,13 @@
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from springtide.app.serving.metrics.shared_metrics import Labels, MetricValues, aggregate
+from springtide.app.serving.metrics.shared_metrics import Aggregation, Labels, MetricValues, combine
 
 LATENCY_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-
-# how the values of several workers become one: their sum, minimum or maximum; "local": the answering worker's own value
-Aggregation = Literal["sum", "min", "max", "local"]
 
 
 class UnlockedCounter:
@@ -21,6 +18,11 @@ class UnlockedCounter:
 
     def __init__(self) -> None:
         self.amount = 0
+
+    @property
+    def numbers(self) -> list[float]:
+        """Its value."""
+        return [self.amount]
 
 
 class UnlockedHistogram:
@@ -36,6 +38,11 @@ class UnlockedHistogram:
         """Count one duration."""
         self.buckets[bisect_left(LATENCY_SECONDS, seconds)] += 1
         self.sum += seconds
+
+    @property
+    def numbers(self) -> list[float]:
+        """The counts by bucket, and the sum."""
+        return [*self.buckets, self.sum]
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,8 @@ class MetricsRegistry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, MetricFamily] = {}
-        self._values: dict[str, dict[Labels, float]] = {}
-        self._buckets: dict[str, dict[Labels, list[int]]] = {}
-        self._sums: dict[str, dict[Labels, float]] = {}
-        self._unlocked_counters: list[tuple[str, Labels, UnlockedCounter]] = []
-        self._unlocked_histograms: list[tuple[str, Labels, UnlockedHistogram]] = []
+        self._values: dict[str, dict[Labels, list[float]]] = {}
+        self._unlocked: list[tuple[str, Labels, UnlockedCounter | UnlockedHistogram]] = []
 
     @property
     def families(self) -> Mapping[str, MetricFamily]:
@@ -66,26 +70,21 @@ class MetricsRegistry:
 
     def counter(self, name: str, help: str, *, aggregation: Aggregation = "sum") -> None:
         """Declare a number that only grows."""
-        self._families[name] = MetricFamily("counter", help, aggregation)
-        self._values[name] = {}
+        self._families[name], self._values[name] = MetricFamily("counter", help, aggregation), {}
 
     def gauge(self, name: str, help: str, *, aggregation: Aggregation = "local") -> None:
         """Declare a number that rises and falls."""
-        self._families[name] = MetricFamily("gauge", help, aggregation)
-        self._values[name] = {}
+        self._families[name], self._values[name] = MetricFamily("gauge", help, aggregation), {}
 
     def histogram(self, name: str, help: str) -> None:
         """Declare a distribution of seconds."""
-        self._families[name] = MetricFamily("histogram", help, "sum")
-        self._buckets[name] = {}
-        self._sums[name] = {}
+        self._families[name], self._values[name] = MetricFamily("histogram", help, "sum"), {}
 
     def increment(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
         key = tuple(sorted(labels.items()))
         with self._lock:
-            values = self._values[name]
-            values[key] = values.get(key, 0.0) + amount
+            self._values[name].setdefault(key, [0.0])[0] += amount
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
         """Set a gauge, or a counter whose value is counted elsewhere; None removes it."""
@@ -94,61 +93,52 @@ class MetricsRegistry:
             if value is None:
                 self._values[name].pop(key, None)
             else:
-                self._values[name][key] = value
+                self._values[name][key] = [value]
 
     def replace_all(self, name: str, label: str, values: Mapping[str, float]) -> None:
         """Set all values of a metric with one label; label values that are not given are removed."""
-        with self._lock:
-            self._values[name] = {((label, key),): value for key, value in values.items()}
+        self.replace_labeled(name, {((label, key),): value for key, value in values.items()})
 
     def replace_labeled(self, name: str, values: Mapping[Labels, float]) -> None:
         """Set all values of a metric by (label, value) pairs, sorted by label; others are removed."""
         with self._lock:
-            self._values[name] = dict(values)
+            self._values[name] = {labels: [value] for labels, value in values.items()}
 
     def observe(self, name: str, seconds: float, **labels: str) -> None:
         """Count one duration in a histogram."""
         key = tuple(sorted(labels.items()))
         with self._lock:
-            buckets = self._buckets[name].get(key)
-            if buckets is None:
-                buckets = self._buckets[name][key] = [0] * (len(LATENCY_SECONDS) + 1)
-                self._sums[name][key] = 0.0
-            buckets[bisect_left(LATENCY_SECONDS, seconds)] += 1
-            self._sums[name][key] += seconds
+            numbers = self._values[name].setdefault(key, [0.0] * (len(LATENCY_SECONDS) + 2))
+            numbers[bisect_left(LATENCY_SECONDS, seconds)] += 1
+            numbers[-1] += seconds
 
     def unlocked_counter(self, name: str, **labels: str) -> UnlockedCounter:
         """Return a counter for the calling thread alone; it is added to the others of its name and labels."""
         counter = UnlockedCounter()
-        self._unlocked_counters.append((name, tuple(sorted(labels.items())), counter))
+        self._unlocked.append((name, tuple(sorted(labels.items())), counter))
         return counter
 
     def unlocked_histogram(self, name: str, **labels: str) -> UnlockedHistogram:
         """Return a histogram for the calling thread alone; it is added to the others of its name and labels."""
         histogram = UnlockedHistogram()
-        self._unlocked_histograms.append((name, tuple(sorted(labels.items())), histogram))
+        self._unlocked.append((name, tuple(sorted(labels.items())), histogram))
         return histogram
 
     def values(self) -> MetricValues:
         """The values that are aggregated over workers."""
+        found = MetricValues({}, {})
         with self._lock:
-            values = MetricValues({}, {}, {})
             for name, family in self._families.items():
-                if family.kind == "histogram":
-                    found = self._distributions(name).items()
-                    values.histograms[name] = [(labels, counts, seconds) for labels, (counts, seconds) in found]
-                elif family.aggregation != "local":
-                    by_name = values.counters if family.kind == "counter" else values.gauges
-                    by_name[name] = list(self._summed(name).items())
-            return values
+                if family.aggregation != "local":
+                    by_name = found.gauges if family.kind == "gauge" else found.counted
+                    by_name[name] = list(self._read(name).items())
+        return found
 
-    def aggregate(self, workers: Iterable[MetricValues]) -> MetricValues:
+    def aggregate(self, workers: Sequence[MetricValues]) -> MetricValues:
         """Combine the values of several workers, each metric by its declared aggregation."""
-
-        def declared(aggregation: Aggregation) -> frozenset[str]:
-            return frozenset(name for name, family in self._families.items() if family.aggregation == aggregation)
-
-        return aggregate(workers, minimum=declared("min"), maximum=declared("max"))
+        aggregations = {name: family.aggregation for name, family in self._families.items()}
+        counted = combine(worker.counted for worker in workers)
+        return MetricValues(counted, combine((worker.gauges for worker in workers), aggregations))
 
     def text(self, values: MetricValues | None = None) -> str:
         """The Prometheus text; `values` are those of all workers, None if this process is the whole server."""
@@ -161,44 +151,31 @@ class MetricsRegistry:
         for name, family in self._families.items():
             yield f"# HELP {name} {family.help}"
             yield f"# TYPE {name} {family.kind}"
-            if family.aggregation == "local":
-                yield from _value_lines(name, self._summed(name).items())
-            elif family.kind != "histogram":
-                by_name = aggregated.counters if family.kind == "counter" else aggregated.gauges
-                yield from _value_lines(name, by_name.get(name, []))
-            else:
-                yield from _bucket_lines(name, aggregated.histograms.get(name, []))
+            by_name = aggregated.gauges if family.kind == "gauge" else aggregated.counted
+            found = self._read(name).items() if family.aggregation == "local" else by_name.get(name, [])
+            yield from (_bucket_lines if family.kind == "histogram" else _value_lines)(name, found)
 
-    def _summed(self, name: str) -> dict[Labels, float]:
-        values = dict(self._values[name])
-        for counted, labels, counter in self._unlocked_counters:
-            if counted == name and counter.amount:
-                values[labels] = values.get(labels, 0.0) + counter.amount
-        return values
-
-    def _distributions(self, name: str) -> dict[Labels, tuple[list[int], float]]:
-        found = {labels: (buckets, self._sums[name][labels]) for labels, buckets in self._buckets[name].items()}
-        for observed, labels, histogram in self._unlocked_histograms:
-            if observed == name and any(histogram.buckets):
-                buckets, seconds = found.get(labels, ([0] * len(histogram.buckets), 0.0))
-                both = [one + other for one, other in zip(buckets, histogram.buckets, strict=True)]
-                found[labels] = (both, seconds + histogram.sum)
-        return found
+    def _read(self, name: str) -> dict[Labels, list[float]]:
+        """Return copies of the values of a metric, with what single threads have counted."""
+        unlocked = [(labels, [*each.numbers]) for counted, labels, each in self._unlocked if counted == name]
+        own = [(labels, [*numbers]) for labels, numbers in self._values[name].items()]
+        counted = [(labels, numbers) for labels, numbers in unlocked if any(numbers)]
+        return dict(combine([{name: own}, {name: counted}])[name])
 
 
-def _value_lines(name: str, values: Iterable[tuple[Labels, float]]) -> Iterable[str]:
-    for labels, value in sorted(values):
+def _value_lines(name: str, values: Iterable[tuple[Labels, list[float]]]) -> Iterable[str]:
+    for labels, (value,) in sorted(values):
         yield f"{name}{_label_text(labels)} {_number_text(value)}"
 
 
-def _bucket_lines(name: str, distributions: Iterable[tuple[Labels, list[int], float]]) -> Iterable[str]:
-    for labels, counts, seconds in sorted(distributions):
-        total = 0
+def _bucket_lines(name: str, distributions: Iterable[tuple[Labels, list[float]]]) -> Iterable[str]:
+    for labels, (*counts, seconds) in sorted(distributions):
+        total = 0.0
         for bound, count in zip((*LATENCY_SECONDS, float("inf")), counts, strict=True):
             total += count
-            yield f"{name}_bucket{_label_text((*labels, ('le', _number_text(bound))))} {total}"
+            yield f"{name}_bucket{_label_text((*labels, ('le', _number_text(bound))))} {_number_text(total)}"
         yield f"{name}_sum{_label_text(labels)} {_number_text(seconds)}"
-        yield f"{name}_count{_label_text(labels)} {total}"
+        yield f"{name}_count{_label_text(labels)} {_number_text(total)}"
 
 
 def _label_text(labels: Labels) -> str:

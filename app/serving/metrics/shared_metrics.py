@@ -4,16 +4,22 @@ A sum never falls: the counters of a worker stay after it has exited.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from operator import add
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from springtide_client.system.files import write_atomically
 
 Labels = tuple[tuple[str, str], ...]
-ValuesByName = dict[str, list[tuple[Labels, float]]]
+# by metric and labels: one number, or of a histogram the counts by bucket and then the sum
+ValuesByName = dict[str, list[tuple[Labels, list[float]]]]
+# how the values of several workers become one: their sum, minimum or maximum; "local": the answering worker's own value
+Aggregation = Literal["sum", "min", "max", "local"]
+COMBINE: dict[Aggregation, Callable[[float, float], float]] = {"sum": add, "min": min, "max": max}
 
 EXITED_WORKERS_NAME = "exited_workers.json"
 
@@ -21,11 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class MetricValues(msgspec.Struct):
-    """Values by metric and labels; a histogram is (labels, counts by bucket, sum)."""
+    """The values of one worker, or of several: those that only grow, and the gauges."""
 
-    counters: ValuesByName = {}
+    counted: ValuesByName = {}
     gauges: ValuesByName = {}
-    histograms: dict[str, list[tuple[Labels, list[int], float]]] = {}
 
 
 class ExitedWorkers(msgspec.Struct):
@@ -80,9 +85,8 @@ class SharedMetrics:
             last = msgspec.json.decode(path.read_bytes(), type=MetricValues)
         except FileNotFoundError:
             last = MetricValues()
-        exit_count = MetricValues(counters={"springtide_worker_exits_total": [((("how", how),), 1.0)]})
-        counts = MetricValues(counters=last.counters, histograms=last.histograms)
-        total = aggregate([exited.values, counts, exit_count])
+        exit_count: ValuesByName = {"springtide_worker_exits_total": [((("how", how),), [1.0])]}
+        total = MetricValues(combine([exited.values.counted, last.counted, exit_count]))
         self._replace(EXITED_WORKERS_NAME, msgspec.json.encode(ExitedWorkers([*exited.workers, worker], total)))
         path.unlink(missing_ok=True)
 
@@ -103,37 +107,15 @@ class WorkerSlot(NamedTuple):
     shared: SharedMetrics
 
 
-def aggregate(
-    parts: Iterable[MetricValues], *, minimum: frozenset[str] = frozenset(), maximum: frozenset[str] = frozenset()
-) -> MetricValues:
-    """Sum values by metric and labels, except for gauges named in `minimum` or `maximum`."""
-    counters: dict[str, dict[Labels, float]] = {}
-    gauges: dict[str, dict[Labels, list[float]]] = {}
-    histograms: dict[str, dict[Labels, tuple[list[int], float]]] = {}
+def combine(
+    parts: Iterable[ValuesByName], aggregations: Mapping[str, Aggregation] = MappingProxyType({})
+) -> ValuesByName:
+    """Combine values by metric and labels; a metric without an aggregation is summed."""
+    found: dict[str, dict[Labels, list[float]]] = {}
     for part in parts:
-        for name, values in part.counters.items():
-            sums = counters.setdefault(name, {})
-            for labels, value in values:
-                sums[labels] = sums.get(labels, 0.0) + value
-        for name, values in part.gauges.items():
-            for labels, value in values:
-                gauges.setdefault(name, {}).setdefault(labels, []).append(value)
-        for name, distributions in part.histograms.items():
-            known = histograms.setdefault(name, {})
-            for labels, counts, seconds in distributions:
-                earlier_counts, earlier_seconds = known.get(labels, ([0] * len(counts), 0.0))
-                both = [one + other for one, other in zip(earlier_counts, counts, strict=True)]
-                known[labels] = (both, earlier_seconds + seconds)
-    return MetricValues(
-        counters={name: list(values.items()) for name, values in counters.items()},
-        gauges={
-            name: [
-                (labels, (min if name in minimum else max if name in maximum else sum)(found))
-                for labels, found in values.items()
-            ]
-            for name, values in gauges.items()
-        },
-        histograms={
-            name: [(labels, *found) for labels, found in values.items()] for name, values in histograms.items()
-        },
-    )
+        for name, values in part.items():
+            known, both = found.setdefault(name, {}), COMBINE[aggregations.get(name, "sum")]
+            for labels, numbers in values:
+                earlier = known.get(labels)
+                known[labels] = numbers if earlier is None else list(map(both, earlier, numbers))
+    return {name: list(known.items()) for name, known in found.items()}

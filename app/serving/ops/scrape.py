@@ -53,7 +53,7 @@ class MetricsScraper:
         if self._slot is not None:
             values = metrics.aggregate(self._slot.shared.read())
         complete_until = values.gauges.get("springtide_complete_until_timestamp_seconds")
-        staleness = max(0.0, now_ms / 1000 - complete_until[0][1]) if complete_until else None
+        staleness = max(0.0, now_ms / 1000 - complete_until[0][1][0]) if complete_until else None
         metrics.set("springtide_staleness_seconds", staleness)
         update_trainer_metrics(metrics, self._trainer.read(now_ms=now_ms), now_ms=now_ms)
         return metrics.text(values)

@@ -68,7 +68,7 @@ def test_a_full_disk_loses_metrics_only(tmp_path):
     folder = tmp_path / "shared"
     shared = SharedMetrics(folder)  # it cannot be written to: it is not there
     shared.publish(0, worker(version=4, answers=3, seconds=0.001).values())
-    assert shared.read()[-1].counters == {}
+    assert shared.read()[-1].counted == {}
     folder.mkdir()
     shared.publish(0, worker(version=4, answers=3, seconds=0.001).values())
     assert len(shared.read()) == 2
