@@ -174,8 +174,9 @@ class Trainer:
         """Vote on what all ranks do next; `has_room`: for more to learn. All ranks."""
         session, batches, stream = self.session, self.session.batches, self.state.stream
         ready, is_finished = batches.ready, batches.finished
-        earliest_ms = limit_ms = NEVER
-        if self.ranks.num_ranks > 1:  # else each batch moves the clock
+        earliest_ms, limit_ms, may_publish = NEVER, NEVER, False
+        if self.ranks.num_ranks > 1:  # else each batch moves the clock, and every pass may publish
+            may_publish = self.publisher.may_publish(session)
             watermark_ms, limit_ms = stream.clock.earliest_ms(stream.share), session.max_event_ms()
             earliest_ms = NEVER if watermark_ms is None else watermark_ms
         own = RankVote(
@@ -185,7 +186,7 @@ class Trainer:
             holds_up=batches.is_fixed and ready is None and not is_finished,
             is_stopping=self.signals.stopping,
             is_finished=is_finished,
-            may_publish=self.publisher.may_publish(session),
+            may_publish=may_publish,
             earliest_ms=earliest_ms,
             limit_ms=limit_ms,
             is_report_due=time.monotonic() >= self.reporter.due_at,
