@@ -48,7 +48,7 @@ class EmbeddingCollection:
         self.layout = RowLayout(self.dim, max(widths) + wide_width, config.dtype, wide_width)
         self._router = Router(self.tables, self.names, self.layout)
         # what a model's step looks up in
-        self.rows: StepTable = self.main if len(self.model_tables) == 1 else self._router
+        self.rows: StepTable[Any] = self.main if len(self.model_tables) == 1 else self._router
         share_disk(config, self.tables)
 
     @property
@@ -81,13 +81,11 @@ class EmbeddingCollection:
     @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN for keys without one, and their status, (K): see EmbeddingTable.find."""
-        features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
-        xp = self.ops.xp
-        parts = self._router.split(features_K, ids_K, ids_K)
+        xp, parts = self.ops.xp, self._router.split(self._router.unique(features_K, ids_K, ids_K))
         widest = max([self.dim, *(keys.table.dim for keys in parts)])
         out_KD, status_K = xp.zeros((len(ids_K), widest), np.float32), xp.zeros(len(ids_K), np.uint8)
         for keys in parts:
-            rows_MD, status_M = keys.table.find(keys.features_M, keys.ids_M)
+            rows_MD, status_M = keys.table.find_unique(keys.unique)
             out_KD[keys.positions_M, : rows_MD.shape[1]] = rows_MD
             status_K[keys.positions_M] = status_M
         out_KD[status_K != 0] = np.nan

@@ -6,14 +6,12 @@ Rows have one width, the widest: narrower ones end in zeros, and gradients of th
 # K keys of a batch, U unique keys, M keys of one table, F feature numbers, D widest dimension, S widest state
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from springtide.embeddings.current_stream import on_current_stream
-from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, TableLookup
-from springtide.embeddings.lookup.prefetch import Prefetch
-from springtide.embeddings.rows import as_keys
+from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, StepTable, TableLookup
+from springtide.embeddings.lookup.prefetch import Recall
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowColumns, RowLayout, UniqueKeys
@@ -26,20 +24,10 @@ class TableKeys:
 
     table: EmbeddingTable
     positions_M: Array  # in K, ascending
-    features_M: Array
-    ids_M: Array
-    event_ms_M: Array
+    unique: UniqueKeys
 
 
 HeldKeys = tuple[TableKeys, TableLookup, int, int]
-
-
-@dataclass(frozen=True)
-class RoutedPrefetch:
-    """The next batch's keys by table, and what each table prefetches. Valid for a lookup of these same arrays."""
-
-    keys_K: tuple[Array, Array, Array]
-    parts: tuple[tuple[TableKeys, Prefetch], ...]
 
 
 class RoutedLookup(JoinedLookup):
@@ -66,8 +54,8 @@ class RoutedLookup(JoinedLookup):
         return held
 
 
-class Router:
-    """Has the methods of an EmbeddingTable that a model's step uses, and routes keys by their features."""
+class Router(StepTable[RoutedLookup]):
+    """Routes keys to tables by their features."""
 
     def __init__(self, tables: Mapping[str, EmbeddingTable], names: TableNames, layout: RowLayout) -> None:
         """`tables` by name, the main one ("") first. `names`: of all tables, says which features each holds."""
@@ -75,47 +63,26 @@ class Router:
         self.ops = tables[MAIN_TABLE].ops
         (self._places_F,) = self.ops.put(names.places_F)
 
-    @on_current_stream
-    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> RoutedPrefetch:
-        """Start to recall the next batch's rows. Pass the result to the next lookup, with the same three arrays."""
-        keys_K = features_K, ids_K, event_ms_K
-        parts = [
-            (keys, keys.table.prefetch(keys.features_M, keys.ids_M, keys.event_ms_M)) for keys in self.split(*keys_K)
-        ]
-        return RoutedPrefetch(keys_K, tuple(parts))
+    def begin_recall(self, unique: UniqueKeys) -> list[tuple[TableKeys, Recall]]:
+        return [(keys, keys.table.begin_recall(keys.unique)) for keys in self.split(unique)]
 
-    @on_current_stream
-    def lookup(
+    def lookup_unique(
         self,
-        features_K: Array,
-        ids_K: Array,
-        event_ms_K: Array,
+        unique: UniqueKeys,
         *,
         scores_K: Array | None = None,
-        prefetched: RoutedPrefetch | None = None,
+        recall: Sequence[tuple[TableKeys, Recall | None]] | None = None,
     ) -> RoutedLookup:
-        """Make every key's row resident and pin it, in its table."""
-        keys_K = features_K, ids_K, event_ms_K
-        if prefetched is None:
-            prefetches: list[tuple[TableKeys, Prefetch | None]] = [(keys, None) for keys in self.split(*keys_K)]
-        else:
-            if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
-                raise ValueError("these are not the keys that were prefetched: pass the same arrays")
-            prefetches = list(prefetched.parts)
-        lookups: list[TableLookup] = []
-        for keys, prefetch in prefetches:
+        recall = [(keys, None) for keys in self.split(unique)] if recall is None else recall
+        lookups = []
+        for keys, own in recall:
             scores_M = None if scores_K is None else scores_K[keys.positions_M]
-            columns_M = keys.features_M, keys.ids_M, keys.event_ms_M
-            lookups.append(keys.table.lookup(*columns_M, scores_K=scores_M, prefetched=prefetch))
-        return RoutedLookup(self.ops, [keys for keys, _ in prefetches], lookups, len(ids_K))
-
-    def gather(self, lookup: RoutedLookup) -> Array:
-        """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
-        return self.gather_slice(lookup, LookupSlice(0, len(lookup)))[0]
+            lookups.append(keys.table.lookup_unique(keys.unique, scores_K=scores_M, recall=own))
+        return RoutedLookup(self.ops, [keys for keys, _ in recall], lookups, len(unique.inverse_K))
 
     @on_current_stream
     def gather_slice(self, lookup: RoutedLookup, part: LookupSlice) -> tuple[Array, Array | None]:
-        """The rows of some keys, or of bags of one feature's keys: see EmbeddingTable.gather_slice."""
+        """The rows of some keys, or of bags of one feature's keys."""
         held = lookup.held(part.start, part.stop)
         if part.offsets_B1 is not None:
             return self._gather_bags(held, part)
@@ -129,7 +96,6 @@ class Router:
     def update(
         self, lookup: RoutedLookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
-        """Update the rows of each table, and release the lookup: see EmbeddingTable.update."""
         try:
             for keys, one in lookup.parts:
                 table = keys.table
@@ -142,10 +108,7 @@ class Router:
 
     @on_current_stream
     def read_rows(self, lookup: RoutedLookup) -> RowColumns:
-        """Copies of the rows of a lookup's unique keys: see EmbeddingTable.read_rows.
-
-        Values (U, D) end in zeros where rows are narrower. States (U, S): the optimizer's, zeros, the wide columns.
-        """
+        """Values (U, D) end in zeros where rows are narrower. States (U, S): the optimizer's, zeros, wide columns."""
         parts, layout, xp = lookup.parts, self.layout, self.ops.xp
         num, wide = len(lookup.unique.ids_U), layout.wide_width
         values_UD, states_US = xp.zeros((num, self.dim), np.float32), xp.zeros((num, layout.state_width), np.float32)
@@ -166,7 +129,7 @@ class Router:
 
     @on_current_stream
     def write_rows(self, lookup: RoutedLookup, values_UD: Array, states_US: Array) -> None:
-        """Write values and states back as `read_rows` gave them: what lies beyond a table's rows is dropped."""
+        """What lies beyond a table's rows is dropped."""
         xp, layout, start = self.ops.xp, self.layout, 0
         for keys, one in lookup.parts:
             table = keys.table
@@ -180,24 +143,23 @@ class Router:
             start = rows.stop
 
     def touch(self, lookup: RoutedLookup) -> None:
-        """Count a lookup's occurrences without a gradient, and release it."""
         for keys, one in lookup.parts:
             keys.table.touch(one)
         lookup.release()
 
-    def split(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> list[TableKeys]:
+    def split(self, unique: UniqueKeys) -> list[TableKeys]:
         """The keys of each table that has any; on a device this waits for it."""
-        features_K, ids_K, event_ms_K = as_keys(features_K, ids_K, event_ms_K)
-        is_on_host = isinstance(features_K, np.ndarray)
-        xp: Any = np if is_on_host else self.ops.xp
-        places_K = (self.names.places_F if is_on_host else self._places_F)[features_K]
-        found = []
+        xp, places_U = self.ops.xp, self._places_F[unique.features_U]
+        places_K, found = places_U[unique.inverse_K], []
         for place, name in enumerate(self.names.names):
-            at_M = xp.flatnonzero(places_K == place)
-            if len(at_M) or (name == MAIN_TABLE and not len(ids_K)):
-                (positions_M,) = self.ops.put(at_M)
-                keys_M = features_K[at_M], ids_K[at_M], event_ms_K[at_M]
-                found.append(TableKeys(self.tables[name], positions_M, *keys_M))
+            is_here_U = places_U == place
+            at_M = xp.flatnonzero(is_here_U)
+            if len(at_M) or (name == MAIN_TABLE and not len(places_U)):
+                positions_M = xp.flatnonzero(places_K == place)
+                inverse_M = (xp.cumsum(is_here_U) - 1)[unique.inverse_K[positions_M]]
+                columns = [column[at_M] for column in unique._replace(inverse_K=places_U)]
+                own = UniqueKeys(*columns)._replace(inverse_K=inverse_M)
+                found.append(TableKeys(self.tables[name], positions_M, own))
         return found
 
     def _gather_bags(self, held: Sequence[HeldKeys], part: LookupSlice) -> tuple[Array, Array | None]:

@@ -15,8 +15,8 @@ from springtide.embeddings.components import TableComponents
 from springtide.embeddings.config import TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
-from springtide.embeddings.lookup.handle import LookupSlice, Occurrences, StepTable, TableLookup
-from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.lookup.handle import LookupSlice, StepTable, TableLookup
+from springtide.embeddings.lookup.prefetch import Recall
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.resident import PredictedMisses
 from springtide.embeddings.policy.admission import Decision, SketchInfo, UInt8Array
@@ -27,7 +27,7 @@ from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.table_names import MAIN_TABLE
 
 
-class EmbeddingTable(TableComponents):
+class EmbeddingTable(TableComponents, StepTable[TableLookup]):
     """Rows by (feature, id): looked up, gathered and updated by their gradients, a batch at a time.
 
     Used by one thread. Keys and gradients may be arrays of the host or of the table's device; results are on the
@@ -45,7 +45,7 @@ class EmbeddingTable(TableComponents):
         return {MAIN_TABLE: self}
 
     @property
-    def rows(self) -> StepTable:
+    def rows(self) -> StepTable[TableLookup]:
         """The rows that a model's step looks up in."""
         return self
 
@@ -63,55 +63,41 @@ class EmbeddingTable(TableComponents):
         self.admission.advance(num_samples)
         self.disk_cap.advance(self.memory.present_features)
 
-    @on_current_stream
-    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Prefetch:
-        """Start to recall the next batch's rows. Counts neither as an access nor towards admission.
-
-        Pass the result to the next lookup, with the same three arrays.
-        """
+    def begin_recall(self, unique: UniqueKeys) -> Recall:
         memory, ops = self.memory, self.ops
-        unique = ops.unique(*ops.put(*as_keys(features_K, ids_K, event_ms_K)))
         slots_U = ops.find(memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
         missing_N = ops.xp.flatnonzero(slots_U == NO_SLOT)
         on_host = ops.fetch(missing_N, unique.features_U[missing_N], unique.ids_U[missing_N])
         missing = PredictedMisses(memory.changes.writes, memory.changes.removals, *on_host)
-        lower_tiers = self.lower_tiers
-        recalled = lower_tiers.recall_async(missing.features_N, missing.ids_N) if len(missing.ids_N) else None
-        return Prefetch(features_K, ids_K, event_ms_K, unique, missing, recalled)
+        has_missing = len(missing.ids_N) > 0
+        recalled = self.lower_tiers.recall_async(missing.features_N, missing.ids_N) if has_missing else None
+        return Recall(missing, recalled)
 
     @on_current_stream
-    def lookup(
+    def lookup_unique(
         self,
-        features_K: Array,
-        ids_K: Array,
-        event_ms_K: Array,
+        unique: UniqueKeys,
         *,
         scores_K: Array | None = None,
-        prefetched: Prefetch | None = None,
+        recall: Recall | None = None,
         decision: Decision | None = None,
-        occurrences: Occurrences | None = None,
+        num_occurrences: int | None = None,
     ) -> TableLookup:
-        """Make every key's row resident and pin it: 1. unique keys, 2. a slot for each, 3. recall or create rows.
+        """1. Find a slot for each key. 2. Recall or create rows.
 
-        scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first. `decision`: what
-        `decide` returned; the keys that it refuses are replaced already. `occurrences`: of each key, if not one.
+        `decision`: what `decide` returned; the keys that it refuses are replaced already. `num_occurrences`: of all
+        keys, if they occur more than once for each of `inverse_K`.
         """
         if (scores_K is not None) != self.priorities.policy.takes_scores:
             raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
-        if prefetched is not None and not prefetched.matches(features_K, ids_K, event_ms_K):
-            raise ValueError("these are not the keys that were prefetched: pass the same arrays")
-        memory, ops = self.memory, self.ops
+        memory, ops, rows = self.memory, self.ops, None
         self.eviction_sink.retry_spill()
         tick = memory.pin()
         try:
-            if prefetched is None:
-                unique, rows = ops.unique(*ops.put(*as_keys(features_K, ids_K, event_ms_K))), None
-                predicted = None
-            else:
-                unique, rows = prefetched.unique, prefetched.rows_if_current(memory.changes.writes)
-                predicted = prefetched.missing
-                self.counts["prefetched"] += len(predicted.ids_N) if rows else 0
-            unique = unique if occurrences is None else occurrences.counted(ops, unique)
+            if recall is not None:
+                rows = recall.rows_if_current(memory.changes.writes, len(unique.ids_U))
+                self.counts["prefetched"] += len(recall.missing.ids_N) if rows else 0
+            predicted = None if recall is None else recall.missing
             unique, slots_U, rowless = self.materializer.ensure_resident(unique, rows, predicted, decision)
             lookup = TableLookup(
                 self.release,
@@ -121,7 +107,7 @@ class EmbeddingTable(TableComponents):
                 unique=unique,
                 slots_U=slots_U,
                 rowless=rowless,
-                num_occurrences=len(ids_K) if occurrences is None else occurrences.total,
+                num_occurrences=len(unique.inverse_K) if num_occurrences is None else num_occurrences,
             )
             if scores_K is not None:
                 order_K, offsets_U1 = self._group(lookup)
@@ -135,23 +121,14 @@ class EmbeddingTable(TableComponents):
         return lookup
 
     @on_current_stream
-    def decide(
-        self, features_K: Array, ids_K: Array, event_ms_K: Array, occurrences: Occurrences
-    ) -> tuple[UniqueKeys, Decision]:
+    def decide(self, unique: UniqueKeys) -> Decision:
         """Which of these keys get a row of their own, if they are looked up now: for a lookup of keys some of which
         other tables share. Changes nothing.
         """
-        unique = self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
-        unique = occurrences.counted(self.ops, unique)
-        return unique, self.materializer.decide(unique, None)[0]
-
-    def gather(self, lookup: TableLookup) -> Array:
-        """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
-        return self.gather_slice(lookup, LookupSlice(0, len(lookup)))[0]
+        return self.materializer.decide(unique, None)[0]
 
     @on_current_stream
     def gather_slice(self, lookup: TableLookup, part: LookupSlice) -> tuple[Array, Array | None]:
-        """The rows of some keys, or of bags of them. For `max` also which key of the slice won each number, else -1."""
         slots_U, inverse_K = self._current_slots(lookup), lookup.unique.inverse_K[part.start : part.stop]
         if part.offsets_B1 is None:
             out_KD = self.output_buffers.take(len(inverse_K), self.dim)
@@ -162,12 +139,6 @@ class EmbeddingTable(TableComponents):
     def update(
         self, lookup: TableLookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
-        """Sum the gradients of each key in the order of the batch, update its row, and release the lookup.
-
-        Key k has the gradient in row bags_K[k] (default: k), times scales_K[k] (default: 1). Counts, last-seen and
-        admission's counts of keys without a row advance too. A gradient that is not finite leaves the row's values and
-        state unchanged and is counted.
-        """
         slots_U, unique = self._current_slots(lookup), lookup.unique
         order_K, offsets_U1 = self._group(lookup)
         last_seen_U, by_count = self._last_seen_after_update(unique), self.priorities.by_count
@@ -196,19 +167,10 @@ class EmbeddingTable(TableComponents):
 
     @on_current_stream
     def read_rows(self, lookup: TableLookup) -> RowColumns:
-        """Copies of the rows of a lookup's unique keys, with all their columns, on the device.
-
-        Values (U, D), states (U, S): the optimizer's, then the wide columns. A key forgotten since has NaN and zeros.
-        """
         return self.ops.read(self.memory.store, self._current_slots(lookup), self.pool.parallel_for)
 
     @on_current_stream
     def write_rows(self, lookup: TableLookup, values_UD: Array, states_US: Array) -> None:
-        """Write values and states of a lookup's unique keys back, as `read_rows` gave them and a learner changed them.
-
-        Nothing is counted, and the lookup stays open. Keys forgotten since are skipped. bfloat16 rows are rounded
-        stochastically.
-        """
         slots_U, store = self._current_slots(lookup), self.memory.store
 
         def write_part(start: int, stop: int) -> Array:
@@ -220,7 +182,6 @@ class EmbeddingTable(TableComponents):
 
     @on_current_stream
     def touch(self, lookup: TableLookup) -> None:
-        """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
         slots_U, unique = self._current_slots(lookup), lookup.unique
         last_seen_U, by_count = self._last_seen_after_update(unique), self.priorities.by_count
         store = self.memory.store
@@ -240,14 +201,16 @@ class EmbeddingTable(TableComponents):
         """Called by a lookup that is garbage-collected, in any thread: its rows may be evicted by the next call."""
         self.memory.release_later(tick)
 
-    @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN for keys without one, and their status, (K). Creates nothing.
 
         Status 0: known, 1: unknown, 2: seen but not admitted, 3: forgotten.
         """
-        features_K, ids_K = self.ops.put(*as_keys(features_K, ids_K, ids_K)[:2])
-        unique = self.ops.unique(features_K, ids_K, ids_K)
+        return self.find_unique(self.unique(features_K, ids_K, ids_K))
+
+    @on_current_stream
+    def find_unique(self, unique: UniqueKeys) -> tuple[Array, Array]:
+        """As `find`, of the keys of a batch."""
         return self.materializer.find(unique)
 
     # versions and rows that do not come from training

@@ -1,12 +1,14 @@
 """The handle of a lookup, which pins the rows of a batch; the slices in which rows are gathered; who gives it."""
 
 # K keys of a batch, U unique keys, B bags or rows of gradients, D dimension, S state width
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
+from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.policy.admission import RowlessKeys
+from springtide.embeddings.rows import as_keys
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowColumns, UniqueKeys
 
@@ -23,20 +25,6 @@ class LookupSlice(NamedTuple):
     stop: int
     offsets_B1: Array | None = None
     mode: str = "mean"  # one of POOLING_MODES
-
-
-class Occurrences(NamedTuple):
-    """How often each key of a lookup occurs."""
-
-    of_key_K: Array  # int64, at least 1
-    total: int
-
-    def counted(self, ops: Ops, unique: UniqueKeys) -> UniqueKeys:
-        """Unique keys that were counted once for each key, with how often they occur."""
-        order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
-        xp = ops.xp
-        sums_K1 = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(self.of_key_K[order_K])])
-        return unique._replace(occurrences_U=sums_K1[offsets_U1[1:]] - sums_K1[offsets_U1[:-1]])
 
 
 class Lookup(Protocol):
@@ -119,14 +107,36 @@ class JoinedLookup:
             lookup.release()
 
 
-class StepTable(Protocol):
-    """A table, or several, as a model's step needs it. A prefetch or lookup goes back to its giver."""
+@dataclass(frozen=True)
+class Prefetch:
+    """The next batch's unique keys, and their rows on the way. Valid for the table's next lookup of these arrays."""
 
-    @property
-    def ops(self) -> Ops: ...
+    keys_K: tuple[Array, Array, Array]
+    unique: UniqueKeys  # on the device
+    recall: Any  # as `begin_recall` returned it
 
-    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Any: ...
 
+L = TypeVar("L", bound=Lookup)
+
+
+class LookupTable(ABC, Generic[L]):
+    """A table, several, or those of all ranks, whose keys are looked up. A lookup goes back to its giver.
+
+    Only the lookup of unique keys, and what follows it, is a table's own.
+    """
+
+    ops: Ops
+
+    @on_current_stream
+    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Prefetch:
+        """Start to recall the next batch's rows. Counts neither as an access nor towards admission.
+
+        Pass the result to the next lookup, with the same three arrays.
+        """
+        unique = self.unique(features_K, ids_K, event_ms_K)
+        return Prefetch((features_K, ids_K, event_ms_K), unique, self.begin_recall(unique))
+
+    @on_current_stream
     def lookup(
         self,
         features_K: Array,
@@ -134,17 +144,68 @@ class StepTable(Protocol):
         event_ms_K: Array,
         *,
         scores_K: Array | None = None,
-        prefetched: Any = None,
-    ) -> Lookup: ...
+        prefetched: Prefetch | None = None,
+    ) -> L:
+        """Make every key's row resident and pin it.
 
-    def gather_slice(self, lookup: Any, part: LookupSlice) -> tuple[Array, Array | None]: ...
+        scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first.
+        """
+        if prefetched is None:
+            return self.lookup_unique(self.unique(features_K, ids_K, event_ms_K), scores_K=scores_K)
+        keys_K = features_K, ids_K, event_ms_K
+        if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
+            raise ValueError("these are not the keys that were prefetched: pass the same arrays")
+        return self.lookup_unique(prefetched.unique, scores_K=scores_K, recall=prefetched.recall)
 
-    def update(
-        self, lookup: Any, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
-    ) -> None: ...
+    @on_current_stream
+    def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
+        """The unique keys, on the device."""
+        return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
 
-    def read_rows(self, lookup: Any) -> RowColumns: ...
+    @abstractmethod
+    def begin_recall(self, unique: UniqueKeys) -> Any:
+        """Start to recall the rows of keys that will be looked up next."""
 
-    def write_rows(self, lookup: Any, values_UD: Array, states_US: Array) -> None: ...
+    @abstractmethod
+    def lookup_unique(self, unique: UniqueKeys, *, scores_K: Array | None = None, recall: Any = None) -> L:
+        """Make the rows of unique keys resident and pin them. `recall`: what `begin_recall` returned for them."""
 
-    def touch(self, lookup: Any) -> None: ...
+    @abstractmethod
+    def touch(self, lookup: L) -> None:
+        """Count a lookup's occurrences as an update does, without a gradient, and release it."""
+
+
+class StepTable(LookupTable[L]):
+    """A table of this process, or several, as a model's step needs them."""
+
+    def gather(self, lookup: L) -> Array:
+        """Copies of the rows of a lookup's keys, (K, D); NaN for keys forgotten since."""
+        return self.gather_slice(lookup, LookupSlice(0, len(lookup)))[0]
+
+    @abstractmethod
+    def gather_slice(self, lookup: L, part: LookupSlice) -> tuple[Array, Array | None]:
+        """The rows of some keys, or of bags of them. For `max` also which key of the slice won each number, else -1."""
+
+    @abstractmethod
+    def update(self, lookup: L, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None) -> None:
+        """Sum the gradients of each key in the order of the batch, update its row, and release the lookup.
+
+        Key k has the gradient in row bags_K[k] (default: k), times scales_K[k] (default: 1). Counts, last-seen and
+        admission's counts of keys without a row advance too. A gradient that is not finite leaves the row's values and
+        state unchanged and is counted.
+        """
+
+    @abstractmethod
+    def read_rows(self, lookup: L) -> RowColumns:
+        """Copies of the rows of a lookup's unique keys, with all their columns, on the device.
+
+        Values (U, D), states (U, S): the optimizer's, then the wide columns. A key forgotten since has NaN and zeros.
+        """
+
+    @abstractmethod
+    def write_rows(self, lookup: L, values_UD: Array, states_US: Array) -> None:
+        """Write values and states of a lookup's unique keys back, as `read_rows` gave them and a learner changed them.
+
+        Nothing is counted, and the lookup stays open. Keys forgotten since are skipped. bfloat16 rows are rounded
+        stochastically.
+        """

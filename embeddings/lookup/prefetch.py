@@ -1,6 +1,6 @@
-"""The next batch's unique keys, and their rows on the way from the lower tiers while this batch is computed."""
+"""The next batch's rows on the way from the lower tiers while this batch is computed."""
 
-# K keys of a batch, U unique keys, N keys to recall
+# U unique keys, N keys to recall
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -8,26 +8,18 @@ import numpy as np
 
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.memory.resident import PredictedMisses
-from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
+from springtide.embeddings.rows import BoolArray, Int64Array
 from springtide.embeddings.tiers.found_rows import FoundRows
-from springtide.kernels.types import UniqueKeys
 
 
 @dataclass(frozen=True)
-class Prefetch:
-    """Valid for the table's next lookup, of these same arrays. Recalled rows are dropped once any key was written."""
+class Recall:
+    """The rows that a table's next lookup will miss in memory. They are dropped once any key was written."""
 
-    features_K: UInt16Array
-    ids_K: Int64Array
-    event_ms_K: Int64Array
-    unique: UniqueKeys  # on the device
     missing: PredictedMisses
-    recalled: "Future[FoundRows] | None"  # None: no key was missing
+    recalled: "Future[FoundRows] | None"  # None: no key is missing
 
-    def matches(self, features_K: UInt16Array, ids_K: Int64Array, event_ms_K: Int64Array) -> bool:
-        return features_K is self.features_K and ids_K is self.ids_K and event_ms_K is self.event_ms_K
-
-    def rows_if_current(self, writes: int) -> "PrefetchedRows | None":
+    def rows_if_current(self, writes: int, num_unique: int) -> "PrefetchedRows | None":
         """Wait for the recalled rows. None if there are none, or if they may be outdated.
 
         `writes`: of memory.changes, now.
@@ -37,7 +29,7 @@ class Prefetch:
         # result() would raise the failure again, with a traceback that refers to every frame and lookup of the caller
         if isinstance(self.recalled.exception(), SpillError) or writes != self.missing.writes:
             return None  # the lookup recalls the rows itself, and gets the error if there still is one
-        return PrefetchedRows.of(self.missing.positions_N, self.recalled.result(), len(self.unique.ids_U))
+        return PrefetchedRows.of(self.missing.positions_N, self.recalled.result(), num_unique)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from springtide.embeddings.lookup.handle import Occurrences
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import bytes_of, numbers_of
@@ -132,16 +131,19 @@ class KeyRoute:
 class RequestedKeys:
     """Keys that the ranks request of one table, rank 0's first."""
 
-    features_P: Array
-    ids_P: Array
-    event_ms_P: Array
-    occurrences: Occurrences  # in the calls of the ranks
+    unique: UniqueKeys  # with how often they occur in the calls of the ranks
+    num_occurrences: int
     scores_P: Array | None = None
 
-    @property
-    def columns(self) -> tuple[Array, Array, Array]:
-        """The columns to look up: features, ids, event times."""
-        return self.features_P, self.ids_P, self.event_ms_P
+    @staticmethod
+    def of(ops: Ops, columns: Sequence[Array], num_occurrences: int) -> "RequestedKeys":
+        """Columns (P) each: features, ids, event times, how often each occurs, and scores if there are any."""
+        features_P, ids_P, event_ms_P, occurrences_P, *scores = columns
+        unique, xp = ops.unique(features_P, ids_P, event_ms_P), ops.xp
+        order_P, offsets_V1 = ops.group(unique.inverse_K, unique.occurrences_U)
+        sums_P1 = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(occurrences_P[order_P].astype(np.int64))])
+        occurrences_V = sums_P1[offsets_V1[1:]] - sums_P1[offsets_V1[:-1]]
+        return RequestedKeys(unique._replace(occurrences_U=occurrences_V), num_occurrences, *scores)
 
 
 def pack_columns(columns: Sequence[Tensor], order_N: Tensor) -> Tensor:

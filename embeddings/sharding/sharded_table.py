@@ -3,6 +3,7 @@
 # K keys of a batch here, U unique ones, P keys that the ranks request of one table here, B bags, T tables,
 # D dimension, S state columns
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,10 +15,9 @@ from torch.nn import functional
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, Occurrences, TableLookup
-from springtide.embeddings.lookup.prefetch import Prefetch
+from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, LookupTable, TableLookup
+from springtide.embeddings.lookup.prefetch import Recall
 from springtide.embeddings.policy.admission import Decision, NotAdmitted, share_rows
-from springtide.embeddings.rows import as_keys
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys, border_blocks_of_rank
 from springtide.embeddings.sharding.row_format import Precision, RowFormat
@@ -25,41 +25,6 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowColumns, UniqueKeys
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
-
-
-def decide_together(
-    exchange: Exchange,
-    tables_T: Sequence[EmbeddingTable],
-    unique: UniqueKeys,
-    route: KeyRoute,
-    requested_T: Sequence[RequestedKeys],
-) -> tuple[UniqueKeys, list[Decision | None]]:
-    """Replace the keys of this rank that get no row of their own by the shared keys of their features, which are yet to
-    be requested: a shared row has an owner like any other. Return also what was decided here, by table. All ranks.
-    """
-    ops, xp = tables_T[0].ops, tables_T[0].ops.xp
-    decisions_T: list[Decision | None] = []
-    refused_T: list[Tensor] = []
-    with exchange.failing_together():
-        for table, requested in zip(tables_T, requested_T, strict=True):
-            refused_P, decision = xp.zeros(len(requested.ids_P), np.uint8), None
-            if table.admission:
-                requested_unique, decision = table.decide(*requested.columns, requested.occurrences)
-                refused_V = xp.zeros(len(requested_unique.ids_U), np.uint8)
-                refused_V[ops.put(decision.not_admitted.positions_N)[0]] = 1
-                refused_P = refused_V[requested_unique.inverse_K]
-            decisions_T.append(decision)
-            refused_T.append(ops.tensor_of(refused_P).reshape(-1, 1))
-    refused_U = xp.zeros(len(unique.ids_U), np.uint8)
-    for order, refused in zip(route.order_T, route.to_requesters("admission", refused_T), strict=True):
-        refused_U[ops.array_of(order)] = ops.array_of(refused)[:, 0]
-    refused_N = ops.fetch(xp.flatnonzero(refused_U))[0]
-    if len(refused_N):
-        positions_N = ops.put(refused_N)[0]
-        columns = unique.features_U, unique.occurrences_U, unique.last_seen_U
-        not_admitted = NotAdmitted(refused_N, *ops.fetch(*(column[positions_N] for column in columns)))
-        unique, _ = share_rows(ops, unique, not_admitted)
-    return unique, decisions_T
 
 
 def pooled(ops: Ops, rows_UD: Tensor, inverse_K: Tensor, part: LookupSlice) -> Tensor:
@@ -74,14 +39,12 @@ def pooled(ops: Ops, rows_UD: Tensor, inverse_K: Tensor, part: LookupSlice) -> T
 
 
 @dataclass(frozen=True)
-class ShardedPrefetch:
-    """The next batch's keys, at their owners already, and what these prefetch. Valid for a lookup of these arrays."""
+class Request:
+    """A call's unique keys at their owners."""
 
-    keys_K: tuple[Array, Array, Array]
-    unique: UniqueKeys
     route: KeyRoute
-    requested_T: list[RequestedKeys]
-    prefetches_T: list[Prefetch | None]
+    requested_T: list[RequestedKeys]  # of this rank
+    recalls_T: list[Recall | None]  # of their rows; None: not begun
 
 
 class FetchedRows(NamedTuple):
@@ -108,10 +71,12 @@ class ShardedLookup(JoinedLookup):
         self.rows_UD, self.states_US, self.counts_U, self.columns_T = fetched
 
 
-class ShardedTable:
-    """Has the methods of a table that a step uses. Every rank makes the same calls in the same order, with keys of its
-    own, which may be none; the rows of a rank's range are in its table, which has all other methods.
+class ShardedTable(LookupTable[ShardedLookup]):
+    """Every rank makes the same calls in the same order, with keys of its own, which may be none; the rows of a rank's
+    range are in its table, which has all other methods.
     """
+
+    admits_together = True  # by the occurrences on all ranks; else each owner's table decides by itself
 
     def __init__(
         self,
@@ -165,61 +130,37 @@ class ShardedTable:
         total = sum(numbers[0] for numbers in self.exchange.all_gather_numbers([num_keys]))
         return self.exchange.all_true(all(table.has_room(total, wait_seconds) for table in self.tables))
 
-    @on_current_stream
-    def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> ShardedPrefetch:
-        """Send the next batch's keys to their owners, who start to recall their rows. Pass the result to the next
-        lookup, with the same three arrays.
-        """
-        unique = self._unique(features_K, ids_K, event_ms_K)
-        route, requested_T = self._request(unique, None)
-        prefetches_T: list[Prefetch | None] = []
-        for table, requested in zip(self.tables, requested_T, strict=True):
-            try:
-                prefetches_T.append(table.prefetch(*requested.columns))
-            except SpillError:  # which the lookup itself will report
-                prefetches_T.append(None)
-        return ShardedPrefetch((features_K, ids_K, event_ms_K), unique, route, requested_T, prefetches_T)
+    def begin_recall(self, unique: UniqueKeys) -> Request:
+        """Send keys to their owners, who start to recall their rows."""
+        request = self.request(unique)
+        for place, (table, requested) in enumerate(zip(self.tables, request.requested_T, strict=True)):
+            with suppress(SpillError):  # which the lookup itself will report
+                request.recalls_T[place] = table.begin_recall(requested.unique)
+        return request
 
-    @on_current_stream
-    def lookup(
-        self,
-        features_K: Array,
-        ids_K: Array,
-        event_ms_K: Array,
-        *,
-        scores_K: Array | None = None,
-        prefetched: ShardedPrefetch | None = None,
+    def lookup_unique(
+        self, unique: UniqueKeys, *, scores_K: Array | None = None, recall: Request | None = None
     ) -> ShardedLookup:
         """Make every key's row resident at its owner, pin it there, and fetch it. SpillError on all ranks if on one."""
-        keys_K = features_K, ids_K, event_ms_K
-        if prefetched is None:
-            unique = self._unique(*keys_K)
-            route, requested_T = self._request(unique, scores_K)
-            prefetches_T: Sequence[Prefetch | None] = [None] * len(self.tables)
-        else:
-            if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
-                raise ValueError("these are not the keys that were prefetched: pass the same arrays")
-            unique, route, requested_T = prefetched.unique, prefetched.route, prefetched.requested_T
-            prefetches_T = prefetched.prefetches_T
+        request = self.request(unique, scores_K) if recall is None else recall
         decisions_T: Sequence[Decision | None] = [None] * len(self.tables)
-        if any(table.admission for table in self.tables):
-            unique, decisions_T = decide_together(self.exchange, self.tables, unique, route, requested_T)
-            route, requested_T = self._request(unique, scores_K)
-            prefetches_T = [None] * len(self.tables)  # the keys may be others now
+        if self.admits_together and any(table.admission for table in self.tables):
+            unique, decisions_T = self._decide(unique, request)
+            request = self.request(unique, scores_K)  # the keys may be others now
         lookups_T: list[TableLookup] = []
         with self.exchange.failing_together():
-            for table, requested, prefetch, decision in zip(
-                self.tables, requested_T, prefetches_T, decisions_T, strict=True
+            for table, requested, own_recall, decision in zip(
+                self.tables, request.requested_T, request.recalls_T, decisions_T, strict=True
             ):
-                one = table.lookup(
-                    *requested.columns,
+                one = table.lookup_unique(
+                    requested.unique,
                     scores_K=requested.scores_P,
-                    prefetched=prefetch,
+                    recall=own_recall,
                     decision=decision,
-                    occurrences=requested.occurrences,
+                    num_occurrences=requested.num_occurrences,
                 )
                 lookups_T.append(one)
-        return ShardedLookup(unique, route, lookups_T, self._fetch(unique, route, lookups_T))
+        return ShardedLookup(unique, request.route, lookups_T, self._fetch(unique, request.route, lookups_T))
 
     @on_current_stream
     def embed_slices(self, lookup: ShardedLookup, slices: Sequence[LookupSlice]) -> tuple[Tensor, ...]:
@@ -231,11 +172,14 @@ class ShardedTable:
         return tuple(pooled(self.ops, lookup.rows_UD, inverse_K[part.start : part.stop], part) for part in slices)
 
     @on_current_stream
-    def update(self, lookup: ShardedLookup) -> None:
+    def update(self, lookup: ShardedLookup, grads_UD: Tensor | None = None) -> None:
         """Send the gradients of a lookup's rows to their owners, who sum them in the order of ranks, take one step for
         each row, count every occurrence, and release the lookup. Without a gradient they only count.
+
+        grads_UD: by default those of `lookup.rows_UD`.
         """
-        grads_UD, lookup.rows_UD.grad = lookup.rows_UD.grad, None
+        if grads_UD is None:
+            grads_UD, lookup.rows_UD.grad = lookup.rows_UD.grad, None
         received = self._send("gradients", lookup, torch.zeros_like(lookup.rows_UD) if grads_UD is None else grads_UD)
         for table, one, (grads_PD, _) in zip(self.tables, lookup.lookups_T, received, strict=True):
             table.update(one, self.ops.array_of(grads_PD.contiguous()))
@@ -244,7 +188,6 @@ class ShardedTable:
 
     @on_current_stream
     def touch(self, lookup: ShardedLookup) -> None:
-        """Count a lookup's occurrences as `update` does, without a gradient, and release it."""
         for table, one in zip(self.tables, lookup.lookups_T, strict=True):
             table.touch(one)
         self._count(lookup)
@@ -252,6 +195,8 @@ class ShardedTable:
 
     def _count(self, lookup: ShardedLookup) -> None:
         """Count the keys of all ranks, as each table has counted its own, by which last-seen moves on."""
+        if not self.admits_together:
+            return
         for table, one, num_all in zip(self.tables, lookup.lookups_T, lookup.route.occurrences_T, strict=True):
             table.last_seen_floor.add_keys(num_all - one.num_occurrences)
 
@@ -280,31 +225,64 @@ class ShardedTable:
         received = lookup.route.to_owners(kind, encoded)
         return [one.unpacked(bytes_PB) for one, bytes_PB in zip(self.gradient_formats, received, strict=True)]
 
-    def _unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
-        return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
-
-    def _request(self, unique: UniqueKeys, scores_K: Array | None) -> tuple[KeyRoute, list[RequestedKeys]]:
+    def request(self, unique: UniqueKeys, scores_K: Array | None = None) -> Request:
         """Send this rank's unique keys to their owners."""
         ops = self.ops
         tables_U = None if self._places_F is None else self._places_F[unique.features_U]
         route = KeyRoute.of(self.exchange, ops, unique, tables_U, len(self.tables))
-        columns = [
-            unique.features_U.view(np.int16),
-            unique.ids_U,
-            unique.occurrences_U.astype(np.int32),
-            unique.last_seen_U,
-        ]
+        columns = self._columns_of(unique)
         if scores_K is not None:
             order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
             (scores_K,) = ops.put(scores_K)
             columns.append(scores_K[order_K[offsets_U1[1:] - 1]].astype(np.float32))  # the last occurrence counts
-        requested_T = []
-        all_received = route.columns_to_owners("keys", [ops.tensor_of(column) for column in columns])
-        for received, num_occurrences in zip(all_received, route.requested_occurrences_T, strict=True):
-            features_P, ids_P, occurrences_P, event_ms_P, *scores = map(ops.array_of, received)
-            occurrences = Occurrences(occurrences_P.astype(np.int64), num_occurrences)
-            requested_T.append(RequestedKeys(features_P.view(np.uint16), ids_P, event_ms_P, occurrences, *scores))
-        return route, requested_T
+        received_T = route.columns_to_owners("keys", [ops.tensor_of(column) for column in columns])
+        requested_T = [
+            self._requested([ops.array_of(column) for column in received], num_occurrences)
+            for received, num_occurrences in zip(received_T, route.requested_occurrences_T, strict=True)
+        ]
+        return Request(route, requested_T, [None] * len(self.tables))
+
+    def _columns_of(self, unique: UniqueKeys) -> list[Array]:
+        """What travels of unique keys."""
+        features_U, occurrences_U = unique.features_U.view(np.int16), unique.occurrences_U.astype(np.int32)
+        return [features_U, unique.ids_U, unique.last_seen_U, occurrences_U]
+
+    def _requested(self, columns: Sequence[Array], num_occurrences: int) -> RequestedKeys:
+        """The keys whose columns have arrived, and perhaps their scores."""
+        features_P, *others = columns
+        return RequestedKeys.of(self.ops, [features_P.view(np.uint16), *others], num_occurrences)
+
+    def _decide(self, unique: UniqueKeys, request: Request) -> tuple[UniqueKeys, list[Decision | None]]:
+        """Replace the keys of this rank that get no row of their own by the shared keys of their features, which are
+        yet to be requested: a shared row has an owner like any other. Return also what was decided here, by table.
+        """
+        ops, xp = self.ops, self.ops.xp
+        decisions_T: list[Decision | None] = []
+        refused_TP: list[Array] = []
+        with self.exchange.failing_together():
+            for table, requested in zip(self.tables, request.requested_T, strict=True):
+                refused_V, decision = xp.zeros(len(requested.unique.ids_U), np.uint8), None
+                if table.admission:
+                    decision = table.decide(requested.unique)
+                    refused_V[ops.put(decision.not_admitted.positions_N)[0]] = 1
+                decisions_T.append(decision)
+                refused_TP.append(refused_V[requested.unique.inverse_K])
+        refused_U = self._answer("admission", request.route, refused_TP, len(unique.ids_U))
+        refused_N = ops.fetch(xp.flatnonzero(refused_U))[0]
+        if len(refused_N):
+            positions_N = ops.put(refused_N)[0]
+            columns = unique.features_U, unique.occurrences_U, unique.last_seen_U
+            not_admitted = NotAdmitted(refused_N, *ops.fetch(*(column[positions_N] for column in columns)))
+            unique, _ = share_rows(ops, unique, not_admitted)
+        return unique, decisions_T
+
+    def _answer(self, kind: str, route: KeyRoute, numbers_TP: Sequence[Array], num_keys: int) -> Array:
+        """Send a number of each key requested, uint8; return those of this rank's unique keys, (U)."""
+        ops, answers_U = self.ops, self.ops.xp.zeros(num_keys, np.uint8)
+        columns_T = [ops.tensor_of(numbers_P).reshape(-1, 1) for numbers_P in numbers_TP]
+        for order, received in zip(route.order_T, route.to_requesters(kind, columns_T), strict=True):
+            answers_U[ops.array_of(order)] = ops.array_of(received)[:, 0]
+        return answers_U
 
     def _fetch(self, unique: UniqueKeys, route: KeyRoute, lookups_T: list[TableLookup]) -> FetchedRows:
         """The rows of this rank's unique keys, narrower ones ending in zeros, and their states and counts."""
@@ -321,12 +299,25 @@ class ShardedTable:
                 counts_U1 = columns.counts_N.astype(np.float32).reshape(-1, 1)
                 numbers_US = ops.tensor_of(ops.xp.concatenate([columns.states_NS[:, -num_states:], counts_U1], axis=1))
             encoded.append(row_format.pack(ops.tensor_of(columns.values_ND), places_P, numbers_US))
-        received, num_keys = route.to_requesters("rows", encoded), len(unique.ids_U)
+        num_numbers = num_states + 1 if num_states else 0
+        rows_UD, numbers_US1 = self._unpack(len(unique.ids_U), route, encoded, self.row_formats, num_numbers)
+        rows_UD.requires_grad_(torch.is_grad_enabled())
+        return FetchedRows(rows_UD, numbers_US1[:, :num_states], numbers_US1[:, -1:], columns_T)
+
+    def _unpack(
+        self,
+        num_keys: int,
+        route: KeyRoute,
+        packed_T: Sequence[Tensor],
+        formats_T: Sequence[RowFormat],
+        num_numbers: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Send packed rows of the keys requested; return those of this rank's unique keys, and their other numbers."""
+        received = route.to_requesters("rows", packed_T)
         rows_UD = received[0].new_empty(num_keys, self.dim, dtype=torch.float32)
         if len(self.tables) > 1:
             rows_UD.zero_()
-        numbers_US1 = rows_UD.new_empty(num_keys, num_states + 1 if num_states else 0)
-        for order, row_format, bytes_NB in zip(route.order_T, self.row_formats, received, strict=True):
-            row_format.unpack(bytes_NB, order, rows_UD, numbers_US1)
-        rows_UD.requires_grad_(torch.is_grad_enabled())
-        return FetchedRows(rows_UD, numbers_US1[:, :num_states], numbers_US1[:, -1:], columns_T)
+        numbers_US = rows_UD.new_empty(num_keys, num_numbers)
+        for order, row_format, bytes_NB in zip(route.order_T, formats_T, received, strict=True):
+            row_format.unpack(bytes_NB, order, rows_UD, numbers_US)
+        return rows_UD, numbers_US

@@ -2,33 +2,20 @@
 
 # K keys, B bags, D dimension
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from springtide.embeddings.lookup.handle import Lookup, LookupSlice
+from springtide.embeddings.lookup.handle import Lookup, LookupSlice, StepTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
-
-
-class GradientSink(Protocol):
-    """A table as the two passes need it."""
-
-    @property
-    def ops(self) -> Ops: ...
-
-    def gather_slice(self, lookup: Any, part: LookupSlice) -> tuple[Array, Array | None]: ...
-
-    def update(
-        self, lookup: Any, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
-    ) -> None: ...
 
 
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, table: GradientSink, lookup: Lookup, slices: Sequence[LookupSlice]
+        ctx: Any, anchor: torch.Tensor, table: StepTable[Any], lookup: Lookup, slices: Sequence[LookupSlice]
     ) -> Any:
         # the graph refers to the lookup, which pins the rows; a graph that is dropped releases them
         ctx.table, ctx.lookup, ctx.slices = table, lookup, slices
@@ -45,12 +32,12 @@ class _Embed(torch.autograd.Function):
         return None, None, None, None
 
 
-def embed(table: GradientSink, lookup: Lookup) -> torch.Tensor:
+def embed(table: StepTable[Any], lookup: Lookup) -> torch.Tensor:
     """The rows of a lookup's keys, (K, D) float32. Where gradients are enabled, its backward pass updates the table."""
     return embed_slices(table, lookup, [LookupSlice(0, len(lookup))])[0]
 
 
-def embed_slices(table: GradientSink, lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[torch.Tensor, ...]:
+def embed_slices(table: StepTable[Any], lookup: Lookup, slices: Sequence[LookupSlice]) -> tuple[torch.Tensor, ...]:
     """A tensor for each slice, (keys, D) or (bags, D) float32. The backward pass is one update with all gradients.
 
     ValueError unless the slices cover the keys of the lookup in order.

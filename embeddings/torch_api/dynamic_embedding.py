@@ -21,7 +21,7 @@ from springtide.embeddings.lookup.handle import LookupSlice
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.policy.removals import RemovalReason
 from springtide.embeddings.sharding.row_format import check_formats
-from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, folder_of_rank, rows_of_rank
+from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, ShardedRows, folder_of_rank, rows_of_rank
 from springtide.embeddings.sharding.sharded_table import pooled
 from springtide.embeddings.torch_api.arrow import from_arrow, rows_of, to_arrow
 from springtide.embeddings.torch_api.autograd import embed_slices
@@ -37,10 +37,11 @@ from springtide.embeddings.torch_api.inputs import (
     scores_of,
     size_of,
 )
+from springtide.embeddings.torch_api.module_table import ModuleTable
 from springtide.embeddings.torch_api.table_module import TableModule
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
-from springtide.kernels.types import Array
+from springtide.kernels.types import Array, UniqueKeys
 from springtide_client.rows.row_block import RowBlock
 
 if TYPE_CHECKING:
@@ -188,28 +189,20 @@ class DynamicEmbedding(TableModule):
         With a process group every rank prefetches, and the ids travel to their owners now.
         """
         ids_K = ids_of(ids, self.ops)
-        if self.shards is not None and self.training:
-            with self._lock, self.ops.on_current_stream():
-                self.shards.prefetch(self._open_table(), ids, ids_K)
-            return
-        if not self.training or not len(ids_K):
+        if not self.training or (self.shards is None and not len(ids_K)):
             return
         with self._lock, self.ops.on_current_stream(), suppress(SpillError):  # which the call itself will report
-            keys = features_of(self.ops, ids_K), ids_K, self.ops.xp.zeros(len(ids_K), np.int64)
-            self._prefetched = PrefetchedIds.of(ids, self._open_table().prefetch(*keys))
+            unique = self._unique(ids_K)
+            self._prefetched = PrefetchedIds.of(ids, unique, self._rows_of_all.begin_recall(unique))
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """RowBlock, float32 (*ids.shape, dim), NaN for ids without one, and status, uint8 ids.shape. Creates nothing.
+        """Rows, float32 (*ids.shape, dim), NaN for ids without one, and status, uint8 ids.shape. Creates nothing.
 
         Status 0: known, 1: unknown, 2: not admitted, 3: forgotten.
         """
         ids_K = ids_of(ids, self.ops)
         with self._lock, self.ops.on_current_stream():
-            table = self._open_table()
-            if self.shards is None:
-                found = table.find(features_of(self.ops, ids_K), ids_K)
-            else:
-                found = self.shards.find(table, ids_K)
+            found = self._rows_of_all.find_unique(self._unique(ids_K))
             self._count_reads(found[1])
             rows, status = (self.ops.tensor_of(array).to(ids.device) for array in found)
         return rows.reshape(*ids.shape, self.dim), status.reshape(ids.shape)
@@ -219,9 +212,8 @@ class DynamicEmbedding(TableModule):
         ids_N = np.unique(ids_of(ids))
         with self._changing() as table:
             if self.shards is not None:
-                with self.ops.on_current_stream():
-                    (ids_N,) = self.ops.fetch(self.shards.request(table, *self.ops.put(ids_N)).ids_P)
-                ids_N = np.unique(ids_N)
+                (requested,) = self.shards.request(self._unique(ids_N)).requested_T
+                (ids_N,) = self.ops.fetch(requested.unique.ids_U)
             table.remove(ids_N, RemovalReason.FORGOTTEN)
 
     def evict_if(self, predicate: Callable[[ScoredRows], torch.Tensor]) -> int:
@@ -263,30 +255,50 @@ class DynamicEmbedding(TableModule):
 
     def _rows(self, ids: torch.Tensor, ids_K: Array, scores_K: Array | None, part: LookupSlice) -> torch.Tensor:
         """The rows or bags of a slice that covers all ids; with a gradient in training."""
-        if self.shards is not None:
-            with self._changing() as table, self.ops.on_current_stream():
-                if self.training and torch.is_grad_enabled():
-                    rows_UD, inverse_K, num_ids = self.shards.embed(table, ids, ids_K, self._advance())
-                    self.num_ids += num_ids
-                else:
-                    rows_UD, inverse_K, status_P = self.shards.read(table, ids_K, inference_rows)
-                    self._count_reads(status_P)
-            return pooled(self.ops, rows_UD, inverse_K, part)
-        if self.training and torch.is_grad_enabled():
-            with self._changing() as table, self.ops.on_current_stream():
-                now_ms = self._advance()
-                keys = features_of(self.ops, ids_K), ids_K, self.ops.xp.full(len(ids_K), now_ms, np.int64)
-                prefetched = None
-                if self._prefetched is not None and self._prefetched.are(ids):
-                    prefetched, self._prefetched = self._prefetched.seen_at(*keys), None
-                lookup = table.lookup(*keys, scores_K=scores_K, prefetched=prefetched)
-                self.num_ids += len(ids_K)
-                return embed_slices(table, lookup, [part])[0]
+        if not (self.training and torch.is_grad_enabled()):
+            return self._read(ids_K, part)
+        with self._changing() as table, self.ops.on_current_stream():
+            now_ms = self._advance()
+            unique, recall = self._prefetched_or_unique(ids, ids_K)
+            if self.shards is not None:
+                rows_UD, num_ids = self.shards.embed(unique, recall, now_ms)
+                self.num_ids += num_ids
+                return pooled(self.ops, rows_UD, self.ops.tensor_of(unique.inverse_K), part)
+            unique = unique._replace(last_seen_U=self.ops.xp.full(len(unique.ids_U), now_ms, np.int64))
+            lookup = table.lookup_unique(unique, scores_K=scores_K, recall=recall)
+            self.num_ids += len(ids_K)
+            return embed_slices(table, lookup, [part])[0]
+
+    def _read(self, ids_K: Array, part: LookupSlice) -> torch.Tensor:
+        """The rows or bags of ids, of which none is created."""
         with self._lock, self.ops.on_current_stream():
-            rows_KD, status_K = inference_rows(self._open_table(), ids_K)
+            unique = self._unique(ids_K)
+            if self.shards is None:
+                rows_KD, status_K = inference_rows(self.table, unique)
+                rows, inverse_K = self.ops.tensor_of(rows_KD), self.ops.tensor_of(self.ops.xp.arange(len(ids_K)))
+            else:
+                rows, status_K = self.shards.read(unique, inference_rows)
+                inverse_K = self.ops.tensor_of(unique.inverse_K)
             self._count_reads(status_K)
-            rows: torch.Tensor = self.ops.tensor_of(rows_KD)
-        return pooled(self.ops, rows, torch.arange(len(rows), device=rows.device), part)
+        return pooled(self.ops, rows, inverse_K, part)
+
+    @property
+    def _rows_of_all(self) -> ModuleTable | ShardedRows:
+        return self.table if self.shards is None else self.shards
+
+    def _unique(self, ids_K: Array) -> UniqueKeys:
+        """The unique ids, with any time. ValueError if the object was closed."""
+        return self._open_table().unique(features_of(self.ops, ids_K), ids_K, ids_K)
+
+    def _prefetched_or_unique(self, ids: torch.Tensor, ids_K: Array) -> tuple[UniqueKeys, Any]:
+        """The unique ids, and the recall of their rows if it has begun: on all ranks, or on none."""
+        prefetched = self._prefetched
+        if prefetched is not None:
+            are_same = prefetched.are(ids)
+            if are_same if self.exchange is None else self.exchange.all_true(are_same):
+                self._prefetched = None
+                return prefetched.unique, prefetched.recall
+        return self._unique(ids_K), None
 
     def _scores(self, scores: Any, ids: torch.Tensor) -> Array | None:
         takes_scores = self.table.priorities.policy.takes_scores

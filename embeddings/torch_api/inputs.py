@@ -19,7 +19,7 @@ from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
-from springtide.kernels.types import Array
+from springtide.kernels.types import Array, UniqueKeys
 from springtide_client.keys import SHARED_ROW_OFFSET
 from springtide_client.rows.row_block import RowBlock
 from springtide_client.system.settings import parse_size
@@ -31,17 +31,17 @@ def features_of(ops: Ops, ids_K: Array) -> Array:
     return ops.xp.full(len(ids_K), FEATURE, np.uint16)
 
 
-def inference_rows(table: EmbeddingTable, ids_K: Array) -> tuple[Array, Array]:
+def inference_rows(table: EmbeddingTable, unique: UniqueKeys) -> tuple[Array, Array]:
     """The rows (K, D), and their status (K).
 
     An id without a row gets the shared row if it is not admitted yet, else the values it would be created with.
     """
     ops, xp = table.ops, table.ops.xp
-    rows_KD, status_K = table.find(features_of(ops, ids_K), ids_K)
+    rows_KD, status_K = table.find_unique(unique)
     rowless = xp.flatnonzero(status_K != KNOWN)
     if len(rowless):
         not_admitted = rowless[status_K[rowless] == NOT_ADMITTED]
-        ids_N = ids_K[rowless]
+        ids_N = unique.ids_U[unique.inverse_K[rowless]]
         rows_KD[rowless] = initial_rows(table, features_of(ops, ids_N), ids_N)
         if len(not_admitted):
             shared_1, zero_1 = xp.full(1, FEATURE + SHARED_ROW_OFFSET, np.uint16), xp.zeros(1, np.int64)

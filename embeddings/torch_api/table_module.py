@@ -19,7 +19,7 @@ from springtide.embeddings.errors import OwnershipError
 from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, shards_of, state_of_rank
+from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, ShardedRows, exchange_of, state_of_rank
 from springtide.embeddings.torch_api.inputs import FEATURE
 from springtide.embeddings.torch_api.module_table import ModuleTable, OnEvict, OwnerLock, RemovalListeners, changing
 from springtide.embeddings.torch_api.state_dict import check_state, export_state, import_state
@@ -65,7 +65,7 @@ class TableModule(nn.Module):
         self.config, self.capacity, self.seed, self.ops = config, capacity, seed, device
         self.folder, self.num_host_rows, self.clock = folder, num_host_rows, clock
         object.__setattr__(self, "score", score)  # a module would become a part of this one
-        self.shards = None if group is None else shards_of(group, device.device, config, precisions, seed, FEATURE)
+        self.exchange, self.precisions = exchange_of(group, device.device), precisions
         self.has_event_time = False  # then `advance` sets the time, not the clock
         self.output_dtype = torch.float32  # until the module is cast
         self._lock, self._listeners = OwnerLock(), RemovalListeners()
@@ -208,8 +208,6 @@ class TableModule(nn.Module):
         self._reads: Counter[str] = Counter()
         self._pending_reads: Array | None = None
         self._prefetched: PrefetchedIds | None = None
-        if self.shards is not None:
-            self.shards.drop_prefetch()
         self.table = ModuleTable(
             self.config,
             seed=self.seed,
@@ -221,6 +219,9 @@ class TableModule(nn.Module):
             lock=self._lock,
             listeners=self._listeners,
         )
+        self.shards: ShardedRows | None = None  # with the rows of other ranks
+        if self.exchange is not None:
+            self.shards = ShardedRows(self.table, self.exchange, self.precisions, seed=self.seed, feature=FEATURE)
 
     def _advance(self, event_time_ms: int | None = None) -> int:
         """Apply the policies at the present time. Return it, in ms."""

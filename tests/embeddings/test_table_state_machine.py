@@ -15,9 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from springtide.embeddings.config import FeaturePolicy, TableConfig
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.eviction_policy import EVICTION_POLICIES
-from springtide.embeddings.lookup.handle import Lookup
+from springtide.embeddings.lookup.handle import Lookup, Prefetch
 from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
-from springtide.embeddings.lookup.prefetch import Prefetch
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.optimizer import RowOptimizer
 from springtide.embeddings.rows import TableDelta

@@ -119,7 +119,7 @@ def test_a_recall_in_flight_does_not_restore_a_forgotten_key(tiers):
     below = np.array(sorted(tiers.places()["base"] - tiers.places()["device"]))[:8]
     keys = np.ones(len(below), np.uint16), below, np.full(len(below), 1_600_000_000_999)
     prefetch = table.prefetch(*keys)
-    prefetch.recalled.result()  # it has what it will bring
+    prefetch.recall.recalled.result()  # it has what it will bring
     forget(tiers, below[:4].tolist())
     lookup = table.lookup(*keys, prefetched=prefetch)
     counts = table.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]

@@ -126,8 +126,8 @@ def test_rows_that_expire_during_their_upload_are_not_installed(tmp_path: Path) 
     table.take_delta()
     keys = zeros, ids, np.full(num, 9_000)
     prefetched = table.prefetch(*keys)
-    assert prefetched.recalled is not None
-    assert prefetched.recalled.result().upload is not None
+    assert prefetched.recall.recalled is not None
+    assert prefetched.recall.recalled.result().upload is not None
     table.raise_expiry_cutoffs({0: 5_000})
     lookup = table.lookup(*keys, prefetched=prefetched)
     table.update(lookup, np.zeros((num, DIM), np.float32))

@@ -239,7 +239,7 @@ def test_any_other_error_of_one_rank_ends_the_step_on_all() -> None:
     def work(exchange: Exchange) -> str:
         learner = make_learner(exchange)
         if exchange.rank:
-            learner.table.tables[""].lookup = break_down  # type: ignore[method-assign]
+            learner.table.tables[""].lookup_unique = break_down  # type: ignore[method-assign]
         with pytest.raises((OSError, ShardError)) as raised:
             learner.step(batch_of(0, exchange.rank, 2))
         return str(raised.value)
