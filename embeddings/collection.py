@@ -93,15 +93,11 @@ class EmbeddingCollection:
 
     # versions and rows that do not come from training
 
-    def needs_checkpoint(self, num_keys: int) -> bool:
-        """Return True if a batch of this many keys may only be looked up after the tables' `take_delta`.
+    def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
+        """Return True if each spill can take what a batch of this many keys may evict: see EmbeddingTable.has_room.
 
         Plain tables, which are looked up by themselves, are asked by themselves.
         """
-        return any(table.needs_checkpoint(num_keys) for table in self.model_tables.values())
-
-    def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
-        """Return True if each spill can take what a batch of this many keys may evict: see EmbeddingTable.has_room."""
         return all(table.has_room(num_keys, wait_seconds) for table in self.model_tables.values())
 
     def take_sketch_delta(self) -> tuple[Int64Array, UInt8Array]:

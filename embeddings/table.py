@@ -18,6 +18,7 @@ from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.lookup.handle import LookupSlice, StepTable, TableLookup
 from springtide.embeddings.lookup.prefetch import Recall
 from springtide.embeddings.memory.capacity import Capacity
+from springtide.embeddings.memory.eviction import NO_LIMIT
 from springtide.embeddings.memory.resident import PredictedMisses
 from springtide.embeddings.policy.admission import Decision, SketchInfo, UInt8Array
 from springtide.embeddings.rows import Int64Array, TableDelta, UInt16Array, as_keys
@@ -217,8 +218,12 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
 
     def needs_checkpoint(self, num_keys: int) -> bool:
         """Return True if a batch of this many keys may only be looked up after a `take_delta`."""
+        return num_keys > self.max_keys()
+
+    def max_keys(self) -> int:
+        """The most keys of a batch that may be looked up before the next `take_delta`."""
         self.eviction_sink.drain_inflight()
-        return self.tracked and not self.evicted_dirty.has_room_for(self._max_evictions(num_keys))
+        return self.evicted_dirty.num_free - self._max_evictions(0) if self.tracked else NO_LIMIT
 
     def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
         """Return True if the spill can take all rows that a batch of this many keys may evict, and those before them.

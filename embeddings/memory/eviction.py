@@ -18,6 +18,8 @@ from springtide.kernels.ops import Ops
 from springtide.kernels.types import DIRTY, NEEDS_SPILL, SPILLED, Array
 from springtide_client.rows.row_block import RowBlock, key_order
 
+NO_LIMIT = 1 << 62
+
 
 class EvictedDirtyRows:
     """A buffer that keeps the newest copy of a key: a tombstone replaces its row, a row replaces its tombstone."""
@@ -34,9 +36,10 @@ class EvictedDirtyRows:
         self._parts: list[RowBlock] = []  # oldest first: rows, or tombstones
         self._num_rows = 0
 
-    def has_room_for(self, num_rows: int) -> bool:
-        """Return True if this many more rows fit; into an empty buffer any number fits."""
-        return self._num_rows == 0 or self._num_rows + num_rows <= self.capacity
+    @property
+    def num_free(self) -> int:
+        """How many more rows fit; into an empty buffer any number fits."""
+        return self.capacity - self._num_rows if self._num_rows else NO_LIMIT
 
     def add(self, rows: RowBlock) -> None:
         if len(rows):

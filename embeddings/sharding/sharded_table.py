@@ -120,16 +120,6 @@ class ShardedTable(LookupTable[ShardedLookup]):
             list(seen.values()), exchange, precision, seed=seed, num_states=num_states, places_F=places_F
         )
 
-    def needs_checkpoint(self, num_keys: int) -> bool:
-        """Return True if a batch of which this rank has so many keys may only be looked up after a `take_delta`."""
-        total = sum(numbers[0] for numbers in self.exchange.all_gather_numbers([num_keys]))
-        return not self.exchange.all_true(not any(table.needs_checkpoint(total) for table in self.tables))
-
-    def has_room(self, num_keys: int, wait_seconds: float = 0.0) -> bool:
-        """Return True if every rank's spill can take what a batch of which this rank has so many keys may evict."""
-        total = sum(numbers[0] for numbers in self.exchange.all_gather_numbers([num_keys]))
-        return self.exchange.all_true(all(table.has_room(total, wait_seconds) for table in self.tables))
-
     def begin_recall(self, unique: UniqueKeys) -> Request:
         """Send keys to their owners, who start to recall their rows."""
         request = self.request(unique)

@@ -36,7 +36,7 @@ from springtide.app.training.step.wide_ranks import RanksWideStep
 from springtide.app.training.step.wide_step import WideStep
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.torch_api.autograd import embed_slices
@@ -89,6 +89,7 @@ class Learner:
         self.sharded_table: ShardedTable | None = None
         self.global_batch = LocalBatch(self.update)
         self.wide_step: WideStep | None = None
+        self.exchange = exchange or LocalExchange()
         if exchange is None or exchange.is_alone:
             if self.wide is not None:
                 self.wide_step = WideStep(self.wide, table, schema)
@@ -103,6 +104,12 @@ class Learner:
             self.global_batch = GlobalBatch(exchange, self.model, precision, self.update, seed=config.seed)
             if self.wide is not None:
                 self.wide_step = RanksWideStep(self.wide, table, schema, self.sharded_table)
+        # the tables that a step looks up in, and at most how many keys of a batch
+        self._tables = [(one, self._max_keys) for one in table.model_tables.values()]
+        if self.wide_step is not None and self.wide_step.crosses is not None:
+            self._tables.append((self.wide_step.crosses, self.wide_step.max_crosses))
+        self._counted: Batch | None = None  # the batch of `_counts`
+        self._counts: list[tuple[int, int]] = []
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
         self.rows = table.rows if self.sharded_table is None else self.sharded_table
         self.loss = Loss(losses, self.model)
@@ -123,17 +130,30 @@ class Learner:
 
     def needs_checkpoint(self, batch: Batch) -> bool:
         """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
-        if self.wide_step is not None and self.wide_step.needs_checkpoint(batch):
-            return True
-        table = self.table if self.sharded_table is None else self.sharded_table
-        return table.needs_checkpoint(self.keys.num_keys(batch))
+        return any(num_keys > most for num_keys, most in self._count_keys(batch))
 
     def has_room(self, batch: Batch, wait_seconds: float = 0.0) -> bool:
         """Return True, perhaps after a wait, if the spill can take all rows that this batch may evict."""
-        if self.wide_step is not None and not self.wide_step.has_room(batch, wait_seconds):
-            return False
-        table = self.table if self.sharded_table is None else self.sharded_table
-        return table.has_room(self.keys.num_keys(batch), wait_seconds)
+        counts = self._counts if self._counted is batch else self._count_keys(batch)
+        asked = zip(self._tables, counts, strict=True)
+        return self.exchange.all_true(all(table.has_room(num, wait_seconds) for (table, _), (num, _) in asked))
+
+    def _count_keys(self, batch: Batch) -> list[tuple[int, int]]:
+        """Return of each table how many keys all ranks look up in it at most, and how many they may before the next
+        version.
+        """
+        own = [number for table, max_keys in self._tables for number in (max_keys(batch), table.max_keys())]
+        columns = list(zip(*self.exchange.all_gather_numbers(own), strict=True))
+        self._counts = list(zip(map(sum, columns[::2]), map(min, columns[1::2]), strict=True))
+        self._counted = batch
+        return self._counts
+
+    def _max_keys(self, batch: Batch) -> int:
+        """Return how many rows a batch of this rank looks up at most: its unique keys, if they are known already."""
+        keys = self._next
+        if keys is None or keys.batch is not batch or keys.prefetch is None or keys.numbers is not None:
+            return self.keys.num_keys(batch)  # bins may be others by then
+        return len(keys.prefetch.unique.ids_U)
 
     def step(self, batch: Batch, next_batch: Batch | None = None) -> StepReport:
         """Run a step and wait for its report."""

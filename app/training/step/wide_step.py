@@ -65,16 +65,8 @@ class WideStep:
         """
         return table.layout.wide_width + _sums_row_squares(table)
 
-    def needs_checkpoint(self, batch: Batch) -> bool:
-        """Return True if evicted crosses of this batch could overflow the rows that await the next version."""
-        return self.crosses_of_all is not None and self.crosses_of_all.needs_checkpoint(self._max_crosses(batch))
-
-    def has_room(self, batch: Batch, wait_seconds: float) -> bool:
-        """Return True if the spill can take the crosses that this batch may evict."""
-        crosses = self.crosses_of_all
-        return crosses is None or crosses.has_room(self._max_crosses(batch), wait_seconds)
-
-    def _max_crosses(self, batch: Batch) -> int:
+    def max_crosses(self, batch: Batch) -> int:
+        """Return the most crosses that this batch may look up, every occurrence."""
         arrays = self.arrays
         most = len(batch) * len(arrays.live_pairs)
         if self.schema.lists:

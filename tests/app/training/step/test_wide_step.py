@@ -121,16 +121,14 @@ def test_pairs_that_gain_least_are_dropped_until_few_live():
     assert len(learner.wide.arrays.live_pairs) == 3
 
 
-def test_the_most_crosses_of_a_batch_are_known_before_it_is_learned(monkeypatch):
-    learner, asked = make_learner(crosses=3), []
-    crosses = learner.table.tables["crosses"]
-    monkeypatch.setattr(crosses, "needs_checkpoint", lambda num: asked.append(num) or False)
+def test_the_most_crosses_of_a_batch_are_known_before_it_is_learned():
+    learner, most = make_learner(crosses=3), []
     for number in range(8):
         batch = make_batch(number, 200)
-        assert not learner.needs_checkpoint(batch)
+        most.append(learner.wide_step.max_crosses(batch))
         learner.step(batch)
-        assert learner.num_crosses <= asked[-1]
-    assert 0 < learner.num_crosses <= asked[-1] < asked[0] / 3
+        assert learner.num_crosses <= most[-1]
+    assert 0 < learner.num_crosses <= most[-1] < most[0] / 3
 
 
 def test_without_crosses_none_are_made():
