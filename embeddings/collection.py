@@ -13,7 +13,7 @@ from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.lookup.handle import StepTable
 from springtide.embeddings.memory.capacity import Capacity, sketch_bytes
 from springtide.embeddings.optimizer import RowOptimizer
-from springtide.embeddings.policy.admission import AdmissionControl, SketchInfo, UInt8Array
+from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.router import Router
 from springtide.embeddings.rows import Int64Array, UInt16Array, as_keys
 from springtide.embeddings.table import EmbeddingTable
@@ -40,7 +40,7 @@ class EmbeddingCollection:
         self.names = TableNames({name: table.features for name, table in config.tables.items() if name != MAIN_TABLE})
         assert tuple(self.tables) == self.names.names
         self.main = self.tables[MAIN_TABLE]
-        self.ops, self.tracked = self.main.ops, self.main.tracked
+        self.ops, self.tracked, self.admission = self.main.ops, self.main.tracked, self.main.admission
         self.model_tables = {name: one for name, one in self.tables.items() if not config.tables[name].is_plain}
         self.dim = max(table.dim for table in self.model_tables.values())
         widths = [table.layout.state_width - table.layout.wide_width for table in self.model_tables.values()]
@@ -99,17 +99,6 @@ class EmbeddingCollection:
         Plain tables, which are looked up by themselves, are asked by themselves.
         """
         return all(table.has_room(num_keys, wait_seconds) for table in self.model_tables.values())
-
-    def take_sketch_delta(self) -> tuple[Int64Array, UInt8Array]:
-        """The blocks of the admission sketch that changed since the last call, and their bytes, (B, 64)."""
-        return self.main.take_sketch_delta()
-
-    def sketch(self) -> SketchInfo:
-        return self.main.sketch()
-
-    def restore_sketch(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
-        """Apply the sketch blocks of a version or a base."""
-        self.main.restore_sketch(blocks_B, bytes_B64)
 
     def clock_state(self) -> dict[str, Any]:
         """The state of every table besides rows, sketch and expiry cutoffs, as a version contains it: JSON."""

@@ -20,7 +20,7 @@ from springtide.embeddings.lookup.prefetch import Recall
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.eviction import NO_LIMIT
 from springtide.embeddings.memory.resident import PredictedMisses
-from springtide.embeddings.policy.admission import Decision, SketchInfo, UInt8Array
+from springtide.embeddings.policy.admission import Decision
 from springtide.embeddings.rows import Int64Array, TableDelta, UInt16Array, as_keys
 from springtide.embeddings.tiers.interface import RowSource
 from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
@@ -202,6 +202,7 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
         """Called by a lookup that is garbage-collected, in any thread: its rows may be evicted by the next call."""
         self.memory.release_later(tick)
 
+    @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN for keys without one, and their status, (K). Creates nothing.
 
@@ -216,10 +217,6 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
 
     # versions and rows that do not come from training
 
-    def needs_checkpoint(self, num_keys: int) -> bool:
-        """Return True if a batch of this many keys may only be looked up after a `take_delta`."""
-        return num_keys > self.max_keys()
-
     def max_keys(self) -> int:
         """The most keys of a batch that may be looked up before the next `take_delta`."""
         self.eviction_sink.drain_inflight()
@@ -229,7 +226,7 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
         """Return True if the spill can take all rows that a batch of this many keys may evict, and those before them.
 
         Waits at most so long for that. Then only a disk that fails in the middle of the batch makes a lookup raise
-        SpillError. The buffer of rows that await the next version is the matter of `needs_checkpoint`.
+        SpillError. The buffer of rows that await the next version is the matter of `max_keys`.
         """
         return self.eviction_sink.has_room(self._max_evictions(num_keys), wait_seconds)
 
@@ -240,23 +237,10 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
         return self.dirty_rows.take_delta(self.pool.parallel_for)
 
     @on_current_stream
-    def take_sketch_delta(self) -> tuple[Int64Array, UInt8Array]:
-        """The blocks of the admission sketch that changed since the last call, and their bytes, (B, 64)."""
-        return self.admission.take_delta()
-
-    def sketch(self) -> SketchInfo:
-        return self.admission.sketch_info()
-
-    @on_current_stream
     def restore(self, delta: TableDelta) -> None:
         """Apply a version's delta. Its rows are spilled if they are evicted, but are not part of the next delta."""
         self.bulk.forget(delta.forgotten.feature, delta.forgotten.id)
         self.bulk.write(delta.rows, NEEDS_SPILL)
-
-    @on_current_stream
-    def restore_sketch(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
-        """Apply the sketch blocks of a version or a base. ValueError if the sketch here is smaller."""
-        self.admission.restore(blocks_B, bytes_B64)
 
     def clock_state(self) -> dict[str, Any]:
         """The state besides rows, sketch and expiry cutoffs, as a version contains it: JSON."""

@@ -157,7 +157,6 @@ class LookupTable(ABC, Generic[L]):
             raise ValueError("these are not the keys that were prefetched: pass the same arrays")
         return self.lookup_unique(prefetched.unique, scores_K=scores_K, recall=prefetched.recall)
 
-    @on_current_stream
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         """The unique keys, on the device."""
         return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))

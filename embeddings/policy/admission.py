@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.embeddings.config import Admission, FeaturePolicy
+from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, Sketch, UniqueKeys
@@ -119,6 +120,7 @@ class AdmissionControl:
         blocks_B64: UInt8Array = self.ops.fetch(self.ops.sketch_read(self.sketch, all_blocks))[0]
         return blocks_B64
 
+    @on_current_stream
     def take_delta(self) -> tuple[Int64Array, UInt8Array]:
         """The blocks that changed since the last call, ascending, and their bytes (B, 64); border blocks always."""
         if self.sketch is None or not (self._dirty_blocks or self.border_blocks):
@@ -129,6 +131,7 @@ class AdmissionControl:
         blocks_B, bytes_B64 = self.ops.fetch(dirty_B, self.ops.sketch_read(self.sketch, dirty_B))
         return blocks_B, bytes_B64
 
+    @on_current_stream
     def restore(self, blocks_B: Int64Array, bytes_B64: UInt8Array) -> None:
         """Write blocks of a version, without marking them dirty. ValueError if the sketch here is smaller."""
         if len(blocks_B) == 0:

@@ -110,7 +110,7 @@ class ShardedTable(LookupTable[ShardedLookup]):
         """The rows that a model sees, whatever tables they are in."""
         seen, places_F = table.model_tables, None
         for one in seen.values():
-            admission, (num_blocks, *_) = one.admission, table.sketch()
+            admission, (num_blocks, *_) = one.admission, table.admission.sketch_info()
             admission.border_blocks = border_blocks_of_rank(num_blocks, exchange.rank, exchange.num_ranks)
         if len(seen) > 1:
             held = {name: one.features for name, one in table.config.tables.items() if name != MAIN_TABLE}

@@ -212,8 +212,9 @@ class DynamicEmbedding(TableModule):
         ids_N = np.unique(ids_of(ids))
         with self._changing() as table:
             if self.shards is not None:
-                (requested,) = self.shards.request(self._unique(ids_N)).requested_T
-                (ids_N,) = self.ops.fetch(requested.unique.ids_U)
+                with self.ops.on_current_stream():
+                    (requested,) = self.shards.request(self._unique(ids_N)).requested_T
+                    (ids_N,) = self.ops.fetch(requested.unique.ids_U)
             table.remove(ids_N, RemovalReason.FORGOTTEN)
 
     def evict_if(self, predicate: Callable[[ScoredRows], torch.Tensor]) -> int:

@@ -41,7 +41,7 @@ def export_state(table: EmbeddingTable) -> State:
     return {
         **tensors,
         "sketch": torch.from_numpy(table.admission.read_all()),
-        "sketch_age": table.sketch().age,
+        "sketch_age": table.admission.sketch_info().age,
         "optimizer": table.optimizer.name,
         "lr": float(table.lr),
         "seed": table.seed,
@@ -75,7 +75,7 @@ def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
     keys = torch.stack([state["features"].to(torch.int64), state["ids"].to(torch.int64)])
     if len(torch.unique(keys, dim=1).T) < num_rows or not set(state["features"].tolist()) <= {0, SHARED_ROW_OFFSET}:
         raise ValueError("the state contains a row twice, or a row of another table")
-    sketch, own = state["sketch"], table.sketch()
+    sketch, own = state["sketch"], table.admission.sketch_info()
     if own.counting and len(sketch) and tuple(sketch.shape) != (own.num_blocks, BLOCK_BYTES):
         raise ValueError(
             f"the state has an admission sketch of {sketch.numel()} bytes, this object one of "
@@ -86,9 +86,9 @@ def check_state(state: Mapping[str, Any], table: EmbeddingTable) -> None:
 def import_state(table: EmbeddingTable, state: Mapping[str, Any]) -> None:
     """Load a checked state into a new table, the most recently seen rows last, so that they are evicted last."""
     table.set_lr(float(state["lr"]))
-    if table.sketch().counting and len(state["sketch"]):
+    if table.admission.sketch_info().counting and len(state["sketch"]):
         sketch = state["sketch"].cpu().numpy().astype(np.uint8)
-        table.restore_sketch(np.arange(len(sketch)), sketch)
+        table.admission.restore(np.arange(len(sketch)), sketch)
     table.admission.age = int(state["sketch_age"])
     arrays = {name: state[name].detach().cpu().numpy().astype(_dtype_of(name), copy=False) for name in COLUMNS}
     order: Int64Array = np.argsort(arrays["last_seen"], kind="stable")

@@ -96,7 +96,7 @@ def test_tables_of_one_width_are_one_table(ops: Ops, prefetch: bool) -> None:
         assert by_key(delta) == {key: row for part in deltas for key, row in by_key(part).items()}
         assert set(deltas[1].rows.feature.tolist()) <= {1, 3, 32769}
         assert len(delta.forgotten.id) == sum(len(part.forgotten.id) for part in deltas)
-        for alone, joined in zip(one.take_sketch_delta(), several.take_sketch_delta(), strict=True):
+        for alone, joined in zip(one.admission.take_delta(), several.admission.take_delta(), strict=True):
             np.testing.assert_array_equal(alone, joined)
     assert one.rows_by_tier() == several.rows_by_tier()
     assert one.counters()["keys"] == several.counters()["keys"]
@@ -137,7 +137,7 @@ def test_a_collection_goes_on_from_its_versions(ops: Ops) -> None:
         learn(first, batch, turn, None)
         for name, table in first.tables.items():
             second.tables[name].restore(table.take_delta())
-        second.restore_sketch(*first.take_sketch_delta())
+        second.admission.restore(*first.admission.take_delta())
     second.restore_clock_state(first.clock_state())
     second.raise_expiry_cutoffs(first.expiry_cutoffs)
     for turn, batch in enumerate(batches(3, seed=1), 3):

@@ -140,7 +140,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(keys=BATCH, seed=st.integers(0, 3))
     def lookup(self, keys: list[Key], seed: int) -> None:
         keys = self.scaled(keys)
-        if self.table.needs_checkpoint(len(keys)):
+        if len(keys) > self.table.max_keys():
             self.take_delta()
         times = self.times(len(keys))
         self.take(keys, times, (*arrays(keys), np.array(times, np.int64)), None, seed)
@@ -164,7 +164,7 @@ class TableMachine(RuleBasedStateMachine):
         assert self.ahead is not None
         keys, times, given, prefetched = self.ahead
         self.ahead = None
-        if self.table.needs_checkpoint(len(keys)):
+        if len(keys) > self.table.max_keys():
             self.take_delta()
         self.take(keys, times, given, prefetched, seed)
 
@@ -326,7 +326,7 @@ class TableMachine(RuleBasedStateMachine):
         """Rows that do not come from training."""
         keys = self.scaled(keys)
         self.open.clear()
-        if self.table.needs_checkpoint(len(keys)):
+        if len(keys) > self.table.max_keys():
             self.take_delta()
         rng = np.random.default_rng(seed)
         values = rng.standard_normal((len(keys), DIM)).astype(np.float32)
@@ -346,7 +346,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(num_buckets=st.integers(1, 3))
     def resize(self, num_buckets: int) -> None:
         self.open.clear()
-        if self.table.needs_checkpoint(48 * self.scale):
+        if 48 * self.scale > self.table.max_keys():
             self.take_delta()
         delta = self.table.dirty_rows.keys()
         self.table.memory.resize(self.ops.width * num_buckets, self.ops.width)
@@ -380,7 +380,7 @@ class TableMachine(RuleBasedStateMachine):
         assert not forgotten & set(dirty)
         assert forgotten == self.truth.forgotten
         self.truth.dirty, self.truth.forgotten = set(), set()
-        self.log.append((delta, self.table.take_sketch_delta()))
+        self.log.append((delta, self.table.admission.take_delta()))
 
     @precondition(lambda self: self.next_base is None)
     @rule()
@@ -412,7 +412,7 @@ class TableMachine(RuleBasedStateMachine):
         self.start()
         for delta, sketch in self.log:
             self.table.restore(delta)
-            self.table.restore_sketch(*sketch)
+            self.table.admission.restore(*sketch)
         self.table.restore_clock_state(state)
         self.table.raise_expiry_cutoffs(cutoffs)
         assert len(self.table.take_delta().rows) == 0

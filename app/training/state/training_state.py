@@ -199,7 +199,7 @@ class TrainingState:
             self.row_budget.expect_state(self._state_bytes())
             self._expire_excess(self.row_budget)
         arrays = deltas_to_arrays(deltas)
-        arrays |= sketch_to_arrays(*self.learner.table.take_sketch_delta())
+        arrays |= sketch_to_arrays(*self.learner.table.admission.take_delta())
         if net is not None:
             arrays |= net
         elif self.learner.steps != self._published_step:
@@ -248,7 +248,7 @@ class TrainingState:
     def meta(self, created_ms: int) -> VersionMeta:
         """Return what a version says beside its tensors."""
         self.published_scores, stream, table = self.scores.document(), self.stream, self.learner.table
-        sketch = table.sketch()
+        sketch = table.admission.sketch_info()
         stream.drop_passed()
         return VersionMeta(
             created_ms=created_ms,

@@ -143,5 +143,5 @@ def _restore_sketch(
     table: AnyTable, meta: VersionMeta, blocks_B: npt.NDArray[np.int64], bytes_B64: npt.NDArray[np.uint8]
 ) -> None:
     """Take the counts of a version, unless `sketch_bytes` has changed since: then counting starts again."""
-    if meta.sketch_blocks == table.sketch().num_blocks:
-        table.restore_sketch(blocks_B, np.ascontiguousarray(bytes_B64))
+    if meta.sketch_blocks == table.admission.sketch_info().num_blocks:
+        table.admission.restore(blocks_B, np.ascontiguousarray(bytes_B64))

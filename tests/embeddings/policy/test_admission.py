@@ -44,8 +44,8 @@ def test_ids_are_counted_when_their_lookup_is_learned_from(ops: Ops) -> None:
     keys = np.zeros(2, np.uint16), np.array([42, 43]), np.zeros(2, np.int64)
     table.lookup(*keys).release()
     lookup = table.lookup(*keys)
-    assert len(table.take_sketch_delta()[0]) == 0
+    assert len(table.admission.take_delta()[0]) == 0
     assert status(table, [42, 43]) == [UNKNOWN] * 2
     table.touch(lookup)
-    assert len(table.take_sketch_delta()[0]) == 2
+    assert len(table.admission.take_delta()[0]) == 2
     assert status(table, [42, 43]) == [NOT_ADMITTED] * 2

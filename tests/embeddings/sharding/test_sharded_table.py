@@ -121,7 +121,7 @@ def test_owners_admit_keys_by_all_occurrences(place: tuple[Ops, Exchange]) -> No
     known = plain.take_delta()
     assert 0 < (known.rows.feature < 2).sum() < 24
     assert_same(own.take_delta(), known, exactly=False)
-    for mine, other in zip(own.take_sketch_delta(), plain.take_sketch_delta(), strict=True):
+    for mine, other in zip(own.admission.take_delta(), plain.admission.take_delta(), strict=True):
         np.testing.assert_array_equal(mine, other)
 
 

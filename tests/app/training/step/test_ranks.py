@@ -57,7 +57,7 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
         learner = make_learner(exchange, **train)
         reports = learn(learner, exchange.rank, num_ranks)
         learner.require_same_net()
-        return learner, reports, rows_of(learner), learner.table.take_sketch_delta()
+        return learner, reports, rows_of(learner), learner.table.admission.take_delta()
 
     results = on_ranks(num_ranks, work)
     known = rows_of(alone)
@@ -81,7 +81,7 @@ def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, An
             np.testing.assert_array_equal(learner.dense_arrays()[name], results[0][0].dense_arrays()[name])
     blocks, sketch = (np.concatenate(parts) for parts in zip(*(result[3] for result in results), strict=True))
     if num_ranks != 3:  # whose borders are within blocks
-        known_blocks, known_sketch = alone.table.take_sketch_delta()
+        known_blocks, known_sketch = alone.table.admission.take_delta()
         np.testing.assert_array_equal(blocks, known_blocks)
         np.testing.assert_array_equal(sketch, known_sketch)
     assert rows.keys() == known.keys()
