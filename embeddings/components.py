@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import TypeVar
 
-from springtide.embeddings.bulk import BulkOperations
 from springtide.embeddings.config import Admission, TableConfig
 from springtide.embeddings.counters import TableCounters
 from springtide.embeddings.eviction_policy import Priorities, ScoreFunction
@@ -141,13 +140,6 @@ class TableComponents:
             config=config,
             priorities=self.priorities,
             seed=seed,
-        )
-        self.bulk = BulkOperations(
-            self.memory,
-            self.lower_tiers,
-            self.dirty_rows,
-            self.cutoffs,
-            self.priorities,
         )
         self.output_buffers = ops.new_output_buffers()
         self.pool = IntraOpPool(min(config.num_threads, ops.max_threads))

@@ -11,7 +11,7 @@ import numpy as np
 
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, StepTable, TableLookup
-from springtide.embeddings.lookup.prefetch import Recall
+from springtide.embeddings.lookup.materialize import Recall
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowColumns, RowLayout, UniqueKeys

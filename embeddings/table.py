@@ -7,28 +7,23 @@ Knows no device and no file: devices are Ops (kernels/ops.py), files are a Spill
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
-from springtide.embeddings.bulk import check_integrity
-from springtide.embeddings.components import TableComponents
+from springtide.embeddings.bulk import BulkOperations
 from springtide.embeddings.config import TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.lookup.handle import LookupSlice, StepTable, TableLookup
-from springtide.embeddings.lookup.prefetch import Recall
+from springtide.embeddings.lookup.materialize import Recall
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.eviction import NO_LIMIT
 from springtide.embeddings.memory.resident import PredictedMisses
 from springtide.embeddings.policy.admission import Decision
-from springtide.embeddings.rows import Int64Array, TableDelta, UInt16Array, as_keys
-from springtide.embeddings.tiers.interface import RowSource
-from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys, priority_of
-from springtide_client.rows.row_block import RowBlock
+from springtide.kernels.types import NO_SLOT, Array, RowColumns, UniqueKeys, priority_of
 from springtide_client.rows.table_names import MAIN_TABLE
 
 
-class EmbeddingTable(TableComponents, StepTable[TableLookup]):
+class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
     """Rows by (feature, id): looked up, gathered and updated by their gradients, a batch at a time.
 
     Used by one thread. Keys and gradients may be arrays of the host or of the table's device; results are on the
@@ -215,7 +210,7 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
         """As `find`, of the keys of a batch."""
         return self.materializer.find(unique)
 
-    # versions and rows that do not come from training
+    # versions
 
     def max_keys(self) -> int:
         """The most keys of a batch that may be looked up before the next `take_delta`."""
@@ -229,18 +224,6 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
         SpillError. The buffer of rows that await the next version is the matter of `max_keys`.
         """
         return self.eviction_sink.has_room(self._max_evictions(num_keys), wait_seconds)
-
-    @on_current_stream
-    def take_delta(self) -> TableDelta:
-        """All dirty rows, and the keys forgotten, since the last call."""
-        self.counts["checkpoints"] += 1
-        return self.dirty_rows.take_delta(self.pool.parallel_for)
-
-    @on_current_stream
-    def restore(self, delta: TableDelta) -> None:
-        """Apply a version's delta. Its rows are spilled if they are evicted, but are not part of the next delta."""
-        self.bulk.forget(delta.forgotten.feature, delta.forgotten.id)
-        self.bulk.write(delta.rows, NEEDS_SPILL)
 
     def clock_state(self) -> dict[str, Any]:
         """The state besides rows, sketch and expiry cutoffs, as a version contains it: JSON."""
@@ -276,40 +259,6 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
         """
         return self.memory.changes.removals
 
-    @on_current_stream
-    def write(self, rows: RowBlock) -> None:
-        """Write rows over what the table has of their keys; they are dirty. ValueError if a number is not finite."""
-        if not (np.isfinite(rows.value).all() and np.isfinite(rows.state).all()):
-            raise ValueError("rows to be written contain numbers that are not finite: leave those rows out")
-        flags = NEEDS_SPILL | DIRTY if self.tracked else NEEDS_SPILL
-        # for removals: the spill may have an older copy
-        self.bulk.write(rows, flags | SPILLED if self.removals.wanted else flags)
-
-    @on_current_stream
-    def forget(self, features_N: UInt16Array, ids_N: Int64Array) -> None:
-        """Delete the rows of these keys from every tier. The next delta forgets them too."""
-        features_N, ids_N, _ = as_keys(features_N, ids_N, ids_N)
-        self.bulk.forget(features_N, ids_N)
-        if self.tracked:
-            self.evicted_dirty.add_tombstones(features_N, ids_N)
-        self.counts["forgotten"] += len(ids_N)
-
-    @on_current_stream
-    def export(self) -> RowBlock:
-        """Every row in memory and in the spill, each key once; not the rows of the base."""
-        return self.bulk.export()
-
-    def open_generation(self) -> int:
-        """Start a spill generation; call right after the `take_delta` that a base contains. Return its predecessor."""
-        return self.spill.open_generation()
-
-    def map_base(self, base: RowSource, generation: int) -> None:
-        """Read from this base from now on. It contains the spill's generations up to this one, which are deleted."""
-        self.lower_tiers.base = base
-        # a recall under way may read the old base, but no longer the generations above it
-        self.memory.changes.count_write()
-        self.spill.destroy_generations(generation)
-
     # limits and statistics
 
     @property
@@ -329,7 +278,7 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
         if limits.device_bytes is not None:
             config = replace(self.config, device_bytes=limits.device_bytes)
             capacity = Capacity.of_bytes(config, self.ops, tracked=self.tracked)
-            self.bulk.resize(capacity.num_slots, capacity.num_overflow)
+            self.resize(capacity.num_slots, capacity.num_overflow)
             self.evicted_dirty.capacity, self.config = capacity.num_evicted_dirty, config
         self.lr = lr
         if limits.disk_bytes is not None:
@@ -366,11 +315,6 @@ class EmbeddingTable(TableComponents, StepTable[TableLookup]):
     def stall_reason(self) -> str:
         """Why a call has been waiting for the spill for more than a second; empty if none has. Any thread."""
         return self.spill.stall_reason()
-
-    @on_current_stream
-    def check_integrity(self) -> None:
-        """AssertionError if the components contradict each other. Reads every row."""
-        check_integrity(self.memory, self.dirty_rows.slots() if self.tracked else None)
 
     def _max_evictions(self, num_keys: int) -> int:
         return num_keys + self.quotas.max_evictions(self.memory.store.num_slots)

@@ -1,14 +1,15 @@
 """Makes a batch's rows resident: decides admission, finds slots, recalls or creates missing rows; or only reads."""
 
 # K keys of a batch, U unique keys, N some of them, D dimension
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.counters import TableCounters
+from springtide.embeddings.errors import SpillError
 from springtide.embeddings.eviction_policy import Priorities
-from springtide.embeddings.lookup.prefetch import PrefetchedRows
 from springtide.embeddings.memory.eviction import EvictionSink
 from springtide.embeddings.memory.resident import Placement, PredictedMisses, ResidentRows
 from springtide.embeddings.policy.admission import AdmissionControl, Decision, RowlessKeys, share_rows
@@ -21,6 +22,46 @@ from springtide.kernels.ops import Ops
 from springtide.kernels.types import NEEDS_SPILL, NO_SLOT, SPILLED, Array, RowColumns, UniqueKeys
 
 KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = range(4)  # status of a key that is read
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The rows that a table's next lookup will miss in memory. They are dropped once any key was written."""
+
+    missing: PredictedMisses
+    recalled: "Future[FoundRows] | None"  # None: no key is missing
+
+    def rows_if_current(self, writes: int, num_unique: int) -> "PrefetchedRows | None":
+        """Wait for the recalled rows. None if there are none, or if they may be outdated.
+
+        `writes`: of memory.changes, now.
+        """
+        if self.recalled is None:
+            return None
+        # result() would raise the failure again, with a traceback that refers to every frame and lookup of the caller
+        if isinstance(self.recalled.exception(), SpillError) or writes != self.missing.writes:
+            return None  # the lookup recalls the rows itself, and gets the error if there still is one
+        return PrefetchedRows.of(self.missing.positions_N, self.recalled.result(), num_unique)
+
+
+@dataclass(frozen=True)
+class PrefetchedRows:
+    """Rows of some of a batch's unique keys that were recalled before the lookup."""
+
+    place_U: Int64Array  # position in `recalled`; -1: not recalled
+    recalled: FoundRows
+
+    @staticmethod
+    def of(positions_N: Int64Array, recalled: FoundRows, num_unique: int) -> "PrefetchedRows":
+        place_U = np.full(num_unique, -1, np.int64)
+        place_U[positions_N] = np.arange(len(positions_N))
+        return PrefetchedRows(place_U, recalled)
+
+    def keep(self, kept_U: BoolArray, num_unique: int) -> "PrefetchedRows":
+        """The rows for a batch of `num_unique` keys that starts with the kept ones; the others are not recalled."""
+        place_V = np.full(num_unique, -1, np.int64)
+        place_V[: np.count_nonzero(kept_U)] = self.place_U[kept_U]
+        return PrefetchedRows(place_V, self.recalled)
 
 
 @dataclass(frozen=True, kw_only=True)

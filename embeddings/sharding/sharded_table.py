@@ -16,7 +16,7 @@ from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, LookupTable, TableLookup
-from springtide.embeddings.lookup.prefetch import Recall
+from springtide.embeddings.lookup.materialize import Recall
 from springtide.embeddings.policy.admission import Decision, NotAdmitted, share_rows
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys, border_blocks_of_rank
