@@ -96,10 +96,8 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
             predicted = None if recall is None else recall.missing
             unique, slots_U, rowless = self.materializer.ensure_resident(unique, rows, predicted, decision)
             lookup = TableLookup(
-                self.release,
-                self.release_later,
+                memory,
                 tick=tick,
-                erasures=memory.changes.erasures,
                 unique=unique,
                 slots_U=slots_U,
                 rowless=rowless,
@@ -187,15 +185,6 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
             self._note_learned(slots_U, dirty_N)
         finally:
             lookup.release()
-
-    @on_current_stream
-    def release(self, tick: int) -> None:
-        """Called by a lookup: its rows may be evicted from now on."""
-        self.memory.release(tick)
-
-    def release_later(self, tick: int) -> None:
-        """Called by a lookup that is garbage-collected, in any thread: its rows may be evicted by the next call."""
-        self.memory.release_later(tick)
 
     @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:

@@ -2,11 +2,12 @@
 
 # K keys of a batch, U unique keys, B bags or rows of gradients, D dimension, S state width
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from springtide.embeddings.current_stream import on_current_stream
+from springtide.embeddings.memory.resident import ResidentRows
 from springtide.embeddings.policy.admission import RowlessKeys
 from springtide.embeddings.rows import as_keys
 from springtide.kernels.ops import Ops
@@ -51,24 +52,21 @@ class Lookup(Protocol):
 class TableLookup:
     """A lookup in one table, where the rows are."""
 
-    __slots__ = ("_release", "_release_later", "erasures", "num_occurrences", "rowless", "slots_U", "tick", "unique")
+    __slots__ = ("_memory", "erasures", "num_occurrences", "rowless", "slots_U", "tick", "unique")
 
     def __init__(
         self,
-        release: Callable[[int], None],
-        release_later: Callable[[int], None],
+        memory: ResidentRows,
         *,
         tick: int,
-        erasures: int,
         unique: UniqueKeys,
         slots_U: Array,
         rowless: RowlessKeys | None,
         num_occurrences: int,
     ) -> None:
-        self._release: Callable[[int], None] | None = release
-        self._release_later = release_later
+        self._memory: ResidentRows | None = memory  # None: released
         self.tick = tick  # of the table's clock: rows stamped with it or later are pinned
-        self.erasures = erasures  # of memory.changes, when `slots_U` were found
+        self.erasures = memory.changes.erasures  # when `slots_U` were found
         self.unique = unique
         self.slots_U = slots_U
         self.rowless = rowless  # admission counts them when the lookup is learned from
@@ -79,17 +77,18 @@ class TableLookup:
 
     @property
     def released(self) -> bool:
-        return self._release is None
+        return self._memory is None
 
     def release(self) -> None:
-        if self._release is not None:
-            release, self._release = self._release, None
-            release(self.tick)
+        if self._memory is not None:
+            memory, self._memory = self._memory, None
+            memory.release(self.tick)
 
     def __del__(self) -> None:
         # the garbage collector may run this in any thread, in the middle of any call: the release is only queued
-        if getattr(self, "_release", None) is not None:
-            self._release_later(self.tick)
+        memory = getattr(self, "_memory", None)
+        if memory is not None:
+            memory.release_later(self.tick)
 
 
 class JoinedLookup:

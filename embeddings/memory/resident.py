@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.eviction import EvictionReason, EvictionSink
 from springtide.embeddings.policy.quotas import Quotas
@@ -147,6 +148,7 @@ class ResidentRows:
         self.apply_releases()
         return self.pins.pin()
 
+    @on_current_stream
     def release(self, tick: int) -> None:
         """Release the rows of a lookup, and evict those in the overflow area.
 

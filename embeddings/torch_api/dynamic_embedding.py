@@ -296,7 +296,9 @@ class DynamicEmbedding(TableModule):
         prefetched = self._prefetched
         if prefetched is not None:
             are_same = prefetched.are(ids)
-            if are_same if self.exchange is None else self.exchange.all_true(are_same):
+            if self.exchange is not None:
+                are_same, self._prefetched = self.exchange.all_true(are_same), None
+            if are_same:
                 self._prefetched = None
                 return prefetched.unique, prefetched.recall
         return self._unique(ids_K), None
