@@ -4,7 +4,7 @@
 # D dimension, S state columns
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -132,7 +132,12 @@ class ShardedTable(LookupTable[ShardedLookup]):
         self, unique: UniqueKeys, *, scores_K: Array | None = None, recall: Request | None = None
     ) -> ShardedLookup:
         """Make every key's row resident at its owner, pin it there, and fetch it. SpillError on all ranks if on one."""
-        request = self.request(unique, scores_K) if recall is None else recall
+        if recall is None:
+            request = self.request(unique, scores_K)
+        elif scores_K is None:
+            request = recall
+        else:  # only the lookup knows scores: the keys travel again
+            request = replace(self.request(unique, scores_K), recalls_T=recall.recalls_T)
         decisions_T: Sequence[Decision | None] = [None] * len(self.tables)
         if self.admits_together and any(table.admission for table in self.tables):
             unique, decisions_T = self._decide(unique, request)

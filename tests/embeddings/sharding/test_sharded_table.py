@@ -125,6 +125,17 @@ def test_owners_admit_keys_by_all_occurrences(place: tuple[Ops, Exchange]) -> No
         np.testing.assert_array_equal(mine, other)
 
 
+def test_scores_for_eviction_travel_also_for_keys_that_were_prefetched(place: tuple[Ops, Exchange]) -> None:
+    ops, exchange = place
+    own = make_table(ops, eviction="custom")
+    table, keys = sharded([own], exchange), ops.put(*batches_of(ONCE)[0])
+    scores = np.arange(40, dtype=np.float32)
+    for prefetched in (None, table.prefetch(*keys)):
+        lookup = table.lookup(*keys, scores_K=scores, prefetched=prefetched)
+        table.touch(lookup)
+    assert own.take_delta().counts.tolist() == [2] * 40
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.02), ("int8", 0.03)])
 def test_narrow_rows_learn_nearly_the_same(place: tuple[Ops, Exchange], precision: str, tolerance: float) -> None:
     ops, exchange = place
