@@ -81,10 +81,10 @@ class EmbeddingCollection:
     @on_current_stream
     def find(self, features_K: Array, ids_K: Array) -> tuple[Array, Array]:
         """The rows, (K, D), NaN for keys without one, and their status, (K): see EmbeddingTable.find."""
-        xp, parts = self.ops.xp, self._router.split(self._router.unique(features_K, ids_K, ids_K))
-        widest = max([self.dim, *(keys.table.dim for keys in parts)])
+        xp, held = self.ops.xp, self._router.split(self._router.unique(features_K, ids_K, ids_K))
+        widest = max([self.dim, *(keys.table.dim for keys in held)])
         out_KD, status_K = xp.zeros((len(ids_K), widest), np.float32), xp.zeros(len(ids_K), np.uint8)
-        for keys in parts:
+        for keys in held:
             rows_MD, status_M = keys.table.find_unique(keys.unique)
             out_KD[keys.positions_M, : rows_MD.shape[1]] = rows_MD
             status_K[keys.positions_M] = status_M
@@ -194,10 +194,10 @@ def open_tables(config: TableConfig, ops: Ops, make: MakeTable) -> AnyTable:
         raise
 
 
-def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
-    for part in parts:
-        for name, number in part.items():
+    for one in counts:
+        for name, number in one.items():
             total[name] = total.get(name, 0) + number
     return total
 

@@ -35,19 +35,19 @@ class RoutedLookup(JoinedLookup):
 
     def __init__(self, ops: Ops, keys: Sequence[TableKeys], lookups: Sequence[TableLookup], num_keys: int) -> None:
         super().__init__(_joined_keys(ops, keys, lookups, num_keys), lookups)
-        self._parts = tuple(zip(keys, lookups, strict=True))
+        self._by_table = tuple(zip(keys, lookups, strict=True))
 
     @property
-    def parts(self) -> tuple[tuple[TableKeys, TableLookup], ...]:
+    def by_table(self) -> tuple[tuple[TableKeys, TableLookup], ...]:
         """The keys of each table and its lookup. ValueError after a release."""
         if self.released:
             raise ValueError("this lookup has been released (it takes one update): look the keys up again")
-        return self._parts
+        return self._by_table
 
     def held(self, start: int, stop: int) -> list[HeldKeys]:
         """The tables that hold some of the keys start..stop, and which of theirs these are: from one to another."""
         held = []
-        for keys, lookup in self.parts:
+        for keys, lookup in self.by_table:
             first, last = (int((keys.positions_M < bound).sum()) for bound in (start, stop))
             if first < last:
                 held.append((keys, lookup, first, last))
@@ -97,7 +97,7 @@ class Router(StepTable[RoutedLookup]):
         self, lookup: RoutedLookup, grads_BD: Array, bags_K: Array | None = None, scales_K: Array | None = None
     ) -> None:
         try:
-            for keys, one in lookup.parts:
+            for keys, one in lookup.by_table:
                 table = keys.table
                 grads_Bd = self.ops.xp.ascontiguousarray(grads_BD[:, : table.dim])
                 bags_M = keys.positions_M if bags_K is None else bags_K[keys.positions_M]
@@ -109,12 +109,12 @@ class Router(StepTable[RoutedLookup]):
     @on_current_stream
     def read_rows(self, lookup: RoutedLookup) -> RowColumns:
         """Values (U, D) end in zeros where rows are narrower. States (U, S): the optimizer's, zeros, wide columns."""
-        parts, layout, xp = lookup.parts, self.layout, self.ops.xp
+        layout, xp = self.layout, self.ops.xp
         num, wide = len(lookup.unique.ids_U), layout.wide_width
         values_UD, states_US = xp.zeros((num, self.dim), np.float32), xp.zeros((num, layout.state_width), np.float32)
         known: list[tuple[Array, ...]] = []
         start = 0
-        for keys, one in parts:
+        for keys, one in lookup.by_table:
             table = keys.table
             columns = table.read_rows(one)
             rows = slice(start, start + len(columns.counts_N))
@@ -131,19 +131,19 @@ class Router(StepTable[RoutedLookup]):
     def write_rows(self, lookup: RoutedLookup, values_UD: Array, states_US: Array) -> None:
         """What lies beyond a table's rows is dropped."""
         xp, layout, start = self.ops.xp, self.layout, 0
-        for keys, one in lookup.parts:
+        for keys, one in lookup.by_table:
             table = keys.table
             rows = slice(start, start + len(one.unique.ids_U))
             own = table.layout.state_width - table.layout.wide_width
-            parts = [states_US[rows, :own]]
+            columns = [states_US[rows, :own]]
             if table.layout.wide_width:
-                parts.append(states_US[rows, layout.state_width - layout.wide_width :])
+                columns.append(states_US[rows, layout.state_width - layout.wide_width :])
             values_Ud = xp.ascontiguousarray(values_UD[rows, : table.dim])
-            table.write_rows(one, values_Ud, xp.ascontiguousarray(xp.concatenate(parts, axis=1)))
+            table.write_rows(one, values_Ud, xp.ascontiguousarray(xp.concatenate(columns, axis=1)))
             start = rows.stop
 
     def touch(self, lookup: RoutedLookup) -> None:
-        for keys, one in lookup.parts:
+        for keys, one in lookup.by_table:
             keys.table.touch(one)
         lookup.release()
 

@@ -133,7 +133,7 @@ def test_scores_for_eviction_travel_also_for_keys_that_were_prefetched(place: tu
     for prefetched in (None, table.prefetch(*keys)):
         lookup = table.lookup(*keys, scores_K=scores, prefetched=prefetched)
         table.touch(lookup)
-    assert own.take_delta().counts.tolist() == [2] * 40
+    assert own.take_delta().rows.count.tolist() == [2] * 40
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.02), ("int8", 0.03)])
