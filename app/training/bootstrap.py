@@ -25,10 +25,10 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.learner import Learner
 from springtide.app.version_log.change.plan import CROSSES_TABLE, ArrayForm, ModelSignature, plan_change
 from springtide.app.version_log.change.start_migrated import start_migrated
-from springtide.app.version_log.commands.erasures import erasures_of
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base, write_exported_model
 from springtide.app.version_log.disk_budget import DiskBudget, folder_bytes
 from springtide.app.version_log.read.replay_state import Resume
+from springtide.app.version_log.trainer_meta import erasures_of
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.collection import AnyTable, check_device_bytes, open_tables, table_configs
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, TableConfig
@@ -261,7 +261,7 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
     image = BaseImage(
         tip=log.first_base_tip,
         schema=design.schema,
-        table=design.table,
+        table=TableImage(spec=design.table),
         model=design.model,
         meta=state.meta(created_ms=0),
         dense=state.base_arrays(),

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.version_log.commands.erasures import erasures_of, parse_keys
 from springtide.app.version_log.commands.limits import limits_document, parse_limits
 from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
 from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.trainer_meta import erasures_of, parse_keys
 from springtide.embeddings.errors import SpillError
 from springtide.stream.positions import positions_to_meta
 from springtide_client.errors import EncodeError, LogError

@@ -16,8 +16,7 @@ from springtide.app.training.state.net_publisher import NetPublisher
 from springtide.app.training.state.rank_progress import MergedProgress, RankProgress
 from springtide.app.training.state.spill_gc import SpillGC
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.version_log.commands.queue import Command
-from springtide.app.version_log.read.corruption import lost_commands
+from springtide.app.version_log.commands.queue import Command, lost_commands
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.positions import Partition, Position
 from springtide.stream.source import Source

@@ -21,7 +21,7 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.status import StatusWriter, TrainerStatusReporter
 from springtide.app.version_log.read.corruption import find_corruption, take_corruption_report
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status, successor
-from springtide.app.version_log.write.writer import open_log
+from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.columns import Batch
 from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide_client.errors import SpringtideError
@@ -66,7 +66,7 @@ class Trainer:
         try:
             torch.set_num_threads(config.train.num_threads)
             self._log_ranks = self.ranks.of_log()
-            self.log = open_log(config.log, schema=config.schema, take_over=take_over, ranks=self._log_ranks)
+            self.log = LogWriter.open(config.log, schema=config.schema, take_over=take_over, ranks=self._log_ranks)
             self._on_end.append(lambda: self.log.close())
             self._open(start)
         except BaseException as error:
@@ -313,7 +313,7 @@ class Trainer:
 
     def _open_next_epoch(self) -> None:
         self.log.close()
-        self.log = open_log(self.config.log, schema=self.config.schema, ranks=self._log_ranks)
+        self.log = LogWriter.open(self.config.log, schema=self.config.schema, ranks=self._log_ranks)
         self.status.set_epoch(self.log.epoch)
 
     def close(self) -> TrainerStatus:

@@ -156,8 +156,3 @@ def version_time_ms(base: BaseManifest) -> int:
 def described(base: BaseManifest) -> str:
     """Return the hour of a base's version, as log lines show it."""
     return datetime.fromtimestamp(version_time_ms(base) / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
-
-
-def num_bytes(base: BaseManifest) -> int:
-    """Return the size of a base's files."""
-    return sum(file.bytes for file in base.files.values())

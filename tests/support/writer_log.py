@@ -19,7 +19,7 @@ from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.tables import tables_from, tables_of
 from springtide.app.version_log.write.ranks import LogRanks, RankStore
-from springtide.app.version_log.write.writer import LogWriter, open_log
+from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.sharding.route import owners_of
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.format.tensors import Arrays
@@ -84,7 +84,7 @@ def first_base(
         BaseImage(
             tip=tip,
             schema=SCHEMA,
-            table=TABLE,
+            table=TableImage(spec=TABLE),
             tables={name: TableImage(spec=spec) for name, spec in tables.items()},
             model=ModelIdentity(name="logistic"),
             meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
@@ -229,7 +229,7 @@ class WriterLog:
         """Open the writers of a team; a new log gets its first base."""
         shared = self._new_store()
         writers = [
-            open_log(
+            LogWriter.open(
                 config(self.path, **changes),
                 schema=SCHEMA,
                 take_over=take_over,

@@ -10,9 +10,9 @@ import msgspec
 from springtide.app.commands.command import Report, format_bytes, format_number, format_time
 from springtide.app.config.load import Config
 from springtide.app.errors import UserError
-from springtide.app.version_log.commands.erasures import FileReference, files_containing
 from springtide.app.version_log.inspection.crosses import Cross, find_cross, live_pairs, wide_parameters
 from springtide.app.version_log.inspection.history import RowHistory, row_history, table_sizes
+from springtide.app.version_log.inspection.id_files import FileReference, files_containing
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.version_range import VersionImage
 from springtide.app.version_log.verify.report import plural

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from springtide.app.version_log.commands.erasures import (
+from springtide.app.version_log.trainer_meta import (
+    TrainerMeta,
     erasures_ahead,
     erasures_from_meta,
     high_water_marks,
     max_positions,
 )
-from springtide.app.version_log.trainer_meta import TrainerMeta
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta

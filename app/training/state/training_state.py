@@ -26,10 +26,9 @@ from springtide.app.training.state.version_tensors import (
 )
 from springtide.app.training.step.learner import Learner
 from springtide.app.training.step.learning_step import StepReport
-from springtide.app.version_log.commands.erasures import erasures_to_meta
 from springtide.app.version_log.commands.limits import LimitName, to_table_limits
 from springtide.app.version_log.items import ItemLayout, items_to_arrays
-from springtide.app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta
+from springtide.app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta, erasures_to_meta
 from springtide.embeddings.rows import TableDelta
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition, Position, positions_to_meta

@@ -53,17 +53,14 @@ def start_migrated(
     image = BaseImage(
         tip=log.first_base_tip,
         schema=new.schema,
-        table=new.table,
+        table=main,
+        tables=dict(zip(new.tables, others, strict=True)),
         model=new.model,
         meta=meta,
         dense=migration.arrays(
             exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples
         ),
         sketch=state.sketch,
-        num_rows=main.num_rows,
-        by_range=main.by_range,
-        blocks=main.blocks,
-        tables=dict(zip(new.tables, others, strict=True)),
         id_strings=migration.id_strings(*state.id_strings, base.id_strings, dead=merge_layers(*dead)),
         items=migration.items(state.live_items()),
         program=base.model_path if program is None else program,

@@ -7,18 +7,18 @@ import msgspec
 import numpy as np
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.commands.erasures import (
+from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
+from springtide.app.version_log.commands.restore import build_rollback
+from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.read.replay_state import Resume
+from springtide.app.version_log.trainer_meta import (
+    TrainerMeta,
     erasures_ahead,
     erasures_from_meta,
     erasures_to_meta,
     high_water_marks,
     parse_keys,
 )
-from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
-from springtide.app.version_log.commands.restore import build_rollback
-from springtide.app.version_log.config import LogConfig
-from springtide.app.version_log.read.replay_state import Resume
-from springtide.app.version_log.trainer_meta import TrainerMeta
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.positions import positions_from_meta, positions_to_meta

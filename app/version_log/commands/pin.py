@@ -4,7 +4,6 @@ Retention deletes with `retention.lock` held, and a pin is checked and written w
 the check and the pin.
 """
 
-import os
 import time
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.kept_versions import FOLDER, Pin, is_pin_name, pin_path, read_pin, retention_lock
 from springtide.app.version_log.read.exact_state import ExactStates
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.write.epoch import sync_file, sync_state
+from springtide.app.version_log.write.epoch import sync_state
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import version_name
 from springtide_client.log.directory import LogDirectory
 from springtide_client.system.clock import wall_ms
-from springtide_client.system.files import draft_name, fsync_folder
+from springtide_client.system.files import draft_of, fsync_folder, sync_file, write_synced
 
 WAIT_SECONDS = 30.0
 RETRY_SECONDS = 0.1
@@ -103,15 +102,8 @@ def write_pin(log_path: Path, pin: Pin) -> None:
     folder = Path(log_path) / FOLDER
     folder.mkdir(exist_ok=True)
     fsync_folder(log_path)
-    draft = folder / draft_name(pin.name, os.getpid())
-    try:
-        with draft.open("wb") as file:
-            file.write(encode_checksummed_json(pin))
-            file.flush()
-            os.fsync(file.fileno())
+    with draft_of(pin_path(log_path, pin.name)) as draft:
+        write_synced(draft, encode_checksummed_json(pin))
         failpoint("before a pin is renamed")
-        os.rename(draft, pin_path(log_path, pin.name))
-        failpoint("after a pin is renamed")
-        fsync_folder(folder)
-    finally:
-        draft.unlink(missing_ok=True)
+    failpoint("after a pin is renamed")
+    fsync_folder(folder)

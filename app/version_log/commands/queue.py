@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,16 +15,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from springtide.app.errors import UserError
-from springtide.app.version_log.commands.erasures import oldest_file_containing
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.inspection.id_files import oldest_file_containing
 from springtide.app.version_log.read.index import LogIndex
+from springtide.app.version_log.read.index_entry import IndexEntry, size_of
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, NamedKey, StreamPosition, version_name
 from springtide_client.keys import encode_id
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
+from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import base_name
+from springtide_client.log.shard_files import ShardFiles
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import make_durable_folder, write_atomically
@@ -148,6 +151,32 @@ def _parse(command_id: str, text: bytes) -> Command:
 
 def _log_unreadable(command_id: str, error: Exception) -> None:
     logger.warning("a command cannot be read", extra={"command": command_id, "reason": str(error)})
+
+
+def lost_commands(directory: LogDirectory, known: Container[str]) -> Iterator[CommandEntry]:
+    """Yield the commands of versions that are no longer part of the log and that must be executed again.
+
+    These are commands that no other version carries (`known`: ids that one does) and whose files are deleted, because
+    their versions had been durable. Every readable record beyond the seals is searched, whatever comes before it.
+    """
+    listing = directory.scan()
+    manifest = directory.manifest(listing)
+    if manifest is None:
+        return
+    valid_bytes, shards = dict(directory.readable_segments(listing, manifest)), ShardFiles(directory.path)
+    for epoch, names in listing.segments.items():
+        for name in names if epoch < manifest.epoch else ():
+            path, limit = directory.path / name, valid_bytes.get(name) or 0
+            for frame in sound_frames(path) if size_of(path) > limit else ():
+                if frame.end <= limit:
+                    continue
+                try:
+                    entries = IndexEntry(frame, shards).read_alone().meta.executed_commands
+                except LogError:
+                    continue
+                for entry in entries:
+                    if entry.id not in known and not list((directory.path / "commands").glob(f"{entry.id}.*")):
+                        yield entry
 
 
 class CommandStatus(NamedTuple):

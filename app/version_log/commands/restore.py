@@ -15,14 +15,6 @@ import numpy as np
 from springtide.app.errors import UserError
 from springtide.app.version_log.change.migrate import Migration, numbers_by_name
 from springtide.app.version_log.change.plan import ModelSignature, Plan, plan_change
-from springtide.app.version_log.commands.erasures import (
-    erased_keys,
-    erasures_ahead,
-    erasures_from_meta,
-    erasures_of,
-    erasures_to_meta,
-    high_water_marks,
-)
 from springtide.app.version_log.read.exact_state import ExactStates, exact_net, serve_averages
 from springtide.app.version_log.read.id_dictionary import IdDictionary, id_strings_of
 from springtide.app.version_log.read.index import LogIndex
@@ -38,7 +30,15 @@ from springtide.app.version_log.read.version_range import (
     versions_between,
 )
 from springtide.app.version_log.tables import LogTable, is_row_id, tables_of
-from springtide.app.version_log.trainer_meta import TrainerMeta
+from springtide.app.version_log.trainer_meta import (
+    TrainerMeta,
+    erased_keys,
+    erasures_ahead,
+    erasures_from_meta,
+    erasures_of,
+    erasures_to_meta,
+    high_water_marks,
+)
 from springtide.stream.positions import positions_from_meta, positions_to_meta
 from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.format.tensors import Array, Arrays

@@ -7,7 +7,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +49,7 @@ from springtide_client.rows.hash_range import HashRange, owners_of
 from springtide_client.rows.row_block import RowBlock, column_shapes
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
-from springtide_client.system.files import fsync_folder, write_atomically
+from springtide_client.system.files import fsync_folder, sync_file, write_atomically, write_synced
 
 LEAST_DATA_OF_PADDING = 8  # times the most padding of a file: below, its columns have no places
 logger = logging.getLogger(__name__)
@@ -184,21 +184,23 @@ class BaseImage:
 
     tip: Tip  # the version it holds
     schema: Schema
-    table: TableSpec
+    table: TableImage  # the main one
+    tables: Mapping[str, TableImage] = field(default_factory=dict)  # the others
     model: ModelIdentity
     meta: VersionMeta
     dense: Arrays  # `dense.*` and `state.*`
     state: Path | None = None  # the file with the exact state of the net, if it is not in `dense`
-    num_rows: int = 0
-    by_range: tuple[int, ...] = ()
-    blocks: Iterable[RowBlock] = ()  # of the main table these three, as in a TableImage
-    tables: Mapping[str, TableImage] = field(default_factory=dict)  # the others
     sketch: Array | None = None  # admission sketch, uint8 (blocks, 64); None if nothing was ever counted
     id_strings: Arrays | None = None  # columns `feature`, `id`, `offsets`, `bytes`, sorted by (feature, id)
     items: Arrays | None = None  # of a model with two towers, columns as those of id strings
     program: bytes | Path | None = None  # the exported model, or the file that has it
     program_checksum: FileChecksum | None = None  # of such a file, as it was written: damage must not pass for sound
     onnx: bytes | None = None  # the model as ONNX with this version's weights
+
+    @property
+    def specs(self) -> dict[str, TableSpec]:
+        """The specifications of the tables beside the main one."""
+        return {name: table.spec for name, table in self.tables.items()}
 
 
 def write_base(log_path: Path, image: BaseImage) -> Path:
@@ -207,11 +209,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
 
     Returns the base's folder, also if another process has written the same base meanwhile.
     """
-    path = Path(log_path) / base_name(image.tip.number)
-    draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
+    with draft_base(log_path, image.tip) as draft:
         sums = _write_rows(draft, image)
         failpoint("while a base is written")
         state = {name: array for name, array in image.dense.items() if is_exact_state(name)}
@@ -231,6 +229,19 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
             sums[MODEL] = image.program_checksum
         _write_file(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
+    return Path(log_path) / base_name(image.tip.number)
+
+
+@contextmanager
+def draft_base(log_path: Path, tip: Tip) -> Iterator[Path]:
+    """Yield the draft folder of a base. It becomes the base at the end, or is deleted after an error."""
+    path = Path(log_path) / base_name(tip.number)
+    draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        fsync_folder(draft)
         if path.exists() and not is_complete(path):
             path.rename(draft.with_name(f".tmp-deleted-{path.name}-{time.time_ns()}"))
         failpoint("before a base is renamed")
@@ -243,7 +254,6 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
         fsync_folder(path.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return path
 
 
 def is_complete(path: Path) -> bool:
@@ -261,18 +271,13 @@ def is_complete(path: Path) -> bool:
 
 def _write_rows(draft: Path, image: BaseImage) -> dict[str, FileChecksum]:
     """Write the row files, and return their checksums."""
-    main = TableImage(spec=image.table, num_rows=image.num_rows, by_range=image.by_range, blocks=image.blocks)
     sums: dict[str, FileChecksum] = {}
-    for table, rows in zip(tables_from(image.table, specs_of(image)), (main, *image.tables.values()), strict=True):
-        if len(rows.by_range) != len(image.by_range):
+    tables = tables_from(image.table.spec, image.specs)
+    for table, rows in zip(tables, (image.table, *image.tables.values()), strict=True):
+        if len(rows.by_range) != len(image.table.by_range):
             raise ValueError(f"the {table.title} table has other ranges than the main table")
         sums |= RowWriter(draft, table, rows).write()
     return sums
-
-
-def specs_of(image: BaseImage) -> dict[str, TableSpec]:
-    """Return the specifications of the tables beside the main one."""
-    return {name: table.spec for name, table in image.tables.items()}
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
@@ -284,20 +289,21 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
         writer.close()
 
 
-def _write_file(path: Path, program: bytes | Path | None) -> None:
+def _write_file(path: Path, content: bytes | Path | None) -> None:
     """Write a file, or link one that never changes."""
-    if program is None:
-        return
-    if isinstance(program, Path):
-        try:
-            os.link(program, path)  # bases may share the file, for it never changes
-            return
-        except OSError:
-            program = program.read_bytes()
-    with path.open("wb") as file:
-        file.write(program)
-        file.flush()
-        os.fsync(file.fileno())
+    if isinstance(content, Path):
+        link_file(content, path)
+    elif content is not None:
+        write_synced(path, content)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Let bases share a file that never changes; where the file system has no links, it is copied."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        sync_file(target)
 
 
 def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileChecksum]) -> None:
@@ -311,18 +317,14 @@ def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileChecks
         epoch=image.tip.number >> EPOCH_SHIFT,
         created_ms=wall_ms(),
         schema=msgspec.to_builtins(image.schema),
-        table=msgspec.structs.replace(image.table, sketch_blocks=image.meta.sketch_blocks),
-        tables=specs_of(image),
+        table=replace(image.table.spec, sketch_blocks=image.meta.sketch_blocks),
+        tables=image.specs,
         model=image.model,
         meta=image.meta,
         files=files,
-        num_ranges=max(1, len(image.by_range)),
+        num_ranges=max(1, len(image.table.by_range)),
     )
-    with (draft / MANIFEST).open("wb") as file:
-        file.write(encode_checksummed_json(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    fsync_folder(draft)
+    write_synced(draft / MANIFEST, encode_checksummed_json(manifest))
 
 
 def write_exported_model(newest: Base, directory: LogDirectory, program: bytes) -> None:

@@ -12,19 +12,18 @@ from springtide.app.version_log.compact.onnx import OnnxBuilder
 from springtide.app.version_log.compact.retention import apply_retention, complete_bases, remove_drafts
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import DiskBudget, LogUsage
-from springtide.app.version_log.kept_versions import groups_of_equal_bases, num_bytes, pin_names, read_pins
+from springtide.app.version_log.kept_versions import groups_of_equal_bases, pin_names, read_pins
 from springtide.app.version_log.read.index import LogIndex
-from springtide.app.version_log.read.index_entry import size_of
+from springtide.app.version_log.read.index_entry import is_heartbeat, size_of
 from springtide.app.version_log.read.replay_state import ReplayState
 from springtide.app.version_log.read.version_range import VersionRange
 from springtide_client.errors import LogError
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.frames import Frame, sound_frames
+from springtide_client.log.frames import sound_frames
 from springtide_client.log.listing import base_number
 from springtide_client.system.files import file_lock
 
-LENGTH_BYTES = 8  # of the length before the JSON header of a payload
 LOCK_NAME = "compactor.lock"
 POLL_SECONDS = 1.0
 SEGMENT_BYTES = 1 << 30  # more than this, and than one base, is compacted before base_minutes have passed
@@ -94,11 +93,6 @@ class PendingVersions:
         return True
 
 
-def is_heartbeat(frame: Frame) -> bool:
-    """Return True if a record holds no tensors: nothing but a version's meta."""
-    return int.from_bytes(frame.read_bytes(LENGTH_BYTES), "little") + LENGTH_BYTES == frame.header.length
-
-
 def pinned_base_due(directory: LogDirectory, *, keep_bases: int) -> int | None:
     """Return a pinned version that should get a base of its own; None if there is none.
 
@@ -109,7 +103,7 @@ def pinned_base_due(directory: LogDirectory, *, keep_bases: int) -> int | None:
     if not pins or not bases:
         return None
     index, oldest_recent = LogIndex(directory), groups_of_equal_bases(bases)[-keep_bases:][0][0]
-    sizes = {base.number: num_bytes(base) for base in bases}
+    sizes = {base.number: base.num_bytes for base in bases}
     starts = {pin.version: index.runs.base_of(pin.version) for pin in pins}
     for version in sorted(starts, reverse=True):
         base = starts[version]
@@ -188,8 +182,7 @@ class Compactor:
             return pending_bytes > min(IDLE_BYTES, self.budget.max_version_bytes)
         if time.time() - started >= self.config.base_minutes * 60:
             return True
-        base_bytes = sum(file.bytes for file in manifest.files.values())
-        if pending_bytes > max(SEGMENT_BYTES, base_bytes):
+        if pending_bytes > max(SEGMENT_BYTES, manifest.num_bytes):
             return True
         usage = LogUsage.of(self.config.path)
         if self.budget.free_bytes(usage) < 0:  # the trainer waits for it

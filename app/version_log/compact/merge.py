@@ -5,8 +5,6 @@ Rows are merged block by block; memory is bounded by the changes, not by the bas
 """
 
 import logging
-import os
-import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, draft_base, link_file, write_base
 from springtide.app.version_log.compact.onnx import OnnxBuilder
 from springtide.app.version_log.compact.retention import delete_base
 from springtide.app.version_log.read.corruption import report_corruption
@@ -33,7 +31,7 @@ from springtide_client.log.listing import base_name, base_number
 from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_block import RowBlock
 from springtide_client.system.clock import wall_ms
-from springtide_client.system.files import fsync_folder
+from springtide_client.system.files import write_synced
 
 CHUNK_ROWS = 65_536
 MAX_REPLAYED_BYTES = 1 << 30  # of records over one base; more of them become an intermediate base
@@ -47,41 +45,20 @@ def link_base(log_path: Path, base: Base, tip: Tip, meta: VersionMeta) -> Path:
 
     The files are links, so it takes no space; where the file system has none, they are copied.
     """
-    path = Path(log_path) / base_name(tip.number)
-    draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    try:
+    manifest = msgspec.structs.replace(
+        base.manifest,
+        number=tip.number,
+        checksum=tip.checksum,
+        epoch=tip.number >> EPOCH_SHIFT,
+        created_ms=wall_ms(),
+        meta=meta,
+        repeats=base.manifest.repeats or base.manifest.number,
+    )
+    with draft_base(log_path, tip) as draft:
         for name in base.manifest.files:
-            _link(base.path / name, draft / name)
-        manifest = msgspec.structs.replace(
-            base.manifest,
-            number=tip.number,
-            checksum=tip.checksum,
-            epoch=tip.number >> EPOCH_SHIFT,
-            created_ms=wall_ms(),
-            meta=meta,
-            repeats=base.manifest.repeats or base.manifest.number,
-        )
-        with (draft / MANIFEST).open("wb") as file:
-            file.write(encode_checksummed_json(manifest))
-            file.flush()
-            os.fsync(file.fileno())
-        fsync_folder(draft)
-        draft.rename(path)
-        fsync_folder(path.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return path
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
+            link_file(base.path / name, draft / name)
+        write_synced(draft / MANIFEST, encode_checksummed_json(manifest))
+    return Path(log_path) / base_name(tip.number)
 
 
 def compact_log(
@@ -211,16 +188,13 @@ def write_merged_base(
     image = BaseImage(
         tip=state.tip,
         schema=manifest.decode_schema(),
-        table=main.spec,
+        table=main,
+        tables={table.name: other for table, other in zip(state.tables[1:], others, strict=True)},
         model=manifest.model,
         meta=meta,
         dense=state.arrays,
         state=state_file,
         sketch=state.sketch,
-        num_rows=main.num_rows,
-        by_range=main.by_range,
-        blocks=main.blocks,
-        tables={table.name: other for table, other in zip(state.tables[1:], others, strict=True)},
         id_strings=merge_id_strings([*state.id_strings, base.id_strings], merge_layers(*dead)),
         items=state.live_items(),
         program=base.model_path,

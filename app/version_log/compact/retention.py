@@ -20,7 +20,6 @@ from springtide.app.version_log.kept_versions import (
     described,
     kept_by_rule,
     kept_versions,
-    num_bytes,
     pin_names,
     read_pins,
     retention_lock,
@@ -113,7 +112,7 @@ class Retention:
         if log_bytes is None:
             return deletion
         used = folder_bytes(self._directory.path)
-        limit = log_bytes - log_bytes // 4 - num_bytes(self._bases[-1])
+        limit = log_bytes - log_bytes // 4 - self._bases[-1].num_bytes
         everything, went = deletion, list[BaseManifest]()
         while by_rule and used - deletion.num_bytes > limit:
             by_rule.pop(0)
@@ -141,7 +140,7 @@ class Retention:
             if number not in spared and (number in complete or number < kept.oldest_recent)
         ]
         segments = self._unneeded_segments(kept)
-        freed = sum(num_bytes(complete[number]) for number in bases if number in complete)
+        freed = sum(complete[number].num_bytes for number in bases if number in complete)
         freed += sum(size_of(self._directory.path / name) for name in segments)
         return Deletion([base_name(number) for number in bases], segments, freed)
 
@@ -252,7 +251,7 @@ def kept_size(log: LogConfig) -> KeptSize | None:
     bases = complete_bases(LogDirectory(log.path))
     if not bases:
         return None
-    base_bytes, pins, rule = max(1, num_bytes(read_base_manifest(bases[-1]))), pin_names(log.path), log.keep_rule
+    base_bytes, pins, rule = max(1, read_base_manifest(bases[-1]).num_bytes), pin_names(log.path), log.keep_rule
     required = log.keep_bases + 1 + len(pins)
     fitting = (log.log_bytes - log.log_bytes // 4) // base_bytes
     return KeptSize(base_bytes, required + rule.hourly + rule.daily, required, fitting, pins)

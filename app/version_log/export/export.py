@@ -26,7 +26,7 @@ from springtide_client.errors import LogError
 from springtide_client.format.records import version_name
 from springtide_client.keys import CROSSES
 from springtide_client.rows.row_block import RowBlock
-from springtide_client.system.files import fsync_folder
+from springtide_client.system.files import fsync_folder, sync_file
 
 BATCH_ROWS = 65_536
 COLUMNS = {"id": "id", "vector": "value", "count": "count", "last_seen_ms": "last_seen"}
@@ -245,11 +245,7 @@ def write_whole_file(path: Path, write: Callable[[Path], int], *, force: bool) -
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         result = write(draft)
-        descriptor = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(draft)
         _move(draft, path, force=force)
         fsync_folder(path.parent)
         return result

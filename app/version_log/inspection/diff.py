@@ -23,7 +23,7 @@ from springtide.app.version_log.read.version_range import (
     versions_between,
 )
 from springtide.app.version_log.tables import LogTable, tables_of
-from springtide_client.array_types import BoolArray, UInt16Array
+from springtide_client.array_types import UInt16Array
 from springtide_client.format.records import VersionMeta, version_name
 from springtide_client.format.tensors import Array
 from springtide_client.log.base import Base
@@ -150,7 +150,7 @@ class _RowDiff:
             self._count("expired", self._expired(changed, written))
             for start in range(0, len(base := key_range.select(base_rows.keys_only())), CHUNK_ROWS):
                 rows = base.take(slice(start, start + CHUNK_ROWS))
-                rows = rows.where(_not_in(changed, rows))
+                rows = rows.where(~changed.holds(rows))
                 self._count("expired", self._expired(rows, written))
 
     def finish(self) -> None:
@@ -177,7 +177,7 @@ class _RowDiff:
         changed = alive & was_alive & (differs | (written.last_seen != old.last_seen))
         self._count("added", written.feature[alive & ~was_alive])
         self._count("changed", written.feature[changed])
-        self._count("came_back", written.feature[changed & ~_not_in(tombstones, written)])
+        self._count("came_back", written.feature[changed & tombstones.holds(written)])
         self._count("erased", written.feature[was_alive & by_key])
         self._count("expired", written.feature[was_alive & ~alive & ~by_key])
         self._measure(written, old, np.flatnonzero(changed))
@@ -207,7 +207,7 @@ class _RowDiff:
         """Return the features of the rows that expired in between, without those that were written in between."""
         dead = rows.live_mask(self._cutoffs[0]) & ~rows.live_mask(self._cutoffs[1])
         rows = rows.where(dead)
-        return rows.feature[_not_in(written, rows)]
+        return rows.feature[~written.holds(rows)]
 
     def _count(self, name: str, features: UInt16Array) -> None:
         for number, count in zip(*(found.tolist() for found in np.unique(features, return_counts=True)), strict=True):
@@ -217,10 +217,6 @@ class _RowDiff:
 
 def _raised(older: Mapping[str, int], newer: Mapping[str, int]) -> bool:
     return any(cutoff > older.get(number, 0) for number, cutoff in newer.items())
-
-
-def _not_in(layer: RowBlock, rows: RowBlock) -> BoolArray:
-    return ~layer.holds(rows)
 
 
 def _dense_changes(base: Base, before: VersionRange, between: VersionRange | ImageRange) -> list[DenseChange]:

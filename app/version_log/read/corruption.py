@@ -4,18 +4,14 @@ Followers cannot pass such a place, and no base can be made of what comes after 
 report in the log's folder; the trainer then starts a new epoch before the corrupt place and learns on from there.
 """
 
-from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from springtide.app.version_log.read.index_entry import IndexEntry, size_of
 from springtide_client.errors import LogError
-from springtide_client.format.records import CommandEntry, Tip
+from springtide_client.format.records import Tip
 from springtide_client.log.directory import LogDirectory
-from springtide_client.log.frames import sound_frames
-from springtide_client.log.shard_files import ShardFiles
 from springtide_client.system.files import write_atomically
 
 REPORT_NAME = "corruption.json"
@@ -59,29 +55,3 @@ def find_corruption(directory: LogDirectory, newest: Tip) -> str:
     except LogError as error:
         return str(error)
     return "" if tip is not None and tip.number >= newest.number else f"it ends at {tip}, before {newest}"
-
-
-def lost_commands(directory: LogDirectory, known: Container[str]) -> Iterator[CommandEntry]:
-    """Yield the commands of versions that are no longer part of the log and that must be executed again.
-
-    These are commands that no other version carries (`known`: ids that one does) and whose files are deleted, because
-    their versions had been durable. Every readable record beyond the seals is searched, whatever comes before it.
-    """
-    listing = directory.scan()
-    manifest = directory.manifest(listing)
-    if manifest is None:
-        return
-    valid_bytes, shards = dict(directory.readable_segments(listing, manifest)), ShardFiles(directory.path)
-    for epoch, names in listing.segments.items():
-        for name in names if epoch < manifest.epoch else ():
-            path, limit = directory.path / name, valid_bytes.get(name) or 0
-            for frame in sound_frames(path) if size_of(path) > limit else ():
-                if frame.end <= limit:
-                    continue
-                try:
-                    entries = IndexEntry(frame, shards).read_alone().meta.executed_commands
-                except LogError:
-                    continue
-                for entry in entries:
-                    if entry.id not in known and not list((directory.path / "commands").glob(f"{entry.id}.*")):
-                        yield entry

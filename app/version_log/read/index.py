@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from springtide.app.errors import UserError
 from springtide.app.version_log.kept_versions import Pin, read_pin, read_pins
-from springtide.app.version_log.read.index_entry import IndexEntry, ShardCounts
+from springtide.app.version_log.read.index_entry import IndexEntry, ShardCounts, deleted_meanwhile
 from springtide_client.errors import LogError
 from springtide_client.format.records import EPOCH_SHIFT, RecordHeader, Tip, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
@@ -260,11 +260,7 @@ class LogIndex:
         try:
             return read_base_manifest(self.directory.path / name)
         except FileNotFoundError:
-            raise _deleted(name) from None
+            raise deleted_meanwhile(name) from None
 
     def _range(self) -> str:
         return f"it goes from {version_name(self.numbers[0])} to {version_name(self.numbers[-1])}"
-
-
-def _deleted(name: str) -> LogError:
-    return LogError(f"{name} was deleted by the compactor while it was read: run the command again")

@@ -113,7 +113,7 @@ class IndexEntry(NamedTuple):
         try:
             return self.frame.read()
         except FileNotFoundError:
-            raise _deleted(self.frame) from None
+            raise deleted_meanwhile(self.frame.path.name) from None
 
     def _read_head(self, frame: Frame) -> RecordHead:
         try:
@@ -122,7 +122,7 @@ class IndexEntry(NamedTuple):
                 raise KeyError("the length")
             return parse_record_head(frame.read_bytes(length, LENGTH_BYTES))
         except FileNotFoundError:
-            raise _deleted(frame) from None
+            raise deleted_meanwhile(frame.path.name) from None
         except (KeyError, UnicodeDecodeError, msgspec.MsgspecError):
             place = f"{frame.path.name} at byte {frame.offset:,}"
             reason = f"{place}: version {self.tip} is corrupt: `springtide versions verify` says more"
@@ -140,6 +140,11 @@ def parse_record_head(text: bytes) -> RecordHead:
     meta = msgspec.json.decode(metadata.get("version", "{}"), type=VersionMeta)
     shapes = {name: msgspec.json.decode(raw, type=_Shape).shape for name, raw in entries.items()}
     return RecordHead(meta, shapes, decode_shard_entries(metadata))
+
+
+def is_heartbeat(frame: Frame) -> bool:
+    """Return True if a record holds no tensors: nothing but a version's meta."""
+    return int.from_bytes(frame.read_bytes(LENGTH_BYTES), "little") + LENGTH_BYTES == frame.header.length
 
 
 class ShardCounts(NamedTuple):
@@ -173,8 +178,9 @@ class ShardCounts(NamedTuple):
         return self.by_epoch[epoch]
 
 
-def _deleted(frame: Frame) -> LogError:
-    return LogError(f"{frame.path.name} was deleted by the compactor while it was read: run the command again")
+def deleted_meanwhile(name: str) -> LogError:
+    """Return the error of a file that went away."""
+    return LogError(f"{name} was deleted by the compactor while it was read: run the command again")
 
 
 def size_of(path: Path) -> int:

@@ -207,12 +207,10 @@ class BaseCheck:
             if base.id_strings is not None:
                 self._check_id_strings(base, base.id_strings, deep=deep)
         if self._num_wrong() == num_wrong:
-            size = sum(file.bytes for file in manifest.files.values())
             name = version_name(manifest.number)
             num_rows = sum(len(table.base_rows(base)) for table in tables_of(manifest))
-            self._report.ok(
-                f"base {name}: {plural(num_rows, 'row')}, {plural(len(manifest.files), 'file')}, {size:,} bytes"
-            )
+            files = f"{plural(len(manifest.files), 'file')}, {manifest.num_bytes:,} bytes"
+            self._report.ok(f"base {name}: {plural(num_rows, 'row')}, {files}")
         return base
 
     def _check_files(self, manifest: BaseManifest) -> None:

@@ -37,7 +37,7 @@ class LogInventory:
         durable = reported_durable(directory.path)
         listing = directory.scan()
         sizes = {}
-        for name in (name for names in (*listing.segments.values(), *listing.shards.values()) for name in names):
+        for _, name in listing.record_files:
             try:
                 sizes[name] = (directory.path / name).stat().st_size
             except FileNotFoundError:  # deleted at this moment

@@ -40,7 +40,7 @@ from springtide_client.log.listing import (
 )
 from springtide_client.log.shard_files import ShardFiles
 from springtide_client.schema import Schema
-from springtide_client.system.files import fsync_folder, make_durable_folder, write_atomically
+from springtide_client.system.files import fsync_folder, make_durable_folder, sync_file, write_atomically
 
 KEPT_BYTES = 256 << 20  # of the records after the base that are kept for who replays them; he reads the others again
 
@@ -68,10 +68,8 @@ def sync_past(directory: LogDirectory) -> dict[str, int]:
     away after it was measured, and one that was replaced may still be writing. What older epochs left is sealed.
     """
     listing = directory.scan()
-    files = [(epoch, name) for epoch, names in listing.segments.items() for name in names]
-    files += [(epoch, name) for (epoch, _), names in listing.shards.items() for name in names]
-    sizes = {name: size_of(directory.path / name) for _, name in files}
-    for epoch, name in files:
+    sizes = {name: size_of(directory.path / name) for _, name in listing.record_files}
+    for epoch, name in listing.record_files:
         if epoch >= listing.manifest_epoch:
             sync_file(directory.path / name)
     fsync_folder(directory.path)
@@ -200,18 +198,6 @@ def _log_ignored_bytes(path: Path, limit: int | None, valid_bytes: int) -> None:
         # half a record at the end of the last file is normal after a kill or power loss; anything else is corruption
         extra = {"file": path.name, "bytes": ignored, "valid_bytes": valid_bytes}
         logger.warning("a segment ends in bytes that are not part of the log", extra=extra)
-
-
-def sync_file(path: Path) -> None:
-    """fsync a file; one that the compactor has deleted meanwhile needs none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ START_POLL_SECONDS = 0.02
 T = TypeVar("T")
 POLL_SECONDS, MAX_POLL_SECONDS = 0.001, 0.02  # between two looks for a report; ever longer
 PATIENCE_SECONDS = 1.0  # a rank that takes longer with its shard record stalls the log
-ALL = 2**63 - 1  # a number above every version
+ALL = 2**63 - 1  # above every version
 
 
 class RankStore(Protocol):
@@ -71,84 +72,6 @@ class StartReport(msgspec.Struct, kw_only=True):
     is_user_error: bool = False
 
 
-class RankReports:
-    """The keys of one epoch in the store. Any thread may call it; LogError when the store cannot be reached."""
-
-    def __init__(self, ranks: LogRanks, epoch: int) -> None:
-        self._ranks, self._prefix = ranks, f"log/{epoch}/"
-
-    def put(self, key: str, value: str = "") -> None:
-        """Set a key."""
-        _guarded(lambda: self._ranks.store.set(self._prefix + key, value))
-
-    def get(self, key: str) -> str | None:
-        """Return the value of a key; None if nobody has set it."""
-        store, name = self._ranks.store, self._prefix + key
-        return _guarded(lambda: store.get(name).decode() if store.check([name]) else None)
-
-    def have_all(self, keys: list[str]) -> bool:
-        """Return True if all keys are set."""
-        return _guarded(lambda: self._ranks.store.check([self._prefix + key for key in keys]))
-
-    def forget(self, key: str) -> None:
-        """Delete a key."""
-        _guarded(lambda: self._ranks.store.delete_key(self._prefix + key))
-
-    def put_tip(self, key: str, tip: Tip) -> None:
-        """Set a key to a version."""
-        self.put(key, f"{tip.number} {tip.checksum}")
-
-    def get_tip(self, key: str) -> Tip | None:
-        """Return the version that a key was set to."""
-        text = self.get(key)
-        return None if text is None else Tip(*map(int, text.split()))
-
-    def put_written(self, rank: int, tip: Tip) -> None:
-        """A shard record of this number and checksum can be read."""
-        self.put(f"written/{tip.number}/{rank}", str(tip.checksum))
-
-    def take_written(self, number: int) -> list[ShardEntry] | None:
-        """Return the shard records of a version once all ranks have written theirs, and forget them; None before."""
-        keys = {rank: f"written/{number}/{rank}" for rank in range(1, self._ranks.num_ranks)}
-        if not self.have_all(list(keys.values())):
-            return None
-        entries = [ShardEntry(rank, int(self.get(key) or 0)) for rank, key in keys.items()]
-        for key in keys.values():
-            self.forget(key)
-        return entries
-
-    def missing(self, number: int) -> list[int]:
-        """Return the ranks that have not written their shard record of a version."""
-        return [rank for rank in range(1, self._ranks.num_ranks) if not self.have_all([f"written/{number}/{rank}"])]
-
-    def put_stall(self, rank: int, reason: str) -> None:
-        """Say why this rank's disk does not take its shard records at present; empty: it does again."""
-        self.put(f"stalled/{rank}", reason)
-
-    def stalls(self) -> str:
-        """Return why other ranks cannot write at present; empty if they can."""
-        reasons = {rank: self.get(f"stalled/{rank}") for rank in range(1, self._ranks.num_ranks)}
-        return "; ".join(f"rank {rank}: {reason}" for rank, reason in reasons.items() if reason)
-
-    def fsynced_by_all(self) -> int:
-        """Return the newest version whose shard records all other ranks have fsynced; 0 before the first."""
-        return min(int(self.get(f"fsynced/{rank}") or 0) for rank in range(1, self._ranks.num_ranks))
-
-    def put_failure(self, rank: int, error: Exception) -> None:
-        """Say why this rank writes no more."""
-        self.put("failed", json.dumps([rank, isinstance(error, FencedError), str(error)]))
-
-    def failure_elsewhere(self) -> LogError | None:
-        """Return why another rank writes no more: FencedError if it was replaced; None while all write."""
-        text = self.get("failed")
-        if text is None:
-            return None
-        rank, is_fenced, reason = json.loads(text)
-        if rank == self._ranks.rank:
-            return None
-        return FencedError(reason) if is_fenced else LogError(f"rank {rank} writes no more: {reason}")
-
-
 @contextlib.contextmanager
 def put_start(ranks: LogRanks) -> Iterator[StartReport]:
     """Tell the other ranks what is put into the report, or why that failed."""
@@ -182,10 +105,10 @@ def wait_for_start(ranks: LogRanks, timeout_seconds: float) -> StartReport:
     return report
 
 
-def not_written(number: int, ranks: list[int]) -> str:
+def not_written(version: int, ranks: list[int]) -> str:
     """Say for whose shard records a version waits."""
     who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
-    return f"{who} not written the shard record of version {version_name(number)}"
+    return f"{who} not written the shard record of version {version_name(version)}"
 
 
 def _start_key(ranks: LogRanks) -> str:
@@ -206,7 +129,7 @@ class Alone:
         self.stop_waiting = threading.Event()
         self.stall_reason = ""
 
-    def shards_of(self, number: int) -> list[ShardEntry]:
+    def shards_of(self, version: int) -> list[ShardEntry]:
         """Return the shard records of a version that is about to be encoded; waits for them."""
         return []
 
@@ -216,8 +139,8 @@ class Alone:
     def stalled(self, reason: str) -> None:
         """The disk does not take a record, for this reason; or it does again."""
 
-    def synced(self, number: int) -> None:
-        """All records of this writer up to this number are fsynced."""
+    def synced(self, version: int) -> None:
+        """All records of this writer up to this version are fsynced."""
 
     def durable(self, tip: Tip) -> None:
         """A version is durable."""
@@ -237,41 +160,67 @@ class Alone:
         """Return why another rank writes no more, if one does not."""
         return None
 
-    def settle(self, number: int) -> None:
+    def settle(self, version: int) -> None:
         """Tell the other ranks: of the versions up to this one, all that can become durable have been reported."""
 
-    def is_settled(self, number: int) -> bool:
+    def is_settled(self, version: int) -> bool:
         """Return True if nothing has to be waited for before a version that this writer has fsynced can be durable."""
         return True
 
-    def wait_for_sync(self, number: int) -> None:
+    def wait_for_sync(self, version: int) -> None:
         """Wait a moment until all ranks have fsynced a version; LogError after too long, or if one is dead."""
 
-    def _wait_until(self, done: Callable[[], bool]) -> None:
-        """Look ever less often."""
+    def _wait_until(self, done: Callable[[], bool]) -> bool:
+        """Look ever less often; return False if the waiting was stopped."""
         seconds = POLL_SECONDS
-        while not done() and not self.stop_waiting.wait(seconds):
+        while not done():
+            if self.stop_waiting.wait(seconds):
+                return False
             seconds = min(2 * seconds, MAX_POLL_SECONDS)
+        return True
 
 
 class _Ranked(Alone):
+    """One of several writers. They report to each other in the keys of one epoch in the store.
+
+    Any thread may call it; LogError when the store cannot be reached.
+    """
+
     def __init__(self, ranks: LogRanks, epoch: int) -> None:
         super().__init__()
-        self._ranks, self._reports = ranks, RankReports(ranks, epoch)
+        self._ranks, self._prefix = ranks, f"log/{epoch}/"
         self._sync_since = (0, 0.0)  # the version whose becoming durable is waited for, and since when
+
+    def _put(self, key: str, value: str = "") -> None:
+        _guarded(lambda: self._ranks.store.set(self._prefix + key, value))
+
+    def _get(self, key: str) -> str | None:
+        """Return the value of a key; None if nobody has set it."""
+        store, name = self._ranks.store, self._prefix + key
+        return _guarded(lambda: store.get(name).decode() if store.check([name]) else None)
+
+    def _get_version(self, key: str) -> int:
+        """Return the version that a key was set to; 0 if nobody has set it."""
+        return int(self._get(key) or 0)
 
     def failed(self, error: Exception) -> None:
         with contextlib.suppress(LogError):
-            self._reports.put_failure(self._ranks.rank, error)
+            self._put("failed", json.dumps([self._ranks.rank, isinstance(error, FencedError), str(error)]))
 
     def failure_elsewhere(self) -> LogError | None:
-        return self._reports.failure_elsewhere()
+        text = self._get("failed")
+        if text is None:
+            return None
+        rank, is_fenced, reason = json.loads(text)
+        if rank == self._ranks.rank:
+            return None
+        return FencedError(reason) if is_fenced else LogError(f"rank {rank} writes no more: {reason}")
 
-    def wait_for_sync(self, number: int) -> None:
-        if self._sync_since[0] != number:
-            self._sync_since = number, time.monotonic()
+    def wait_for_sync(self, version: int) -> None:
+        if self._sync_since[0] != version:
+            self._sync_since = version, time.monotonic()
         if why := self._ranks.why_not_wait(time.monotonic() - self._sync_since[1]):
-            raise LogError(f"other ranks have not made version {version_name(number)} durable {why}")
+            raise LogError(f"other ranks have not made version {version_name(version)} durable {why}")
         self.stop_waiting.wait(MAX_POLL_SECONDS)
 
 
@@ -280,54 +229,66 @@ class RankZero(_Ranked):
 
     _settled = 0
 
-    def shards_of(self, number: int) -> list[ShardEntry]:
-        entries: list[ShardEntry] = []
+    def shards_of(self, version: int) -> list[ShardEntry]:
+        keys = {rank: f"written/{version}/{rank}" for rank in self._others}
         begin = last_reason = time.monotonic()
 
         def are_written() -> bool:
-            nonlocal entries, last_reason
-            found = self._reports.take_written(number)
-            if found is not None:
-                entries = found
+            nonlocal last_reason
+            if self._have_all(*keys.values()):
                 return True
-            if (error := self._reports.failure_elsewhere()) is not None:
+            if (error := self.failure_elsewhere()) is not None:
                 raise error
             now = time.monotonic()
             if now - begin > PATIENCE_SECONDS:
                 # a full disk is waited for as long as it takes
-                if stalls := self._reports.stalls():
+                if stalls := self._stalls():
                     self.stall_reason, last_reason = stalls, now
                 else:
-                    self.stall_reason = not_written(number, self._reports.missing(number))
+                    self.stall_reason = not_written(version, [rank for rank in keys if not self._have_all(keys[rank])])
                 if why := self._ranks.why_not_wait(now - last_reason):
                     raise LogError(f"{self.stall_reason} {why}")
             return False
 
         try:
-            self._wait_until(are_written)
+            if not self._wait_until(are_written):
+                raise LogError("the log was closed before the other ranks had written their shard records")
         finally:
             self.stall_reason = ""
-        if not entries:
-            raise LogError("the log was closed before the other ranks had written their shard records")
+        entries = [ShardEntry(rank, self._get_version(key)) for rank, key in keys.items()]
+        for key in keys.values():
+            _guarded(partial(self._ranks.store.delete_key, self._prefix + key))
         failpoint("after the shard records before the version record")
         return entries
 
+    @property
+    def _others(self) -> range:
+        return range(1, self._ranks.num_ranks)
+
+    def _have_all(self, *keys: str) -> bool:
+        return _guarded(lambda: self._ranks.store.check([self._prefix + key for key in keys]))
+
+    def _stalls(self) -> str:
+        """Return why other ranks cannot write at present; empty if they can."""
+        reasons = {rank: self._get(f"stalled/{rank}") for rank in self._others}
+        return "; ".join(f"rank {rank}: {reason}" for rank, reason in reasons.items() if reason)
+
     def written(self, tip: Tip) -> None:
-        self._reports.put_tip("published", tip)
+        self._put("published", f"{tip.number} {tip.checksum}")
 
     def durable(self, tip: Tip) -> None:
-        self._reports.put_tip("durable", tip)
+        self._put("durable", str(tip.number))
 
     def durable_limit(self) -> int:
-        return self._reports.fsynced_by_all()
+        return min(self._get_version(f"fsynced/{rank}") for rank in self._others)
 
-    def settle(self, number: int) -> None:
-        if number != self._settled:
-            self._reports.put("settled", str(number))
-            self._settled = number
+    def settle(self, version: int) -> None:
+        if version != self._settled:
+            self._put("settled", str(version))
+            self._settled = version
 
-    def is_settled(self, number: int) -> bool:
-        return self._reports.fsynced_by_all() >= number
+    def is_settled(self, version: int) -> bool:
+        return self.durable_limit() >= version
 
 
 class OtherRank(_Ranked):
@@ -340,25 +301,32 @@ class OtherRank(_Ranked):
         self._next_look = 0.0
 
     def written(self, tip: Tip) -> None:
-        self._reports.put_written(self._ranks.rank, tip)
+        self._put(f"written/{tip.number}/{self._ranks.rank}", str(tip.checksum))
 
     def stalled(self, reason: str) -> None:
         if reason != self._stall:
-            self._reports.put_stall(self._ranks.rank, reason)
+            self._put(f"stalled/{self._ranks.rank}", reason)
             self._stall = reason
 
-    def synced(self, number: int) -> None:
-        self._reports.put(f"fsynced/{self._ranks.rank}", str(number))
+    def synced(self, version: int) -> None:
+        self._put(f"fsynced/{self._ranks.rank}", str(version))
 
     def durable_limit(self) -> int:
-        tip = self._reports.get_tip("durable")
-        return 0 if tip is None else tip.number
+        return self._get_version("durable")
 
-    def is_settled(self, number: int) -> bool:
-        return int(self._reports.get("settled") or 0) >= number
+    def is_settled(self, version: int) -> bool:
+        return self._get_version("settled") >= version
 
     def published(self) -> Tip | None:
         if time.monotonic() >= self._next_look:
-            self._published = self._reports.get_tip("published") or self._published
+            if (text := self._get("published")) is not None:
+                self._published = Tip(*map(int, text.split()))
             self._next_look = time.monotonic() + MAX_POLL_SECONDS
         return self._published
+
+
+def role_of(ranks: LogRanks | None, epoch: int) -> Alone:
+    """Return the role of a writer of this epoch."""
+    if ranks is None or ranks.num_ranks == 1:
+        return Alone()
+    return RankZero(ranks, epoch) if ranks.rank == 0 else OtherRank(ranks, epoch)

@@ -23,7 +23,7 @@ from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import Array, Arrays, shape_of
 from springtide_client.log.base import MANIFEST, STATE, FileChecksum
 from springtide_client.log.listing import state_name
-from springtide_client.system.files import fsync_folder
+from springtide_client.system.files import fsync_folder, write_synced
 
 PIECE_BYTES = 1 << 19  # written at a time
 RETRY_SECONDS = 1.0
@@ -168,10 +168,7 @@ class StateWriter:
         assert writer.crc32 is not None
         file = FileChecksum(writer.num_bytes, writer.crc32)
         manifest = StateManifest(number=tip.number, checksum=tip.checksum, file=file)
-        with (draft / MANIFEST).open("wb") as out:
-            out.write(encode_checksummed_json(manifest))
-            out.flush()
-            os.fsync(out.fileno())
+        write_synced(draft / MANIFEST, encode_checksummed_json(manifest))
         fsync_folder(draft)
         failpoint("before an exact state is renamed")
         draft.rename(self._log_path / state_name(tip.number))

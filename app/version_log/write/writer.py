@@ -14,7 +14,7 @@ from springtide.app.version_log.errors import FencedError
 from springtide.app.version_log.read.exact_state import remove_states
 from springtide.app.version_log.write.append_queue import AppendQueue
 from springtide.app.version_log.write.epoch import Epoch, start_epoch
-from springtide.app.version_log.write.ranks import Alone, LogRanks, OtherRank, RankZero, put_start, wait_for_start
+from springtide.app.version_log.write.ranks import LogRanks, put_start, role_of, wait_for_start
 from springtide.app.version_log.write.segment_writer import PendingRecord, RecordEncoder, SegmentWriter, ShardEncoder
 from springtide.app.version_log.write.state_writer import PendingState, StateWriter
 from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
@@ -62,8 +62,9 @@ class LogWriter:
         self.sealed_records = epoch.records  # for who replays the log: he takes them out
         self._lock = epoch.lock
         self._count, self._is_abandoned = 0, False
-        self._exact_state = epoch.exact_state  # of the newest version that has one
-        self._ends_exact = True
+        self.exact_state = epoch.exact_state  # where the newest exact state of the net is, as in a version's meta
+        # whether a trainer could continue from the newest version appended, once everything appended is written
+        self.ends_exact = True
         self._states = StateWriter(
             config.path,
             on_written=lambda number: self._queue.add_state(number),
@@ -71,7 +72,7 @@ class LogWriter:
         )
         self.budget = DiskBudget(config.log_bytes)
         self._num_ranks = 1 if ranks is None else ranks.num_ranks
-        self._role = self._new_role()
+        self._role = role_of(ranks, self.epoch)
         self._free_bytes = config.log_bytes  # when it was measured
         self._appended_bytes = self._appended_when_measured = 0
         self._measured_at = float("-inf")
@@ -103,9 +104,11 @@ class LogWriter:
     ) -> "LogWriter":
         """Start the next epoch and seal the one before. LogBusyError if another trainer runs, unless `take_over`.
 
-        `ranks`: where several ranks write; for those above 0 there is `ShardWriter`.
+        `ranks`: where several ranks write; those above 0 join the epoch that rank 0 of the same launch starts.
         """
         path = Path(config.path)
+        if ranks is not None and ranks.rank > 0:
+            return ShardWriter.join(config, ranks, wait_seconds=wait_seconds)
         if ranks is None:
             return LogWriter(config, start_epoch(path, schema, take_over=take_over, wait_seconds=wait_seconds))
         with put_start(ranks) as report:
@@ -117,9 +120,6 @@ class LogWriter:
     def rank(self) -> int:
         """Of the writers of this log, 0 for the one that writes the version records."""
         return 0 if self._ranks is None else self._ranks.rank
-
-    def _new_role(self) -> Alone:
-        return Alone() if self._ranks is None or self._num_ranks == 1 else RankZero(self._ranks, self.epoch)
 
     def _new_encoder(self) -> RecordEncoder:
         return RecordEncoder(self.epoch, self.start_tip, self._role.shards_of)
@@ -139,7 +139,7 @@ class LogWriter:
             raise FencedError(f"another trainer started at the same time and took epoch {self.epoch + 1}")
         self._queue.start_after(base)
         self.start_tip, self.last_number = base, base.number
-        self._exact_state, self._ends_exact = 0, True
+        self.exact_state, self.ends_exact = 0, True
 
     def append(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Tip:
         """Append a version and return its number and checksum; the arrays are copied. Waits while the queue is full.
@@ -176,7 +176,7 @@ class LogWriter:
         elif net.state is not None:
             exact_state = number
         else:
-            exact_state = self._exact_state if net.is_exact else NO_STATE
+            exact_state = self.exact_state if net.is_exact else NO_STATE
         meta = msgspec.structs.replace(
             meta, durable=durable, created_ms=meta.created_ms or wall_ms(), exact_state=exact_state
         )
@@ -191,13 +191,13 @@ class LogWriter:
     def _put(self, version: PendingRecord) -> None:
         self._queue.put(version)
         self._count += 1
-        was_exact, self._ends_exact = self._ends_exact, version.meta.exact_state != NO_STATE
-        if self._ends_exact:
-            self._exact_state = version.meta.exact_state
+        was_exact, self.ends_exact = self.ends_exact, version.meta.exact_state != NO_STATE
+        if self.ends_exact:
+            self.exact_state = version.meta.exact_state
         self.last_number = version.number
         self._appended_bytes += version.num_bytes * self._num_ranks  # the others write about as much
         # a base may be made of it, or its rows may be part of one
-        if version.meta.samples_trained != self._samples_trained or (self._ends_exact and not was_exact):
+        if version.meta.samples_trained != self._samples_trained or (self.ends_exact and not was_exact):
             self._samples_trained, self._learned_version = version.meta.samples_trained, version.number
         self._recorded_durable = version.meta.durable
 
@@ -215,16 +215,6 @@ class LogWriter:
     def durable(self) -> Tip | None:
         """The newest version that survives a power loss."""
         return self._queue.durable
-
-    @property
-    def ends_exact(self) -> bool:
-        """True if a trainer could continue from the newest version appended, once everything appended is written."""
-        return self._ends_exact
-
-    @property
-    def exact_state(self) -> int:
-        """Where the newest exact state of the net is, as in a version's meta."""
-        return self._exact_state
 
     @property
     def is_state_writer_idle(self) -> bool:
@@ -335,10 +325,6 @@ class ShardWriter(LogWriter):
         epoch = Epoch(report.manifest.epoch, report.manifest, TrainerLock.none(), report.exact_state)
         return ShardWriter(config, epoch, ranks)
 
-    def _new_role(self) -> Alone:
-        assert self._ranks is not None
-        return OtherRank(self._ranks, self.epoch)
-
     def _new_encoder(self) -> RecordEncoder:
         return ShardEncoder(self.epoch, self.start_tip, self.rank)
 
@@ -360,17 +346,3 @@ class ShardWriter(LogWriter):
 
     def _measure(self, queued_bytes: int) -> None:
         pass
-
-
-def open_log(
-    config: LogConfig,
-    *,
-    schema: Schema,
-    take_over: bool = False,
-    wait_seconds: float = WAIT_SECONDS,
-    ranks: LogRanks | None = None,
-) -> LogWriter:
-    """Start the next epoch, or join the one that rank 0 of the same launch starts. Raises as `LogWriter.open`."""
-    if ranks is not None and ranks.rank > 0:
-        return ShardWriter.join(config, ranks, wait_seconds=wait_seconds)
-    return LogWriter.open(config, schema=schema, take_over=take_over, wait_seconds=wait_seconds, ranks=ranks)

@@ -5,8 +5,8 @@ import pytest
 
 from springtide.app.errors import UserError
 from springtide.app.training.bootstrap import state_without_log
-from springtide.app.version_log.commands.erasures import files_containing
 from springtide.app.version_log.compact.merge import compact_log
+from springtide.app.version_log.inspection.id_files import files_containing
 from springtide.app.version_log.items import ItemLayout
 from springtide.app.version_log.verify.verify import verify
 from springtide_client.log.directory import LogDirectory

@@ -12,7 +12,7 @@ import torch
 
 from springtide.app.training.state.spill_gc import BaseRows
 from springtide.app.training.state.version_tensors import delta_to_arrays
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.merge import CHUNK_ROWS
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.write.writer import LogWriter
@@ -144,15 +144,15 @@ class SpringtideLog:
 
 def image_of(tip: Tip, layer: RowBlock) -> BaseImage:
     """Return a base of these rows, in blocks as the compactor writes it."""
+    spec = TableSpec(dim=DIM, state_width=STATE_WIDTH, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER))
+    blocks = (layer.take(slice(at, at + CHUNK_ROWS)) for at in range(0, len(layer), CHUNK_ROWS))
     return BaseImage(
         tip=tip,
         schema=SCHEMA,
-        table=TableSpec(dim=DIM, state_width=STATE_WIDTH, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+        table=TableImage(spec=spec, num_rows=len(layer), blocks=blocks),
         model=ModelIdentity(name="none", options={}),
         meta=VersionMeta(),
         dense={},
-        num_rows=len(layer),
-        blocks=(layer.take(slice(at, at + CHUNK_ROWS)) for at in range(0, len(layer), CHUNK_ROWS)),
     )
 
 

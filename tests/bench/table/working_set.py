@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.kernels.backend import backend
 from springtide.kernels.types import RowLayout
 from springtide_client.format.records import Tip, VersionMeta
@@ -52,12 +52,14 @@ def make_base(folder: Path, num_rows: int) -> Path:
     image = BaseImage(
         tip=Tip(1, 1),
         schema=SCHEMA,
-        table=TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+        table=TableImage(
+            spec=TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
+            num_rows=num_rows,
+            blocks=[rows],
+        ),
         model=ModelIdentity(name="dlrm"),
         meta=VersionMeta(),
         dense={},
-        num_rows=num_rows,
-        blocks=[rows],
     )
     return write_base(folder, image)
 

@@ -18,7 +18,7 @@ from springtide.app.training.bootstrap import signature_of
 from springtide.app.training.config import with_adagrad_eps
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.learner import Learner
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.keys import mix_keys
@@ -66,15 +66,14 @@ def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
     learner = Learner(build_model(config.model, spec, seed=config.train.seed), table, config.train, config.schema)
     state = TrainingState(learner, ProgressiveScores(config.schema.labels, config.train.window_samples), config.schema)
     signature = signature_of(config, learner.model)
+    blocks = [_rows(config.schema.number(FEATURE), num_rows, signature.table.state_width)]
     return BaseImage(
         tip=log.first_base_tip,
         schema=signature.schema,
-        table=signature.table,
+        table=TableImage(spec=signature.table, num_rows=num_rows, blocks=blocks),
         model=signature.model,
         meta=state.meta(created_ms=0),
         dense=state.base_arrays(),
-        num_rows=num_rows,
-        blocks=[_rows(config.schema.number(FEATURE), num_rows, signature.table.state_width)],
         program=export_model(learner.model, spec),
     )
 

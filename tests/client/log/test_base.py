@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import Tip, VersionMeta
@@ -37,12 +37,18 @@ def rows(num_rows: int, dim: int = 4) -> RowBlock:
     )
 
 
-def write(path, layer: RowBlock, **changes) -> Base:
+def write(
+    path, layer: RowBlock, *, blocks: list[RowBlock] | None = None, num_rows: int | None = None, **changes
+) -> Base:
     image = BaseImage(
         **{
             "tip": Tip(1 << 32, 5),
             "schema": SCHEMA,
-            "table": TableSpec(dim=layer.dim, state_width=1, seed=1, init_scale=0.1),
+            "table": TableImage(
+                spec=TableSpec(dim=layer.dim, state_width=1, seed=1, init_scale=0.1),
+                num_rows=len(layer) if num_rows is None else num_rows,
+                blocks=[layer] if blocks is None else blocks,
+            ),
             "model": ModelIdentity(name="dlrm", options={"width": 8}),
             "meta": VersionMeta(step=3),
             "dense": {
@@ -50,8 +56,6 @@ def write(path, layer: RowBlock, **changes) -> Base:
                 "dense.scalar": np.array(7),
                 "state.optimizer.m": np.zeros(3, np.float32),
             },
-            "num_rows": len(layer),
-            "blocks": [layer],
             "program": b"PK",
         }
         | changes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention
 from springtide.app.version_log.config import LogConfig
@@ -47,7 +47,7 @@ class StampedLog:
         contents = BaseImage(
             tip=self.writer.first_base_tip,
             schema=TOY_SCHEMA,
-            table=TableSpec(dim=DIM, state_width=1, seed=1, init_scale=0.01),
+            table=TableImage(spec=TableSpec(dim=DIM, state_width=1, seed=1, init_scale=0.01)),
             model=ModelIdentity(name="toy"),
             meta=VersionMeta(fingerprint=TOY_SCHEMA.fingerprint()),
             dense={"dense.linear.bias": np.zeros(2, np.float32)},

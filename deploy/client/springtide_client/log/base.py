@@ -163,6 +163,11 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     def tip(self) -> Tip:
         return Tip(self.number, self.checksum)
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of its files."""
+        return sum(file.bytes for file in self.files.values())
+
     def decode_schema(self) -> Schema:
         """Return the schema that the base was written with."""
         return Schema.from_json(msgspec.json.encode(self.schema))

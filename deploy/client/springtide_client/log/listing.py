@@ -125,6 +125,12 @@ class Listing(NamedTuple):
         return [number for number in self.bases if not begins_epoch(number) or number in known]
 
     @property
+    def record_files(self) -> list[tuple[int, str]]:
+        """The files of version records and of shard records, each with its epoch."""
+        files = [*self.segments.items(), *((epoch, names) for (epoch, _), names in self.shards.items())]
+        return [(epoch, name) for epoch, names in files for name in names]
+
+    @property
     def is_settled(self) -> bool:
         """True when the newest epoch has its manifest, so that no trainer is just starting."""
         return 0 < self.claimed_epoch == self.manifest_epoch

@@ -36,13 +36,33 @@ def draft_name(name: str, pid: int) -> str:
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """1. Write a draft. 2. fsync it. 3. Rename it to `path`. 4. fsync the folder. Without `durable` only 1 and 3."""
-    with draft_of(path) as draft, draft.open("wb") as file:
-        file.write(content)
+    with draft_of(path) as draft:
         if durable:
-            file.flush()
-            os.fsync(file.fileno())
+            write_synced(draft, content)
+        else:
+            draft.write_bytes(content)
     if durable:
         fsync_folder(path.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and fsync it; its name is on the disk after `fsync_folder`."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """fsync a file; one that was deleted meanwhile needs none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_durable_folder(path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from springtide.app.training.state.spill_gc import CHUNK_KEYS, NO_GENERATION, BaseRows, SpillGC
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.embeddings.tiers.interface import RowSource
 from springtide_client.format.records import Tip, VersionMeta
 from springtide_client.keys import mix_keys
@@ -47,7 +47,7 @@ def write(path: Path, number: int) -> None:
     image = BaseImage(
         tip=Tip(number, number),
         schema=SCHEMA,
-        table=TableSpec(dim=2, state_width=1, seed=0, init_scale=0.1),
+        table=TableImage(spec=TableSpec(dim=2, state_width=1, seed=0, init_scale=0.1)),
         model=ModelIdentity(name="logistic"),
         meta=VersionMeta(),
         dense={"dense.w": np.zeros(1, np.float32)},
@@ -106,24 +106,16 @@ def made(folder: Path, num: int) -> Base:
     ids_N, features_N = ids_N[order], features_N[order]
     values_ND = ids_N[:, None] + np.arange(DIM, dtype=np.float32)
     states_NS = -values_ND[:, :1]
+    values_ND, states_NS = values_ND.astype(np.float32), states_NS.astype(np.float32)
+    rows = RowBlock(features_N, ids_N, values_ND, states_NS, ids_N % 7, ids_N + 1)
+    spec = TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer={"name": "rowwise-adagrad"})
     image = BaseImage(
         tip=Tip(1, 1),
         schema=Schema(labels=("click",), categorical=("a", "b", "c")),
-        table=TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer={"name": "rowwise-adagrad"}),
+        table=TableImage(spec=spec, num_rows=num, blocks=[rows]),
         model=ModelIdentity(name="dlrm"),
         meta=VersionMeta(),
         dense={},
-        num_rows=num,
-        blocks=[
-            RowBlock(
-                features_N,
-                ids_N,
-                values_ND.astype(np.float32),
-                states_NS.astype(np.float32),
-                ids_N % 7,
-                ids_N + 1,
-            )
-        ],
     )
     return Base.open(write_base(folder, image))
 

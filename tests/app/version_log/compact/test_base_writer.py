@@ -41,13 +41,10 @@ def image_of(main: TableImage, **changes: object) -> BaseImage:
     return BaseImage(
         tip=Tip(1 << 32, 1 << 32),
         schema=SCHEMA,
-        table=TABLE,
+        table=main,
         model=ModelIdentity(name="logistic"),
         meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
         dense={"dense.w": np.zeros(3, np.float32)},
-        num_rows=main.num_rows,
-        by_range=main.by_range,
-        blocks=main.blocks,
         program=b"program",
         **changes,
     )

@@ -15,7 +15,7 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.export.onnx_export import is_possible
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.registry import build_model
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.onnx import (
     NET_ONLY,
@@ -77,7 +77,7 @@ def writer(log: WriterLog, model):
     image = BaseImage(
         tip=writer.first_base_tip,
         schema=SCHEMA,
-        table=TABLE,
+        table=TableImage(spec=TABLE),
         model=ModelIdentity(name="dlrm"),
         meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
         dense={},

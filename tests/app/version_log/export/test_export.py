@@ -16,7 +16,7 @@ from springtide.app.models.config import ModelConfig
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
-from springtide.app.version_log.compact.base_writer import BaseImage, write_base
+from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.export import export as export_module
 from springtide.app.version_log.export.export import ExportConfig, export, format_of, write_whole_file
 from springtide.app.version_log.export.snapshot_file import SnapshotFile, view_at_version
@@ -44,7 +44,7 @@ def made(log: WriterLog, program) -> RandomVersions:
     image = BaseImage(
         tip=writer.first_base_tip,
         schema=SCHEMA,
-        table=TABLE,
+        table=TableImage(spec=TABLE),
         model=ModelIdentity(name="logistic"),
         meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),
         dense=program[1],

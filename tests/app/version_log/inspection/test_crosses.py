@@ -47,7 +47,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
         image = BaseImage(
             tip=writer.first_base_tip,
             schema=SCHEMA,
-            table=MAIN,
+            table=TableImage(spec=MAIN),
             tables={"crosses": TableImage(spec=PAIRS)} if has_table else {},
             model=ModelIdentity(name="logistic"),
             meta=VersionMeta(fingerprint=SCHEMA.fingerprint()),

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 
 from springtide.app.version_log.failpoints import VARIABLE
 from springtide.app.version_log.write.ranks import LogRanks, OtherRank, RankZero, wait_for_start
-from springtide.app.version_log.write.writer import LogWriter, open_log
+from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.errors import LogError
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.frames import sound_frames
@@ -131,7 +131,7 @@ def test_other_ranks_hear_why_rank_0_could_not_start(log) -> None:
         def join(rank: int) -> None:
             try:
                 ranks = LogRanks(store, rank, 2)
-                open_log(config(log.path), schema=SCHEMA, wait_seconds=0.2, ranks=ranks)
+                LogWriter.open(config(log.path), schema=SCHEMA, wait_seconds=0.2, ranks=ranks)
             except LogError as error:
                 errors.append(str(error))
 

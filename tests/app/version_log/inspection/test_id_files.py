@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from springtide.app.version_log.commands.erasures import files_containing, oldest_file_containing
 from springtide.app.version_log.commands.pin import pin_version, unpin_version
 from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention
 from springtide.app.version_log.inspection.history import row_history
+from springtide.app.version_log.inspection.id_files import files_containing, oldest_file_containing
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.write.writer import LogWriter
 from springtide_client.format.records import VersionMeta
