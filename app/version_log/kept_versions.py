@@ -117,7 +117,7 @@ def kept_versions(
 ) -> KeptVersions:
     """Return what to keep; `bases`: all complete ones, oldest first. `base_of`: from which a version is rebuilt."""
     recent = groups_of_equal_bases(bases)[-keep_bases:]
-    kept = by_rule | {number for group in recent for number in (group[0], group[-1])}
+    kept = by_rule | {version for group in recent for version in (group[0], group[-1])}
     ranges = [(group[-1], following[0]) for group, following in pairwise(recent)]
     ranges.append((recent[-1][-1], END_OF_LOG))
     for pin in pins:

@@ -34,14 +34,14 @@ def document_of(difference: VersionDiff) -> dict[str, Any]:
     both = zip(names, numbers, difference.metas, strict=True)
     return {
         **{
-            name: {"version": number, "name": version_name(number), "created_ms": meta.created_ms}
-            for name, number, meta in both
+            name: {"version": version, "name": version_name(version), "created_ms": meta.created_ms}
+            for name, version, meta in both
         },
         "versions": difference.num_versions,
         "has_gap": difference.has_gap,
         "bytes": difference.num_bytes,
         "rows": vars(difference.total),
-        "features": {difference.feature_name(number): vars(counts) for number, counts in difference.features.items()},
+        "features": {difference.feature_name(feature): vars(counts) for feature, counts in difference.features.items()},
         "mean_move": difference.mean_move,
         "moves": [
             {
@@ -62,9 +62,9 @@ def document_of(difference: VersionDiff) -> dict[str, Any]:
             for name in sorted({*older.dead_letters, *newer.dead_letters})
         },
         "expiry_cutoffs": {
-            difference.feature_name(int(number)): {"from": older.expiry_cutoffs.get(number), "to": cutoff}
-            for number, cutoff in newer.expiry_cutoffs.items()
-            if cutoff != older.expiry_cutoffs.get(number)
+            difference.feature_name(int(feature)): {"from": older.expiry_cutoffs.get(feature), "to": cutoff}
+            for feature, cutoff in newer.expiry_cutoffs.items()
+            if cutoff != older.expiry_cutoffs.get(feature)
         },
     }
 
@@ -72,9 +72,9 @@ def document_of(difference: VersionDiff) -> dict[str, Any]:
 def difference_lines(difference: VersionDiff) -> Iterator[str]:
     """Write the difference for people."""
     older, newer = difference.metas
-    for word, number, meta in (("from", difference.older, older), ("to", difference.newer, newer)):
+    for word, version, meta in (("from", difference.older, older), ("to", difference.newer, newer)):
         yield (
-            f"{word:<5} {version_name(number):<10} {format_time(meta.created_ms)}  {meta.samples_trained:>13,} samples"
+            f"{word:<5} {version_name(version):<10} {format_time(meta.created_ms)}  {meta.samples_trained:>13,} samples"
         )
     samples = newer.samples_trained - older.samples_trained
     versions = plural(difference.num_versions, "version")
@@ -88,10 +88,10 @@ def difference_lines(difference: VersionDiff) -> Iterator[str]:
 
 def row_lines(difference: VersionDiff) -> Iterator[str]:
     """Write the row counts, per feature and in total."""
-    width = max([8, *(len(difference.feature_name(number)) for number in difference.features)])
+    width = max([8, *(len(difference.feature_name(feature)) for feature in difference.features)])
     columns = ("added", "changed", "came back", "erased", "expired")
     yield (f"\n{'rows':<{width}}  " + "  ".join(f"{column:>9}" for column in columns))
-    counted = [(difference.feature_name(number), counts) for number, counts in sorted(difference.features.items())]
+    counted = [(difference.feature_name(feature), counts) for feature, counts in sorted(difference.features.items())]
     for name, counts in [*counted, ("total", difference.total)]:
         figures = zip(columns, vars(counts).values(), strict=True)
         yield (f"{name:<{width}}  " + "  ".join(f"{count:>{max(9, len(column))},}" for column, count in figures))
@@ -139,7 +139,7 @@ def stream_lines(difference: VersionDiff) -> Iterator[str]:
     for reason, letters in newer.dead_letters.items():
         if more := letters - older.dead_letters.get(reason, 0):
             yield f"  dead letters, {reason}: {format_signed(more)}"
-    for number, cutoff in newer.expiry_cutoffs.items():
-        if cutoff != older.expiry_cutoffs.get(number):
-            name = difference.feature_name(int(number))
+    for feature, cutoff in newer.expiry_cutoffs.items():
+        if cutoff != older.expiry_cutoffs.get(feature):
+            name = difference.feature_name(int(feature))
             yield f"  {name}: rows last seen before {format_time(cutoff)} have expired"

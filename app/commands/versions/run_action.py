@@ -25,8 +25,8 @@ def list_versions(config: Config, arguments: argparse.Namespace) -> Report:
         raise UserError(f"--limit {arguments.limit}: at least 1")
     index = LogIndex(LogDirectory(config.log.path))
     before = index.resolve(arguments.before) if arguments.before else None
-    shown = [number for number in index.numbers if before is None or number < before]
-    listed = [describe(index, number) for number in shown[-arguments.limit :]]
+    shown = [version for version in index.numbers if before is None or version < before]
+    listed = [describe(index, version) for version in shown[-arguments.limit :]]
     return Report(listed, list_lines(config, index, listed))
 
 
@@ -40,7 +40,7 @@ def list_lines(config: Config, index: LogIndex, listed: list[dict[str, Any]]) ->
         marks += "".join(f"  {name}" for name in line["pins"])
         head = f"{line['name']:>12}  {format_time(line['created_ms']):19}  {line['samples_trained']:>13,}"
         yield f"{head}  {rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
-    bases = ", ".join(version_name(number) for number in index.bases) or "none"
+    bases = ", ".join(version_name(version) for version in index.bases) or "none"
     yield (
         f"{len(listed):,} of {plural(len(index.numbers), 'version')} in {config.log.path}, "
         f"{version_name(index.numbers[0])} to {version_name(index.numbers[-1])}; bases: {bases}"
@@ -51,23 +51,23 @@ def list_lines(config: Config, index: LogIndex, listed: list[dict[str, Any]]) ->
         yield f"epoch {index.unsealed_epoch} is claimed but not started: a trainer is starting, or died while starting"
 
 
-def describe(index: LogIndex, number: int) -> dict[str, Any]:
+def describe(index: LogIndex, version: int) -> dict[str, Any]:
     """Return a version's line; what only its record has is None if the record is deleted."""
-    entry = index.find(number)
+    entry = index.find(version)
     head = entry.read_head() if entry else None
-    meta = head.meta if head else index.meta(number)
+    meta = head.meta if head else index.meta(version)
     return {
-        "version": number,
-        "name": version_name(number),
+        "version": version,
+        "name": version_name(version),
         "created_ms": meta.created_ms,
         "samples_trained": meta.samples_trained,
         "rows": head.num_rows if head else None,
         "forgotten": head.num_forgotten if head else None,
         "bytes": entry.num_bytes if entry else None,
         "file": entry.frame.path.name if entry else None,
-        "is_base": number in index.bases,
+        "is_base": version in index.bases,
         "is_change": bool(meta.change),
-        "pins": [pin.name for pin in index.pins if pin.version == number],
+        "pins": [pin.name for pin in index.pins if pin.version == version],
     }
 
 
@@ -128,16 +128,16 @@ def unpin(config: Config, arguments: argparse.Namespace) -> Report:
 
 def rollback(config: Config, arguments: argparse.Namespace) -> Report:
     index = LogIndex(LogDirectory(config.log.path))
-    number = index.resolve(arguments.version)
-    index.base_before(number)  # a version without a base is refused here, before a command is submitted
-    if (begin := index.begin_of(number)) != (present := index.begin_of(index.numbers[-1])):
+    version = index.resolve(arguments.version)
+    index.base_before(version)  # a version without a base is refused here, before a command is submitted
+    if (begin := index.begin_of(version)) != (present := index.begin_of(index.numbers[-1])):
         print(
-            f"version {version_name(number)} has the schema that began with {version_name(begin)}, the log goes on "
+            f"version {version_name(version)} has the schema that began with {version_name(begin)}, the log goes on "
             f"with that of {version_name(present)}: only what the present schema can carry comes back; to restore all "
             "of it, start once with the configuration from then, and roll back again",
             file=sys.stderr,
         )
-    body = {"version": number, "skip": arguments.skip}
+    body = {"version": version, "skip": arguments.skip}
     return submit_and_wait(config, "rollback", body, wait_seconds=arguments.wait)[1]
 
 

@@ -38,36 +38,36 @@ def show(config: Config, arguments: argparse.Namespace) -> Report:
     return show_version(index, index.resolve(arguments.version or "latest"))
 
 
-def show_version(index: LogIndex, number: int) -> Report:
+def show_version(index: LogIndex, version: int) -> Report:
     """Report a version's meta and the shapes of its tensors, from its record or, if that is deleted, from its base."""
-    entry = index.find(number)
+    entry = index.find(version)
     head = entry.read_head() if entry else None
     document = {
-        "version": number,
-        "name": version_name(number),
+        "version": version,
+        "name": version_name(version),
         "parent": f"{entry.header.parent:016x}" if entry else None,
-        "checksum": f"{index.tip(number).checksum:016x}",
-        "is_base": number in index.bases,
-        "pins": [pin.name for pin in index.pins if pin.version == number],
-        "is_restorable": index.is_restorable(number),
+        "checksum": f"{index.tip(version).checksum:016x}",
+        "is_base": version in index.bases,
+        "pins": [pin.name for pin in index.pins if pin.version == version],
+        "is_restorable": index.is_restorable(version),
         "file": entry.frame.path.name if entry else None,
         "offset": entry.frame.offset if entry else None,
         "bytes": entry.num_bytes if entry else None,
-        **msgspec.to_builtins(head.meta if head else index.meta(number)),
+        **msgspec.to_builtins(head.meta if head else index.meta(version)),
         "tensors": dict(head.shapes) if head else {},
-        **contents_of(index, number),
+        **contents_of(index, version),
     }
     return Report(document, version_lines(document))
 
 
-def contents_of(index: LogIndex, number: int) -> dict[str, Any]:
+def contents_of(index: LogIndex, version: int) -> dict[str, Any]:
     """Return the tables of a version, with the rows that its base has, and the pairs of fields whose crosses it learns.
 
     Empty for a version that cannot be rebuilt any more.
     """
-    if not index.is_restorable(number):
+    if not index.is_restorable(version):
         return {"tables": [], "crosses": []}
-    image = VersionImage(index, number)
+    image = VersionImage(index, version)
     parameters = wide_parameters(image)
     pairs = [] if parameters is None else live_pairs(image.schema, parameters)
     return {
@@ -179,7 +179,7 @@ def history_lines(config: Config, key: str, history: RowHistory, references: lis
         yield "no version since then wrote it: the id was never learned, or its row was deleted before"
     elif not history.is_alive:
         yield f"the row was deleted: {history.events[-1].kind} in version {version_name(history.events[-1].version)}"
-    bases = ", ".join(version_name(number) for number in history.bases)
+    bases = ", ".join(version_name(version) for version in history.bases)
     word = "no base" if not bases else ("base " if len(history.bases) == 1 else "bases ") + bases
     yield f"it is in {word}" if references else "no file of the log holds it"
     if references:
@@ -200,7 +200,7 @@ def history_document(config: Config, key: str, history: RowHistory, references: 
         "is_alive": history.is_alive,
         "num_events": history.num_events,
         "events": [{"name": version_name(event.version), **vars(event)} for event in history.events],
-        "bases": [version_name(number) for number in history.bases],
+        "bases": [version_name(version) for version in history.bases],
         "files": [
             {
                 "file": reference.file,
@@ -212,7 +212,7 @@ def history_document(config: Config, key: str, history: RowHistory, references: 
     }
 
 
-def show_cross(index: LogIndex, number: int, keys: list[str]) -> Report:
+def show_cross(index: LogIndex, version: int, keys: list[str]) -> Report:
     """Report what a version has learned of two ids together."""
     named = []
     for key in keys:
@@ -220,18 +220,18 @@ def show_cross(index: LogIndex, number: int, keys: list[str]) -> Report:
         if not equals:
             raise UserError(f"--cross {key}: write FIELD=ID twice, such as user_id=7 genre=war")
         named.append((field, text))
-    cross = find_cross(VersionImage(index, number), named)
-    document = {"version": number, "name": version_name(number), **asdict(cross)}
-    return Report(document, cross_lines(cross, number, dict(named)))
+    cross = find_cross(VersionImage(index, version), named)
+    document = {"version": version, "name": version_name(version), **asdict(cross)}
+    return Report(document, cross_lines(cross, version, dict(named)))
 
 
-def cross_lines(cross: Cross, number: int, ids: dict[str, str]) -> Iterator[str]:
+def cross_lines(cross: Cross, version: int, ids: dict[str, str]) -> Iterator[str]:
     """Write the weights of a cross, or why there are none; `ids` as they were asked for, by field."""
     shown = " x ".join(
         f"{field}={ids.get(field, row_id)}" for field, row_id in zip(cross.fields, cross.ids, strict=True)
     )
     live = "" if cross.is_live else f"; crosses of {' x '.join(cross.fields)} are not learned at present"
-    yield f"{shown} at version {version_name(number)}{live}"
+    yield f"{shown} at version {version_name(version)}{live}"
     if cross.reason:
         yield f"  {cross.reason}"
         return

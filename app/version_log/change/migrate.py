@@ -90,11 +90,11 @@ def _migrate(name: str, before: Array, begun: Array, axes: Mapping[str, Places])
 
 
 def _places(before: Arrays, begun: Arrays, old: Schema, new: Schema, numbers: Mapping[int, int]) -> dict[str, Places]:
-    now = {number: place for place, number in enumerate(begun["numbers_F"].tolist())}
+    now = {feature: place for place, feature in enumerate(begun["numbers_F"].tolist())}
     fields = {
-        place: now[numbers[number]]
-        for place, number in enumerate(before["numbers_F"].tolist())
-        if numbers.get(number) in now
+        place: now[numbers[feature]]
+        for place, feature in enumerate(before["numbers_F"].tolist())
+        if numbers.get(feature) in now
     }
     pairs_now = {frozenset(pair): place for place, pair in enumerate(begun["pair_fields_P2"].tolist())}
     pairs = []
@@ -122,14 +122,16 @@ def _wide(arrays: Arrays) -> Arrays:
 
 def same_numbers(old: Schema, new: Schema) -> dict[int, int]:
     """Return the feature numbers that both schemas have: where `new` continues `old`, they mean the same rows."""
-    return {number: number for number in old.row_names().keys() & new.row_names().keys()}
+    return {feature: feature for feature in old.row_names().keys() & new.row_names().keys()}
 
 
 def numbers_by_name(old: Schema, new: Schema) -> dict[int, int]:
     """Return, by old number, the number of the same feature's rows now, also of a feature that was away meanwhile."""
     continued = new.continuing(old).row_names()
-    now = {name: number for number, name in new.row_names().items() if number != CROSSES}
-    kept = {number: now[continued[number]] for number in old.row_names() if number in continued and number != CROSSES}
+    now = {name: feature for feature, name in new.row_names().items() if feature != CROSSES}
+    kept = {
+        feature: now[continued[feature]] for feature in old.row_names() if feature in continued and feature != CROSSES
+    }
     return kept | {CROSSES: CROSSES}
 
 
@@ -275,7 +277,7 @@ class Migration:
         """Return the erased keys of the features that stay."""
         kept = []
         for erasure in erasures:
-            keys = [(self.numbers[number], row_id) for number, row_id in erasure.keys if number in self.numbers]
+            keys = [(self.numbers[feature], row_id) for feature, row_id in erasure.keys if feature in self.numbers]
             if keys:
                 kept.append(msgspec.structs.replace(erasure, keys=keys))
         return kept
@@ -288,8 +290,8 @@ class Migration:
         return table_65536
 
     def _by_number(self, values: Mapping[str, int]) -> dict[str, int]:
-        known = {int(number): value for number, value in values.items()}
-        return {str(self.numbers[number]): value for number, value in known.items() if number in self.numbers}
+        known = {int(feature): value for feature, value in values.items()}
+        return {str(self.numbers[feature]): value for feature, value in known.items() if feature in self.numbers}
 
     def _scores(self, arrays: Arrays, window_samples: int) -> Arrays:
         """Return the scores of the labels that stay; other labels have no sample yet."""

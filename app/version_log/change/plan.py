@@ -56,7 +56,7 @@ class ModelSignature:
     def numbered_as(self, schema: Schema) -> "ModelSignature":
         """Return the same signature with the feature numbers of another numbering of its schema."""
         names = self.schema.row_names()
-        numbers = {name: number for number, name in schema.row_names().items()}
+        numbers = {name: feature for feature, name in schema.row_names().items()}
         tables = {
             name: replace(spec, features=[numbers[names[n]] for n in spec.features])
             for name, spec in self.tables.items()
@@ -78,7 +78,7 @@ class ModelSignature:
         """The width of rows by feature number; empty where all have the main table's."""
         if not self.tables:
             return {}
-        return {number: self.table_of(number).spec.dim for number in map(self.schema.number, self.schema.owners)}
+        return {feature: self.table_of(feature).spec.dim for feature in map(self.schema.number, self.schema.owners)}
 
     @property
     def is_wide(self) -> bool:
@@ -96,9 +96,9 @@ class ModelSignature:
         pairs = self.dense.get(f"{PREFIX}pair_fields_P2")
         return CROSSES_TABLE in self.tables or (pairs is not None and pairs.shape[0] > 0)
 
-    def table_of(self, number: int) -> LogTable:
+    def table_of(self, feature: int) -> LogTable:
         """Return the table that holds the rows of a feature."""
-        return table_holding(self.physical_tables, number)
+        return table_holding(self.physical_tables, feature)
 
 
 def keeps_vectors(old: TableSpec, new: TableSpec) -> bool:
@@ -124,9 +124,9 @@ def optimizer_name(table: TableSpec) -> str:
 def row_owners(signature: ModelSignature) -> dict[int, str]:
     """Return the features that have rows, by number; dense ones have rows, of their bins, in the wide part."""
     return {
-        number: name
-        for number, name in signature.schema.row_names().items()
-        if number != CROSSES and (signature.is_wide or name not in signature.schema.dense)
+        feature: name
+        for feature, name in signature.schema.row_names().items()
+        if feature != CROSSES and (signature.is_wide or name not in signature.schema.dense)
     }
 
 
@@ -220,16 +220,16 @@ def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
 
 def _named(signature: ModelSignature) -> tuple[object, ...]:
     """Return the settings that decide which parameters a net has."""
-    dims = {number: signature.table_of(number).spec.dim for number in row_owners(signature)}
+    dims = {feature: signature.table_of(feature).spec.dim for feature in row_owners(signature)}
     parts = signature.is_wide, signature.has_crosses, signature.task_weights
     return signature.schema, signature.model.name, signature.model.options, dims, parts
 
 
 def _changed_tables(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the features whose rows have another width or optimizer, unless those of all rows have changed alike."""
-    for number, name in row_owners(new).items():
-        if number in row_owners(old):
-            was, now = old.table_of(number), new.table_of(number)
+    for feature, name in row_owners(new).items():
+        if feature in row_owners(old):
+            was, now = old.table_of(feature), new.table_of(feature)
             if was.name == now.name == "":
                 continue
             if was.spec.dim != now.spec.dim:
@@ -257,14 +257,14 @@ def _features(old: ModelSignature, new: ModelSignature) -> Iterator[tuple[str, s
     """Yield a line for each feature that has rows before or after, and its group."""
     before, after = row_owners(old), row_owners(new)
     counts = "counts, last-seen times and admission"
-    for number, name in after.items():
-        if before.get(number, name) != name:
-            name = f"{name}, those of {before[number]} until now"
-        if number not in before:
+    for feature, name in after.items():
+        if before.get(feature, name) != name:
+            name = f"{name}, those of {before[feature]} until now"
+        if feature not in before:
             known = name in old.schema.share
             yield f"rows of {name}" + (f", which shared those of {old.schema.share[name]}" if known else ""), "begun"
             continue
-        was, now = old.table_of(number).spec, new.table_of(number).spec
+        was, now = old.table_of(feature).spec, new.table_of(feature).spec
         if keeps_states(was, now):
             yield f"rows of {name}, with optimizer states, {counts}", "kept"
         elif keeps_vectors(was, now):
@@ -273,8 +273,8 @@ def _features(old: ModelSignature, new: ModelSignature) -> Iterator[tuple[str, s
         else:
             yield f"{counts} of the rows of {name}", "kept"
             yield f"vectors and optimizer states of the rows of {name}, from their first values", "begun"
-    for number, name in before.items():
-        if number not in after:
+    for feature, name in before.items():
+        if feature not in after:
             owner = new.schema.share.get(name)
             yield f"rows of {name}" + (f", which now shares those of {owner}" if owner else ""), "dropped"
 

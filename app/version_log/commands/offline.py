@@ -50,8 +50,8 @@ def execute_pending(config: LogConfig, *, window_samples: int) -> int:
         executor = OfflineExecutor(log, schema, resume.meta, window_samples=window_samples)
         num_executed = 0
         for command in queue.claim():
-            if (number := executor.execute(command)) is not None:
-                queue.mark_executed(command.id, number)
+            if (version := executor.execute(command)) is not None:
+                queue.mark_executed(command.id, version)
                 num_executed += 1
         log.sync()
         if log.durable is not None:
@@ -80,11 +80,11 @@ class OfflineExecutor:
         positions = positions_to_meta(high_water_marks(self._meta))
         entry = command_entry(command, result, samples_trained=self._meta.samples_trained, positions=positions)
         meta = msgspec.structs.replace(meta, created_ms=0, record_ms=[], executed_commands=[entry], trainer=trainer)
-        number = self.log.append(meta, arrays).number
+        version = self.log.append(meta, arrays).number
         self._meta = msgspec.structs.replace(meta, restores=0)
-        extra = {"command": command.id, "kind": command.kind, "version": number, **result}
+        extra = {"command": command.id, "kind": command.kind, "version": version, **result}
         logger.info("command executed", extra=extra)
-        return number
+        return version
 
     def _forget(self, command: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
         keys = parse_keys(command.body, self.schema)
@@ -99,11 +99,11 @@ class OfflineExecutor:
         return msgspec.structs.replace(self._meta, trainer=trainer.to_json()), arrays, {"keys": len(keys)}
 
     def _roll_back(self, command: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
-        number = command.body.get("version")
-        if type(number) is not int or number < 1:
-            raise ValueError(f"{number!r} is not a valid version")
+        version = command.body.get("version")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"{version!r} is not a valid version")
         if command.body.get("skip"):
             raise ValueError("skipping samples needs a running trainer: start one and retry")
         self.log.sync()
-        rollback = build_rollback(self.log.directory, number, window_samples=self._window_samples)
+        rollback = build_rollback(self.log.directory, version, window_samples=self._window_samples)
         return rollback.meta, rollback.arrays, {"version": rollback.meta.restores, **rollback.result}

@@ -72,7 +72,7 @@ def unpin_version(log_path: Path, name: str) -> Pin:
     return pin
 
 
-def make_durable(index: LogIndex, number: int) -> bool:
+def make_durable(index: LogIndex, version: int) -> bool:
     """Return True once a version survives a power loss; False if a start may still go back behind it.
 
     What a base holds or a manifest seals is durable. Other records are fsynced here, up to the first at or after the
@@ -80,13 +80,13 @@ def make_durable(index: LogIndex, number: int) -> bool:
     epoch is claimed afterwards: its trainer may have measured the files before.
     """
     sealed = index.manifest.tip.number if index.manifest.tip is not None else 0
-    if number <= max([sealed, *index.bases]):
+    if version <= max([sealed, *index.bases]):
         return True
-    base = index.base_before(number)
+    base = index.base_before(version)
     entries = index.entries_between(base.tip.number, index.numbers[-1])
     states = ExactStates(index.directory.path, base, index.find)
     num_exact = states.newest(entries)
-    if not num_exact or entries[num_exact - 1].number < number:
+    if not num_exact or entries[num_exact - 1].number < version:
         return False
     for path in {path for entry in entries[:num_exact] for path in entry.files()}:
         sync_file(path)

@@ -270,9 +270,9 @@ def _find_entry(directory: LogDirectory, command_id: str) -> tuple[int, CommandE
                 return record.number, entry
         if meta.created_ms < submitted_ms - CLOCK_SKEW_MS:
             return None
-    for number in reversed(index.bases):
+    for version in reversed(index.bases):
         try:
-            entries = read_base_manifest(directory.path / base_name(number)).meta.executed_commands
+            entries = read_base_manifest(directory.path / base_name(version)).meta.executed_commands
         except (FileNotFoundError, LogError):  # deleted meanwhile, or damaged: the other bases have the entry too
             continue
         for entry in entries:

@@ -50,10 +50,10 @@ class PendingVersions:
         self._covered: dict[str, int] = {}  # segment with newer versions -> its bytes that the base covers
         self._idle_until: dict[str, int] = {}  # segment -> offset up to which it is read and idle
 
-    def after(self, number: int) -> Pending:
+    def after(self, version: int) -> Pending:
         """Return what follows the base of this number."""
-        if number != self._base:
-            self._base, self._covered, self._idle_until = number, {}, {}
+        if version != self._base:
+            self._base, self._covered, self._idle_until = version, {}, {}
         listing = self._directory.scan()
         manifest = self._directory.manifest(listing)
         if manifest is None:

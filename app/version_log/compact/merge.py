@@ -93,8 +93,8 @@ def compact_log(
         written = link_base(directory.path, base, state.tip, state.meta)
     else:
         written = write_merged_base(directory.path, base, state, onnx, state_file, base_files=base_files)
-    for number, path in damaged_by_number.items():
-        if number < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
+    for version, path in damaged_by_number.items():
+        if version < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
             delete_base(path)
     return written
 

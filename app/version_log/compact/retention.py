@@ -135,20 +135,20 @@ class Retention:
         # an incomplete base goes when it is old, unless it is what is left of a pinned version
         spared = {*kept.bases, *(pin.version for pin in self._pins)}
         bases = [
-            number
-            for number in self._listing.bases
-            if number not in spared and (number in complete or number < kept.oldest_recent)
+            version
+            for version in self._listing.bases
+            if version not in spared and (version in complete or version < kept.oldest_recent)
         ]
         segments = self._unneeded_segments(kept)
-        freed = sum(complete[number].num_bytes for number in bases if number in complete)
+        freed = sum(complete[version].num_bytes for version in bases if version in complete)
         freed += sum(size_of(self._directory.path / name) for name in segments)
-        return Deletion([base_name(number) for number in bases], segments, freed)
+        return Deletion([base_name(version) for version in bases], segments, freed)
 
     def _base_of(self, version: int) -> int | None:
         """Return the newest complete base from which a version can be rebuilt."""
         complete = {base.number for base in self._bases}
         numbers = self._runs.bases_of(version) if self._runs is not None else ()
-        return next((number for number in numbers if number in complete), None)
+        return next((version for version in numbers if version in complete), None)
 
     def _unneeded_segments(self, kept: KeptVersions) -> list[str]:
         """Return the files without a needed record, and those that readers ignore; never the newest of any rank.

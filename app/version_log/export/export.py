@@ -101,8 +101,8 @@ def description(image: VersionImage) -> str:
 def _batches(image: VersionImage, schema: Any, feature: int | None) -> Iterator[Any]:
     finder = IdDictionary(image.base, image.versions)
     # the same dictionary in all batches: an Arrow file stores it once
-    numbers = [*range(image.schema.unused_number), CROSSES]
-    names = pa.array([feature_name(image.schema, number) for number in numbers], pa.string())
+    features = [*range(image.schema.unused_number), CROSSES]
+    names = pa.array([feature_name(image.schema, one) for one in features], pa.string())
     for name, table in vector_columns(image, feature).items():
         for rows in image.rows(feature, table=table):
             for start in range(0, len(rows), BATCH_ROWS):
@@ -143,11 +143,9 @@ def write_torch(image: VersionImage, path: Path, feature: int | None, *, with_ro
         columns = _Columns(Path(folder))
         finder = IdDictionary(image.base, image.versions)
         for rows in image.rows(feature) if with_rows else ():
-            for number in np.unique(rows.feature).tolist():
-                columns.add(number, rows.where(rows.feature == number), finder)
-        document["rows"] = {
-            feature_name(image.schema, number): columns.tensors(number) for number in sorted(columns.num_rows)
-        }
+            for one in np.unique(rows.feature).tolist():
+                columns.add(one, rows.where(rows.feature == one), finder)
+        document["rows"] = {feature_name(image.schema, one): columns.tensors(one) for one in sorted(columns.num_rows)}
         with path.open("wb") as file:  # a file object: with a path torch.save hides the OSError of a full disk
             torch.save(document, file)
     return sum(columns.num_rows.values())
@@ -161,30 +159,30 @@ class _Columns:
         self._folder = folder
         self._dims: dict[int, int] = {}
 
-    def add(self, number: int, rows: RowBlock, finder: IdDictionary) -> None:
+    def add(self, feature: int, rows: RowBlock, finder: IdDictionary) -> None:
         """Append rows of one feature."""
         strings = [b"" if string is None else string.encode() for string in finder.find(rows.feature, rows.id)]
         for name, column in COLUMNS.items():
-            self._append(number, name, np.asarray(getattr(rows, column), TYPES[name], order="C").tobytes())
-        self._append(number, "lengths", np.array([len(string) for string in strings], np.int64).tobytes())
-        self._append(number, "strings", b"".join(strings))
-        self._dims[number] = rows.dim
-        self.num_rows[number] = self.num_rows.get(number, 0) + len(rows)
+            self._append(feature, name, np.asarray(getattr(rows, column), TYPES[name], order="C").tobytes())
+        self._append(feature, "lengths", np.array([len(string) for string in strings], np.int64).tobytes())
+        self._append(feature, "strings", b"".join(strings))
+        self._dims[feature] = rows.dim
+        self.num_rows[feature] = self.num_rows.get(feature, 0) + len(rows)
 
-    def tensors(self, number: int) -> dict[str, torch.Tensor]:
+    def tensors(self, feature: int) -> dict[str, torch.Tensor]:
         """Return the columns of a feature."""
-        arrays = {name: np.memmap(self._folder / f"{number}.{name}", dtype, "c") for name, dtype in TYPES.items()}
+        arrays = {name: np.memmap(self._folder / f"{feature}.{name}", dtype, "c") for name, dtype in TYPES.items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name in COLUMNS}
-        tensors["vector"] = tensors["vector"].reshape(-1, self._dims[number])
+        tensors["vector"] = tensors["vector"].reshape(-1, self._dims[feature])
         lengths = arrays["lengths"]
         if lengths.any():
             offsets = np.concatenate([[0], np.cumsum(lengths)])
-            content = np.memmap(self._folder / f"{number}.strings", np.uint8, "c")
+            content = np.memmap(self._folder / f"{feature}.strings", np.uint8, "c")
             tensors |= {"id_string_bytes": torch.from_numpy(content), "id_string_offsets": torch.from_numpy(offsets)}
         return tensors
 
-    def _append(self, number: int, name: str, content: bytes) -> None:
-        with (self._folder / f"{number}.{name}").open("ab") as file:
+    def _append(self, feature: int, name: str, content: bytes) -> None:
+        with (self._folder / f"{feature}.{name}").open("ab") as file:
             file.write(content)
 
 

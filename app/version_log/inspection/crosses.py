@@ -59,7 +59,7 @@ def wide_parameters(image: VersionImage) -> WideParameters | None:
 def live_pairs(schema: Schema, parameters: WideParameters) -> list[FieldPair]:
     """Return the pairs of fields whose crosses are learned, the one of most gain first."""
     names = schema.row_names()
-    fields = [names[number] for number in parameters.numbers_F.tolist()]
+    fields = [names[feature] for feature in parameters.numbers_F.tolist()]
     pairs = [
         FieldPair((fields[left], fields[right]), float(parameters.pair_gains_P[pair]))
         for pair in parameters.live_pairs.tolist()
@@ -89,12 +89,12 @@ def find_cross(image: VersionImage, named: list[tuple[str, str]]) -> Cross:
     cross = Cross((left, right), (left_id, right_id), is_live)
     hashes = []
     for name, row_id in ((left, left_id), (right, right_id)):
-        number = next(number for number, owner in schema.row_names().items() if owner == name)
-        born = _born(image, number, row_id, parameters.num_labels)
+        feature = next(feature for feature, owner in schema.row_names().items() if owner == name)
+        born = _born(image, feature, row_id, parameters.num_labels)
         if born == 0:
             reason = f"{name} = {row_id} has no row that was learned from"
             return Cross(cross.fields, cross.ids, is_live, reason=reason)
-        keys = np.array([number]), np.array([row_id]), np.array([born], np.float32)
+        keys = np.array([feature]), np.array([row_id]), np.array([born], np.float32)
         hashes.append(row_hashes(*keys))
     cross_id = int(cross_ids(hashes[0], hashes[1])[0])
     row = image.find(CROSSES, cross_id)

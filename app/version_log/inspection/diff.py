@@ -89,8 +89,8 @@ class VersionDiff:
                 setattr(total, name, getattr(total, name) + count)
         return total
 
-    def feature_name(self, number: int) -> str:
-        return feature_name(self.schema, number)
+    def feature_name(self, feature: int) -> str:
+        return feature_name(self.schema, feature)
 
     def display_id(self, move: RowMove) -> str:
         return display_id(move.id, self.id_strings.get((move.feature, move.id)))
@@ -210,13 +210,13 @@ class _RowDiff:
         return rows.feature[~written.holds(rows)]
 
     def _count(self, name: str, features: UInt16Array) -> None:
-        for number, count in zip(*(found.tolist() for found in np.unique(features, return_counts=True)), strict=True):
-            counts = self._result.features.setdefault(number, RowCounts())
+        for feature, count in zip(*(found.tolist() for found in np.unique(features, return_counts=True)), strict=True):
+            counts = self._result.features.setdefault(feature, RowCounts())
             setattr(counts, name, getattr(counts, name) + count)
 
 
 def _raised(older: Mapping[str, int], newer: Mapping[str, int]) -> bool:
-    return any(cutoff > older.get(number, 0) for number, cutoff in newer.items())
+    return any(cutoff > older.get(feature, 0) for feature, cutoff in newer.items())
 
 
 def _dense_changes(base: Base, before: VersionRange, between: VersionRange | ImageRange) -> list[DenseChange]:

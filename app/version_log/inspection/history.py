@@ -65,18 +65,18 @@ def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> Ro
     for record in versions.records():
         builder.apply(record)
     strings = [IdDictionary(base, versions)]
-    for number in index.runs.starts():
-        if number > versions.last:  # after a gap
-            start = Base.open(index.directory.path / base_name(number))
-            versions = VersionRange(index, number, index.runs.end_of(number))
+    for version in index.runs.starts():
+        if version > versions.last:  # after a gap
+            start = Base.open(index.directory.path / base_name(version))
+            versions = VersionRange(index, version, index.runs.end_of(version))
             builder.continue_from(start)
             for record in versions.records():
                 builder.apply(record)
             strings.append(IdDictionary(start, versions))
-    for number in filter(lambda number: number >= base.tip.number, index.bases):
-        opened = base if number == base.tip.number else Base.open(index.directory.path / base_name(number))
+    for version in filter(lambda version: version >= base.tip.number, index.bases):
+        opened = base if version == base.tip.number else Base.open(index.directory.path / base_name(version))
         if _find(opened, history)[1] >= 0:
-            history.bases.append(number)
+            history.bases.append(version)
     found = (dictionary.find(*_key(feature, row_id))[0] for dictionary in strings)
     history.string = next((string for string in found if string is not None), None)
     return history
@@ -105,26 +105,26 @@ class _HistoryBuilder:
 
     def apply(self, record: Record) -> None:
         """Apply the next version: tombstones first, then rows, then expiry."""
-        tensors, meta, number = record.tensors(), record.meta, record.number
+        tensors, meta, version = record.tensors(), record.meta, record.number
         if _row_of(tensors, "forgotten", self._history) is not None:
-            self._delete(number, meta, ERASED)
+            self._delete(version, meta, ERASED)
         group = self._table.record_tensor("rows")
         if (row := _row_of(tensors, group, self._history)) is not None:
             count, seen = int(tensors[f"{group}.count"][row]), int(tensors[f"{group}.last_seen"][row])
             kind = CREATED if self._vector is None else WRITTEN
-            self._write(number, meta, kind, count, seen, tensors[f"{group}.value"][row])
+            self._write(version, meta, kind, count, seen, tensors[f"{group}.value"][row])
         cutoff = meta.expiry_cutoffs.get(str(self._history.feature), self._last_seen)
         if self._vector is not None and self._last_seen < cutoff:
-            self._delete(number, meta, EXPIRED)
+            self._delete(version, meta, EXPIRED)
 
-    def _write(self, number: int, meta: VersionMeta, kind: str, count: int, seen: int, vector: Float32Array) -> None:
+    def _write(self, version: int, meta: VersionMeta, kind: str, count: int, seen: int, vector: Float32Array) -> None:
         move = None if self._vector is None else _length(vector.astype(np.float64) - self._vector)
         self._vector, self._last_seen = np.array(vector), seen
-        self._add(RowEvent(number, meta.created_ms, kind, count, seen, _length(vector.astype(np.float64)), move))
+        self._add(RowEvent(version, meta.created_ms, kind, count, seen, _length(vector.astype(np.float64)), move))
 
-    def _delete(self, number: int, meta: VersionMeta, kind: str) -> None:
+    def _delete(self, version: int, meta: VersionMeta, kind: str) -> None:
         self._vector = None
-        self._add(RowEvent(number, meta.created_ms, kind))
+        self._add(RowEvent(version, meta.created_ms, kind))
 
     def _add(self, event: RowEvent) -> None:
         self._history.events.append(event)
@@ -140,9 +140,9 @@ def _find(base: Base, history: RowHistory) -> tuple[RowBlock, int]:
 def _oldest_base(index: LogIndex) -> Base:
     failure: LogError | None = None
     begin = index.begin_of(index.numbers[-1])
-    for number in filter(lambda number: number >= begin, index.bases):
+    for version in filter(lambda version: version >= begin, index.bases):
         try:
-            return Base.open(index.directory.path / base_name(number))
+            return Base.open(index.directory.path / base_name(version))
         except LogError as error:
             failure = failure or error
     assert failure is not None
@@ -189,7 +189,7 @@ def table_sizes(image: VersionImage) -> list[TableSize]:
             table.spec.dim,
             table.spec.state_width,
             table.spec.wide_width,
-            tuple(names[number] for number in table.spec.features),
+            tuple(names[feature] for feature in table.spec.features),
             len(table.base_rows(image.base)),
             manifest.table_bytes(table.name),
         )

@@ -111,7 +111,7 @@ def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileRefe
     open_files = {max(names) for names in (listing.segments.get(listing.claimed_epoch, [""]), *shards)}
     references = []
     for place in sorted(found, key=lambda place: (place.version, "/" in place.file, place.file)):
-        newer = sum(number >= place.covered_by for number in listing.bases)
+        newer = sum(version >= place.covered_by for version in listing.bases)
         missing = 0 if place.is_draft or not place.covered_by else max(0, log.keep_bases - newer)
         expected = None
         pins, by_rule = keepers.of(place)
@@ -124,12 +124,12 @@ def files_containing(log: LogConfig, feature: int, row_id: int) -> list[FileRefe
 
 
 def _in_bases(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
-    for number in listing.bases:
-        path = directory.path / base_name(number)
+    for version in listing.bases:
+        path = directory.path / base_name(version)
         for name in _searched(path):
             arrays = _mapped(path / name)
             if arrays is not None and _holds_sorted(arrays, feature, row_id, is_rows=name not in (ID_STRINGS, ITEMS)):
-                yield _Found(f"{path.name}/{name}", number, number + 1)
+                yield _Found(f"{path.name}/{name}", version, version + 1)
 
 
 def _in_segments(directory: LogDirectory, listing: Listing, feature: int, row_id: int) -> Iterator[_Found]:
@@ -209,8 +209,8 @@ def _mapped(path: Path) -> Arrays | None:
         return None
 
 
-def _created_ms(directory: LogDirectory, number: int) -> int:
+def _created_ms(directory: LogDirectory, version: int) -> int:
     try:
-        return read_base_manifest(directory.path / base_name(number)).created_ms
+        return read_base_manifest(directory.path / base_name(version)).created_ms
     except (OSError, LogError):
         return 0

@@ -74,12 +74,12 @@ class ExactStates:
             return False
         return exact_state == 0 or exact_state <= self._base.tip.number or self.file(exact_state) is not None
 
-    def file(self, number: int) -> Path | None:
+    def file(self, version: int) -> Path | None:
         """Return the file with the exact state of a version, verified once."""
-        if number not in self._files:
-            entry = self._find(number)
-            self._files[number] = None if entry is None else find_state(self._log_path, entry.tip, verify=True)
-        return self._files[number]
+        if version not in self._files:
+            entry = self._find(version)
+            self._files[version] = None if entry is None else find_state(self._log_path, entry.tip, verify=True)
+        return self._files[version]
 
     def newest(self, versions: Sequence[IndexEntry] | Sequence[int]) -> int:
         """Return how many of these versions, which follow the base, are left if the last of them must be exact.
@@ -149,7 +149,7 @@ def remove_states(log_path: Path, before: int) -> None:
 
     A base that has linked one keeps its file. While a version is being pinned nothing is deleted; the next call does.
     """
-    numbers = [number for number in state_numbers(log_path) if number < before]
+    numbers = [version for version in state_numbers(log_path) if version < before]
     if not numbers:
         return
     with retention_lock(log_path, wait_seconds=0.0) as is_held:
@@ -160,5 +160,5 @@ def remove_states(log_path: Path, before: int) -> None:
         except LogError:
             return  # a pin that cannot be read may need any of them
         spared = {max((n for n in numbers if n <= version), default=0) for version in pins}
-        for number in set(numbers) - spared:
-            shutil.rmtree(log_path / state_name(number), ignore_errors=True)
+        for version in set(numbers) - spared:
+            shutil.rmtree(log_path / state_name(version), ignore_errors=True)

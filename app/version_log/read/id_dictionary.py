@@ -127,10 +127,10 @@ def display_id(row_id: int, string: str | None) -> str:
     return str(row_id) if string is None else string
 
 
-def feature_name(schema: Schema, number: int) -> str:
+def feature_name(schema: Schema, feature: int) -> str:
     """Return the name of the feature with this number; rows shared by ids that are not admitted are marked as such."""
-    is_shared = number >= SHARED_ROW_OFFSET
-    own = number - SHARED_ROW_OFFSET if is_shared else number
+    is_shared = feature >= SHARED_ROW_OFFSET
+    own = feature - SHARED_ROW_OFFSET if is_shared else feature
     name = schema.row_names().get(own, f"feature {own}")
     return f"{name} (shared by ids not admitted)" if is_shared else name
 

@@ -55,9 +55,9 @@ def parse_version(name: str) -> int:
     if name in ("latest", "oldest"):
         return 0
     if epoch.isascii() and epoch.isdecimal() and (count.isascii() and count.isdecimal() if dot else True):
-        number = (int(epoch) << EPOCH_SHIFT) + int(count) if dot else int(epoch)
-        if number > 0:
-            return number
+        version = (int(epoch) << EPOCH_SHIFT) + int(count) if dot else int(epoch)
+        if version > 0:
+            return version
     if name.startswith("-") and name[1:].isascii() and name[1:].isdecimal():
         return int(name)
     raise UserError(
@@ -75,30 +75,30 @@ class UnbrokenRuns:
     def __init__(self, headers: Mapping[int, RecordHeader], bases: Mapping[int, Tip | None]) -> None:
         """`headers`: of the records by number. `bases`: the tip of each base by number, None if it cannot be read."""
         self._run: dict[int, int] = {}
-        self._bases: list[int] = sorted(number for number, tip in bases.items() if tip is not None)
+        self._bases: list[int] = sorted(version for version, tip in bases.items() if tip is not None)
         run, tip = 0, None
-        for number in sorted({*headers, *bases}):
-            header = headers.get(number)
+        for version in sorted({*headers, *bases}):
+            header = headers.get(version)
             if header is None:
-                run, tip = run + 1, bases[number]
+                run, tip = run + 1, bases[version]
             else:
                 run += tip is None or header.parent != tip.checksum
                 tip = header.tip
-            self._run[number] = run
+            self._run[version] = run
 
     def are_connected(self, older: int, newer: int) -> bool:
         """Return True if every version between two versions of the index is in it."""
         run = self._run.get(older)
         return run is not None and run == self._run.get(newer)
 
-    def base_of(self, number: int) -> int | None:
+    def base_of(self, version: int) -> int | None:
         """Return the newest base from which a version can be rebuilt; None if there is none."""
-        return next(iter(self.bases_of(number)), None)
+        return next(iter(self.bases_of(version)), None)
 
-    def bases_of(self, number: int) -> Sequence[int]:
+    def bases_of(self, version: int) -> Sequence[int]:
         """Return the bases from which a version can be rebuilt, the newest first."""
-        below = self._bases[: bisect_right(self._bases, number)]
-        return [base for base in reversed(below) if self.are_connected(base, number)]
+        below = self._bases[: bisect_right(self._bases, version)]
+        return [base for base in reversed(below) if self.are_connected(base, version)]
 
     def starts(self) -> list[int]:
         """Return the oldest base of each run that has one, oldest first."""
@@ -107,9 +107,9 @@ class UnbrokenRuns:
             first.setdefault(self._run[base], base)
         return list(first.values())
 
-    def end_of(self, number: int) -> int:
+    def end_of(self, version: int) -> int:
         """Return the newest version of the run that a version is in."""
-        run = self._run[number]
+        run = self._run[version]
         return max(other for other, its in self._run.items() if its == run)
 
 
@@ -142,18 +142,18 @@ class LogIndex:
         newest_base, last = max(self.bases, default=0), -1
         for name, limit in self.directory.readable_segments(listing, self.manifest):
             for frame in sound_frames(self.directory.path / name, limit):
-                number = frame.header.number
-                if number <= last:
+                version = frame.header.number
+                if version <= last:
                     continue
-                entry, last = IndexEntry(frame, shards, found.num_bytes[number]), number
-                if found.num_ranks[number] >= found.num_needed(entry):
+                entry, last = IndexEntry(frame, shards, found.num_bytes[version]), version
+                if found.num_ranks[version] >= found.num_needed(entry):
                     yield entry
-                elif number > newest_base:
+                elif version > newest_base:
                     return
 
-    def find(self, number: int) -> IndexEntry | None:
+    def find(self, version: int) -> IndexEntry | None:
         """Return the record of a version; None if only a base is left of it."""
-        return self._by_number.get(number)
+        return self._by_number.get(version)
 
     def resolve(self, name: str) -> int:
         """Return the number of a version named `latest`, `oldest`, `-N`, `epoch.count`, by its number, pin or time.
@@ -164,33 +164,33 @@ class LogIndex:
         if (instant := parse_instant(name)) is not None:
             return self._newest_at(instant, name)
         if (pin := read_pin(self.directory.path, name)) is not None:
-            number = pin.version
+            version = pin.version
         else:
-            number = parse_version(name)
+            version = parse_version(name)
         if name == "oldest":
             return self.bases[0] if self.bases else self.numbers[0]
-        if number <= 0:
-            if -number >= len(self.numbers):
+        if version <= 0:
+            if -version >= len(self.numbers):
                 raise UserError(f"version {name}: the log holds only {len(self.numbers)} versions; {self._range()}")
-            return self.numbers[number - 1]
-        if number not in self._by_number and number not in self.bases:
-            shown = version_name(number) if number >= 1 << EPOCH_SHIFT else name
+            return self.numbers[version - 1]
+        if version not in self._by_number and version not in self.bases:
+            shown = version_name(version) if version >= 1 << EPOCH_SHIFT else name
             raise UserError(
                 f"version {shown} is not in the log: {self._range()}; `springtide versions list` shows them"
             )
-        return number
+        return version
 
     def _newest_at(self, instant: Instant, name: str) -> int:
         """Return the newest version that can be rebuilt whose clock had not passed the instant."""
-        for number in reversed(self.numbers):
-            if self.is_restorable(number) and self._clock_of(number, instant.clock) <= instant.ms:
-                return number
+        for version in reversed(self.numbers):
+            if self.is_restorable(version) and self._clock_of(version, instant.clock) <= instant.ms:
+                return version
         raise UserError(f"version {name}: every version that can be rebuilt is newer; {self._range()}")
 
-    def _clock_of(self, number: int, clock: str) -> int:
-        time_ms: int = getattr(self.meta(number), clock)
+    def _clock_of(self, version: int, clock: str) -> int:
+        time_ms: int = getattr(self.meta(version), clock)
         if not time_ms and clock == "created_ms":  # the first base of a log is no written version
-            return self._manifest_of(number).created_ms
+            return self._manifest_of(version).created_ms
         return time_ms
 
     @cached_property
@@ -201,62 +201,62 @@ class LogIndex:
     @cached_property
     def runs(self) -> UnbrokenRuns:
         """Which versions follow one another without a gap."""
-        headers = {number: entry.header for number, entry in self._by_number.items()}
-        return UnbrokenRuns(headers, {number: self._tip_of_base(number) for number in self.bases})
+        headers = {version: entry.header for version, entry in self._by_number.items()}
+        return UnbrokenRuns(headers, {version: self._tip_of_base(version) for version in self.bases})
 
-    def is_restorable(self, number: int) -> bool:
+    def is_restorable(self, version: int) -> bool:
         """Return True if a version can be rebuilt: a base is at or before it, and all versions between them are there.
 
         The files of the base are not checked.
         """
-        return self.runs.base_of(number) is not None
+        return self.runs.base_of(version) is not None
 
-    def tip(self, number: int) -> Tip:
+    def tip(self, version: int) -> Tip:
         """Return a version's number and checksum."""
-        entry = self.find(number)
-        return entry.tip if entry else self._manifest_of(number).tip
+        entry = self.find(version)
+        return entry.tip if entry else self._manifest_of(version).tip
 
-    def meta(self, number: int) -> VersionMeta:
+    def meta(self, version: int) -> VersionMeta:
         """Return a version's meta."""
-        entry = self.find(number)
-        return entry.read_head().meta if entry else self._manifest_of(number).meta
+        entry = self.find(version)
+        return entry.read_head().meta if entry else self._manifest_of(version).meta
 
     def entries_between(self, after: int, last: int) -> list[IndexEntry]:
         """Return the records after one version up to and including another."""
         return [entry for entry in self.entries if after < entry.number <= last]
 
-    def begin_of(self, number: int) -> int:
+    def begin_of(self, version: int) -> int:
         """Return the version with which the schema of a version began; 0 where it is not known any more."""
-        return max((begin for begin in self.begins if begin <= number), default=0)
+        return max((begin for begin in self.begins if begin <= version), default=0)
 
-    def base_before(self, number: int) -> Base:
+    def base_before(self, version: int) -> Base:
         """Open the newest base from which a version can be rebuilt; UserError names versions that can be."""
         failure: LogError | None = None
-        for base in self.runs.bases_of(number):
+        for base in self.runs.bases_of(version):
             try:
                 return Base.open(self.directory.path / base_name(base))
             except LogError as error:
                 failure = failure or error
         if failure is not None:
             raise failure
-        gone = f"version {version_name(number)} can no longer be rebuilt"
-        if not self.bases or self.bases[0] > number:
+        gone = f"version {version_name(version)} can no longer be rebuilt"
+        if not self.bases or self.bases[0] > version:
             oldest = f"the oldest that can be is {version_name(self.bases[0])}" if self.bases else "there is no base"
             raise UserError(f"{gone}, its base was deleted: {oldest}")
-        at = bisect(self.numbers, number)
+        at = bisect(self.numbers, version)
         near = [next(filter(self.is_restorable, side), None) for side in (self.numbers[:at][::-1], self.numbers[at:])]
         names = " and ".join(version_name(found) for found in near if found is not None)
         raise UserError(f"{gone}, versions before it were deleted: the nearest that can be: {names}")
 
-    def _tip_of_base(self, number: int) -> Tip | None:
+    def _tip_of_base(self, version: int) -> Tip | None:
         """Return the version that a base holds; None if its manifest cannot be read."""
         try:
-            return read_base_manifest(self.directory.path / base_name(number)).tip
+            return read_base_manifest(self.directory.path / base_name(version)).tip
         except (LogError, OSError):
             return None
 
-    def _manifest_of(self, number: int) -> BaseManifest:
-        name = base_name(number)
+    def _manifest_of(self, version: int) -> BaseManifest:
+        name = base_name(version)
         try:
             return read_base_manifest(self.directory.path / name)
         except FileNotFoundError:

@@ -82,16 +82,16 @@ class Resume:
                 tip = record.tip
         yield from self.directory.records(tip)
 
-    def read_state(self, number: int) -> Arrays:
+    def read_state(self, version: int) -> Arrays:
         """Return the exact state of the net at a version whose record was yielded; LogError if it is gone."""
-        file = find_state(self.directory.path, self._tips[number])
+        file = find_state(self.directory.path, self._tips[version])
         if file is None:
-            raise LogError(f"the exact state of version {version_name(number)} is gone from {self.directory.path}")
+            raise LogError(f"the exact state of version {version_name(version)} is gone from {self.directory.path}")
         return map_tensors(file)
 
-    def _add_commands(self, number: int, meta: VersionMeta) -> None:
+    def _add_commands(self, version: int, meta: VersionMeta) -> None:
         for entry in meta.executed_commands:
-            self.executed_commands[entry.id] = number
+            self.executed_commands[entry.id] = version
             if entry.kind == "forget":
                 self.erasure_entries.append(entry)
 
@@ -169,8 +169,8 @@ class ModelReplayState:
     @property
     def state_tip(self) -> Tip | None:
         """The version whose file holds the exact state of the net at the last version; None if `arrays` does."""
-        number = self._meta.exact_state
-        is_beside_log = number > self.base.tip.number and self._state_tip is not None
+        version = self._meta.exact_state
+        is_beside_log = version > self.base.tip.number and self._state_tip is not None
         return self._state_tip if is_beside_log else None
 
     @property

@@ -63,8 +63,8 @@ class BaseAdvice:
         self._directory, self._numbers = directory, numbers
         wrong = {problem.number for problem in problems}
         damaged = {problem.number for problem in problems if not problem.is_of_export}
-        self._sound = [number for number in numbers if number not in wrong]
-        self._with_rows = [number for number in numbers if number not in damaged]
+        self._sound = [version for version in numbers if version not in wrong]
+        self._with_rows = [version for version in numbers if version not in damaged]
 
     @property
     def is_all_lost(self) -> bool:
@@ -87,9 +87,9 @@ class BaseAdvice:
         return f"{keep}: restart the trainer, which replaces it; base {version_name(start)} is sound"
 
     def _of_contents(self, problem: BaseProblem) -> str:
-        number, name = problem.number, base_name(problem.number)
-        newer = [base for base in self._sound if base > number]
-        start = self._start_before(number, self._with_rows)
+        version, name = problem.number, base_name(problem.number)
+        newer = [base for base in self._sound if base > version]
+        start = self._start_before(version, self._with_rows)
         if newer:
             do = f"remove {name}"
             if start is None:
@@ -100,22 +100,22 @@ class BaseAdvice:
         if start is not None:
             who = "they start" if start in self._sound else "a trainer starts"
             at = f"{who} at base {version_name(start)}"
-            if number != self._numbers[-1]:
+            if version != self._numbers[-1]:
                 return f"the log goes on from base {version_name(start)}: remove {name}"
             does = f"new followers use it: remove {name}, and {at}"
             if not problem.opens:
                 does = f"new followers skip it, {at}: remove {name}"
             return f"{does}; the next compaction does so"
-        if self._numbers == [number]:
+        if self._numbers == [version]:
             return "it is the only base: keep it until it is restored from a copy, or start a new log"
         if self._with_rows:
             others = " or ".join(version_name(base) for base in self._with_rows)
             return f"keep {name}, for the log does not lead from base {others} to it: restore it from a copy"
         return f"no base is sound: keep {name} until one is restored from a copy, or start a new log"
 
-    def _start_before(self, number: int, bases: Sequence[int]) -> int | None:
+    def _start_before(self, version: int, bases: Sequence[int]) -> int | None:
         """Return the newest of some bases before a base from which the log can be read up to that base."""
-        return next((base for base in reversed(bases) if base < number and self._leads(base, number)), None)
+        return next((base for base in reversed(bases) if base < version and self._leads(base, version)), None)
 
     def _leads(self, older: int, newer: int) -> bool:
         index = self._index
@@ -140,9 +140,9 @@ def wrong_tables(manifest: BaseManifest) -> str:
     """Return why the tables that a base names cannot be right; empty if they can."""
     known = manifest.decode_schema().row_names()
     for name, spec in manifest.tables.items():
-        for number in spec.features:
-            if number not in known:
-                return f"the table {name} holds feature {number}, which is not in the schema"
+        for feature in spec.features:
+            if feature not in known:
+                return f"the table {name} holds feature {feature}, which is not in the schema"
         for file in (*manifest.rows_files(name), *(manifest.optimizer_files(name) if spec.state_width else [])):
             if file not in manifest.files:
                 return f"the table {name} has no file {file}"
@@ -160,31 +160,31 @@ class BaseCheck:
         self._inventory, self._report = inventory, report
         self._problems: list[BaseProblem] = []
         self._numbers = inventory.listing.valid_bases(manifest)
-        for number in set(inventory.listing.bases) - set(self._numbers):
+        for version in set(inventory.listing.bases) - set(self._numbers):
             what = "a replaced trainer meant to begin with it: readers ignore it, the next trainer deletes it"
-            report.note(what, base_name(number))
+            report.note(what, base_name(version))
 
     def manifests(self) -> list[BaseManifest]:
         """Return the manifests that can be read, oldest first."""
         manifests = []
-        for number in self._numbers:
-            name = f"{base_name(number)}/{MANIFEST}"
-            path = self._inventory.path / base_name(number)
+        for version in self._numbers:
+            name = f"{base_name(version)}/{MANIFEST}"
+            path = self._inventory.path / base_name(version)
             try:
                 manifest = read_base_manifest(path)
             except FileNotFoundError:
-                self._add(name, "it is missing", number, opens=False)
+                self._add(name, "it is missing", version, opens=False)
                 continue
             except LogError as error:
-                self._add(name, str(error).removeprefix(f"{path / MANIFEST} "), number, opens=False)
+                self._add(name, str(error).removeprefix(f"{path / MANIFEST} "), version, opens=False)
                 continue
             if not has_checksum((path / MANIFEST).read_bytes()):
-                self._add(name, "the checksum at its end is damaged", number)
-            if manifest.number != number:
-                self._add(name, f"it is the manifest of base {version_name(manifest.number)}", number)
+                self._add(name, "the checksum at its end is damaged", version)
+            if manifest.number != version:
+                self._add(name, f"it is the manifest of base {version_name(manifest.number)}", version)
                 continue
             if wrong := wrong_tables(manifest):
-                self._add(name, wrong, number)
+                self._add(name, wrong, version)
                 continue
             manifests.append(manifest)
         return manifests
@@ -282,9 +282,9 @@ class BaseCheck:
                     self._add(place, f"string {start + k:,} does not hash to its id {row_id}", base.tip.number)
                     return
 
-    def _add(self, file: str, what: str, number: int, offset: int | None = None, *, opens: bool = True) -> None:
+    def _add(self, file: str, what: str, version: int, offset: int | None = None, *, opens: bool = True) -> None:
         """Remember a problem of a base: what to do about it depends on the other bases."""
-        self._problems.append(BaseProblem(number, file, what, offset, opens))
+        self._problems.append(BaseProblem(version, file, what, offset, opens))
 
     def _num_wrong(self, *, exports: bool = True) -> int:
         return len(self._report.errors) + sum(exports or not problem.is_of_export for problem in self._problems)

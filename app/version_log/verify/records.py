@@ -75,9 +75,9 @@ class SemanticCheck:
         wrong = []
         if meta.durable < before.durable:
             wrong.append("fewer versions are durable than at the version before")
-        for number, cutoff in before.expiry_cutoffs.items():
-            if meta.expiry_cutoffs.get(number, cutoff - 1) < cutoff:
-                wrong.append(f"the expiry cutoff of feature {number} went back: expired rows would return")
+        for feature, cutoff in before.expiry_cutoffs.items():
+            if meta.expiry_cutoffs.get(feature, cutoff - 1) < cutoff:
+                wrong.append(f"the expiry cutoff of feature {feature} went back: expired rows would return")
         return wrong
 
     def _report_jumps(self, record: Record, meta: VersionMeta, before: VersionMeta, file: str, offset: int) -> None:
@@ -217,12 +217,12 @@ class RecordCheck:
         self._report_ignored({name for name, _ in files})
         return self.tip
 
-    def consequence(self, number: int) -> str:
+    def consequence(self, version: int) -> str:
         """Say what follows for readers if a version cannot be read."""
         newest = self.bases[-1].number if self.bases else 0
         if not self.bases:
             return "there is no base to start from: the log cannot be followed"
-        if number <= newest:
+        if version <= newest:
             return (
                 f"followers start at base {version_name(newest)}, after it; versions before that base cannot be rebuilt"
             )
@@ -242,9 +242,9 @@ class RecordCheck:
             try:
                 for frame in frames_of(file.fileno(), path, end):
                     self._check_record(frame, file.fileno())
-                    offset, number = frame.end, frame.header.number
-                    counted.num_versions, counted.last = counted.num_versions + 1, number
-                    counted.first = counted.first or number
+                    offset, version = frame.end, frame.header.number
+                    counted.num_versions, counted.last = counted.num_versions + 1, version
+                    counted.first = counted.first or version
                     counted.num_bytes += frame.num_bytes
                     self._at = (name, offset)
             except CorruptRecordError as error:
@@ -313,8 +313,8 @@ class RecordCheck:
             # readers that start at the newest base do not need what is missing before it
             newest = self.bases[-1] if self.bases else None
             is_covered = newest is not None and newest.number < header.number and newest.checksum == header.parent
-            number = newest.number if newest is not None and is_covered else header.number
-            self.report.error(name, offset, wrong, self.consequence(number))
+            missing = newest.number if newest is not None and is_covered else header.number
+            self.report.error(name, offset, wrong, self.consequence(missing))
         base = self._expected_tips.pop(header.number, None)
         if base is not None and base != header.tip:
             what = f"version {version} is not the one that a base or the seal names"
@@ -341,8 +341,8 @@ class RecordCheck:
         starts = {base.checksum for base in self.bases}
         return header.parent in starts or not self._is_needed(header.number)
 
-    def _is_needed(self, number: int) -> bool:
-        return any(after < number <= end for after, end in self.needed)
+    def _is_needed(self, version: int) -> bool:
+        return any(after < version <= end for after, end in self.needed)
 
     def _missing_before(self, name: str) -> str:
         sealed = [sealed.file for sealed in self.manifest.sealed]
@@ -357,11 +357,11 @@ class RecordCheck:
         oldest = self.bases[0].number if self.bases else 0
         begins = [base.number for base in self.bases if begins_epoch(base.number)]
         last = max(self.tip.number if self.tip else 0, oldest, *begins)
-        for number in sorted(self._expected_tips):
-            is_missing = is_sound and (number > oldest or self._first < oldest)
-            if number > last or (is_missing and (self._is_needed(number) or number == oldest)):
-                what = f"version {version_name(number)}, which a base or the seal names, is not among the records"
-                self.report.error(*self._end(), what, self.consequence(number))
+        for version in sorted(self._expected_tips):
+            is_missing = is_sound and (version > oldest or self._first < oldest)
+            if version > last or (is_missing and (self._is_needed(version) or version == oldest)):
+                what = f"version {version_name(version)}, which a base or the seal names, is not among the records"
+                self.report.error(*self._end(), what, self.consequence(version))
         durable = max(self._semantics.durable, self.inventory.durable)
         if durable > last:
             what = f"the log ends at version {version_name(last)}, but {version_name(durable)} was durable"

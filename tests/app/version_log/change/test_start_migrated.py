@@ -54,7 +54,6 @@ def change(log: WriterLog, new: ModelSignature) -> tuple[Base, Plan]:
     """Begin an epoch with this signature, as a trainer does, and append an empty version."""
     with LogWriter.open(config(log.path), schema=new.schema) as writer:
         resume = Resume.of(log.directory, writer.last_encoded)
-        assert resume is not None
         old = ModelSignature.of(resume.base)
         plan = plan_change(old, new)
         begun = start_migrated(writer, resume, plan, old, new, initial={}, program=None, window_samples=100)
@@ -86,7 +85,6 @@ def rows_of_layer(layer: RowBlock) -> Rows:
 def newest_rows(log: WriterLog) -> Rows:
     """Return the rows of the newest version, by a base of it in the same signature."""
     base = log.directory.open_base()
-    assert base is not None
     return rows_of(change(log, signature(base, init_change(base)))[0])
 
 
@@ -107,7 +105,6 @@ def test_everything_is_carried_where_nothing_of_a_row_changes(log: WriterLog) ->
 def test_the_rows_of_a_feature_that_moves_begin_anew_and_keep_counts_and_times(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
-    assert base is not None
     begun, plan = change(log, signature(base, tables={"crosses": TABLES["crosses"]}))
     assert "[features.item_id] dim (3, now 2)" in plan.changes
     assert "vectors and optimizer states of the rows of item_id, from their first values" in plan.begun
@@ -128,7 +125,6 @@ def test_the_rows_of_a_feature_that_moves_begin_anew_and_keep_counts_and_times(l
 def test_a_table_that_appears_takes_the_rows_of_its_features(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
-    assert base is not None
     users = TableSpec(dim=2, state_width=1, seed=7, init_scale=0.01, features=[0])  # as wide as they were
     begun, plan = change(log, signature(base, tables={**TABLES, "dim2": users}))
     assert "[features.user_id] table (main, now dim2)" in plan.changes
@@ -139,7 +135,6 @@ def test_a_table_that_appears_takes_the_rows_of_its_features(log: WriterLog) -> 
 def test_crosses_are_dropped_and_begin_empty(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
-    assert base is not None
     wide = signature(base, WIDE_TABLE, {"dim3": WIDE_ITEMS})
     begun, plan = change(log, wide)
     assert "rows of crosses" in plan.dropped
@@ -152,7 +147,6 @@ def test_crosses_are_dropped_and_begin_empty(log: WriterLog) -> None:
 def test_turning_the_wide_part_on_and_off_keeps_everything_else_of_a_row(log: WriterLog) -> None:
     before = newest_rows(log)
     base = log.directory.open_base()
-    assert base is not None
     narrow = ModelSignature.of(base)
     main = with_fields(WIDE_TABLE, init_scale=narrow.table.init_scale)
     begun, plan = change(log, signature(base, main, {**TABLES, "dim3": WIDE_ITEMS}))
@@ -170,7 +164,6 @@ def test_turning_the_wide_part_on_and_off_keeps_everything_else_of_a_row(log: Wr
 
 def test_the_wide_part_keeps_the_weights_of_the_labels_that_stay(log: WriterLog) -> None:
     base = log.directory.open_base()
-    assert base is not None
     main = with_fields(TABLE, state_width=1 + 9, wide_width=9)
     two = Schema(labels=("click", "buy"), categorical=SCHEMA.categorical)
     pairs = with_fields(TABLES["crosses"], dim=4)
@@ -230,7 +223,6 @@ def test_a_rollback_across_the_change_restores_every_table_as_far_as_it_fits(log
     number = LogIndex(log.directory).numbers[-1]
     before = newest_rows(log)
     base = log.directory.open_base()
-    assert base is not None
     change(log, signature(base, tables={"dim3": TABLES["dim3"]}))  # without crosses
     forgotten = [key for key in before if key[0] == 1][:3]
     with LogWriter.open(config(log.path), schema=SCHEMA) as writer:

@@ -71,7 +71,6 @@ def test_a_compactor_beside_a_trainer_keeps_the_log_small(log) -> None:
         thread.join()
         sync_twice(writer)
         base = compact(log)
-        assert base is not None
         assert rows_of(base.main.layer) == expected
         assert len(log.directory.bases()) <= 3
 
@@ -103,7 +102,6 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tm
         working.terminate()
         assert working.wait() == 0
         base = log.directory.open_base()
-        assert base is not None
         base.verify()
         assert rows_of(base.main.layer) == {(0, i): (50.0, 1) for i in range(2000)}
 
@@ -111,7 +109,6 @@ def test_a_killed_compactor_leaves_only_drafts_that_the_next_one_removes(log, tm
 def test_the_first_bases_of_two_dimensions_are_as_wide(log) -> None:
     with log.writer():
         base = log.directory.open_base()
-    assert base is not None
     assert base.main.rows.value.shape == (0, DIM)
 
 
@@ -131,12 +128,10 @@ def test_bases_go_on_while_only_their_model_is_damaged_and_its_damage_stays_visi
         put(writer, 1)
         sync_twice(writer)
         before = compact(log)
-        assert before is not None
         (before.path / MODEL).write_bytes(b"x")
         put(writer, 2)
         sync_twice(writer)
         base = compact(log)
-    assert base is not None
     assert len(log.rows_in(base)) == 2
     assert base.manifest.files[MODEL] == before.manifest.files[MODEL]
     assert not base.is_sound(MODEL)

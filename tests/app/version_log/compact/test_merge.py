@@ -21,7 +21,6 @@ def test_only_durable_versions_are_compacted(log) -> None:
         put(writer, 2)
         writer.sync()
         base = compact(log)
-        assert base is not None
         assert base.tip == first
         assert rows_of(base.main.layer) == {(0, 1): (1.0, 100)}
         assert compact(log) is None
@@ -56,7 +55,6 @@ def test_a_base_equals_a_dictionary_after_the_same_versions(log, monkeypatch, pe
             writer.append(VersionMeta(expiry_cutoffs={"1": horizon}), {})
             writer.sync()
             base = compact(log)
-            assert base is not None
             assert log.rows_in(base) == alive
             assert len(base) == len(alive)
             base.verify()
@@ -73,7 +71,6 @@ def test_compaction_in_steps_writes_the_same_base(tmp_path) -> None:
     once = compact(logs[0])
     while (step := compact(logs[1], max_replayed_bytes=1)) is not None:
         steps = step
-    assert once is not None
     assert once.manifest.files == steps.manifest.files
 
 
@@ -89,7 +86,6 @@ def test_rows_are_merged_in_several_blocks(log, monkeypatch) -> None:
         writer.append(VersionMeta(), row_tensors(changed, [(1, 3), (0, 500)]))
         sync_twice(writer)
         base = compact(log)
-    assert base is not None
     expected = {key: row for key, row in (expected | changed).items() if key != (1, 3)}
     assert log.rows_in(base) == expected
     base.verify()
@@ -117,7 +113,6 @@ def test_a_base_has_dense_state_scores_commands_and_meta(log) -> None:
         writer.append(VersionMeta(step=5), {})
         writer.sync()
         base = compact(log)
-    assert base is not None
     assert base.tip == last
     np.testing.assert_array_equal(base.dense["dense.w"], [2, 2, 2])
     assert base.trainer_state["state.optimizer.step"] == 9
@@ -155,12 +150,10 @@ def test_a_base_has_the_strings_of_its_live_ids(log) -> None:
         writer.append(VersionMeta(), text_tensors({(1, -4): "ürsprung", (0, 1): "eins"}))
         sync_twice(writer)
         base = compact(log)
-        assert base is not None
         assert texts_of(base) == {(0, 1): "eins", (0, 2): "zwei", (1, -4): "ürsprung", (1, 1): ""}
         writer.append(VersionMeta(), row_tensors({}, [(0, 1)]) | text_tensors({(1, 7): "sieben"}))
         sync_twice(writer)
         base = compact(log)
-    assert base is not None
     assert texts_of(base) == {(0, 2): "zwei", (1, -4): "ürsprung", (1, 1): "", (1, 7): "sieben"}
 
 
@@ -185,7 +178,6 @@ def test_a_flipped_bit_in_a_base_is_not_copied_into_the_next(log) -> None:
         put(writer, 3)
         sync_twice(writer)
         base = compact(log)
-    assert base is not None
     base.verify()
     assert rows_of(base.main.layer) == {(0, value): (float(value), 100) for value in (1, 2, 3)}
     assert damaged not in log.directory.bases()  # readers no longer start at it
@@ -215,19 +207,16 @@ def test_a_base_has_the_admission_sketch_and_shared_rows(log) -> None:
         put(writer, 1)
         sync_twice(writer)
         first = compact(log)
-        assert first is not None
         assert (first.sketch, first.manifest.table.sketch_blocks) == (None, 0)
         writer.append(counting, row_tensors(shared) | blocks(b3=7, b1=5))
         sync_twice_as(writer, counting)
         second = compact(log)
-        assert second is not None
         assert second.sketch[:, 9].tolist() == [0, 5, 0, 7]
         assert (second.manifest.table.sketch_blocks, second.manifest.meta.sketch_age) == (4, 2)
         assert rows_of(second.main.layer) == shared
         writer.append(counting, blocks(b1=6))
         sync_twice_as(writer, counting)
         third = compact(log)
-        assert third is not None
         third.verify()
         assert third.sketch[:, 9].tolist() == [0, 6, 0, 7]
         assert second.sketch[1, 9] == 5
@@ -235,7 +224,6 @@ def test_a_base_has_the_admission_sketch_and_shared_rows(log) -> None:
         writer.append(restarted, blocks(b0=1))
         sync_twice_as(writer, restarted)
         fourth = compact(log)
-    assert fourth is not None
     assert fourth.sketch[:, 9].tolist() == [1, 0]
 
 

@@ -70,7 +70,6 @@ def test_a_missing_or_truncated_file_is_found_and_not_opened(path: Path, name: s
         with pytest.raises(LogError):
             Base.open(newest_base(path))
         base = LogDirectory(path).open_base()
-        assert base is not None
         assert base.path == oldest
         file.unlink(missing_ok=True)
 
@@ -81,7 +80,6 @@ def test_a_flipped_bit_is_found_and_the_next_base_is_made_without_it(path: Path,
     flip(damaged / name, -3, 4)
     assert wrong(path) == [(name, "it does not match its checksum")]
     written = compact_log(LogDirectory(path), window_samples=100)
-    assert written is not None
     assert written.name > damaged.name
     assert not damaged.exists()
     assert wrong(path, deep=True) == []  # it equals the one before the damaged with all versions since

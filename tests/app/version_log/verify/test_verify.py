@@ -249,7 +249,6 @@ def test_an_exact_state_replaces_all_of_the_one_before(log: WriterLog) -> None:
             writer.append(VersionMeta(fingerprint=PRINT), {})  # says that those before are durable
             writer.sync()
             base = compact(log)
-            assert base is not None
             assert ("state.accumulated.gradient.w" in base.trainer_state) == bool(names)
     assert report_of(log.path, deep=True, keep_bases=9).errors == []
 

@@ -143,11 +143,6 @@ def test_a_path_that_cannot_be_a_folder_is_named_with_its_key(tmp_path: Path) ->
             start_epoch(path, SCHEMA)
 
 
-@pytest.fixture
-def log(tmp_path) -> WriterLog:
-    return WriterLog(tmp_path / "log")
-
-
 def test_a_claim_that_a_power_loss_took_is_made_again(log) -> None:
     for _ in range(3):
         with log.writer() as writer:
