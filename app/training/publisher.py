@@ -73,7 +73,7 @@ class Publisher:
         if log.is_stalled or self._clock() < self._postponed_until:
             return False, False, False
         # the version that carries a command must be exact, and takes the writer of exact states for itself
-        has_command = session.commands.has_pending and log.is_state_writer_idle
+        has_command = session.commands.has_pending and log.states.is_idle
         return True, has_command, self._wants_version(session)
 
     def _wants_version(self, session: TrainingSession) -> bool:
@@ -157,7 +157,7 @@ class Publisher:
 
 def must_be_exact(log: LogWriter) -> bool:
     """Return True if only a version with the exact state of the net lets the compactor make room for more."""
-    return not log.ends_exact and log.is_state_writer_idle and log.is_full
+    return not log.ends_exact and log.states.is_idle and log.is_full
 
 
 # behind, versions would be old anyway, and the time that they cost is missing for catching up

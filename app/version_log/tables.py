@@ -69,8 +69,13 @@ class LogTable:
         """Return rows with their states as the tensors of a record; {} for none."""
         if not len(layer):
             return {}
-        names = [name for name in ROW_TENSORS if name != "rows.state" or self.has_optimizer_file]
-        return {self.record_tensor(name): getattr(layer, name.removeprefix("rows.")) for name in names}
+        return {self.record_tensor(f"rows.{name}"): getattr(layer, name) for name in self.record_columns}
+
+    @property
+    def record_columns(self) -> tuple[str, ...]:
+        """The columns of its rows in a record."""
+        names = (name.removeprefix("rows.") for name in ROW_TENSORS)
+        return tuple(name for name in names if name != "state" or self.has_optimizer_file)
 
 
 def is_row_id(name: str) -> bool:

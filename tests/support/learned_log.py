@@ -107,7 +107,7 @@ class LearnedLog:
 
     def kill(self) -> None:
         """End as SIGKILL does: nothing more is written."""
-        self.log._states.stop()
+        self.log.states.stop()
         self.log._queue.fail(RuntimeError("killed"))
         self.log._queue.stop()
         self.log._lock.release()

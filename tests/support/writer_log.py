@@ -201,7 +201,7 @@ class WriterLog:
 
     def kill(self, writer: LogWriter) -> None:
         """End a writer of this process as SIGKILL would: nothing is synced, the lock is released."""
-        writer._states.stop()
+        writer.states.stop()
         writer._queue.fail(RuntimeError("killed"))
         writer._queue.stop()
         writer._lock.release()

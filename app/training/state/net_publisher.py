@@ -104,10 +104,10 @@ class NetPublisher:
     def is_exact_due(self) -> bool:
         """True if the next version should have an exact state, and the one before is written."""
         threads = torch.get_num_threads()
-        write = self._log.state_cpu_seconds or self.num_state_bytes * WRITE_SECONDS_PER_BYTE
+        write = self._log.states.cpu_seconds or self.num_state_bytes * WRITE_SECONDS_PER_BYTE
         seconds = self._paced(self._exact_copy + write / threads)
         is_time = self._clock() - self._exact_at >= max(self._config.durable_seconds, seconds)
-        return is_time and self._log.is_state_writer_idle
+        return is_time and self._log.states.is_idle
 
     def _is_shown_due(self, *, at_once: bool) -> bool:
         """Return True if followers should get the parameters now: they have moved enough, or it is time."""

@@ -1,7 +1,6 @@
 """Begins an epoch with a base: the newest version of the log, migrated to another signature."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from springtide.app.version_log.change.migrate import Migration, same_numbers
 from springtide.app.version_log.change.plan import ModelSignature, Plan
@@ -14,11 +13,10 @@ from springtide.app.version_log.compact.merge import (
     write_merged_base,
 )
 from springtide.app.version_log.failpoints import failpoint
-from springtide.app.version_log.read.exact_state import exact_net, find_state
+from springtide.app.version_log.read.exact_state import exact_net
 from springtide.app.version_log.read.replay_state import ReplayState, Resume
 from springtide.app.version_log.tables import LogTable
 from springtide.app.version_log.write.writer import LogWriter
-from springtide_client.format.records import NO_STATE
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import Base
 from springtide_client.rows.layers import merge_layers
@@ -47,7 +45,7 @@ def start_migrated(
     base = state.base
     num_ranges = log.config.base_files or state.num_ranks
     main, *others = (migrated_table(state, migration, table, num_ranges) for table in migration.new.physical_tables)
-    dead = [dead_keys(base, state, table) for table in state.tables]
+    dead = [dead_keys(state, table) for table in state.tables]
     meta = migration.meta(state.meta)
     meta.change = {"from": state.tip.number, **plan.document()}
     image = BaseImage(
@@ -58,7 +56,7 @@ def start_migrated(
         model=new.model,
         meta=meta,
         dense=migration.arrays(
-            exact_net(state.arrays, state_file_of(state, log)), initial, window_samples=window_samples
+            exact_net(state.arrays, state.state_file(log.config.path)), initial, window_samples=window_samples
         ),
         sketch=state.sketch,
         id_strings=migration.id_strings(*state.id_strings, base.id_strings, dead=merge_layers(*dead)),
@@ -82,26 +80,10 @@ def replay(resume: Resume, log: LogWriter, *, window_samples: int, max_replayed_
     state = ReplayState(resume.base, window_samples=window_samples)
     for record in resume.records():
         state.apply(record)
-        if state.num_bytes >= max_replayed_bytes and is_exact(state, log):
-            file = state_file_of(state, log)
-            path = write_merged_base(
-                log.config.path, state.base, state, state_file=file, base_files=log.config.base_files
-            )
-            base = Base.open(path)
-            state = ReplayState(base, window_samples=window_samples)
+        if state.num_bytes >= max_replayed_bytes and state.is_exact(log.config.path):
+            path = write_merged_base(log.config.path, state, base_files=log.config.base_files)
+            state = ReplayState(Base.open(path), window_samples=window_samples)
     return state
-
-
-def is_exact(state: ReplayState, log: LogWriter) -> bool:
-    """Return True if the exact state of the net is there at this version."""
-    if state.meta.exact_state == NO_STATE:
-        return False
-    return state.state_tip is None or state_file_of(state, log) is not None
-
-
-def state_file_of(state: ReplayState, log: LogWriter) -> Path | None:
-    """Return the file with the exact state of the net, if the log does not hold it."""
-    return None if state.state_tip is None else find_state(log.directory.path, state.state_tip)
 
 
 def migrated_table(state: ReplayState, migration: Migration, target: LogTable, num_ranges: int) -> TableImage:

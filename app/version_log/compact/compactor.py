@@ -146,7 +146,7 @@ def write_pinned_base(
         state.apply(record)
         if state.num_bytes >= MAX_REPLAYED_BYTES:
             break
-    write_merged_base(directory.path, base, state, onnx, base_files=base_files)
+    write_merged_base(directory.path, state, onnx, base_files=base_files)
 
 
 class Compactor:

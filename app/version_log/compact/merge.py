@@ -16,7 +16,7 @@ from springtide.app.version_log.compact.base_writer import BaseImage, TableImage
 from springtide.app.version_log.compact.onnx import OnnxBuilder
 from springtide.app.version_log.compact.retention import delete_base
 from springtide.app.version_log.read.corruption import report_corruption
-from springtide.app.version_log.read.exact_state import ExactStates, find_state
+from springtide.app.version_log.read.exact_state import ExactStates
 from springtide.app.version_log.read.id_dictionary import merge_id_strings
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.replay_state import ReplayState
@@ -24,7 +24,7 @@ from springtide.app.version_log.tables import LogTable
 from springtide_client.array_types import UInt64Array
 from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.checksums import encode_checksummed_json
-from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Record, Tip, VersionMeta
+from springtide_client.format.records import EPOCH_SHIFT, Record, Tip, VersionMeta
 from springtide_client.log.base import MANIFEST, MODEL, Base, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, base_number
@@ -82,17 +82,15 @@ def compact_log(
         state.apply(record)
         if record.number >= last:
             break
-    state_file = None if state.state_tip is None else find_state(directory.path, state.state_tip)
-    is_exact = state.meta.exact_state == 0 or state.state_tip is None or state_file is not None
-    if state.tip == base.tip or state.meta.exact_state == NO_STATE or not is_exact:
+    if state.tip == base.tip or not state.is_exact(directory.path):
         return None
     damaged_by_number = {base_number(path): path for path in damaged}
     if (same := damaged_by_number.pop(state.tip.number, None)) is not None:
         delete_base(same)
-    if state.is_idle and state_file is None:
+    if state.is_idle and state.state_tip is None:
         written = link_base(directory.path, base, state.tip, state.meta)
     else:
-        written = write_merged_base(directory.path, base, state, onnx, state_file, base_files=base_files)
+        written = write_merged_base(directory.path, state, onnx, base_files=base_files)
     for version, path in damaged_by_number.items():
         if version < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
             delete_base(path)
@@ -168,20 +166,12 @@ def newest_exact_version(index: LogIndex, base: Base, max_replayed_bytes: int) -
     return newest
 
 
-def write_merged_base(
-    log_path: Path,
-    base: Base,
-    state: ReplayState,
-    onnx: OnnxBuilder | None = None,
-    state_file: Path | None = None,
-    *,
-    base_files: int,
-) -> Path:
-    """Write the base that equals `base` with the replayed versions applied. Tombstones and dead rows are dropped."""
-    meta, manifest = state.meta_since(oldest_commands(log_path)), base.manifest
+def write_merged_base(log_path: Path, state: ReplayState, onnx: OnnxBuilder | None = None, *, base_files: int) -> Path:
+    """Write the base that has the replayed versions over the one before. Tombstones and dead rows are dropped."""
+    base, meta, manifest = state.base, state.meta_since(oldest_commands(log_path)), state.base.manifest
     images, dead = [], []
     for table in state.tables:
-        merged, dropped = merged_table(base, state, table, meta.expiry_cutoffs, base_files or state.num_ranks)
+        merged, dropped = merged_table(state, table, meta.expiry_cutoffs, base_files or state.num_ranks)
         images.append(merged)
         dead.append(dropped)
     main, *others = images
@@ -193,7 +183,7 @@ def write_merged_base(
         model=manifest.model,
         meta=meta,
         dense=state.arrays,
-        state=state_file,
+        state=state.state_file(log_path),
         sketch=state.sketch,
         id_strings=merge_id_strings([*state.id_strings, base.id_strings], merge_layers(*dead)),
         items=state.live_items(),
@@ -205,10 +195,10 @@ def write_merged_base(
 
 
 def merged_table(
-    base: Base, state: ReplayState, table: LogTable, cutoffs: Mapping[str, int], num_ranges: int
+    state: ReplayState, table: LogTable, cutoffs: Mapping[str, int], num_ranges: int
 ) -> tuple[TableImage, RowBlock]:
     """Return the rows that the merge keeps of one table, and the keys that it drops."""
-    changes, dead = state.changed_rows(table), DeadKeys()
+    base, changes, dead = state.base, state.changed_rows(table), DeadKeys()
     keys = dead.collect(merged_blocks(table.base_rows(base).keys_only(), changes.keys_only(), cutoffs))
 
     def rows() -> Iterator[RowBlock]:
@@ -245,10 +235,10 @@ class DeadKeys:
         return RowBlock.concatenate(self._dropped).in_key_order()
 
 
-def dead_keys(base: Base, state: ReplayState, table: LogTable) -> RowBlock:
+def dead_keys(state: ReplayState, table: LogTable) -> RowBlock:
     """Return the keys of one table that a merge drops."""
     dead, changes = DeadKeys(), state.changed_rows(table).keys_only()
-    for _ in dead.collect(merged_blocks(table.base_rows(base).keys_only(), changes, state.meta.expiry_cutoffs)):
+    for _ in dead.collect(merged_blocks(table.base_rows(state.base).keys_only(), changes, state.meta.expiry_cutoffs)):
         pass
     return dead.layer()
 

@@ -97,10 +97,10 @@ class Retention:
         self._directory, self._listing, self._manifest = directory, listing, manifest
         self._bases, self._pins = bases, pins
         self._runs = LogIndex(directory).runs if pins else None
-        self._segments = segment_ranges(directory, listing, manifest)
-        self._shards = [
-            ranges_of(directory, [(name, None) for name in names]) for names in shards_of(listing, manifest)
-        ]
+        self._segments = ranges_of(directory, directory.readable_segments(listing, manifest))
+        # of each epoch that was not only claimed, and of each of its ranks
+        shards = [names for (epoch, _), names in listing.shards.items() if epoch <= manifest.epoch]
+        self._shards = [ranges_of(directory, [(name, None) for name in names]) for names in shards]
         for pin in pins:
             if self._base_of(pin.version) is None:
                 logger.error("a pinned version cannot be rebuilt", extra={"pin": pin.name, "version": pin.version})
@@ -182,18 +182,11 @@ class SegmentRange(NamedTuple):
     last: int
 
 
-def segment_ranges(directory: LogDirectory, listing: Listing, manifest: LogManifest) -> list[SegmentRange]:
-    """Return the readable segments in order, by their first headers; one without a record has an empty range."""
-    return ranges_of(directory, directory.readable_segments(listing, manifest))
-
-
-def shards_of(listing: Listing, manifest: LogManifest) -> list[list[str]]:
-    """Return the files of shard records of each epoch that was not only claimed, and of each of its ranks, in order."""
-    return [names for (epoch, _), names in listing.shards.items() if epoch <= manifest.epoch]
-
-
 def ranges_of(directory: LogDirectory, files: Sequence[tuple[str, int | None]]) -> list[SegmentRange]:
-    """Return the same of files that one writer has written after the other."""
+    """Return files that one writer has written after the other, by their first headers.
+
+    One without a record has an empty range.
+    """
     ranges: list[SegmentRange] = []
     following = 1 << 63
     for name, limit in reversed(files):

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from springtide.app.version_log.read.exact_state import find_state, fold_net, is
 from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings, take_strings
 from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.errors import LogError
-from springtide_client.format.records import CommandEntry, Record, Tip, VersionMeta, version_name
+from springtide_client.format.records import NO_STATE, CommandEntry, Record, Tip, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays, map_tensors
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
@@ -103,8 +104,9 @@ class ModelReplayState:
         self.base = base
         self.tip: Tip = base.tip
         self._meta = base.manifest.meta
-        self._commands: list[CommandEntry] = list(self._meta.executed_commands)
-        self._sketch = base.sketch
+        # those that the base remembers, and all that were executed since
+        self.commands: list[CommandEntry] = list(self._meta.executed_commands)
+        self.sketch: Array | None = base.sketch  # uint8 (blocks, 64); None if nothing was ever counted
         self._state_tip: Tip | None = None  # the newest version replayed whose exact state is beside the log
         arrays = {**base.dense, **base.trainer_state}
         self._arrays = fold_net({}, arrays, is_whole=True)
@@ -129,16 +131,16 @@ class ModelReplayState:
         self._meta = record.meta
         if record.meta.exact_state == record.number:
             self._state_tip = record.tip
-        self._commands += record.meta.executed_commands
+        self.commands += record.meta.executed_commands
         self.tip = record.tip
 
     def copy(self) -> "ModelReplayState":
         """Return an independent copy. Arrays are shared, because they are replaced and never written into."""
         clone = ModelReplayState.__new__(ModelReplayState)
         clone.__dict__.update(self.__dict__)
-        clone._arrays, clone._commands = dict(self._arrays), list(self._commands)
+        clone._arrays, clone.commands = dict(self._arrays), list(self.commands)
         clone._scores = deepcopy(self._scores)
-        clone._sketch = None if self._sketch is None else np.array(self._sketch)
+        clone.sketch = None if self.sketch is None else np.array(self.sketch)
         return clone
 
     @property
@@ -151,12 +153,7 @@ class ModelReplayState:
 
         A rollback to that version must not bring back what they erased.
         """
-        return msgspec.structs.replace(self._meta, executed_commands=remembered_commands(self._commands, known))
-
-    @property
-    def commands(self) -> Sequence[CommandEntry]:
-        """The commands that the base remembers, and all that were executed since."""
-        return self._commands
+        return msgspec.structs.replace(self._meta, executed_commands=remembered_commands(self.commands, known))
 
     @property
     def arrays(self) -> Arrays:
@@ -173,21 +170,30 @@ class ModelReplayState:
         is_beside_log = version > self.base.tip.number and self._state_tip is not None
         return self._state_tip if is_beside_log else None
 
-    @property
-    def sketch(self) -> Array | None:
-        """The admission sketch, uint8 (blocks, 64); None if nothing was ever counted."""
-        return self._sketch
+    def state_file(self, log_path: Path) -> Path | None:
+        """Return the file with the exact state of the net; None if `arrays` has it. LogError if it is gone."""
+        if self.state_tip is None:
+            return None
+        if (file := find_state(log_path, self.state_tip)) is None:
+            raise LogError(f"the exact state of version {self.state_tip} is gone from {log_path}")
+        return file
+
+    def is_exact(self, log_path: Path) -> bool:
+        """Return True if the exact state of the net is there at the last version."""
+        if self._meta.exact_state == NO_STATE:
+            return False
+        return self.state_tip is None or find_state(log_path, self.state_tip) is not None
 
     def _apply_sketch(self, tensors: Arrays, num_blocks: int) -> None:
         if num_blocks != self._meta.sketch_blocks:
-            self._sketch = None  # the trainer started a new sketch of another size
+            self.sketch = None  # the trainer started a new sketch of another size
         if not len(tensors.get("sketch.block", ())):
             return
-        if self._sketch is None:
-            self._sketch = np.zeros((num_blocks, tensors["sketch.bytes"].shape[1]), np.uint8)
-        elif not self._sketch.flags.writeable:
-            self._sketch = np.array(self._sketch)  # the base's own
-        self._sketch[tensors["sketch.block"]] = tensors["sketch.bytes"]
+        if self.sketch is None:
+            self.sketch = np.zeros((num_blocks, tensors["sketch.bytes"].shape[1]), np.uint8)
+        elif not self.sketch.flags.writeable:
+            self.sketch = np.array(self.sketch)  # the base's own
+        self.sketch[tensors["sketch.block"]] = tensors["sketch.bytes"]
 
 
 class ReplayState(ModelReplayState):

@@ -34,7 +34,7 @@ class LogInventory:
     def of(directory: LogDirectory) -> "LogInventory":
         """Take the inventory now."""
         # before the sizes, because what was durable then must be in the files
-        durable = reported_durable(directory.path)
+        durable = max((status.durable_version or 0 for status in all_statuses(directory.path)), default=0)
         listing = directory.scan()
         sizes = {}
         for _, name in listing.record_files:
@@ -51,11 +51,6 @@ class LogInventory:
             other.listing.manifest_epoch,
             set(other.sizes),
         )
-
-
-def reported_durable(log_path: Path) -> int:
-    """Return the newest version that any trainer's status calls durable; 0 if there is none."""
-    return max((status.durable_version or 0 for status in all_statuses(log_path)), default=0)
 
 
 def check_inventory(inventory: LogInventory, report: VerifyReport) -> LogManifest | None:

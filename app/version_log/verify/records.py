@@ -102,7 +102,7 @@ class SemanticCheck:
 
     def _check_tensors(self, tensors: Arrays, meta: VersionMeta) -> list[str]:
         wrong = []
-        groups = {**GROUPS, **{table.record_tensor("rows"): _columns_of(table) for table in self._tables}}
+        groups = {**GROUPS, **{table.record_tensor("rows"): table.record_columns for table in self._tables}}
         for group, columns in groups.items():
             present = [f"{group}.{column}" for column in columns if f"{group}.{column}" in tensors]
             if present and len(present) < len(columns):
@@ -133,11 +133,6 @@ class SemanticCheck:
         order = np.lexsort((features, mix_keys(features, ids)))
         twice = (features[order[1:]] == features[order[:-1]]) & (ids[order[1:]] == ids[order[:-1]])
         return [f"{group} name a key twice"] if bool(twice.any()) else []
-
-
-def _columns_of(table: LogTable) -> tuple[str, ...]:
-    has_states = not table.name or table.spec.state_width
-    return GROUPS["rows"] if has_states else tuple(name for name in GROUPS["rows"] if name != "state")
 
 
 def _check_table(table: LogTable, tensors: Arrays) -> list[str]:

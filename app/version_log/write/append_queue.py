@@ -33,10 +33,10 @@ class AppendQueue:
         sync_seconds: float,
         is_fenced: Callable[[], bool],
         before_sync: Callable[[int], None],
-        wait_for_state: Callable[[], None] = lambda: None,
-        on_durable: Callable[[int, int], None] = lambda number, exact_state: None,
-        yields: bool = True,
-        role: Alone | None = None,
+        wait_for_state: Callable[[], None],
+        on_durable: Callable[[int, int], None],
+        yields: bool,
+        role: Alone,
     ) -> None:
         """`is_fenced`: whether a higher epoch is claimed. `before_sync` gets the queued bytes, in the sync thread.
 
@@ -44,7 +44,7 @@ class AppendQueue:
         version that becomes durable, and what its meta says about its exact state. `yields`: the writing thread works
         in the gaps that learning leaves; else a version waits for no gap. `role`: beside the writers of other ranks.
         """
-        self.segments, self.encoder, self._role = segments, encoder, role or Alone()
+        self.segments, self.encoder, self._role = segments, encoder, role
         self.published = self.durable = encoder.last  # the newest version that is written; that is fsynced
         self.failure: Exception | None = None  # why nothing is written any more
         self.stall_reason = ""  # why the disk does not take the next version at present

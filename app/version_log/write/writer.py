@@ -65,7 +65,7 @@ class LogWriter:
         self.exact_state = epoch.exact_state  # where the newest exact state of the net is, as in a version's meta
         # whether a trainer could continue from the newest version appended, once everything appended is written
         self.ends_exact = True
-        self._states = StateWriter(
+        self.states = StateWriter(
             config.path,
             on_written=lambda number: self._queue.add_state(number),
             has_log_failed=lambda: self._queue.failure is not None,
@@ -87,7 +87,7 @@ class LogWriter:
             sync_seconds=config.durable_seconds,
             is_fenced=lambda: self.directory.is_fenced(self.epoch),
             before_sync=self._measure,
-            wait_for_state=lambda: self._states.wait(None),
+            wait_for_state=lambda: self.states.wait(None),
             on_durable=self._remove_old_states,
             yields=config.publish_seconds > FRESH_SECONDS,
             role=self._role,
@@ -185,7 +185,7 @@ class LogWriter:
         self._queue.wait_for_room(version.num_bytes)
         if net.state is not None:
             net.state.version = version
-            self._states.put(net.state)
+            self.states.put(net.state)
         return version
 
     def _put(self, version: PendingRecord) -> None:
@@ -216,25 +216,15 @@ class LogWriter:
         """The newest version that survives a power loss."""
         return self._queue.durable
 
-    @property
-    def is_state_writer_idle(self) -> bool:
-        """True if no exact state is being written."""
-        return self._states.is_idle
-
     def wait_for_state(self) -> None:
         """Return once no exact state is being written; raises like `append`."""
         self._queue.raise_failure()
-        self._states.wait()
-
-    @property
-    def state_cpu_seconds(self) -> float:
-        """The processor time that writing the newest exact state took."""
-        return self._states.cpu_seconds
+        self.states.wait()
 
     @property
     def stall_reason(self) -> str:
         """Why versions do not reach the disk at present; empty while they do."""
-        return str(self._queue.failure or self._append_stall or self._states.stall_reason)
+        return str(self._queue.failure or self._append_stall or self.states.stall_reason)
 
     @property
     def _append_stall(self) -> str:
@@ -262,7 +252,7 @@ class LogWriter:
     @property
     def is_stalled(self) -> bool:
         """True if versions are waiting for a disk that refuses them: the trainer should wait too."""
-        return bool(self._states.stall_reason or (self._append_stall and self._queue))
+        return bool(self.states.stall_reason or (self._append_stall and self._queue))
 
     @property
     def is_writing(self) -> bool:
@@ -284,7 +274,7 @@ class LogWriter:
                 logger.warning(
                     "the log was closed before all versions were on disk", extra={"reason": self.stall_reason}
                 )
-        self._states.stop()
+        self.states.stop()
         self._queue.stop()
         self._lock.release()
 

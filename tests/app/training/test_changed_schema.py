@@ -230,13 +230,13 @@ def test_a_compactor_leaves_alone_what_the_trainer_is_writing(log, monkeypatch) 
     def beside_a_compactor(path, image):
         old = path / ".tmp-base-00000000004294967299-1"
         old.mkdir()
-        blocks = list(image.blocks)
+        blocks = list(image.table.blocks)
 
         def compacting():
             remove_drafts(log.directory)  # while the rows are written
             yield from blocks
 
-        written = writing(path, replace(image, blocks=compacting()))
+        written = writing(path, replace(image, table=replace(image.table, blocks=compacting())))
         assert not old.exists()
         return written
 

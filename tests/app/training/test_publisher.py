@@ -39,7 +39,7 @@ def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms:
         is_stalled=False,
         durable=None,
         budget=SimpleNamespace(max_version_bytes=1),
-        is_state_writer_idle=True,
+        states=SimpleNamespace(is_idle=True),
         ends_exact=True,
         append_owned=lambda meta, arrays, net: 1,
     )

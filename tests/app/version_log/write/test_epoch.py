@@ -15,7 +15,7 @@ from springtide_client.log.listing import claim_name, shard_segment_name
 from springtide_client.schema import Schema
 from tests.support.damage import flip
 from tests.support.waiting import wait_until
-from tests.support.writer_log import SCHEMA, WriterLog, config, put
+from tests.support.writer_log import SCHEMA, config, put
 
 ROWS = {(0, key): (1.0, 100) for key in range(8)}
 LATER = {(0, key): (2.0, 100) for key in range(8)}
