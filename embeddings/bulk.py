@@ -74,7 +74,7 @@ class BulkOperations(TableComponents):
     def map_base(self, base: RowSource, generation: int) -> None:
         """Read from this base from now on. It contains the spill's generations up to this one, which are deleted."""
         self.lower_tiers.base = base
-        # a recall under way may read the old base, but no longer the generations above it
+        # a fetch under way may read the old base, but no longer the generations above it
         self.memory.changes.count_write()
         self.spill.destroy_generations(generation)
 
@@ -128,7 +128,7 @@ class BulkOperations(TableComponents):
         tick = self.memory.pin()
         try:
             features_U, ids_U = ops.put(rows.feature, rows.id)
-            slots_N = self.memory.find_or_insert(features_U, ids_U, ops.mix_keys(features_U, ids_U)).slots_U
+            slots_N = self.memory.find_or_insert(features_U, ids_U, ops.hash_keys(features_U, ids_U)).slots_U
             self.memory.write(slots_N, rows, np.full(len(rows), flags, np.int64))
             self.priorities.set_counts(self.memory.store, slots_N, rows.count)
             self.priorities.refresh(self.memory.store, slots_N)

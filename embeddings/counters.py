@@ -10,7 +10,7 @@ COUNTERS = (
     "hits_device",  # unique keys of a lookup that had a row in memory
     "recalled_from_spill",  # rows that came from a host tier are counted in hits_host too
     "recalled_from_base",
-    "prefetched",  # recalled before their lookup, in time
+    "prefetched",  # fetched before their lookup, in time
     "created",
     "admitted",
     "not_admitted",

@@ -48,7 +48,7 @@ class PrioritySource(Enum):
     NOTHING = auto()  # all are equal: the time of the last look-up alone decides
     COUNT = auto()  # it is the row's count, which the kernels note as they count
     CALLER = auto()  # the caller of `lookup` gives one with every key
-    KEYS = auto()  # a function of keys and counts, called whenever rows are created, recalled, written or learned
+    KEYS = auto()  # a function of keys and counts, called whenever rows are created, fetched, written or learned
     ROW = auto()  # a function of whole rows, called then too, which reads them once more
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, StepTable, TableLookup
-from springtide.embeddings.lookup.materialize import Recall
+from springtide.embeddings.lookup.materialize import Fetch
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowColumns, RowLayout, UniqueKeys
@@ -63,22 +63,22 @@ class Router(StepTable[RoutedLookup]):
         self.ops = tables[MAIN_TABLE].ops
         (self._places_F,) = self.ops.put(names.places_F)
 
-    def begin_recall(self, unique: UniqueKeys) -> list[tuple[TableKeys, Recall]]:
-        return [(keys, keys.table.begin_recall(keys.unique)) for keys in self.split(unique)]
+    def begin_fetch(self, unique: UniqueKeys) -> list[tuple[TableKeys, Fetch]]:
+        return [(keys, keys.table.begin_fetch(keys.unique)) for keys in self.split(unique)]
 
     def lookup_unique(
         self,
         unique: UniqueKeys,
         *,
         scores_K: Array | None = None,
-        recall: Sequence[tuple[TableKeys, Recall | None]] | None = None,
+        fetch: Sequence[tuple[TableKeys, Fetch | None]] | None = None,
     ) -> RoutedLookup:
-        recall = [(keys, None) for keys in self.split(unique)] if recall is None else recall
+        fetch = [(keys, None) for keys in self.split(unique)] if fetch is None else fetch
         lookups = []
-        for keys, own in recall:
+        for keys, own in fetch:
             scores_M = None if scores_K is None else scores_K[keys.positions_M]
-            lookups.append(keys.table.lookup_unique(keys.unique, scores_K=scores_M, recall=own))
-        return RoutedLookup(self.ops, [keys for keys, _ in recall], lookups, len(unique.inverse_K))
+            lookups.append(keys.table.lookup_unique(keys.unique, scores_K=scores_M, fetch=own))
+        return RoutedLookup(self.ops, [keys for keys, _ in fetch], lookups, len(unique.inverse_K))
 
     @on_current_stream
     def gather_slice(self, lookup: RoutedLookup, part: LookupSlice) -> tuple[Array, Array | None]:

@@ -14,7 +14,7 @@ from springtide.embeddings.config import TableLimits
 from springtide.embeddings.counters import COUNTERS
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.lookup.handle import LookupSlice, StepTable, TableLookup
-from springtide.embeddings.lookup.materialize import Recall
+from springtide.embeddings.lookup.materialize import Fetch
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.memory.eviction import NO_LIMIT
 from springtide.embeddings.memory.resident import PredictedMisses
@@ -59,15 +59,15 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         self.admission.advance(num_samples)
         self.disk_cap.advance(self.memory.present_features)
 
-    def begin_recall(self, unique: UniqueKeys) -> Recall:
+    def begin_fetch(self, unique: UniqueKeys) -> Fetch:
         memory, ops = self.memory, self.ops
-        slots_U = ops.find(memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        slots_U = ops.find(memory.store, unique.features_U, unique.ids_U, unique.key_hash_U)
         missing_N = ops.xp.flatnonzero(slots_U == NO_SLOT)
         on_host = ops.fetch(missing_N, unique.features_U[missing_N], unique.ids_U[missing_N])
         missing = PredictedMisses(memory.changes.writes, memory.changes.removals, *on_host)
         has_missing = len(missing.ids_N) > 0
-        recalled = self.lower_tiers.recall_async(missing.features_N, missing.ids_N) if has_missing else None
-        return Recall(missing, recalled)
+        fetched = self.lower_tiers.fetch_async(missing.features_N, missing.ids_N) if has_missing else None
+        return Fetch(missing, fetched)
 
     @on_current_stream
     def lookup_unique(
@@ -75,11 +75,11 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         unique: UniqueKeys,
         *,
         scores_K: Array | None = None,
-        recall: Recall | None = None,
+        fetch: Fetch | None = None,
         decision: Decision | None = None,
         num_occurrences: int | None = None,
     ) -> TableLookup:
-        """1. Find a slot for each key. 2. Recall or create rows.
+        """1. Find a slot for each key. 2. Fetch or create rows.
 
         `decision`: what `decide` returned; the keys that it refuses are replaced already. `num_occurrences`: of all
         keys, if they occur more than once for each of `inverse_K`.
@@ -90,10 +90,10 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         self.eviction_sink.retry_spill()
         tick = memory.pin()
         try:
-            if recall is not None:
-                rows = recall.rows_if_current(memory.changes.writes, len(unique.ids_U))
-                self.counts["prefetched"] += len(recall.missing.ids_N) if rows else 0
-            predicted = None if recall is None else recall.missing
+            if fetch is not None:
+                rows = fetch.rows_if_current(memory.changes.writes, len(unique.ids_U))
+                self.counts["prefetched"] += len(fetch.missing.ids_N) if rows else 0
+            predicted = None if fetch is None else fetch.missing
             unique, slots_U, rowless = self.materializer.ensure_resident(unique, rows, predicted, decision)
             lookup = TableLookup(
                 memory,
@@ -338,5 +338,5 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         memory, unique = self.memory, lookup.unique
         if lookup.erasures == memory.changes.erasures:
             return lookup.slots_U
-        slots_U = self.ops.find(memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        slots_U = self.ops.find(memory.store, unique.features_U, unique.ids_U, unique.key_hash_U)
         return self.ops.xp.where(slots_U == lookup.slots_U, slots_U, NO_SLOT)

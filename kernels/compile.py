@@ -48,11 +48,11 @@ def compile_table_ops(ops: Ops, store: Store) -> None:
     """Call every op of a table with a batch that is larger than the table."""
     features_K, ids_K = np.zeros(64, np.uint16), np.arange(64) % 40
     unique = ops.unique(features_K, ids_K, ids_K)
-    placed = ops.find_or_insert(store, unique.features_U, unique.ids_U, unique.mixed_U, 1, 1)
+    placed = ops.find_or_insert(store, unique.features_U, unique.ids_U, unique.key_hash_U, 1, 1)
     features_N, ids_N = ops.keys_of(store, placed.slots_U)
     ops.create(store, placed.slots_U, features_N, ids_N, 0, 0.01)
     ops.initial_values(features_N, ids_N, store.dim, 0, 0.01)
-    grads_KD = ops.gather(store, ops.find(store, features_N, ids_N, ops.mix_keys(features_N, ids_N)), ids_K)
+    grads_KD = ops.gather(store, ops.find(store, features_N, ids_N, ops.hash_keys(features_N, ids_N)), ids_K)
     order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
     num_unique, step = len(placed.slots_U), OptimizerStep("rowwise-adagrad", 0.1)
     fresh_N, _ = ops.update(
@@ -81,14 +81,14 @@ def compile_table_files() -> None:
         np.zeros(0, np.uint64),
         np.zeros(1, np.int64),
     )
-    mixed_U, features_U, numbers_U = np.zeros(1, np.uint64), np.zeros(1, np.uint16), np.zeros(1, np.int64)
-    tables = tables_TC, none_T, none_T, runs_R1, mixed_U, features_U
+    key_hash_U, features_U, numbers_U = np.zeros(1, np.uint64), np.zeros(1, np.uint16), np.zeros(1, np.int64)
+    tables = tables_TC, none_T, none_T, runs_R1, key_hash_U, features_U
     find.locate_all(*tables, numbers_U, numbers_U.copy())
     find.find_all(*tables, np.zeros(1, np.uint8), numbers_U, numbers_U.copy())
     values_UD = np.zeros((1, 1), np.float32)
-    find.copy_rows(numbers_U[:0], numbers_U[:0], mixed_U, values_UD, values_UD.copy(), numbers_U, numbers_U.copy())
+    find.copy_rows(numbers_U[:0], numbers_U[:0], key_hash_U, values_UD, values_UD.copy(), numbers_U, numbers_U.copy())
     zeros = np.zeros(256, np.uint8)
-    blocks.parse_index(zeros.ctypes.data, len(zeros), mixed_U, np.zeros(2, np.uint32))
+    blocks.parse_index(zeros.ctypes.data, len(zeros), key_hash_U, np.zeros(2, np.uint32))
     block_checksum(zeros.ctypes.data, SHORTEST, 0, 0)
 
 
@@ -107,14 +107,14 @@ def compile_row_codec() -> None:
 def compile_sketch_ops(ops: Ops) -> None:
     """Call every op of the sketch, the ghosts and the filter of spilled keys."""
     sketch, ghosts = ops.new_sketch(64), ops.new_ghosts(1)
-    mixed_U = np.zeros(1, np.uint64)
+    key_hash_U = np.zeros(1, np.uint64)
     words = np.zeros(bloom_filter.BLOCK_WORDS, np.uint64)
-    bloom_filter.add(words, mixed_U)
-    bloom_filter.contains(words, mixed_U)
-    ops.sketch_add(sketch, mixed_U, np.ones(1, np.int64), 1)
-    ops.sketch_estimate(sketch, mixed_U, 1)
-    ops.ghosts_add(ghosts, mixed_U, 1)
-    ops.ghosts_count(ghosts, mixed_U, 1)
+    bloom_filter.add(words, key_hash_U)
+    bloom_filter.contains(words, key_hash_U)
+    ops.sketch_add(sketch, key_hash_U, np.ones(1, np.int64), 1)
+    ops.sketch_estimate(sketch, key_hash_U, 1)
+    ops.ghosts_add(ghosts, key_hash_U, 1)
+    ops.ghosts_count(ghosts, key_hash_U, 1)
 
 
 if __name__ == "__main__":

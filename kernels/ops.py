@@ -132,7 +132,7 @@ class Ops(Protocol):
     def rows_without_room(self, store: Store, num_slots: int, start: int = 0, stop: int | None = None) -> Array:
         """The slots whose rows would have no room in a store of `num_slots`, ascending; overflow rows are ignored.
 
-        In each bucket of that store all but the `width` highest by score word and mixed key lose their place. `start`
+        In each bucket of that store all but the `width` highest by score word and key hash lose their place. `start`
         and `stop` restrict the new slots considered, in whole buckets, so that a table can be shrunk piece by piece.
         """
         ...
@@ -145,8 +145,8 @@ class Ops(Protocol):
         """
         ...
 
-    def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
-        """The mixed keys, uint64: springtide_client.keys.mix_keys."""
+    def hash_keys(self, features_U: Array, ids_U: Array) -> Array:
+        """The key hashes, uint64: springtide_client.keys.mix_keys."""
         ...
 
     def hash_texts(self, bytes_T: Array, offsets_N1: Array) -> Array:
@@ -161,7 +161,7 @@ class Ops(Protocol):
         """The unique keys in order of first occurrence, how often and when each was seen."""
         ...
 
-    def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
+    def find(self, store: Store, features_U: Array, ids_U: Array, key_hash_U: Array) -> Array:
         """The slots of the keys, int64, NO_SLOT for absent keys. Changes nothing."""
         ...
 
@@ -170,7 +170,7 @@ class Ops(Protocol):
         store: Store,
         features_U: Array,
         ids_U: Array,
-        mixed_U: Array,
+        key_hash_U: Array,
         tick: int,
         protect_from: int,
         num_new: int | None = None,
@@ -178,7 +178,7 @@ class Ops(Protocol):
         """A slot for every key. Keys found take the tick and keep their priority; inserted keys get priority 0.
 
         A full bucket evicts the lowest score word among its slots with a tick below `protect_from` (on a tie the lower
-        mixed key); if all its slots are protected, the key goes to the overflow area. All present keys are found, and
+        key hash); if all its slots are protected, the key goes to the overflow area. All present keys are found, and
         thereby protected if tick >= protect_from, before the first is inserted. ValueError if the tick exceeds
         TICK_BITS.
         `num_new`: pass the number of keys without a row if it is known and each will find a slot. Then the result is
@@ -281,7 +281,7 @@ class Ops(Protocol):
         ftrl (McMahan et al. 2013): a row never updated starts from its initial value, z = -row * (beta / lr + l2) -
         sign(row) * l1; then z += g - (sqrt(n + g * g) - sqrt(n)) / lr * row; n += g * g; row = 0 where |z| <= l1,
         else (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + l2).
-        bfloat16 rows are rounded stochastically, by a hash of seed, mixed key, count and element.
+        bfloat16 rows are rounded stochastically, by a hash of seed, key hash, count and element.
 
         Adds to counts, raises last-seen, sets DIRTY and NEEDS_SPILL; with count_priority the count becomes the
         priority in the key's score word. Returns the slots that were not DIRTY before, and how many rows kept value and
@@ -317,7 +317,7 @@ class Ops(Protocol):
     def lowest_scores(self, store: Store, feature: int, num: int, protect_from: int) -> Array:
         """The `num` slots of this feature (-1: of any) with the lowest score words, fewer if there are not so many.
 
-        Only slots with a tick below protect_from, ascending by score word and mixed key; no overflow slots.
+        Only slots with a tick below protect_from, ascending by score word and key hash; no overflow slots.
         """
         ...
 
@@ -329,7 +329,7 @@ class Ops(Protocol):
         """An empty sketch in at most `num_bytes`; ValueError below one block."""
         ...
 
-    def sketch_add(self, sketch: Sketch, mixed_U: Array, occurrences_U: Array, age: int) -> tuple[Array, Array]:
+    def sketch_add(self, sketch: Sketch, key_hash_U: Array, occurrences_U: Array, age: int) -> tuple[Array, Array]:
         """Add occurrences to the keys' counters; return the estimate after each, and the changed blocks, ascending.
 
         A block of a lower age is first decayed (counters >>= age - its age) and takes the age. The update is
@@ -337,7 +337,7 @@ class Ops(Protocol):
         """
         ...
 
-    def sketch_estimate(self, sketch: Sketch, mixed_U: Array, age: int) -> Array:
+    def sketch_estimate(self, sketch: Sketch, key_hash_U: Array, age: int) -> Array:
         """The estimates, int64, at this age: springtide_client.rows.admission_counts.estimates. Moves nothing."""
         ...
 
@@ -353,11 +353,11 @@ class Ops(Protocol):
         """Room for fingerprints of `num` evicted keys, 8 bytes each; a newer one may replace an older one."""
         ...
 
-    def ghosts_add(self, ghosts: Ghosts, mixed_N: Array, tick: int) -> None:
+    def ghosts_add(self, ghosts: Ghosts, key_hash_N: Array, tick: int) -> None:
         """Record that keys were evicted at this tick; ticks are compared modulo 2**32."""
         ...
 
-    def ghosts_count(self, ghosts: Ghosts, mixed_N: Array, since_tick: int) -> int:
+    def ghosts_count(self, ghosts: Ghosts, key_hash_N: Array, since_tick: int) -> int:
         """Count the keys recorded as evicted at `since_tick` or later, and remove their records.
 
         Late: the number may be an array of one.

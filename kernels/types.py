@@ -40,7 +40,7 @@ class UniqueKeys(NamedTuple):
 
     features_U: Array  # uint16
     ids_U: Array  # int64
-    mixed_U: Array  # uint64
+    key_hash_U: Array  # uint64
     inverse_K: Array  # int64, position of each key among the unique ones
     occurrences_U: Array  # int64
     last_seen_U: Array  # int64, milliseconds: the newest event time of each key's occurrences
@@ -101,7 +101,7 @@ class OptimizerStep(NamedTuple):
 
 @dataclass
 class Sketch:
-    """Counters by mixed key, in blocks of 64 bytes: `springtide_client.rows.admission_counts` has their layout."""
+    """Counters by key hash, in blocks of 64 bytes: `springtide_client.rows.admission_counts` has their layout."""
 
     num_blocks: int
     arrays: Any  # the backend's own

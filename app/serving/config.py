@@ -55,7 +55,7 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
         str | None,
         Meta(
             description='The part of all rows that this server holds: `"2/4"` is the second of four equal ranges of '
-            "the keys' mixed hash. It answers for keys of other parts with 421. Default: all rows."
+            "the keys' hash. It answers for keys of other parts with 421. Default: all rows."
         ),
     ] = None
     parts: Annotated[

@@ -94,11 +94,11 @@ def load_state(config: TrainerConfig, log: LogWriter, *, ranks: Ranks | None = N
 def _begun_by_first(log: LogWriter, ranks: Ranks) -> Resume:
     """Wait until rank 0 has begun the log's epoch, perhaps with a base; return what this rank loads."""
     ranks.barrier()
-    tip = ranks.broadcast(log.last_encoded)
-    assert tip is not None
-    if tip == log.first_base_tip and log.start_tip != tip:
-        log.start_after(tip)
-    resume = Resume.of(log.directory, tip)
+    head = ranks.broadcast(log.last_encoded)
+    assert head is not None
+    if head == log.first_base_head and log.start_head != head:
+        log.start_after(head)
+    resume = Resume.of(log.directory, head)
     assert resume is not None
     return resume
 
@@ -259,7 +259,7 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
     """Start a new log with a base without rows, so that followers can start before the first version."""
     design = signature_of(config, state.learner.model)
     image = BaseImage(
-        tip=log.first_base_tip,
+        head=log.first_base_head,
         schema=design.schema,
         table=TableImage(spec=design.table),
         model=design.model,
@@ -269,8 +269,8 @@ def write_first_base(config: TrainerConfig, log: LogWriter, state: TrainingState
         program=program,
     )
     write_base(log.config.path, image)
-    log.start_after(log.first_base_tip)
-    state.base_number = log.first_base_tip.number
+    log.start_after(log.first_base_head)
+    state.base_number = log.first_base_head.number
     if (base := log.directory.open_base()) is not None:
         state.on_base_mapped(base)
 
@@ -316,7 +316,7 @@ def go_on_with(config: TrainerConfig, log: LogWriter, resume: Resume, model: nn.
         if is_sound:
             return resume
         write_exported_model(resume.base, log.directory, export_model(model, model_spec(config)))
-        return Resume.of(log.directory, resume.tip, log.sealed_records) or resume
+        return Resume.of(log.directory, resume.head, log.sealed_records) or resume
     logger.warning("the log goes on with changed settings", extra=plan.document())
     is_same_net = (old.model.name, old.model.options) == (new.model.name, new.model.options) and old.dense == new.dense
     is_same_net &= ModelSpec.of(old.schema, old.widest_dim, old.dims) == model_spec(config)
@@ -336,7 +336,7 @@ def restore_state(state: TrainingState, resume: Resume) -> None:
     """Read the log back up to its sealed end; LogError if that cannot be reached."""
     try:
         state.restore(resume.base, resume.records(), resume.read_state)
-        state.base_number, state.executed_commands = resume.base.tip.number, dict(resume.executed_commands)
+        state.base_number, state.executed_commands = resume.base.head.number, dict(resume.executed_commands)
         state.stream.logged_erasures = erasures_of(resume.erasure_entries, state.schema)
     except ValueError as error:
         raise UserError(f"{error}: restore the setting, or start a new log with [log] path") from error

@@ -236,7 +236,7 @@ def last_good_before(directory: LogDirectory, num_samples: int) -> int | None:
         for entry in reversed(index.entries):
             if entry.number < begin:
                 return begin
-            meta = entry.read_head().meta
+            meta = entry.read_summary().meta
             number = entry.number
             if meta.samples_trained <= num_samples or meta.restores:
                 return number

@@ -112,7 +112,7 @@ class DiskBudget:
 
 
 def base_row_bytes(dim: int, state_width: int) -> int:
-    """Bytes of a row in a base: mixed key, feature, id, values, state, count and last-seen."""
+    """Bytes of a row in a base: key hash, feature, id, values, state, count and last-seen."""
     return 34 + 4 * (dim + state_width)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from springtide.app.version_log.config import KeepRule
 from springtide_client.format.checksums import decode_checksummed_json
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.log.base import BaseManifest
 from springtide_client.system.files import file_lock
 
@@ -50,8 +50,8 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int  # when it was pinned
 
     @property
-    def tip(self) -> Tip:
-        return Tip(self.version, self.checksum)
+    def head(self) -> Head:
+        return Head(self.version, self.checksum)
 
 
 def is_pin_name(name: str) -> bool:

@@ -112,7 +112,7 @@ class Prefetch:
 
     keys_K: tuple[Array, Array, Array]
     unique: UniqueKeys  # on the device
-    recall: Any  # as `begin_recall` returned it
+    fetch: Any  # as `begin_fetch` returned it
 
 
 L = TypeVar("L", bound=Lookup)
@@ -128,12 +128,12 @@ class LookupTable(ABC, Generic[L]):
 
     @on_current_stream
     def prefetch(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> Prefetch:
-        """Start to recall the next batch's rows. Counts neither as an access nor towards admission.
+        """Start to fetch the next batch's rows. Counts neither as an access nor towards admission.
 
         Pass the result to the next lookup, with the same three arrays.
         """
         unique = self.unique(features_K, ids_K, event_ms_K)
-        return Prefetch((features_K, ids_K, event_ms_K), unique, self.begin_recall(unique))
+        return Prefetch((features_K, ids_K, event_ms_K), unique, self.begin_fetch(unique))
 
     @on_current_stream
     def lookup(
@@ -154,19 +154,19 @@ class LookupTable(ABC, Generic[L]):
         keys_K = features_K, ids_K, event_ms_K
         if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
             raise ValueError("these are not the keys that were prefetched: pass the same arrays")
-        return self.lookup_unique(prefetched.unique, scores_K=scores_K, recall=prefetched.recall)
+        return self.lookup_unique(prefetched.unique, scores_K=scores_K, fetch=prefetched.fetch)
 
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         """The unique keys, on the device."""
         return self.ops.unique(*self.ops.put(*as_keys(features_K, ids_K, event_ms_K)))
 
     @abstractmethod
-    def begin_recall(self, unique: UniqueKeys) -> Any:
-        """Start to recall the rows of keys that will be looked up next."""
+    def begin_fetch(self, unique: UniqueKeys) -> Any:
+        """Start to fetch the rows of keys that will be looked up next."""
 
     @abstractmethod
-    def lookup_unique(self, unique: UniqueKeys, *, scores_K: Array | None = None, recall: Any = None) -> L:
-        """Make the rows of unique keys resident and pin them. `recall`: what `begin_recall` returned for them."""
+    def lookup_unique(self, unique: UniqueKeys, *, scores_K: Array | None = None, fetch: Any = None) -> L:
+        """Make the rows of unique keys resident and pin them. `fetch`: what `begin_fetch` returned for them."""
 
     @abstractmethod
     def touch(self, lookup: L) -> None:

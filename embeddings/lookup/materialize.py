@@ -1,4 +1,4 @@
-"""Makes a batch's rows resident: decides admission, finds slots, recalls or creates missing rows; or only reads."""
+"""Makes a batch's rows resident: decides admission, finds slots, fetches or creates missing rows; or only reads."""
 
 # K keys of a batch, U unique keys, N some of them, D dimension
 from concurrent.futures import Future
@@ -25,43 +25,43 @@ KNOWN, UNKNOWN, NOT_ADMITTED, FORGOTTEN = range(4)  # status of a key that is re
 
 
 @dataclass(frozen=True)
-class Recall:
+class Fetch:
     """The rows that a table's next lookup will miss in memory. They are dropped once any key was written."""
 
     missing: PredictedMisses
-    recalled: "Future[FoundRows] | None"  # None: no key is missing
+    fetched: "Future[FoundRows] | None"  # None: no key is missing
 
     def rows_if_current(self, writes: int, num_unique: int) -> "PrefetchedRows | None":
-        """Wait for the recalled rows. None if there are none, or if they may be outdated.
+        """Wait for the fetched rows. None if there are none, or if they may be outdated.
 
         `writes`: of memory.changes, now.
         """
-        if self.recalled is None:
+        if self.fetched is None:
             return None
         # result() would raise the failure again, with a traceback that refers to every frame and lookup of the caller
-        if isinstance(self.recalled.exception(), SpillError) or writes != self.missing.writes:
-            return None  # the lookup recalls the rows itself, and gets the error if there still is one
-        return PrefetchedRows.of(self.missing.positions_N, self.recalled.result(), num_unique)
+        if isinstance(self.fetched.exception(), SpillError) or writes != self.missing.writes:
+            return None  # the lookup fetches the rows itself, and gets the error if there still is one
+        return PrefetchedRows.of(self.missing.positions_N, self.fetched.result(), num_unique)
 
 
 @dataclass(frozen=True)
 class PrefetchedRows:
-    """Rows of some of a batch's unique keys that were recalled before the lookup."""
+    """Rows of some of a batch's unique keys that were fetched before the lookup."""
 
-    place_U: Int64Array  # position in `recalled`; -1: not recalled
-    recalled: FoundRows
+    place_U: Int64Array  # position in `fetched`; -1: not fetched
+    fetched: FoundRows
 
     @staticmethod
-    def of(positions_N: Int64Array, recalled: FoundRows, num_unique: int) -> "PrefetchedRows":
+    def of(positions_N: Int64Array, fetched: FoundRows, num_unique: int) -> "PrefetchedRows":
         place_U = np.full(num_unique, -1, np.int64)
         place_U[positions_N] = np.arange(len(positions_N))
-        return PrefetchedRows(place_U, recalled)
+        return PrefetchedRows(place_U, fetched)
 
     def keep(self, kept_U: BoolArray, num_unique: int) -> "PrefetchedRows":
-        """The rows for a batch of `num_unique` keys that starts with the kept ones; the others are not recalled."""
+        """The rows for a batch of `num_unique` keys that starts with the kept ones; the others are not fetched."""
         place_V = np.full(num_unique, -1, np.int64)
         place_V[: np.count_nonzero(kept_U)] = self.place_U[kept_U]
-        return PrefetchedRows(place_V, self.recalled)
+        return PrefetchedRows(place_V, self.fetched)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Materializer:
             # before rows are evicted into the host tier, which might evict rows of this batch for them
             prefetched = taken = self._take(unique, prefetched)
         try:
-            placement = self.memory.find_or_insert(unique.features_U, unique.ids_U, unique.mixed_U, predicted)
+            placement = self.memory.find_or_insert(unique.features_U, unique.ids_U, unique.key_hash_U, predicted)
             slots_U = placement.slots_U
             if len(placement.new_N) or self.cutoffs:
                 try:
@@ -115,7 +115,7 @@ class Materializer:
                     raise
         except BaseException:
             if taken is not None:
-                self.lower_tiers.put_back(taken.recalled)
+                self.lower_tiers.put_back(taken.fetched)
             raise
         self.counters["hits_device"] += len(slots_U) - len(placement.new_N)
         if admitted_N is not None:
@@ -125,23 +125,23 @@ class Materializer:
         return unique, slots_U, rowless
 
     def decide(self, unique: UniqueKeys, prefetched: PrefetchedRows | None) -> tuple[Decision, PrefetchedRows]:
-        """Find the keys that have no row in any tier, and which of them may have one now; and the rows recalled."""
-        features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
-        slots_U = self.ops.find(self.memory.store, features_U, ids_U, mixed_U)
+        """Find the keys that have no row in any tier, and which of them may have one now; and the rows fetched."""
+        features_U, ids_U, key_hash_U = unique.features_U, unique.ids_U, unique.key_hash_U
+        slots_U = self.ops.find(self.memory.store, features_U, ids_U, key_hash_U)
         missing_M = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
         expired = self.memory.expired_positions(slots_U, features_U, self.cutoffs)
         missing, expired, features_M, ids_M = self.ops.fetch(
             missing_M, expired, features_U[missing_M], ids_U[missing_M]
         )
-        recalled = self._recall(missing, features_M, ids_M, prefetched)
-        prefetched = PrefetchedRows.of(missing, recalled, len(ids_U))
-        not_found = missing[~recalled.without_expired(self.cutoffs).found_U]
+        fetched = self._fetch(missing, features_M, ids_M, prefetched)
+        prefetched = PrefetchedRows.of(missing, fetched, len(ids_U))
+        not_found = missing[~fetched.without_expired(self.cutoffs).found_U]
         positions_N = np.sort(np.concatenate([not_found, expired[expired >= 0]]))
         (rowless_N,) = self.ops.put(positions_N)
-        features_N, mixed_N, occurrences_N, last_seen_N = self.ops.fetch(
-            features_U[rowless_N], mixed_U[rowless_N], unique.occurrences_U[rowless_N], unique.last_seen_U[rowless_N]
+        features_N, key_hash_N, occurrences_N, last_seen_N = self.ops.fetch(
+            features_U[rowless_N], key_hash_U[rowless_N], unique.occurrences_U[rowless_N], unique.last_seen_U[rowless_N]
         )
-        rowless = RowlessKeys(features_N, mixed_N, occurrences_N)
+        rowless = RowlessKeys(features_N, key_hash_N, occurrences_N)
         return Decision(positions_N, rowless, last_seen_N, self.admission.admits(rowless)), prefetched
 
     def find(self, unique: UniqueKeys) -> tuple[Array, Array]:
@@ -151,8 +151,8 @@ class Materializer:
         """
         ops, memory, cutoffs = self.ops, self.memory, self.cutoffs
         xp = ops.xp
-        features_U, ids_U, mixed_U = unique.features_U, unique.ids_U, unique.mixed_U
-        slots_U = ops.find(memory.store, features_U, ids_U, mixed_U)
+        features_U, ids_U, key_hash_U = unique.features_U, unique.ids_U, unique.key_hash_U
+        slots_U = ops.find(memory.store, features_U, ids_U, key_hash_U)
         expired = memory.expired_positions(slots_U, features_U, cutoffs)
         if len(expired):
             expired = ops.unpadded(expired)
@@ -162,13 +162,13 @@ class Materializer:
         values_UD = ops.gather(memory.store, slots_U, xp.arange(len(slots_U)))
         status_U = xp.full(len(slots_U), KNOWN, np.uint8)
         values_UD[expired], status_U[expired] = np.nan, FORGOTTEN
-        features_N, ids_N, mixed_N = ops.fetch(features_U[missing], ids_U[missing], mixed_U[missing])
-        recalled = self.lower_tiers.recall(features_N, ids_N).without_expired(cutoffs)
-        found_N = recalled.found_U
-        status_N = np.where(found_N, KNOWN, np.where(recalled.forgotten_U, FORGOTTEN, UNKNOWN)).astype(np.uint8)
+        features_N, ids_N, key_hash_N = ops.fetch(features_U[missing], ids_U[missing], key_hash_U[missing])
+        fetched = self.lower_tiers.fetch(features_N, ids_N).without_expired(cutoffs)
+        found_N = fetched.found_U
+        status_N = np.where(found_N, KNOWN, np.where(fetched.forgotten_U, FORGOTTEN, UNKNOWN)).astype(np.uint8)
         rowless = np.flatnonzero(status_N == UNKNOWN)
-        status_N[rowless[self.admission.was_seen(features_N[rowless], mixed_N[rowless])]] = NOT_ADMITTED
-        found, rows, status = ops.put(np.flatnonzero(found_N), recalled.rows.value[found_N], status_N)
+        status_N[rowless[self.admission.was_seen(features_N[rowless], key_hash_N[rowless])]] = NOT_ADMITTED
+        found, rows, status = ops.put(np.flatnonzero(found_N), fetched.rows.value[found_N], status_N)
         values_UD[missing[found]], status_U[missing] = rows, status
         return values_UD[unique.inverse_K], status_U[unique.inverse_K]
 
@@ -177,7 +177,7 @@ class Materializer:
     ) -> tuple[UniqueKeys, PrefetchedRows, RowlessKeys, BoolArray]:
         """Give keys that were seen too seldom a shared row.
 
-        Return the batch, its recalled rows, the keys to count, and which of them are admitted.
+        Return the batch, its fetched rows, the keys to count, and which of them are admitted.
         """
         decision, prefetched = self.decide(unique, prefetched)
         if not decision.admitted_N.all():
@@ -186,37 +186,37 @@ class Materializer:
         return unique, prefetched, decision.rowless, decision.admitted_N
 
     def _take(self, unique: UniqueKeys, prefetched: PrefetchedRows | None) -> PrefetchedRows:
-        """Recall the missing keys' rows before any is inserted, and delete them below."""
-        slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.mixed_U)
+        """Fetch the missing keys' rows before any is inserted, and delete them below."""
+        slots_U = self.ops.find(self.memory.store, unique.features_U, unique.ids_U, unique.key_hash_U)
         missing_M = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
         missing, features_M, ids_M = self.ops.fetch(missing_M, unique.features_U[missing_M], unique.ids_U[missing_M])
-        recalled = self._recall(missing, features_M, ids_M, prefetched)
-        return PrefetchedRows.of(missing, self.lower_tiers.take(recalled), len(unique.ids_U))
+        fetched = self._fetch(missing, features_M, ids_M, prefetched)
+        return PrefetchedRows.of(missing, self.lower_tiers.take(fetched), len(unique.ids_U))
 
     def _fill(self, unique: UniqueKeys, placement: Placement, prefetched: PrefetchedRows | None) -> None:
-        """Write rows into the slots of new keys: recalled ones, else initial values. Expired rows are created again."""
+        """Write rows into the slots of new keys: fetched ones, else initial values. Expired rows are created again."""
         slots_U, new_N = placement.slots_U, placement.new_N
         expired = self._expired(unique, slots_U, new_N)
-        stored = self._recall(placement.positions_N, placement.features_N, placement.ids_N, prefetched)
-        recalled = stored.without_expired(self.cutoffs)
-        found_N, created = recalled.found_U, new_N
+        stored = self._fetch(placement.positions_N, placement.features_N, placement.ids_N, prefetched)
+        fetched = stored.without_expired(self.cutoffs)
+        found_N, created = fetched.found_U, new_N
         if found_N.any():
-            slots_F, columns = self._upload_found(recalled, slots_U[new_N])
+            slots_F, columns = self._upload_found(fetched, slots_U[new_N])
             self.ops.scatter(self.memory.store, slots_F, columns)
             self.priorities.set_counts(self.memory.store, slots_F, columns.counts_N)
             (not_found,) = self.ops.put(np.flatnonzero(~found_N))
             created = new_N[not_found]
         if len(created):
             self._create(unique, slots_U[created], created)
-        self._count(recalled, len(created))
+        self._count(fetched, len(created))
         if self.removals.wanted:
             self.removals.add_created(placement.features_N[~found_N], placement.ids_N[~found_N])
-            if recalled is not stored:
+            if fetched is not stored:
                 self._report_expired_below(placement, stored.found_U & ~found_N)
         if len(expired):
             self._recreate_expired(unique, slots_U, expired)
         self.priorities.refresh(self.memory.store, slots_U[new_N])
-        self.eviction_sink.count_premature(unique.mixed_U[new_N], self.memory.pins.clock)
+        self.eviction_sink.count_premature(unique.key_hash_U[new_N], self.memory.pins.clock)
 
     def _create(self, unique: UniqueKeys, slots_N: Array, positions_N: Array) -> None:
         keys_N = unique.features_U[positions_N], unique.ids_U[positions_N]
@@ -257,14 +257,14 @@ class Materializer:
         if self.lower_tiers.spill.keeps_rows:
             self.ops.set_flags(self.memory.store, slots_N, NEEDS_SPILL | SPILLED)
 
-    def _upload_found(self, recalled: FoundRows, slots_N: Array) -> tuple[Array, RowColumns]:
+    def _upload_found(self, fetched: FoundRows, slots_N: Array) -> tuple[Array, RowColumns]:
         """The slots of the found rows, without those that expired meanwhile, and the rows on the device."""
-        if recalled.upload is None:
-            columns = recalled.columns(is_exclusive=self.lower_tiers.spill.is_exclusive)
+        if fetched.upload is None:
+            columns = fetched.columns(is_exclusive=self.lower_tiers.spill.is_exclusive)
             positions, *columns_F = self.ops.put(*columns)
             return slots_N[positions], RowColumns(*columns_F)
-        positions, columns = recalled.upload.finish()
-        live_F = recalled.found_U[recalled.upload.positions_F]
+        positions, columns = fetched.upload.finish()
+        live_F = fetched.found_U[fetched.upload.positions_F]
         if not live_F.all():
             (live,) = self.ops.put(np.flatnonzero(live_F))
             positions, columns = positions[live], RowColumns(*(column[live] for column in columns))
@@ -277,22 +277,22 @@ class Materializer:
         old_U[new_N] = NO_SLOT  # they hold no row yet
         return self.memory.expired_positions(old_U, unique.features_U, self.cutoffs)
 
-    def _recall(
+    def _fetch(
         self, positions_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array, prefetched: PrefetchedRows | None
     ) -> FoundRows:
-        """The rows of these keys in the lower tiers: those that were prefetched, and the others recalled now."""
+        """The rows of these keys in the lower tiers: those that were prefetched, and the others fetched now."""
         if prefetched is None:
-            return self.lower_tiers.recall(features_N, ids_N)
+            return self.lower_tiers.fetch(features_N, ids_N)
         place_N = prefetched.place_U[positions_N]
         late = np.flatnonzero(place_N < 0)
         if len(late) == 0:
-            return prefetched.recalled.take(place_N)
-        rest = self.lower_tiers.recall(features_N[late], ids_N[late])
-        place_N[late] = len(prefetched.recalled.rows) + np.arange(len(late))
-        return FoundRows.concatenate([prefetched.recalled, rest]).take(place_N)
+            return prefetched.fetched.take(place_N)
+        rest = self.lower_tiers.fetch(features_N[late], ids_N[late])
+        place_N[late] = len(prefetched.fetched.rows) + np.arange(len(late))
+        return FoundRows.concatenate([prefetched.fetched, rest]).take(place_N)
 
-    def _count(self, recalled: FoundRows, num_created: int) -> None:
-        num_spill = int(np.count_nonzero(recalled.from_spill_U))
+    def _count(self, fetched: FoundRows, num_created: int) -> None:
+        num_spill = int(np.count_nonzero(fetched.from_spill_U))
         self.counters["recalled_from_spill"] += num_spill
-        self.counters["recalled_from_base"] += int(np.count_nonzero(recalled.found_U)) - num_spill
+        self.counters["recalled_from_base"] += int(np.count_nonzero(fetched.found_U)) - num_spill
         self.counters["created"] += num_created

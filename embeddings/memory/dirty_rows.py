@@ -68,9 +68,9 @@ class DirtyRows:
         return sum(int(slots_N.nbytes) for slots_N in self._parts) + self.evicted_dirty.num_bytes()
 
     def _take(self, spread: Spread) -> tuple[Array, Array, Array]:
-        """Mark the dirty slots as clean. Return them and their keys in the order of mixed keys, as followers search."""
+        """Mark the dirty slots as clean. Return them and their keys in the order of key hashes, as followers search."""
         ops, store = self.ops, self.memory.store
-        # the order of slots is nearly that of mixed keys: quick to read, quick to sort
+        # the order of slots is nearly that of key hashes: quick to read, quick to sort
         listed_N = ops.xp.sort(self._slots())
         self._replace()
         parts: dict[int, tuple[Array, Array, Array]] = {}
@@ -86,7 +86,7 @@ class DirtyRows:
         if len(parts) == 1:
             return parts[0]
         columns = [np.concatenate(column) for column in zip(*(parts[start] for start in sorted(parts)), strict=True)]
-        # the slots of the overflow area are not in the order of mixed keys
+        # the slots of the overflow area are not in the order of key hashes
         return self._in_order(*columns) if listed_N[-1] >= store.num_slots else (columns[0], columns[1], columns[2])
 
     def _clear_dirty(self, listed_M: Array) -> tuple[Array, Array, Array]:
@@ -94,7 +94,7 @@ class DirtyRows:
         return self._in_order(slots_M, *self.ops.keys_of(self.memory.store, slots_M))
 
     def _in_order(self, slots_N: Array, features_N: Array, ids_N: Array) -> tuple[Array, Array, Array]:
-        order_N = self.ops.xp.argsort(self.ops.mix_keys(features_N, ids_N), kind="stable")
+        order_N = self.ops.xp.argsort(self.ops.hash_keys(features_N, ids_N), kind="stable")
         return slots_N[order_N], features_N[order_N], ids_N[order_N]
 
     def _slots(self) -> Array:

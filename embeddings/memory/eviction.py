@@ -117,7 +117,7 @@ class EvictionSink:
 
     def evict(self, rows: RowBlock, flags_N: Int64Array, reason: EvictionReason, tick: int) -> None:
         """1. Note the keys. 2. Drop expired rows. 3. Keep dirty ones for the next version. 4. Spill changed ones."""
-        self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(rows.feature, rows.id), tick)
+        self.ops.ghosts_add(self.ghosts, self.ops.hash_keys(rows.feature, rows.id), tick)
         self.counters["evicted"] += len(rows)
         self.counters[f"evicted_{reason}"] += len(rows)
         if self.cutoffs:
@@ -174,14 +174,14 @@ class EvictionSink:
 
     def count_expired(self, features_N: Array, ids_N: Array, tick: int) -> None:
         """Count rows deleted from memory because they had expired."""
-        self.ops.ghosts_add(self.ghosts, self.ops.mix_keys(features_N, ids_N), tick)
+        self.ops.ghosts_add(self.ghosts, self.ops.hash_keys(features_N, ids_N), tick)
         self.counters["expired"] += len(ids_N)
 
-    def count_premature(self, mixed_N: Array, tick: int) -> None:
+    def count_premature(self, key_hash_N: Array, tick: int) -> None:
         """Count those of these missing keys that were evicted a short while ago."""
-        if len(mixed_N):
+        if len(key_hash_N):
             since = max(0, tick - PREMATURE_LOOKUPS)
-            self.counters.add("premature_evictions", self.ops.ghosts_count(self.ghosts, mixed_N, since))
+            self.counters.add("premature_evictions", self.ops.ghosts_count(self.ghosts, key_hash_N, since))
 
     def resize(self, num_slots: int) -> None:
         """Adapt the list of recently evicted keys to a table of this size; if its length changes it starts empty."""

@@ -62,13 +62,13 @@ class PinSet:
 class ChangeCounters:
     """Counters to remember beside a fact about rows. The fact must be dropped as soon as one of them has moved.
 
-    - Rows recalled from the lower tiers ahead of their lookup depend on `writes`.
+    - Rows fetched from the lower tiers ahead of their lookup depend on `writes`.
     - The set of a batch's keys that are missing from memory depends on `writes` and `removals`.
     - The slots of an open lookup depend on `erasures`; it then finds its slots again.
     """
 
     def __init__(self) -> None:
-        self.writes = 0  # keys were inserted or forgotten, or another base was mapped: a recall may be outdated
+        self.writes = 0  # keys were inserted or forgotten, or another base was mapped: a fetch may be outdated
         self.removals = 0  # rows left memory or changed slots, other than to make room for an insertion
         self.erasures = 0  # those removals after which an open lookup's slot may be empty or another key's
 
@@ -182,7 +182,7 @@ class ResidentRows:
         self.enforce_quotas()
 
     def find_or_insert(
-        self, features_U: Array, ids_U: Array, mixed_U: Array, predicted: PredictedMisses | None = None
+        self, features_U: Array, ids_U: Array, key_hash_U: Array, predicted: PredictedMisses | None = None
     ) -> Placement:
         """Give every key a slot and stamp it with the current tick; the slots of new keys hold no row yet.
 
@@ -190,14 +190,14 @@ class ResidentRows:
         """
         xp = self.ops.xp
         if predicted is not None and self._prediction_holds(predicted):
-            return self._insert_predicted(features_U, ids_U, mixed_U, predicted)
-        placement, num_crowded = self._find_or_insert(features_U, ids_U, mixed_U)
+            return self._insert_predicted(features_U, ids_U, key_hash_U, predicted)
+        placement, num_crowded = self._find_or_insert(features_U, ids_U, key_hash_U)
         if num_crowded:
             slots_U, placements = placement.slots_U, [placement]
             while len(homeless := xp.flatnonzero(slots_U == NO_SLOT)):
                 # sized for a batch whose keys all fall into one bucket, beside the rows of open lookups
                 self.store = self.ops.grow_overflow(self.store, 2 * self.store.num_overflow + len(homeless))
-                more, _ = self._find_or_insert(features_U[homeless], ids_U[homeless], mixed_U[homeless])
+                more, _ = self._find_or_insert(features_U[homeless], ids_U[homeless], key_hash_U[homeless])
                 slots_U[homeless] = more.slots_U
                 (homeless_N,) = self.ops.fetch(homeless)
                 placements.append(more._replace(new_N=homeless[more.new_N], positions_N=homeless_N[more.positions_N]))
@@ -214,7 +214,7 @@ class ResidentRows:
     def find(self, features_U: Array, ids_U: Array) -> Array:
         """The slots of keys, NO_SLOT for keys that are not in memory. The keys may be on the host or on the device."""
         features_U, ids_U = self.ops.put(features_U, ids_U)
-        return self.ops.find(self.store, features_U, ids_U, self.ops.mix_keys(features_U, ids_U))
+        return self.ops.find(self.store, features_U, ids_U, self.ops.hash_keys(features_U, ids_U))
 
     def erase(self, slots_N: Array) -> None:
         """Delete the rows in these slots. They are not passed to the eviction sink."""
@@ -298,10 +298,10 @@ class ResidentRows:
                 self.changes.count_removal()
                 self._small_batches = 0
 
-    def _find_or_insert(self, features_U: Array, ids_U: Array, mixed_U: Array) -> tuple[Placement, int]:
+    def _find_or_insert(self, features_U: Array, ids_U: Array, key_hash_U: Array) -> tuple[Placement, int]:
         """The placement, and the number of keys that found no room in their bucket."""
         inserted = self.ops.find_or_insert(
-            self.store, features_U, ids_U, mixed_U, self.pins.clock, self.pins.protect_from(self.pins.clock)
+            self.store, features_U, ids_U, key_hash_U, self.pins.clock, self.pins.protect_from(self.pins.clock)
         )
         new_N, victim_keys, victim_columns = inserted.new_N, [], []
         if not len(new_N):
@@ -325,11 +325,11 @@ class ResidentRows:
         return is_current and len(predicted.ids_N) <= self.store.num_overflow - self.max_in_overflow
 
     def _insert_predicted(
-        self, features_U: Array, ids_U: Array, mixed_U: Array, predicted: PredictedMisses
+        self, features_U: Array, ids_U: Array, key_hash_U: Array, predicted: PredictedMisses
     ) -> Placement:
         num_new, tick = len(predicted.ids_N), self.pins.clock
         inserted = self.ops.find_or_insert(
-            self.store, features_U, ids_U, mixed_U, tick, self.pins.protect_from(tick), num_new
+            self.store, features_U, ids_U, key_hash_U, tick, self.pins.protect_from(tick), num_new
         )
         if num_new:
             columns = self.ops.read(self.store, inserted.victim_slots_V)

@@ -32,7 +32,7 @@ class RowlessKeys(NamedTuple):
     """Keys of a batch that had no row, on the host. They are counted once the batch is learned."""
 
     features_N: UInt16Array
-    mixed_N: UInt64Array
+    key_hash_N: UInt64Array
     occurrences_N: Int64Array
 
 
@@ -82,30 +82,30 @@ class AdmissionControl:
 
     def admits(self, keys: RowlessKeys) -> BoolArray:
         """Which keys without a row get one, given their occurrences in this batch. Counts nothing."""
-        features_N, mixed_N, occurrences_N = keys
+        features_N, key_hash_N, occurrences_N = keys
         if self.sketch is None or not len(features_N):
             return np.ones(len(features_N), np.bool_)
         if features_N.max() >= SHARED_ROW_OFFSET:
             raise ValueError(f"with admission features must be below {SHARED_ROW_OFFSET}, not {features_N.max()}")
-        (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, mixed_N, self.age))
+        (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, key_hash_N, self.age))
         seen_N = estimates_N.astype(np.int64) + occurrences_N
         admitted_N: BoolArray = seen_N >= self.min_counts(features_N)
         return admitted_N
 
     def count(self, keys: RowlessKeys) -> None:
         """Add the occurrences of keys that had no row."""
-        features_N, mixed_N, occurrences_N = keys
+        features_N, key_hash_N, occurrences_N = keys
         counted_N = self.min_counts(features_N) > 1
         if self.sketch is not None and counted_N.any():
-            _, blocks = self.ops.sketch_add(self.sketch, mixed_N[counted_N], occurrences_N[counted_N], self.age)
+            _, blocks = self.ops.sketch_add(self.sketch, key_hash_N[counted_N], occurrences_N[counted_N], self.age)
             if self.tracked:
                 self._dirty_blocks.append(blocks)
 
-    def was_seen(self, features_N: UInt16Array, mixed_N: UInt64Array) -> BoolArray:
+    def was_seen(self, features_N: UInt16Array, key_hash_N: UInt64Array) -> BoolArray:
         """Which keys without a row were seen, but not often enough to be admitted."""
         if self.sketch is None or not len(features_N):
             return np.zeros(len(features_N), np.bool_)
-        (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, mixed_N, self.age))
+        (estimates_N,) = self.ops.fetch(self.ops.sketch_estimate(self.sketch, key_hash_N, self.age))
         seen_N: BoolArray = (estimates_N > 0) & (self.min_counts(features_N) > 1)
         return seen_N
 
@@ -204,7 +204,7 @@ def share_rows(ops: Ops, unique: UniqueKeys, not_admitted: NotAdmitted) -> tuple
     batch = UniqueKeys(
         features_U=join([unique.features_U[kept], features]),
         ids_U=join([unique.ids_U[kept], ids]),
-        mixed_U=join([unique.mixed_U[kept], ops.mix_keys(features, ids)]),
+        key_hash_U=join([unique.key_hash_U[kept], ops.hash_keys(features, ids)]),
         inverse_K=now[unique.inverse_K],
         occurrences_U=join([unique.occurrences_U[kept], occurrences]),
         last_seen_U=join([unique.last_seen_U[kept], last_seen]),

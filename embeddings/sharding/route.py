@@ -17,25 +17,25 @@ from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import bytes_of, numbers_of
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, UniqueKeys
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 
 
-def owners_of(mixed_U: Array, num_ranks: int) -> Array:
-    """Return the rank of each mixed key (U), uint64, as uint16 (U)."""
+def owners_of(key_hash_U: Array, num_ranks: int) -> Array:
+    """Return the rank of each key hash (U), uint64, as uint16 (U)."""
     shift = np.uint64(32)
-    return (((mixed_U >> shift) * np.uint64(num_ranks)) >> shift).astype(np.uint16)
+    return (((key_hash_U >> shift) * np.uint64(num_ranks)) >> shift).astype(np.uint16)
 
 
 def are_of_rank(features_N: UInt16Array, ids_N: Int64Array, rank: int, num_ranks: int) -> BoolArray:
     """Return which keys belong to a rank: shared keys of features, and crosses, like any others."""
-    own_N: BoolArray = owners_of(mix_keys(features_N, ids_N), num_ranks) == rank
+    own_N: BoolArray = owners_of(hash_keys(features_N, ids_N), num_ranks) == rank
     return own_N
 
 
 def blocks_of_rank(num_blocks: int, rank: int, num_ranks: int) -> tuple[int, int]:
     """Return the first and the last block of an admission sketch that keys of a rank are counted in.
 
-    Blocks go by the mixed hash too (kernels/cpu/sketch.py). The block at a border may be of two ranks; there
+    Blocks go by the key hash too (kernels/cpu/sketch.py). The block at a border may be of two ranks; there
     is none if the number of ranks divides that of blocks.
     """
     first, after = (-(-(rank_ << 32) // num_ranks) for rank_ in (rank, rank + 1))
@@ -69,7 +69,7 @@ class KeyRoute:
         Waits once for the device, which counts: the host must know how much it sends.
         """
         xp, num_ranks = ops.xp, exchange.num_ranks
-        parts_U = owners_of(unique.mixed_U, num_ranks)
+        parts_U = owners_of(unique.key_hash_U, num_ranks)
         assert num_tables * num_ranks < 1 << 16  # whose sort is quick
         if tables_U is not None:
             parts_U = tables_U.astype(np.uint16) * np.uint16(num_ranks) + parts_U

@@ -31,12 +31,12 @@ class PrefetchedIds:
     ids: torch.Tensor  # of the caller; on the host a copy
     version: int  # of a tensor on a device, which is compared without looking at it
     unique: UniqueKeys
-    recall: Any
+    fetch: Any
 
     @staticmethod
-    def of(ids: torch.Tensor, unique: UniqueKeys, recall: Any) -> PrefetchedIds:
+    def of(ids: torch.Tensor, unique: UniqueKeys, fetch: Any) -> PrefetchedIds:
         kept = ids.detach().clone() if ids.device.type == "cpu" else ids
-        return PrefetchedIds(kept, _version(ids), unique, recall)
+        return PrefetchedIds(kept, _version(ids), unique, fetch)
 
     def are(self, ids: torch.Tensor) -> bool:
         """Return True if these are the same ids. Does not wait for a device."""
@@ -65,7 +65,7 @@ class ShardedRows(ShardedTable):
         super().__init__([table], exchange, Precision(*precisions), seed=seed)
         self.table, self.feature, self.now_ms = table, feature, 0
 
-    def embed(self, unique: UniqueKeys, recall: Request | None, now_ms: int) -> tuple[Tensor, int]:
+    def embed(self, unique: UniqueKeys, fetch: Request | None, now_ms: int) -> tuple[Tensor, int]:
         """The rows of unique ids, (U, D) float32, and how many keys all ranks requested of this one.
 
         The backward pass updates the rows at their owners, by the mean over the ranks of gradients, as in
@@ -73,7 +73,7 @@ class ShardedRows(ShardedTable):
         is raised there, and a ShardError on the others.
         """
         self.now_ms = now_ms
-        lookup = self.lookup_unique(unique, recall=None if recall is None else self._seen_now(recall))
+        lookup = self.lookup_unique(unique, fetch=None if fetch is None else self._seen_now(fetch))
         anchor = torch.empty(0, requires_grad=True)  # the rows are not parameters, so this makes autograd call backward
         rows_UD: Tensor = _Embed.apply(anchor, self, lookup)  # type: ignore[no-untyped-call]
         return rows_UD, lookup.lookups_T[0].num_occurrences

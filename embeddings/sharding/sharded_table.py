@@ -16,7 +16,7 @@ from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.lookup.handle import JoinedLookup, LookupSlice, LookupTable, TableLookup
-from springtide.embeddings.lookup.materialize import Recall
+from springtide.embeddings.lookup.materialize import Fetch
 from springtide.embeddings.policy.admission import Decision, NotAdmitted, share_rows
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.route import KeyRoute, RequestedKeys, border_blocks_of_rank
@@ -44,7 +44,7 @@ class Request:
 
     route: KeyRoute
     requested_T: list[RequestedKeys]  # of this rank
-    recalls_T: list[Recall | None]  # of their rows; None: not begun
+    fetches_T: list[Fetch | None]  # of their rows; None: not begun
 
 
 class FetchedRows(NamedTuple):
@@ -120,37 +120,37 @@ class ShardedTable(LookupTable[ShardedLookup]):
             list(seen.values()), exchange, precision, seed=seed, num_states=num_states, places_F=places_F
         )
 
-    def begin_recall(self, unique: UniqueKeys) -> Request:
-        """Send keys to their owners, who start to recall their rows."""
+    def begin_fetch(self, unique: UniqueKeys) -> Request:
+        """Send keys to their owners, who start to fetch their rows."""
         request = self.request(unique)
         for place, (table, requested) in enumerate(zip(self.tables, request.requested_T, strict=True)):
             with suppress(SpillError):  # which the lookup itself will report
-                request.recalls_T[place] = table.begin_recall(requested.unique)
+                request.fetches_T[place] = table.begin_fetch(requested.unique)
         return request
 
     def lookup_unique(
-        self, unique: UniqueKeys, *, scores_K: Array | None = None, recall: Request | None = None
+        self, unique: UniqueKeys, *, scores_K: Array | None = None, fetch: Request | None = None
     ) -> ShardedLookup:
         """Make every key's row resident at its owner, pin it there, and fetch it. SpillError on all ranks if on one."""
-        if recall is None:
+        if fetch is None:
             request = self.request(unique, scores_K)
         elif scores_K is None:
-            request = recall
+            request = fetch
         else:  # only the lookup knows scores: the keys travel again
-            request = replace(self.request(unique, scores_K), recalls_T=recall.recalls_T)
+            request = replace(self.request(unique, scores_K), fetches_T=fetch.fetches_T)
         decisions_T: Sequence[Decision | None] = [None] * len(self.tables)
         if self.admits_together and any(table.admission for table in self.tables):
             unique, decisions_T = self._decide(unique, request)
             request = self.request(unique, scores_K)  # the keys may be others now
         lookups_T: list[TableLookup] = []
         with self.exchange.failing_together():
-            for table, requested, own_recall, decision in zip(
-                self.tables, request.requested_T, request.recalls_T, decisions_T, strict=True
+            for table, requested, own_fetch, decision in zip(
+                self.tables, request.requested_T, request.fetches_T, decisions_T, strict=True
             ):
                 one = table.lookup_unique(
                     requested.unique,
                     scores_K=requested.scores_P,
-                    recall=own_recall,
+                    fetch=own_fetch,
                     decision=decision,
                     num_occurrences=requested.num_occurrences,
                 )

@@ -1,9 +1,9 @@
 """Rows in the host's memory, between a device and the spill: to the table it is the spill.
 
-Rows that the device has recalled are evicted first; evicted rows go to the spill below. A row that changed on the
+Rows that the device has fetched are evicted first; evicted rows go to the spill below. A row that changed on the
 device must be written back even if a base has it by then, because an older copy may have been spilled meanwhile.
 
-Without a spill below, evicted rows are lost. Then a row is either on the device or here: who recalls it takes it
+Without a spill below, evicted rows are lost. Then a row is either on the device or here: who fetches it takes it
 (`take`), so that the host never loses a row in favor of a copy of one that the device has.
 """
 
@@ -23,7 +23,7 @@ from springtide.embeddings.tiers.interface import Spill
 from springtide.embeddings.tiers.record_kinds import ROW
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import NO_SLOT, RowColumns, RowLayout
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.row_block import RowBlock, key_order
 
 COUNTS = "hits_host", "host_evicted", "host_spilled", "host_dropped"
@@ -85,14 +85,14 @@ class HostTier:
         self._spill_inflight()  # else an older row would be spilled after its tombstone
         self.spill.add_tombstones(features_N, ids_N)
         with self._lock:
-            slots_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            slots_N = self.ops.find(self._store, features_N, ids_N, hash_keys(features_N, ids_N))
             self._erase(slots_N[slots_N != NO_SLOT])
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
         """Look in 1. the store, whose rows are cached above from now on, 2. the rows in flight, 3. the spill."""
-        layout, mixed_U = self._store.layout, mix_keys(features_U, ids_U)
+        layout, key_hash_U = self._store.layout, hash_keys(features_U, ids_U)
         with self._lock:
-            slots_U = self.ops.find(self._store, features_U, ids_U, mixed_U)
+            slots_U = self.ops.find(self._store, features_U, ids_U, key_hash_U)
             here_U = slots_U != NO_SLOT
             columns = self.ops.read(self._store, slots_U[here_U])
             if not self.is_exclusive:
@@ -101,7 +101,7 @@ class HostTier:
             inflight = list(self._inflight)
             self._counts["hits_host"] += len(columns.flags_N)
         if here_U.all():
-            rows = RowBlock(features_U, ids_U, *columns[:4], known_hash=mixed_U)
+            rows = RowBlock(features_U, ids_U, *columns[:4], known_hash=key_hash_U)
             return FoundRows(rows, np.full(len(ids_U), ROW, np.uint8))
         found = FoundRows.nothing(features_U, ids_U, layout.dim, layout.state_width)
         found.put(here_U, ROW, columns[:4])
@@ -113,9 +113,9 @@ class HostTier:
         return found
 
     def take(self, features_N: UInt16Array, ids_N: Int64Array) -> BoolArray:
-        """Delete rows that were recalled to the device. Return which of them were still here."""
+        """Delete rows that were fetched to the device. Return which of them were still here."""
         with self._lock:
-            slots_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            slots_N = self.ops.find(self._store, features_N, ids_N, hash_keys(features_N, ids_N))
             here_N: BoolArray = slots_N != NO_SLOT
             self._erase(slots_N[here_N])
         return here_N
@@ -195,7 +195,7 @@ class HostTier:
         with self._lock:
             slots_N = self.ops.occupied_slots(self._store, 0, self._store.num_slots + self._store.num_overflow)
             features_N, ids_N = self.ops.keys_of(self._store, slots_N)
-            found_N = self.ops.find(self._store, features_N, ids_N, mix_keys(features_N, ids_N))
+            found_N = self.ops.find(self._store, features_N, ids_N, hash_keys(features_N, ids_N))
             assert np.array_equal(found_N, slots_N), "a key is not found in its slot"
             assert len(slots_N) == self._num_rows, f"{len(slots_N)} slots are occupied, {self._num_rows} are counted"
             assert not len(slots_N) or slots_N[-1] < self._store.num_slots, "a row was left in the overflow area"

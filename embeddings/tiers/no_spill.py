@@ -6,14 +6,14 @@ import numpy as np
 from springtide.embeddings.rows import Int64Array, UInt16Array
 from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.record_kinds import TOMBSTONE
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.row_block import RowBlock
 
 NUM_PLACES = 1 << 20  # 8 MiB: most of that many forgotten keys are remembered
 
 
 class NoSpill:
-    """Stores no rows, only recently forgotten keys: a hash table of mixed keys in which newer keys overwrite older."""
+    """Stores no rows, only recently forgotten keys: a hash table of key hashes in which newer keys overwrite older."""
 
     keeps_rows = False
     is_exclusive = False
@@ -33,19 +33,17 @@ class NoSpill:
         newest = max(self._generations)
         if len(ids_N) and not len(self._generations[newest]):
             self._generations[newest] = np.zeros(NUM_PLACES, np.uint64)
-            self._generations[newest][0] = (
-                1  # belongs in another place, so the mixed key 0 is not found in an empty one
-            )
-        mixed_N = mix_keys(features_N, ids_N)
-        if len(mixed_N):
-            self._generations[newest][mixed_N & np.uint64(NUM_PLACES - 1)] = mixed_N
+            self._generations[newest][0] = 1  # belongs in another place, so the key hash 0 is not found in an empty one
+        key_hash_N = hash_keys(features_N, ids_N)
+        if len(key_hash_N):
+            self._generations[newest][key_hash_N & np.uint64(NUM_PLACES - 1)] = key_hash_N
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
         found = FoundRows.nothing(features_U, ids_U, self.dim, self.state_width)
-        mixed_U = found.rows.key_hash
+        key_hash_U = found.rows.key_hash
         for places in self._generations.values():
             if len(places):
-                found.kinds_U[places[mixed_U & np.uint64(NUM_PLACES - 1)] == mixed_U] = TOMBSTONE
+                found.kinds_U[places[key_hash_U & np.uint64(NUM_PLACES - 1)] == key_hash_U] = TOMBSTONE
         return found
 
     def read_all(self) -> RowBlock:

@@ -181,10 +181,10 @@ class DynamicEmbedding(TableModule):
 
     @_disable_dynamo
     def prefetch(self, ids: torch.Tensor) -> None:
-        """Start to recall the rows of the next training call's ids from the tiers below, while this step computes.
+        """Start to fetch the rows of the next training call's ids from the tiers below, while this step computes.
 
         For the next call of the module or of `pool` with the same ids in the same order; on a GPU, with this tensor.
-        If rows were created or forgotten meanwhile, that call recalls them itself: prefetch after this step's calls.
+        If rows were created or forgotten meanwhile, that call fetches them itself: prefetch after this step's calls.
         Creates and evicts nothing, and counts neither as an access nor towards admission. Nothing in `eval()`.
         With a process group every rank prefetches, and the ids travel to their owners now.
         """
@@ -193,7 +193,7 @@ class DynamicEmbedding(TableModule):
             return
         with self._lock, self.ops.on_current_stream(), suppress(SpillError):  # which the call itself will report
             unique = self._unique(ids_K)
-            self._prefetched = PrefetchedIds.of(ids, unique, self._rows_of_all.begin_recall(unique))
+            self._prefetched = PrefetchedIds.of(ids, unique, self._rows_of_all.begin_fetch(unique))
 
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows, float32 (*ids.shape, dim), NaN for ids without one, and status, uint8 ids.shape. Creates nothing.
@@ -260,13 +260,13 @@ class DynamicEmbedding(TableModule):
             return self._read(ids_K, part)
         with self._changing() as table, self.ops.on_current_stream():
             now_ms = self._advance()
-            unique, recall = self._prefetched_or_unique(ids, ids_K)
+            unique, fetch = self._prefetched_or_unique(ids, ids_K)
             if self.shards is not None:
-                rows_UD, num_ids = self.shards.embed(unique, recall, now_ms)
+                rows_UD, num_ids = self.shards.embed(unique, fetch, now_ms)
                 self.num_ids += num_ids
                 return pooled(self.ops, rows_UD, self.ops.tensor_of(unique.inverse_K), part)
             unique = unique._replace(last_seen_U=self.ops.xp.full(len(unique.ids_U), now_ms, np.int64))
-            lookup = table.lookup_unique(unique, scores_K=scores_K, recall=recall)
+            lookup = table.lookup_unique(unique, scores_K=scores_K, fetch=fetch)
             self.num_ids += len(ids_K)
             return embed_slices(table, lookup, [part])[0]
 
@@ -292,7 +292,7 @@ class DynamicEmbedding(TableModule):
         return self._open_table().unique(features_of(self.ops, ids_K), ids_K, ids_K)
 
     def _prefetched_or_unique(self, ids: torch.Tensor, ids_K: Array) -> tuple[UniqueKeys, Any]:
-        """The unique ids, and the recall of their rows if it has begun: on all ranks, or on none."""
+        """The unique ids, and the fetch of their rows if it has begun: on all ranks, or on none."""
         prefetched = self._prefetched
         if prefetched is not None:
             are_same = prefetched.are(ids)
@@ -300,7 +300,7 @@ class DynamicEmbedding(TableModule):
                 are_same, self._prefetched = self.exchange.all_true(are_same), None
             if are_same:
                 self._prefetched = None
-                return prefetched.unique, prefetched.recall
+                return prefetched.unique, prefetched.fetch
         return self._unique(ids_K), None
 
     def _scores(self, scores: Any, ids: torch.Tensor) -> Array | None:

@@ -208,7 +208,7 @@ class ModuleTable(EmbeddingTable):
         here_N = np.zeros(len(ids_N), np.bool_)
         if self.removals.wanted:
             (slots_N,) = self.ops.fetch(self.memory.find(features_N, ids_N))
-            here_N = (slots_N != NO_SLOT) | self.lower_tiers.recall(features_N, ids_N).found_U
+            here_N = (slots_N != NO_SLOT) | self.lower_tiers.fetch(features_N, ids_N).found_U
         self.forget(features_N, ids_N)
         self.removals.add(reason, features_N[here_N], ids_N[here_N])
 
@@ -232,8 +232,8 @@ class ModuleTable(EmbeddingTable):
         """The rows of those of these unique keys that have one, in their order, from any tier. Changes nothing."""
         memory, cutoffs = self.memory, self.cutoffs
         (slots_N,) = self.ops.fetch(memory.find(features_N, ids_N))
-        recalled = self.lower_tiers.recall(features_N, ids_N).without_expired(cutoffs)
-        rows, found_N = recalled.rows, recalled.found_U
+        fetched = self.lower_tiers.fetch(features_N, ids_N).without_expired(cutoffs)
+        rows, found_N = fetched.rows, fetched.found_U
         resident_N = slots_N != NO_SLOT
         resident, _ = memory.read(*self.ops.put(slots_N[resident_N], features_N[resident_N], ids_N[resident_N]))
         for column, from_memory in zip(rows.contents, resident.contents, strict=True):
@@ -273,7 +273,7 @@ def _release(process: int, spill: Spill | None, folder: SpillFolder | None) -> N
     """1. Close the spill. 2. Delete its folder. The garbage collector may call this in any thread."""
     if os.getpid() != process:
         return  # a forked copy: the parent still needs them
-    # the spill's thread cannot wait for its own end, and one that recalls may hold the lock that it needs for that
+    # the spill's thread cannot wait for its own end, and one that fetches may hold the lock that it needs for that
     if threading.current_thread().name.startswith((SPILL_THREAD, RECALL_THREADS)):
         threading.Thread(target=_release, args=(process, spill, folder)).start()
         return

@@ -1,4 +1,4 @@
-"""Mixed keys, text hashes and first values: springtide_client.keys and initial_values for Numba, equal bit by bit."""
+"""Key hashes, text hashes and first values: springtide_client.keys and initial_values for Numba, equal bit by bit."""
 
 # U keys, D dimension, T bytes, N texts
 from typing import Any
@@ -36,16 +36,16 @@ def mix64(x: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def mix_key(feature: Any, id_: Any) -> Any:
+def hash_key(feature: Any, id_: Any) -> Any:
     return mix64(np.uint64(id_) ^ (np.uint64(feature) * GOLDEN))
 
 
 @njit(nogil=True, cache=True)
-def mix_keys(features_U: Any, ids_U: Any) -> Any:
-    mixed_U = np.empty(len(ids_U), np.uint64)
+def hash_keys(features_U: Any, ids_U: Any) -> Any:
+    key_hash_U = np.empty(len(ids_U), np.uint64)
     for u in range(len(ids_U)):
-        mixed_U[u] = mix_key(features_U[u], ids_U[u])
-    return mixed_U
+        key_hash_U[u] = hash_key(features_U[u], ids_U[u])
+    return key_hash_U
 
 
 @njit(nogil=True, cache=True)
@@ -66,8 +66,8 @@ def hash_texts(bytes_T: Any, offsets_N1: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def first_value_row(row_D: Any, mixed: Any, mixed_seed: Any, factor: Any) -> None:
-    x = mixed ^ mixed_seed
+def first_value_row(row_D: Any, key_hash: Any, mixed_seed: Any, factor: Any) -> None:
+    x = key_hash ^ mixed_seed
     for d in range(len(row_D)):
         x += GOLDEN
         row_D[d] = np.float32(np.int32(mix64(x) >> S40) - np.int32(1 << 23)) * factor
@@ -77,5 +77,5 @@ def first_value_row(row_D: Any, mixed: Any, mixed_seed: Any, factor: Any) -> Non
 def initial_values(features_U: Any, ids_U: Any, dim: Any, mixed_seed: Any, factor: Any) -> Any:
     values_UD = np.empty((len(ids_U), dim), np.float32)
     for u in range(len(ids_U)):
-        first_value_row(values_UD[u], mix_key(features_U[u], ids_U[u]), mixed_seed, factor)
+        first_value_row(values_UD[u], hash_key(features_U[u], ids_U[u]), mixed_seed, factor)
     return values_UD

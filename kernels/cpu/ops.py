@@ -30,8 +30,8 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         self._places: Array = np.empty(0, np.uint32)
         self._entries: Array = np.empty(0, np.uint64)
 
-    def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
-        return cast(Array, hashing.mix_keys(features_U, ids_U))
+    def hash_keys(self, features_U: Array, ids_U: Array) -> Array:
+        return cast(Array, hashing.hash_keys(features_U, ids_U))
 
     def hash_texts(self, bytes_T: Array, offsets_N1: Array) -> Array:
         return cast(Array, hashing.hash_texts(bytes_T, offsets_N1))

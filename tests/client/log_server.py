@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.log.directory import LogDirectory
 from tests.support.logs import HandWrittenLog
 
@@ -123,8 +123,8 @@ class FaultyLogServer:
         request.send_response(200)
         request.send_header("Transfer-Encoding", "chunked")
         request.end_headers()
-        tip = Tip(new[-1].number, new[-1].checksum) if new else Tip(self.log.number, self.log.checksum)
-        cursor = self.directory.follow(tip)
+        head = Head(new[-1].number, new[-1].checksum) if new else Head(self.log.number, self.log.checksum)
+        cursor = self.directory.follow(head)
         assert base is not None
         while not self.is_closed:
             for record in new:

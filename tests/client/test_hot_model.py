@@ -81,7 +81,7 @@ def test_equal_versions_give_bitwise_equal_predictions(open_model, log) -> None:
     view = View.open(log.path / f"base-{log.newest_base['number']:020d}")
     from springtide_client.log.directory import LogDirectory
 
-    for record in LogDirectory(log.path).records(view.tip):
+    for record in LogDirectory(log.path).records(view.head):
         view = view.apply(record)
     expected = view.predict(encode_instances(log.schema, INSTANCES))
     assert [list(answer.values()) for answer in model.predict(INSTANCES)] == expected.tolist()

@@ -165,6 +165,6 @@ def read_view(log: Path) -> View:
     """Return the newest version that the log holds."""
     directory = LogDirectory(log)
     view = View.open(directory.newest_base())
-    for record in directory.records(view.tip):
+    for record in directory.records(view.head):
         view = view.apply(record).merged()
     return view

@@ -9,7 +9,7 @@ import numpy as np
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import OptimizerStep
 from springtide_client.keys import SHARED_ROW_OFFSET
-from tests.kernels.oracle import Key, Row, Sketch, mixed, unique
+from tests.kernels.oracle import Key, Row, Sketch, key_hash, unique
 
 DIM, SEED, SCALE = 4, 5, 0.1
 SKETCH_BLOCKS = 4
@@ -41,20 +41,20 @@ class DictTable:
         self.min_counts = dict(min_counts or {})
         self.sketch, self.age = Sketch(SKETCH_BLOCKS), 0
 
-    def lookup(self, keys: list[Key], times: list[int], rowless_mixed: Sequence[int] | None) -> "Taken":
+    def lookup(self, keys: list[Key], times: list[int], rowless_key_hash: Sequence[int] | None) -> "Taken":
         """The keys whose rows the batch uses: its own, or the shared ones of their features.
 
-        `rowless_mixed`: what the table found no row for, which may have dropped rows that were never learned.
+        `rowless_key_hash`: what the table found no row for, which may have dropped rows that were never learned.
         """
         for key in set(keys) & self.rows.keys():
-            if self.rows[key].count == 0 and rowless_mixed is not None and mixed(key) in rowless_mixed:
+            if self.rows[key].count == 0 and rowless_key_hash is not None and key_hash(key) in rowless_key_hash:
                 del self.rows[key]
         names, inverse, occurrences, _ = unique(keys, times)
         rowless = [u for u, key in enumerate(names) if not self.is_alive(key)]
         taken = list(names)
         for u in rowless:
             feature = names[u][0]
-            seen = self.sketch.estimate(mixed(names[u]), self.age) + occurrences[u]
+            seen = self.sketch.estimate(key_hash(names[u]), self.age) + occurrences[u]
             if seen < self.min_counts.get(feature, 1):
                 taken[u] = (feature + SHARED_ROW_OFFSET, 0)
         for key in taken:
@@ -73,7 +73,7 @@ class DictTable:
 
     def was_seen(self, key: Key) -> bool:
         """Return True if a key without a row was seen, but not often enough."""
-        return self.min_counts.get(key[0], 1) > 1 and self.sketch.estimate(mixed(key), self.age) > 0
+        return self.min_counts.get(key[0], 1) > 1 and self.sketch.estimate(key_hash(key), self.age) > 0
 
     def update(self, taken: "Taken", grads_KD: Any) -> None:
         self.count(taken)
@@ -96,7 +96,7 @@ class DictTable:
 
     def count(self, taken: "Taken") -> None:
         for key, num in taken.counted:
-            self.sketch.add(mixed(key), num, self.age)
+            self.sketch.add(key_hash(key), num, self.age)
 
     def forget(self, keys: list[Key]) -> None:
         for key in keys:

@@ -46,7 +46,7 @@ def test_l2_norm_evicts_the_row_with_the_smallest_norm(ops: Ops) -> None:
     assert np.flatnonzero(np.array(status(table, range(width))) != KNOWN).tolist() == [7]
 
 
-def test_a_recalled_row_has_the_score_of_its_values(tmp_path: Path, ops: Ops) -> None:
+def test_a_fetched_row_has_the_score_of_its_values(tmp_path: Path, ops: Ops) -> None:
     spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=0)
     table, width = make(eviction="l2-norm", optimizer=SGD, spill=spill, device=ops), ops.width
     zero, one, others = np.zeros(1, np.uint16), np.array([1]), np.arange(100, 100 + width)
@@ -83,7 +83,7 @@ def test_a_function_scores_rows_by_their_values_and_metadata(ops: Ops) -> None:
     width = ops.width
     for id_ in range(width):
         learn(table, [id_, id_], at_ms=1000 + id_ % 3)
-    learn(table, [1000], at_ms=1)  # of the latest, the lower mixed key and then the lower tick
+    learn(table, [1000], at_ms=1)  # of the latest, the lower key hash and then the lower tick
     gone = np.flatnonzero(np.array(status(table, range(width))) != KNOWN)
     assert gone.tolist() == [2]
     created, updated = seen[0], seen[1]

@@ -13,7 +13,7 @@ from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.torch_api.autograd import embed
 from springtide.kernels.ops import Ops
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.system.settings import parse_size
 from tests.embeddings.backends import host
 from tests.embeddings.small_tables import learn, status
@@ -50,14 +50,14 @@ def test_the_number_of_threads_does_not_change_results() -> None:
         table.close()
 
 
-def test_a_delta_is_in_the_order_of_mixed_keys(ops: Ops) -> None:
+def test_a_delta_is_in_the_order_of_key_hashes(ops: Ops) -> None:
     table = EmbeddingTable(TableConfig(device_bytes="1MiB"), seed=0, device=ops)
     ids = np.random.default_rng(0).integers(0, 2**62, 300)
     table.update(look_up(table, ids), np.ones((len(ids), 16), np.float32))
     delta = table.take_delta()
-    mixed = mix_keys(delta.rows.feature, delta.rows.id)
+    key_hash = hash_keys(delta.rows.feature, delta.rows.id)
     assert len(delta.rows) == 300
-    assert (mixed[1:] > mixed[:-1]).all()
+    assert (key_hash[1:] > key_hash[:-1]).all()
     np.testing.assert_array_equal(delta.rows.value, ops.fetch(table.find(delta.rows.feature, delta.rows.id)[0])[0])
 
 

@@ -194,7 +194,7 @@ class TableMachine(RuleBasedStateMachine):
             assert self.spill.broken
             assert self.table.memory.num_rows <= num_rows
             return
-        taken = self.truth.lookup(keys, times, None if lookup.rowless is None else lookup.rowless.mixed_N.tolist())
+        taken = self.truth.lookup(keys, times, None if lookup.rowless is None else lookup.rowless.key_hash_N.tolist())
         shared = [feature >= SHARED_ROW_OFFSET for feature, _ in taken.keys]
         np.testing.assert_array_equal(uses_shared_row(lookup), shared)
         for key, row in zip(taken.keys, host(self.table.gather(lookup)), strict=True):

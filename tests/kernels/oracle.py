@@ -17,7 +17,7 @@ LEARNED_SEED = 0x5EED_0001
 Key = tuple[int, int]
 
 
-def mixed(key: Key) -> int:
+def key_hash(key: Key) -> int:
     return mix64((key[1] & MASK) ^ (key[0] * GOLDEN & MASK))
 
 
@@ -39,7 +39,7 @@ class Index:
         self.overflow: dict[Key, list[int]] = {}
 
     def bucket(self, key: Key) -> dict[Key, list[int]]:
-        return self.buckets[(mixed(key) >> 32) * len(self.buckets) >> 32]
+        return self.buckets[(key_hash(key) >> 32) * len(self.buckets) >> 32]
 
     def home(self, key: Key) -> dict[Key, list[int]] | None:
         """What holds the key now."""
@@ -70,7 +70,7 @@ class Index:
 
     def ordered(self, home: dict[Key, list[int]], protect_from: int) -> list[Key]:
         """The keys with a tick below protect_from, those that go first first."""
-        weak = [(score, mixed(key), key) for key, score in home.items() if score[1] < protect_from]
+        weak = [(score, key_hash(key), key) for key, score in home.items() if score[1] < protect_from]
         return [key for _, _, key in sorted(weak)]
 
     def lowest(self, feature: int, num: int, protect_from: int) -> list[Key]:
@@ -184,7 +184,7 @@ class Row:
         row = self.value * np.float32(1 - step.lr * step.weight_decay)
         value = self.moved(row, g, squares, step)
         if self.dtype == "bfloat16":
-            value = stochastic(value, mixed(self.key), step.seed, self.count)
+            value = stochastic(value, key_hash(self.key), step.seed, self.count)
         self.value = value
 
     def touch(self, occurrences: int, last_seen: int) -> None:
@@ -194,7 +194,7 @@ class Row:
     def write_learned(self, value: Any, states: Any, seed: int) -> None:
         """Take what was learned elsewhere."""
         if self.dtype == "bfloat16":
-            value = stochastic(value, mixed(self.key), seed + LEARNED_SEED, self.count)
+            value = stochastic(value, key_hash(self.key), seed + LEARNED_SEED, self.count)
         self.value, self.states = value, states.copy()
 
     def moved(self, row: Any, g: Any, squares: np.float32, step: OptimizerStep) -> Any:
@@ -249,9 +249,9 @@ def nearest(numbers: Any) -> Any:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000).astype(np.uint32).view(np.float32)
 
 
-def stochastic(numbers: Any, mixed_key: int, seed: int, count: int) -> Any:
+def stochastic(numbers: Any, key_hash: int, seed: int, count: int) -> Any:
     """To bfloat16 and back: up with the probability of the part that is cut off."""
-    bits = mix64(((mixed_key ^ mix64(seed & MASK)) + GOLDEN * count) & MASK)
+    bits = mix64(((key_hash ^ mix64(seed & MASK)) + GOLDEN * count) & MASK)
     rounded = np.array(numbers, np.float32).view(np.uint32)
     for d in range(len(rounded)):
         x = ((d * 0x9E37_79B9 + bits) & 0xFFFF_FFFF) ^ bits >> 32

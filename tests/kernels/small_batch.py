@@ -22,13 +22,13 @@ def arrays(keys: list[Key]) -> tuple[Any, Any]:
 def insert(store: Any, keys: list[Key], tick: int = 1, protect_from: int = 1) -> InsertResult:
     """The keys' slots, made if need be, and who left them."""
     features, ids = arrays(keys)
-    return OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), tick, protect_from)
+    return OPS.find_or_insert(store, features, ids, OPS.hash_keys(features, ids), tick, protect_from)
 
 
 def found(store: Any, keys: list[Key]) -> Any:
     """The keys' slots, NO_SLOT where they have none."""
     features, ids = arrays(keys)
-    return OPS.find(store, features, ids, OPS.mix_keys(features, ids))
+    return OPS.find(store, features, ids, OPS.hash_keys(features, ids))
 
 
 def keys_of(store: Any, slots: Any) -> list[Key]:

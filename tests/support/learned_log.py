@@ -91,7 +91,7 @@ class LearnedLog:
         """Return what a follower has that has read the log to its end."""
         self.log.sync()
         view = View.open(self.directory.newest_base())
-        for record in self.directory.records(view.tip):
+        for record in self.directory.records(view.head):
             view = view.apply(record)
         return view
 

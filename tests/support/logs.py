@@ -16,7 +16,7 @@ import numpy as np
 
 from springtide_client.format.checksums import encode_checksummed_json
 from springtide_client.format.records import VersionMeta
-from springtide_client.keys import hash_string, mix_keys
+from springtide_client.keys import hash_keys, hash_string
 from springtide_client.rows.hash_range import owners_of
 from springtide_client.schema import Schema
 from tests.support.records import encode_record
@@ -234,10 +234,10 @@ class HandWrittenLog:
             self.sketch = np.zeros((32, 64), np.uint8)
         blocks = set()
         for (feature, row_id), count in seen.items():
-            mixed = int(mix_keys(np.array([feature], np.uint16), np.array([row_id], np.int64))[0])
-            block = (mixed >> 32) * len(self.sketch) >> 32
+            key_hash = int(hash_keys(np.array([feature], np.uint16), np.array([row_id], np.int64))[0])
+            block = (key_hash >> 32) * len(self.sketch) >> 32
             for i in range(4):
-                cell = 4 + ((mixed >> 8 * i & 255) * 60 >> 8)
+                cell = 4 + ((key_hash >> 8 * i & 255) * 60 >> 8)
                 self.sketch[block, cell] = max(self.sketch[block, cell], count)
             blocks.add(block)
         numbers = np.array(sorted(blocks), np.int64)
@@ -251,9 +251,9 @@ class HandWrittenLog:
         for table, (dim, _) in self.all_tables.items():
             held = {key: row for key, row in self.rows.items() if self.table_of(key) == table}
             columns = row_columns(held, dim)
-            mixed = mix_keys(columns["feature"], columns["id"])
-            order = np.argsort(mixed, kind="stable")
-            columns = {name: column[order] for name, column in {"mixed": mixed, **columns}.items()}
+            key_hash = hash_keys(columns["feature"], columns["id"])
+            order = np.argsort(key_hash, kind="stable")
+            columns = {name: column[order] for name, column in {"mixed": key_hash, **columns}.items()}
             states = self.states_of(held)[order]
             for number in range(num_ranges):
                 own = owners_of(columns["mixed"], num_ranges) == number

@@ -29,8 +29,8 @@ class RandomVersions:
         self.features = features
         self.log, self.writer, self.rng = log, writer, random.Random(seed)
         self.horizon = 0
-        assert writer.start_tip is not None
-        self.worlds: dict[int, World] = {writer.start_tip.number: {}}
+        assert writer.start_head is not None
+        self.worlds: dict[int, World] = {writer.start_head.number: {}}
         self.forgotten: dict[int, set[Key]] = {}
         self.ordered: dict[int, set[Key]] = {}  # those of them that a command has forgotten
         self.now: World = {}

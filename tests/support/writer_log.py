@@ -21,9 +21,9 @@ from springtide.app.version_log.tables import tables_from, tables_of
 from springtide.app.version_log.write.ranks import LogRanks, RankStore
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.sharding.route import owners_of
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import CROSSES, mix_keys
+from springtide_client.keys import CROSSES, hash_keys
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_block import RowBlock
@@ -76,13 +76,13 @@ def rows_of(layer: RowBlock) -> dict[Key, Row]:
 
 
 def first_base(
-    path: Path, tip: Tip, program: bytes = b"program", tables: Mapping[str, TableSpec] = MappingProxyType({})
+    path: Path, head: Head, program: bytes = b"program", tables: Mapping[str, TableSpec] = MappingProxyType({})
 ) -> Path:
-    """Write an empty base at `tip`."""
+    """Write an empty base at `head`."""
     return write_base(
         path,
         BaseImage(
-            tip=tip,
+            head=head,
             schema=SCHEMA,
             table=TableImage(spec=TABLE),
             tables={name: TableImage(spec=spec) for name, spec in tables.items()},
@@ -191,9 +191,9 @@ class WriterLog:
         writer = LogWriter.open(
             config(self.path, **changes), schema=SCHEMA, take_over=take_over, wait_seconds=wait_seconds
         )
-        if writer.start_tip is None:
-            first_base(self.path, writer.first_base_tip, tables=self.tables)
-            writer.start_after(writer.first_base_tip)
+        if writer.start_head is None:
+            first_base(self.path, writer.first_base_head, tables=self.tables)
+            writer.start_after(writer.first_base_head)
         if self.tables:
             append = writer.append
             writer.append = lambda meta, tensors: append(meta, by_table(tensors))  # type: ignore[method-assign]
@@ -213,10 +213,10 @@ class WriterLog:
             found |= rows_of_table(table.name, table.base_layer(base))
         return found
 
-    def tips(self) -> list[Tip]:
-        """Return the tips of the records after the newest base."""
+    def heads(self) -> list[Head]:
+        """Return the heads of the records after the newest base."""
         base = self.directory.open_base()
-        return [record.tip for record in self.directory.records(base.tip if base else None)]
+        return [record.head for record in self.directory.records(base.head if base else None)]
 
     def start(
         self,
@@ -238,10 +238,10 @@ class WriterLog:
             )
             for rank in range(num_ranks)
         ]
-        if writers[0].start_tip is None:
-            first_base(self.path, writers[0].first_base_tip, tables=self.tables)
+        if writers[0].start_head is None:
+            first_base(self.path, writers[0].first_base_head, tables=self.tables)
             for writer in writers:
-                writer.start_after(writer.first_base_tip)
+                writer.start_after(writer.first_base_head)
         return Team(writers)
 
     @contextmanager
@@ -257,15 +257,15 @@ class WriterLog:
         for writer in team.writers:
             self.kill(writer)
 
-    def read(self) -> tuple[Tip, dict[Key, Row]]:
+    def read(self) -> tuple[Head, dict[Key, Row]]:
         """Return where a reader that starts now ends, and the rows it has."""
         base = self.directory.open_base()
         assert base is not None
-        rows, tip = self.rows_in(base), base.tip
-        for record in self.directory.records(base.tip):
+        rows, head = self.rows_in(base), base.head
+        for record in self.directory.records(base.head):
             apply(rows, record.tensors())
-            tip = record.tip
-        return tip, rows
+            head = record.head
+        return head, rows
 
 
 def by_table(tensors: Arrays) -> Arrays:
@@ -299,7 +299,7 @@ def rows_of_table(name: str, layer: RowBlock) -> dict[Key, Row]:
     return rows_of(replace(layer, value=layer.value[:, :2], state=states[:, :1]))
 
 
-def put(writer: LogWriter, value: float, **meta: object) -> Tip:
+def put(writer: LogWriter, value: float, **meta: object) -> Head:
     """Append a version with one row."""
     return writer.append(VersionMeta(**meta), row_tensors({(0, int(value)): (value, 100)}))
 
@@ -328,5 +328,5 @@ def apply(rows: dict[Key, Row], tensors: Arrays) -> None:
 
 def owner(key: Key, num_ranks: int) -> int:
     """Return the rank that a key belongs to."""
-    mixed = mix_keys(np.array([key[0]], np.uint16), np.array([key[1]], np.int64))
-    return int(owners_of(mixed, num_ranks)[0])
+    key_hash = hash_keys(np.array([key[0]], np.uint16), np.array([key[1]], np.int64))
+    return int(owners_of(key_hash, num_ranks)[0])

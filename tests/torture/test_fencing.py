@@ -23,7 +23,7 @@ def read_everything(log: Path) -> dict[str, Any]:
     assert base is not None
     status = read_status(log) or TrainerStatus()
     return {
-        "records": [record.frame() for record in directory.records(base.tip)],
+        "records": [record.frame() for record in directory.records(base.head)],
         "manifest": directory.manifest(),
         "bases": {str(path): path.read_bytes() for path in sorted(log.glob("base-*/*"))},
         "status": msgspec.structs.replace(status, updated_ms=0),

@@ -63,7 +63,7 @@ class Torture(RandomFaults):
         missing = self.verifier.submitted.keys() - {command.id for command in contents.meta.executed_commands}
         assert not missing, f"lost commands: {missing}"
         self.verifier.compare_with_reference()
-        wait_until(lambda: self.cluster.newest_version() == contents.tip.number, "the follower's arrival")
+        wait_until(lambda: self.cluster.newest_version() == contents.head.number, "the follower's arrival")
         check_follower(self.cluster, self.verifier, contents)
         self.cluster.server = self.cluster.start("serve")
         check_server(self.cluster, self.verifier, contents)
@@ -86,7 +86,7 @@ class Torture(RandomFaults):
             "rows": len(contents.rows),
             "items_without_string": sum(key[0] == 1 and key not in contents.texts for key in contents.rows),
             "commands": len(contents.meta.executed_commands),
-            "epochs": contents.tip.number >> 32,
+            "epochs": contents.head.number >> 32,
             "follower_restarts": self.cluster.follower.num_restarts,
         }
         return json.dumps(figures)

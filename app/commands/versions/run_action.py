@@ -38,8 +38,8 @@ def list_lines(config: Config, index: LogIndex, listed: list[dict[str, Any]]) ->
         size = "" if line["bytes"] is None else format_bytes(line["bytes"])
         marks = "  changed schema" if line["is_change"] else "  base" if line["is_base"] else ""
         marks += "".join(f"  {name}" for name in line["pins"])
-        head = f"{line['name']:>12}  {format_time(line['created_ms']):19}  {line['samples_trained']:>13,}"
-        yield f"{head}  {rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
+        summary = f"{line['name']:>12}  {format_time(line['created_ms']):19}  {line['samples_trained']:>13,}"
+        yield f"{summary}  {rows[0]:>9}  {rows[1]:>9}  {size:>10}{marks}".rstrip()
     bases = ", ".join(version_name(version) for version in index.bases) or "none"
     yield (
         f"{len(listed):,} of {plural(len(index.numbers), 'version')} in {config.log.path}, "
@@ -54,15 +54,15 @@ def list_lines(config: Config, index: LogIndex, listed: list[dict[str, Any]]) ->
 def describe(index: LogIndex, version: int) -> dict[str, Any]:
     """Return a version's line; what only its record has is None if the record is deleted."""
     entry = index.find(version)
-    head = entry.read_head() if entry else None
-    meta = head.meta if head else index.meta(version)
+    summary = entry.read_summary() if entry else None
+    meta = summary.meta if summary else index.meta(version)
     return {
         "version": version,
         "name": version_name(version),
         "created_ms": meta.created_ms,
         "samples_trained": meta.samples_trained,
-        "rows": head.num_rows if head else None,
-        "forgotten": head.num_forgotten if head else None,
+        "rows": summary.num_rows if summary else None,
+        "forgotten": summary.num_forgotten if summary else None,
         "bytes": entry.num_bytes if entry else None,
         "file": entry.frame.path.name if entry else None,
         "is_base": version in index.bases,

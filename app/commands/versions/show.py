@@ -41,20 +41,20 @@ def show(config: Config, arguments: argparse.Namespace) -> Report:
 def show_version(index: LogIndex, version: int) -> Report:
     """Report a version's meta and the shapes of its tensors, from its record or, if that is deleted, from its base."""
     entry = index.find(version)
-    head = entry.read_head() if entry else None
+    summary = entry.read_summary() if entry else None
     document = {
         "version": version,
         "name": version_name(version),
         "parent": f"{entry.header.parent:016x}" if entry else None,
-        "checksum": f"{index.tip(version).checksum:016x}",
+        "checksum": f"{index.head(version).checksum:016x}",
         "is_base": version in index.bases,
         "pins": [pin.name for pin in index.pins if pin.version == version],
         "is_restorable": index.is_restorable(version),
         "file": entry.frame.path.name if entry else None,
         "offset": entry.frame.offset if entry else None,
         "bytes": entry.num_bytes if entry else None,
-        **msgspec.to_builtins(head.meta if head else index.meta(version)),
-        "tensors": dict(head.shapes) if head else {},
+        **msgspec.to_builtins(summary.meta if summary else index.meta(version)),
+        "tensors": dict(summary.shapes) if summary else {},
         **contents_of(index, version),
     }
     return Report(document, version_lines(document))

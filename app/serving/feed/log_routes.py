@@ -15,7 +15,7 @@ from springtide.app.serving.http.responses import StreamResponse
 from springtide.app.serving.http.route import BINARY, RAW, Routes
 from springtide.app.serving.model.replica import Replica
 from springtide_client.errors import LogError
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name
@@ -25,22 +25,22 @@ from springtide_client.log.shard_files import ShardChoice
 class LogReader:
     """Reads records after a version. `close` may be called during a read: the reading thread then closes the file."""
 
-    def __init__(self, directory: LogDirectory, start: Tip) -> None:
+    def __init__(self, directory: LogDirectory, start: Head) -> None:
         self.start = start
         self._directory = directory
         self._cursor = directory.follow(start)
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def read(self, tip: Tip, limit_bytes: int) -> list[Record]:
-        """Read about `limit_bytes` of the records after `tip`; raises LogError as LogCursor.read does."""
+    def read(self, head: Head, limit_bytes: int) -> list[Record]:
+        """Read about `limit_bytes` of the records after `head`; raises LogError as LogCursor.read does."""
         try:
             with self._lock:
                 if self._is_closed:
                     return []
-                if self._cursor.tip != tip:  # it fell behind while the client was sent cached records
+                if self._cursor.head != head:  # it fell behind while the client was sent cached records
                     self._cursor.close()
-                    self._cursor = self._directory.follow(tip)
+                    self._cursor = self._directory.follow(head)
                 return self._cursor.read(limit_bytes)
         finally:
             if self._is_closed:
@@ -97,24 +97,24 @@ async def log(request: Request, after: Annotated[int, Query(ge=0)], range: Annot
 def _open(log_path: Path, replica: Replica, after: int, choice: ShardChoice) -> tuple[LogReader, list[Record]]:
     """A reader positioned after the version, and the first records; ApiError 410 if the log does not continue there."""
     directory = LogDirectory(log_path, choice)
-    tip = _tip(replica, directory, after)
-    if tip is None:
+    head = _head(replica, directory, after)
+    if head is None:
         raise gone(after, replica.versions.oldest)
-    reader = LogReader(directory, tip)
+    reader = LogReader(directory, head)
     try:
-        return reader, reader.read(tip, BATCH_BYTES)
+        return reader, reader.read(head, BATCH_BYTES)
     except LogError:
         reader.close()
         raise gone(after, replica.versions.oldest) from None
 
 
-def _tip(replica: Replica, directory: LogDirectory, number: int) -> Tip | None:
-    """The tip of a version that this server has applied, or of a base; None for any other."""
+def _head(replica: Replica, directory: LogDirectory, number: int) -> Head | None:
+    """The head of a version that this server has applied, or of a base; None for any other."""
     entry = replica.versions.find(number)
     if entry is not None:
-        return entry.tip
+        return entry.head
     try:
-        return read_base_manifest(directory.path / base_name(number)).tip
+        return read_base_manifest(directory.path / base_name(number)).head
     except (OSError, LogError):
         return None
 
@@ -123,20 +123,20 @@ async def _frames(
     replica: Replica, reader: LogReader, records: list[Record], choice: ShardChoice
 ) -> AsyncIterator[bytes]:
     """1. Records that the server's own follower has just read. 2. If the next one is not among them: the log."""
-    tip = reader.start
+    head = reader.start
     while not replica.stopping:
         for record in records:
             for piece in choice.cut(record).pieces():
                 yield piece
-        tip = records[-1].tip if records else tip
+        head = records[-1].head if records else head
         view = replica.view
-        is_newest = view is None or view.version <= tip.number
-        if not (records := replica.records.after(tip, BATCH_BYTES)) and is_newest:
+        is_newest = view is None or view.version <= head.number
+        if not (records := replica.records.after(head, BATCH_BYTES)) and is_newest:
             await replica.wait_for_change(READ_INTERVAL_SECONDS)
-            records = replica.records.after(tip, BATCH_BYTES)
+            records = replica.records.after(head, BATCH_BYTES)
         if not records:
             try:
-                records = await asyncio.to_thread(reader.read, tip, BATCH_BYTES)
+                records = await asyncio.to_thread(reader.read, head, BATCH_BYTES)
             except LogError:
                 return  # what was sent is no longer part of the log; the client's next request will get 410
             if not records and not is_newest:

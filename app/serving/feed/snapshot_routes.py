@@ -68,7 +68,7 @@ class SnapshotCache:
             raise gone(version, None) from None
 
     def _create(self, view: View, *, rows: str) -> CachedSnapshot:
-        name = f"snapshot-{view.version:020d}-{view.tip.checksum:016x}-{rows}.safetensors"
+        name = f"snapshot-{view.version:020d}-{view.head.checksum:016x}-{rows}.safetensors"
         path = self._folder / name
         try:
             self._folder.mkdir(parents=True, exist_ok=True)  # a cleaner of temporary files may have removed it

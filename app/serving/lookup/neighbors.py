@@ -38,7 +38,7 @@ def find_neighbors(view: ServedView, number: int, row_id: int, *, k: int, metric
     if part.servers is None:
         ranked = rank_own()
     else:
-        ranked = ask_rankings(part.servers, view.own_view.tip, request, part.hash_range, rank_own)
+        ranked = ask_rankings(part.servers, view.own_view.head, request, part.hash_range, rank_own)
     return Neighbors(ranked, status_1)
 
 

@@ -9,7 +9,7 @@ from springtide.app.serving.model.served_view import Part
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.version_range import VersionRange
 from springtide_client.errors import LogError
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.cursor import LogCursor
 from springtide_client.log.directory import LogDirectory
@@ -22,7 +22,7 @@ class LogOfPart(LogDirectory):
         super().__init__(path)
         self._part = part
 
-    def follow(self, after: Tip | None) -> LogCursor:
+    def follow(self, after: Head | None) -> LogCursor:
         base = self.newest_base()
         if base is not None and not self._part.holds_all:
             with suppress(FileNotFoundError, LogError):  # deleted or damaged meanwhile: all records are read
@@ -51,7 +51,7 @@ class LogUpTo:
     def local_base(self) -> Path | None:
         return None
 
-    def follow(self, after: Tip | None) -> "RecordsUpTo":
+    def follow(self, after: Head | None) -> "RecordsUpTo":
         """Return a cursor that raises LogError where the log does not lead to the version."""
         assert after is not None
         return RecordsUpTo(VersionRange(LogIndex(self._directory), after.number, self._version).records())

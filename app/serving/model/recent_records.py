@@ -13,9 +13,9 @@ import numpy as np
 from springtide.app.version_log.items import NO_ITEMS, ItemColumns, items_of
 from springtide.app.version_log.read.id_dictionary import decode_strings, id_strings_of, strings_of
 from springtide_client.array_types import Int64Array
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.log.base import Base
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 
@@ -40,7 +40,7 @@ class LiveIdDictionary:
         keys = list(zip(columns["feature"].tolist(), columns["id"].tolist(), strict=True))
         features = {feature for feature, _ in keys}
         if not self._hash_range.is_all:
-            held = np.flatnonzero(self._hash_range.holds(mix_keys(columns["feature"], columns["id"]))).tolist()
+            held = np.flatnonzero(self._hash_range.holds(hash_keys(columns["feature"], columns["id"]))).tolist()
             keys, strings = [keys[place] for place in held], [strings[place] for place in held]
         with self._lock:
             new = [key for key in keys if key not in self._strings]
@@ -118,7 +118,7 @@ class LiveItems:
         columns = ItemColumns.of(items)
         if items is None or self._hash_range.is_all:
             return columns
-        return columns.take(np.flatnonzero(self._hash_range.holds(mix_keys(items["feature"], columns.ids_I))))
+        return columns.take(np.flatnonzero(self._hash_range.holds(hash_keys(items["feature"], columns.ids_I))))
 
 
 MAX_BYTES = 32 << 20
@@ -149,13 +149,13 @@ class RecordCache:
                 _, oldest = self._by_parent.popitem(last=False)
                 self._num_bytes -= oldest.num_bytes
 
-    def after(self, tip: Tip, limit_bytes: int) -> list[Record]:
+    def after(self, head: Head, limit_bytes: int) -> list[Record]:
         """About `limit_bytes` of the records that follow a version; empty if the first of them is not cached."""
         found: list[Record] = []
         with self._lock:
-            while limit_bytes > 0 and (record := self._by_parent.get(tip.checksum)) is not None:
-                if record.number <= tip.number:
+            while limit_bytes > 0 and (record := self._by_parent.get(head.checksum)) is not None:
+                if record.number <= head.number:
                     break
                 found.append(record)
-                tip, limit_bytes = record.tip, limit_bytes - record.num_bytes
+                head, limit_bytes = record.head, limit_bytes - record.num_bytes
         return found

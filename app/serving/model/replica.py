@@ -24,7 +24,7 @@ from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.errors import VersionsDifferError
 from springtide_client.follow.follower import AppliedVersion, Follower
 from springtide_client.follow.views import DISK_BYTES
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 from springtide_client.model.view import View
 from springtide_client.parts.parted_view import AGREE_SECONDS
 from springtide_client.system.clock import wall_ms
@@ -173,10 +173,10 @@ class Replica:
             headers["X-Springtide-Staleness-Ms"] = str(staleness_ms)
         return headers
 
-    def view_of(self, tip: Tip) -> ServedView | None:
+    def view_of(self, head: Head) -> ServedView | None:
         """Return the view of a version, one of the newest few; None if it is not served, or is kept no longer."""
         newest = () if (view := self.view) is None else (view,)
-        return next((view for view in (*newest, *reversed(self._recent_views)) if view.own_view.tip == tip), None)
+        return next((view for view in (*newest, *reversed(self._recent_views)) if view.own_view.head == head), None)
 
     async def at_one_version(
         self, preconditions: Preconditions, call: Callable[[ServedView], Awaitable[Result]]
@@ -240,7 +240,7 @@ class Replica:
 
     def _swapped(self, view: View) -> None:
         # a base without later records is a version that no record announced
-        self.versions.add(AppliedVersion(view.tip.number, view.parent, view.tip.checksum, view.meta))
+        self.versions.add(AppliedVersion(view.head.number, view.parent, view.head.checksum, view.meta))
         if self.part.num_kept_views and self.view is not None:
             self._recent_views = (*self._recent_views, self.view)[-self.part.num_kept_views :]
         self.freshness.continue_from(created_ms=view.meta.created_ms, complete_until_ms=view.meta.complete_until_ms)

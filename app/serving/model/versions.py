@@ -142,7 +142,7 @@ def version_of_log(log_path: Path, number: int) -> AppliedVersion:
             raise gone(number, index.numbers[0])
         found = index.find(number)
         parent = 0 if found is None else found.header.parent
-        return AppliedVersion(number, parent, index.tip(number).checksum, index.meta(number))
+        return AppliedVersion(number, parent, index.head(number).checksum, index.meta(number))
     except (UserError, LogError, FileNotFoundError):
         raise gone(number, None) from None
 

@@ -19,7 +19,7 @@ from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.parts.event_loop_connections import EventLoopConnection, EventLoopConnections
 from springtide.kernels.cpu.serving.key_owners import place_rows, sort_by_owner
 from springtide_client.array_types import Int64Array, UInt8Array
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.row_request import RowRequest
 from springtide_client.rows.hash_range import HashRange
@@ -43,8 +43,8 @@ class WaitingLookup(NamedTuple):
 class LookupBatch:
     """Look-ups of one table at one version, and the rows that have come for them."""
 
-    def __init__(self, lookups: Sequence[WaitingLookup], tip: Tip, table: str, dim: int, num_parts: int) -> None:
-        self._lookups, self._tip, self._table = lookups, tip, table
+    def __init__(self, lookups: Sequence[WaitingLookup], head: Head, table: str, dim: int, num_parts: int) -> None:
+        self._lookups, self._head, self._table = lookups, head, table
         self._row_bytes = 4 * dim
         lengths_J = [len(lookup.ids_N) for lookup in lookups]
         self._starts_J1 = np.zeros(len(lookups) + 1, np.int64)
@@ -73,7 +73,7 @@ class LookupBatch:
         """Return what a part is asked."""
         at = self._missing[index]
         features_M = self._features_K if len(self._features_K) == 1 else self._features_K[at]
-        return RowRequest(self._tip, hash_range, self._table, False, features_M, self._ids_K[at])
+        return RowRequest(self._head, hash_range, self._table, False, features_M, self._ids_K[at])
 
     def num_bytes_of(self, index: int) -> int:
         """The length of a part's rows and status."""
@@ -188,7 +188,7 @@ class _BatchInFlight:
     def __init__(self, batcher: LookupBatcher, view: ServedView, table: str, lookups: list[WaitingLookup]) -> None:
         self._batcher = batcher
         self._table = view.own_view.tables[table]
-        self._batch = LookupBatch(lookups, view.own_view.tip, table, self._table.dim, len(batcher.servers))
+        self._batch = LookupBatch(lookups, view.own_view.head, table, self._table.dim, len(batcher.servers))
         self._asked: dict[int, EventLoopConnection] = {}
         self._is_over = False
         self._timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._give_up)

@@ -36,7 +36,7 @@ async def rows_of_part(request: Request) -> Response:
         asked, wait_ms = RowRequest.decode(query, body)
     except ValueError as error:
         raise bad_request(f"not a request for rows of a part: {error}", "see springtide_client.parts") from None
-    view = await demanded_view(replica, Demand(asked.tip, asked.hash_range, wait_ms))
+    view = await demanded_view(replica, Demand(asked.head, asked.hash_range, wait_ms))
     if asked.table not in view.own_view.tables:
         raise bad_request(f"version {version_name(view.version)} has no table {asked.table!r}")
     if len(asked.ids_K) <= INLINE_IDS:
@@ -75,15 +75,15 @@ async def demanded_view(replica: Replica, demand: Demand) -> ServedView:
     if demand.hash_range != part.hash_range:
         message = f"this server holds {part.words}, and not part {demand.hash_range}"
         raise misdirected(message, "give the addresses of the parts in the order of their ranges")
-    tip, deadline = demand.tip, time.monotonic() + demand.wait_ms / 1000
+    head, deadline = demand.head, time.monotonic() + demand.wait_ms / 1000
     while True:
         view = replica.require_view()
-        if (found := replica.view_of(tip)) is not None:
+        if (found := replica.view_of(head)) is not None:
             return found
-        if view.version >= tip.number:
-            raise version_gone(tip.number, view.version)
+        if view.version >= head.number:
+            raise version_gone(head.number, view.version)
         if (left := deadline - time.monotonic()) <= 0 or replica.stopping:
-            raise version_not_reached(tip.number, view.version)
+            raise version_not_reached(head.number, view.version)
         await replica.wait_for_change(left)
 
 
@@ -102,7 +102,7 @@ def find_rows(view: ServedView, request: RowRequest) -> bytes | memoryview:
 def _answer_known(replica: Replica, query: str, body: bytes, later: object) -> Content | None:
     """Answer a request whose query was answered before; None if the version is served no longer."""
     request, _ = RowRequest.decode(query, body)
-    view = replica.view_of(request.tip)
+    view = replica.view_of(request.head)
     if view is None or len(request.ids_K) > INLINE_IDS:
         return None
     content = find_rows(view, request)

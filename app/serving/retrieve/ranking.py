@@ -128,7 +128,7 @@ def find_items_everywhere(retriever: Retriever, view: ServedView, body: Retrieve
     assert part.servers is not None
     request = encode_request(body, retriever.template_of(view), view)
     return ask_rankings(
-        part.servers, view.own_view.tip, request, part.hash_range, lambda: rank_items(retriever, view, request)
+        part.servers, view.own_view.head, request, part.hash_range, lambda: rank_items(retriever, view, request)
     )
 
 

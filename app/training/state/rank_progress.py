@@ -33,7 +33,7 @@ class RankProgress:
     strings: list[IdStrings]  # of values by which scores are split
     expiry_cutoffs: dict[int, int]
     clocks: tuple[int, ...]  # what must be the same on every rank
-    sampled_until: int  # the highest mixed key that rank 0's sample of live rows has
+    sampled_until: int  # the highest key hash that rank 0's sample of live rows has
     complete_until_ms: int | None  # None: this rank has no partitions
     limit_ms: int = 0
     idle: set[Partition] = field(default_factory=set)  # read to their end, and silent
@@ -52,7 +52,7 @@ class RankProgress:
             strings=state.pending_scores.take_strings(),
             expiry_cutoffs=learner.table.expiry_cutoffs,
             clocks=(learner.steps, stream.samples_trained, stream.clock.now_ms),
-            sampled_until=0 if budget is None else budget.sample.last_mixed,
+            sampled_until=0 if budget is None else budget.sample.last_key_hash,
             complete_until_ms=complete_until_ms,
             limit_ms=limit_ms,
             idle=set(idle),

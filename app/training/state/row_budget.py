@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 class RowsOfDelta(NamedTuple):
-    """A version's rows as the budget needs them; of many rows, those with a mixed key up to a bound are enough."""
+    """A version's rows as the budget needs them; of many rows, those with a key hash up to a bound are enough."""
 
     num_rows: int
     delta: TableDelta
 
     @staticmethod
-    def of(delta: TableDelta, last_mixed: int | None = None) -> "RowsOfDelta":
+    def of(delta: TableDelta, last_key_hash: int | None = None) -> "RowsOfDelta":
         """Return those of a delta."""
         rows, forgotten = delta.rows.keys_only(), delta.forgotten.keys_only()
-        if last_mixed is not None:
-            rows, forgotten = (part.take(part.key_hash <= np.uint64(last_mixed)) for part in (rows, forgotten))
+        if last_key_hash is not None:
+            rows, forgotten = (part.take(part.key_hash <= np.uint64(last_key_hash)) for part in (rows, forgotten))
         return RowsOfDelta(len(delta.rows), TableDelta(rows, forgotten))
 
 

@@ -76,7 +76,7 @@ class SpillGC:
                 self._refused.add(path.name)
                 logger.warning("a base cannot be mapped", extra={"base": path.name, "reason": str(error)})
             return False
-        number = base.tip.number
+        number = base.head.number
         generations = dict.fromkeys(self._tables, NO_GENERATION)
         if self._closed is not None and self._closed[1] <= number:
             generations = self._closed[0]
@@ -95,7 +95,7 @@ CHUNK_KEYS = 512  # their pages, up to seven each, must stay cached until they a
 
 
 class BaseRows:
-    """A RowSource over a mapped base. Searches and reads without the GIL: recalls run beside the learning."""
+    """A RowSource over a mapped base. Searches and reads without the GIL: fetches run beside the learning."""
 
     def __init__(self, base: Base, table: str = MAIN_TABLE) -> None:
         self.base, self.rows = base, base.tables[table].layer
@@ -114,14 +114,14 @@ class BaseRows:
         return found
 
     def _find(self, out: RowBlock, kinds_M: UInt8Array) -> None:
-        rows, mixed_M, request = self.rows, out.key_hash, self._readahead.request
+        rows, key_hash_M, request = self.rows, out.key_hash, self._readahead.request
         if self._readahead.is_worthwhile and len(rows):
-            places_M = base_file_rows.interpolate_all(len(rows), mixed_M)
+            places_M = base_file_rows.interpolate_all(len(rows), key_hash_M)
             request(rows.key_hash, places_M)
-            places_M = base_file_rows.refine_places(rows.key_hash, places_M, mixed_M)
+            places_M = base_file_rows.refine_places(rows.key_hash, places_M, key_hash_M)
             request(rows.key_hash, places_M)
             request(rows.feature, places_M)
-        rows_M = base_file_rows.find_rows(rows.key_hash, rows.feature, mixed_M, out.feature)
+        rows_M = base_file_rows.find_rows(rows.key_hash, rows.feature, key_hash_M, out.feature)
         kinds_M[rows_M >= 0] = IN_BASE
         for column in rows.contents:
             request(column, rows_M[rows_M >= 0])

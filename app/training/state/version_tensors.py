@@ -130,7 +130,7 @@ def replay_log(
             scores.apply(without_prefix("state.scores.", tensors))
         carried = {name: np.array(array) for name, array in tensors.items() if is_net(name)}  # outlives the record
         net = fold_net(net, carried, is_whole=bool(meta.restores))
-    if meta.exact_state > base.tip.number:
+    if meta.exact_state > base.head.number:
         net = read_state(meta.exact_state)
     parameters = without_prefix(PARAMETERS, net) or without_prefix("dense.", net)
     learner.restore(parameters, without_prefix("state.", net))

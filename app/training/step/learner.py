@@ -245,7 +245,7 @@ class Learner:
             return outcome
 
     def _prefetch(self, keys: BatchKeys) -> None:
-        """Start to recall the next batch's rows. Its lookup reports a failure.
+        """Start to fetch the next batch's rows. Its lookup reports a failure.
 
         The current lookup is still pinned: its memory is not given to a stream that does not wait for it.
         """

@@ -47,9 +47,9 @@ def start_migrated(
     main, *others = (migrated_table(state, migration, table, num_ranges) for table in migration.new.physical_tables)
     dead = [dead_keys(state, table) for table in state.tables]
     meta = migration.meta(state.meta)
-    meta.change = {"from": state.tip.number, **plan.document()}
+    meta.change = {"from": state.head.number, **plan.document()}
     image = BaseImage(
-        tip=log.first_base_tip,
+        head=log.first_base_head,
         schema=new.schema,
         table=main,
         tables=dict(zip(new.tables, others, strict=True)),
@@ -65,9 +65,9 @@ def start_migrated(
     )
     failpoint("before a changed schema begins")
     write_base(log.config.path, image)
-    log.start_after(image.tip)
+    log.start_after(image.head)
     failpoint("after a changed schema begins")
-    begun = Resume.of(log.directory, image.tip)
+    begun = Resume.of(log.directory, image.head)
     assert begun is not None
     return begun
 

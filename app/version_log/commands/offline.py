@@ -42,7 +42,7 @@ def execute_pending(config: LogConfig, *, window_samples: int) -> int:
     if schema is None:
         raise LogError(f"the log {config.path} has no version yet")
     with LogWriter.open(config, schema=schema, wait_seconds=0.0) as log:
-        resume = Resume.of(log.directory, log.start_tip, log.sealed_records)
+        resume = Resume.of(log.directory, log.start_head, log.sealed_records)
         assert resume is not None, "a log with a base has versions"
         for _ in resume.records():
             pass

@@ -43,11 +43,11 @@ def pin_version(log_path: Path, version: str, name: str, *, wait_seconds: float 
             number = index.resolve(version)
             index.base_before(number)  # UserError if the version cannot be rebuilt
             if (taken := read_pin(log_path, name)) is not None:
-                if taken.tip == index.tip(number):
+                if taken.head == index.head(number):
                     return taken
                 raise UserError(f"{name} pins version {version_name(taken.version)}: unpin it, or choose another name")
             if make_durable(index, number):
-                pin = Pin(name=name, version=number, checksum=index.tip(number).checksum, created_ms=wall_ms())
+                pin = Pin(name=name, version=number, checksum=index.head(number).checksum, created_ms=wall_ms())
                 write_pin(log_path, pin)
                 return pin
         if time.monotonic() > deadline:
@@ -79,19 +79,19 @@ def make_durable(index: LogIndex, version: int) -> bool:
     version whose exact state of the net is there, for a start goes back to such a one. They count only if no higher
     epoch is claimed afterwards: its trainer may have measured the files before.
     """
-    sealed = index.manifest.tip.number if index.manifest.tip is not None else 0
+    sealed = index.manifest.head.number if index.manifest.head is not None else 0
     if version <= max([sealed, *index.bases]):
         return True
     base = index.base_before(version)
-    entries = index.entries_between(base.tip.number, index.numbers[-1])
+    entries = index.entries_between(base.head.number, index.numbers[-1])
     states = ExactStates(index.directory.path, base, index.find)
     num_exact = states.newest(entries)
     if not num_exact or entries[num_exact - 1].number < version:
         return False
     for path in {path for entry in entries[:num_exact] for path in entry.files()}:
         sync_file(path)
-    exact_state = entries[num_exact - 1].read_head().meta.exact_state
-    if exact_state > base.tip.number and (file := states.file(exact_state)) is not None:
+    exact_state = entries[num_exact - 1].read_summary().meta.exact_state
+    if exact_state > base.head.number and (file := states.file(exact_state)) is not None:
         sync_state(file)
     fsync_folder(index.directory.path)
     return not index.directory.is_fenced(index.manifest.epoch)

@@ -262,7 +262,7 @@ def _find_entry(directory: LogDirectory, command_id: str) -> tuple[int, CommandE
     submitted_ms = int(command_id[:13]) if command_id[:13].isdecimal() else 0
     for record in reversed(index.entries):
         try:
-            meta = record.read_head().meta
+            meta = record.read_summary().meta
         except LogError:  # its segment was deleted meanwhile
             break
         for entry in meta.executed_commands:

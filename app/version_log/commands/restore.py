@@ -63,13 +63,13 @@ class ExactVersion(NamedTuple):
         """UserError if the version is unknown or its base was deleted; LogError if the log cannot be read."""
         base = index.base_before(version)
         states = ExactStates(index.directory.path, base, index.find)
-        candidates = index.entries_between(base.tip.number, version)
+        candidates = index.entries_between(base.head.number, version)
         num_exact = states.newest(candidates)
-        image = VersionImage(index, candidates[num_exact - 1].number if num_exact else base.tip.number, base=base)
+        image = VersionImage(index, candidates[num_exact - 1].number if num_exact else base.head.number, base=base)
         state = ModelReplayState(base, window_samples=window_samples)
         for record in image.versions.records():
             state.apply(record)
-        file = None if state.state_tip is None else states.file(state.state_tip.number)
+        file = None if state.state_head is None else states.file(state.state_head.number)
         return ExactVersion(image, state, exact_net(state.arrays, file))
 
 

@@ -20,7 +20,7 @@ from springtide.app.version_log.read.exact_state import is_exact_state
 from springtide.app.version_log.tables import LogTable, tables_from
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import crc32_of_file, encode_checksummed_json
-from springtide_client.format.records import EPOCH_SHIFT, Tip, VersionMeta
+from springtide_client.format.records import EPOCH_SHIFT, Head, VersionMeta
 from springtide_client.format.tensor_writer import TensorWriter
 from springtide_client.format.tensors import PLACE_BYTES, Array, Arrays, TensorShape, shape_of
 from springtide_client.log.base import (
@@ -61,8 +61,8 @@ class TableImage:
 
     spec: TableSpec
     num_rows: int = 0
-    by_range: tuple[int, ...] = ()  # of these, in each of several ranges, equal parts of all mixed keys; (): one
-    blocks: Iterable[RowBlock] = ()  # num_rows rows with states, sorted by (mixed key, feature)
+    by_range: tuple[int, ...] = ()  # of these, in each of several ranges, equal parts of all key hashes; (): one
+    blocks: Iterable[RowBlock] = ()  # num_rows rows with states, sorted by (key hash, feature)
 
     @staticmethod
     def of(
@@ -167,7 +167,7 @@ class RowWriter:
         if block.state.shape[1] != self._image.spec.state_width or block.tombstones().any():
             raise ValueError("a base holds only live rows, with their optimizer states")
         if int(block.key_hash[0]) < highest or not bool((block.key_hash[1:] >= block.key_hash[:-1]).all()):
-            raise ValueError("the rows of a base must be sorted by mixed key")
+            raise ValueError("the rows of a base must be sorted by key hash")
         if not self._table.holds(block.feature).all():
             raise ValueError(f"the {self._table.title} table does not hold the rows of all these features")
 
@@ -182,7 +182,7 @@ def row_shapes(n: int, dim: int) -> dict[str, TensorShape]:
 class BaseImage:
     """The contents of a base: everything at one version."""
 
-    tip: Tip  # the version it holds
+    head: Head  # the version it holds
     schema: Schema
     table: TableImage  # the main one
     tables: Mapping[str, TableImage] = field(default_factory=dict)  # the others
@@ -209,7 +209,7 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
 
     Returns the base's folder, also if another process has written the same base meanwhile.
     """
-    with draft_base(log_path, image.tip) as draft:
+    with draft_base(log_path, image.head) as draft:
         sums = _write_rows(draft, image)
         failpoint("while a base is written")
         state = {name: array for name, array in image.dense.items() if is_exact_state(name)}
@@ -229,13 +229,13 @@ def write_base(log_path: Path, image: BaseImage) -> Path:
             sums[MODEL] = image.program_checksum
         _write_file(draft / ONNX, image.onnx)
         _write_manifest(draft, image, sums)
-    return Path(log_path) / base_name(image.tip.number)
+    return Path(log_path) / base_name(image.head.number)
 
 
 @contextmanager
-def draft_base(log_path: Path, tip: Tip) -> Iterator[Path]:
+def draft_base(log_path: Path, head: Head) -> Iterator[Path]:
     """Yield the draft folder of a base. It becomes the base at the end, or is deleted after an error."""
-    path = Path(log_path) / base_name(tip.number)
+    path = Path(log_path) / base_name(head.number)
     draft = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -312,9 +312,9 @@ def _write_manifest(draft: Path, image: BaseImage, sums: Mapping[str, FileChecks
         for file in sorted(draft.iterdir())
     }
     manifest = BaseManifest(
-        number=image.tip.number,
-        checksum=image.tip.checksum,
-        epoch=image.tip.number >> EPOCH_SHIFT,
+        number=image.head.number,
+        checksum=image.head.checksum,
+        epoch=image.head.number >> EPOCH_SHIFT,
         created_ms=wall_ms(),
         schema=msgspec.to_builtins(image.schema),
         table=replace(image.table.spec, sketch_blocks=image.meta.sketch_blocks),

@@ -142,7 +142,7 @@ def write_pinned_base(
     base = index.base_before(version)
     base.verify(exports=False)  # the new base gets new checksums of the others
     state = ReplayState(base, window_samples=window_samples)
-    for record in VersionRange(index, base.tip.number, version).records():
+    for record in VersionRange(index, base.head.number, version).records():
         state.apply(record)
         if state.num_bytes >= MAX_REPLAYED_BYTES:
             break

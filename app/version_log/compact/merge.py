@@ -24,7 +24,7 @@ from springtide.app.version_log.tables import LogTable
 from springtide_client.array_types import UInt64Array
 from springtide_client.errors import CorruptRecordError, GapError, LogError
 from springtide_client.format.checksums import encode_checksummed_json
-from springtide_client.format.records import EPOCH_SHIFT, Record, Tip, VersionMeta
+from springtide_client.format.records import EPOCH_SHIFT, Head, Record, VersionMeta
 from springtide_client.log.base import MANIFEST, MODEL, Base, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import base_name, base_number
@@ -40,25 +40,25 @@ READ_CHUNK_BYTES = 16 << 20
 logger = logging.getLogger(__name__)
 
 
-def link_base(log_path: Path, base: Base, tip: Tip, meta: VersionMeta) -> Path:
-    """Write the base of version `tip`, which holds what `base` holds, and return its folder.
+def link_base(log_path: Path, base: Base, head: Head, meta: VersionMeta) -> Path:
+    """Write the base of version `summary`, which holds what `base` holds, and return its folder.
 
     The files are links, so it takes no space; where the file system has none, they are copied.
     """
     manifest = msgspec.structs.replace(
         base.manifest,
-        number=tip.number,
-        checksum=tip.checksum,
-        epoch=tip.number >> EPOCH_SHIFT,
+        number=head.number,
+        checksum=head.checksum,
+        epoch=head.number >> EPOCH_SHIFT,
         created_ms=wall_ms(),
         meta=meta,
         repeats=base.manifest.repeats or base.manifest.number,
     )
-    with draft_base(log_path, tip) as draft:
+    with draft_base(log_path, head) as draft:
         for name in base.manifest.files:
             link_file(base.path / name, draft / name)
         write_synced(draft / MANIFEST, encode_checksummed_json(manifest))
-    return Path(log_path) / base_name(tip.number)
+    return Path(log_path) / base_name(head.number)
 
 
 def compact_log(
@@ -78,21 +78,21 @@ def compact_log(
         return None
     last = newest_exact_version(LogIndex(directory), base, max_replayed_bytes)
     state = ReplayState(base, window_samples=window_samples)
-    for record in durable_records(directory, base) if last > base.tip.number else ():
+    for record in durable_records(directory, base) if last > base.head.number else ():
         state.apply(record)
         if record.number >= last:
             break
-    if state.tip == base.tip or not state.is_exact(directory.path):
+    if state.head == base.head or not state.is_exact(directory.path):
         return None
     damaged_by_number = {base_number(path): path for path in damaged}
-    if (same := damaged_by_number.pop(state.tip.number, None)) is not None:
+    if (same := damaged_by_number.pop(state.head.number, None)) is not None:
         delete_base(same)
-    if state.is_idle and state.state_tip is None:
-        written = link_base(directory.path, base, state.tip, state.meta)
+    if state.is_idle and state.state_head is None:
+        written = link_base(directory.path, base, state.head, state.meta)
     else:
         written = write_merged_base(directory.path, state, onnx, base_files=base_files)
     for version, path in damaged_by_number.items():
-        if version < state.tip.number:  # a newer one stays: the log does not reach it, so it may be the last copy
+        if version < state.head.number:  # a newer one stays: the log does not reach it, so it may be the last copy
             delete_base(path)
     return written
 
@@ -127,7 +127,7 @@ def durable_records(directory: LogDirectory, base: Base) -> Iterator[Record]:
     The later record's writer had checked for a higher epoch before it called them durable; a seal proves less.
     """
     waiting: deque[Record] = deque()
-    with directory.follow(base.tip) as cursor:
+    with directory.follow(base.head) as cursor:
         while True:
             try:
                 records = cursor.read(READ_CHUNK_BYTES)
@@ -148,10 +148,10 @@ def newest_exact_version(index: LogIndex, base: Base, max_replayed_bytes: int) -
 
     The first one after `max_replayed_bytes` of records, if there are more.
     """
-    entries = [entry for entry in index.entries if entry.number > base.tip.number]
+    entries = [entry for entry in index.entries if entry.number > base.head.number]
     metas: list[VersionMeta] = []
     try:
-        metas.extend(entry.read_head().meta for entry in entries)
+        metas.extend(entry.read_summary().meta for entry in entries)
     except LogError:
         return entries[-1].number  # corrupt: the reader that gets there reports where
     durable = max((meta.durable for meta in metas), default=0)
@@ -176,7 +176,7 @@ def write_merged_base(log_path: Path, state: ReplayState, onnx: OnnxBuilder | No
         dead.append(dropped)
     main, *others = images
     image = BaseImage(
-        tip=state.tip,
+        head=state.head,
         schema=manifest.decode_schema(),
         table=main,
         tables={table.name: other for table, other in zip(state.tables[1:], others, strict=True)},
@@ -244,7 +244,7 @@ def dead_keys(state: ReplayState, table: LogTable) -> RowBlock:
 
 
 def block_bounds(*layers: RowBlock) -> UInt64Array:
-    """Return the mixed keys at which layers are split into blocks, of CHUNK_ROWS rows of the longest."""
+    """Return the key hashes at which layers are split into blocks, of CHUNK_ROWS rows of the longest."""
     return max(layers, key=len).key_hash[CHUNK_ROWS::CHUNK_ROWS]
 
 

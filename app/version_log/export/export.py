@@ -284,7 +284,7 @@ def _write_snapshot(index: LogIndex, config: ExportConfig, draft: Path) -> int:
 
     base = index.base_before(config.version)
     view = View.open(base.path)
-    for record in VersionRange(index, base.tip.number, config.version).records():
+    for record in VersionRange(index, base.head.number, config.version).records():
         memory_bytes = view.parameters.num_bytes * 2 + RANGE_BYTES
         limit = MemoryLimit(memory_bytes=memory_bytes, folder=draft.parent)
         view = limit.apply(view.apply(record).merged())

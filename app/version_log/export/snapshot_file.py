@@ -89,7 +89,7 @@ class SnapshotFile(NamedTuple):
         base = view.base.manifest
         manifest: dict[str, Any] = {
             "version": view.version,
-            "checksum": f"{view.tip.checksum:016x}",
+            "checksum": f"{view.head.checksum:016x}",
             "schema": base.schema,
             "table": base.table,
             "tables": base.tables,
@@ -141,7 +141,7 @@ def view_at_version(directory: LogDirectory, version: int) -> View | None:
             view = View.open(path)
             if view.version == version:
                 return view
-            for record in directory.records(view.tip):
+            for record in directory.records(view.head):
                 view = view.apply(record).merged()
                 if view.version >= version:
                     return view if view.version == version else None
@@ -165,8 +165,8 @@ def live_id_strings(view: View, directory: LogDirectory) -> dict[str, npt.NDArra
     """
     base = view.base
     parts = [base.id_strings]
-    if view.version != base.tip.number:
-        for record in directory.records(base.tip):
+    if view.version != base.head.number:
+        for record in directory.records(base.head):
             if record.number > view.version:
                 break
             parts.append(id_strings_of(record.tensors()))

@@ -106,7 +106,7 @@ def diff_versions(
             f"later ones; `springtide versions show {version_name(begin)}` says what it kept"
         )
     base = index.base_before(older)
-    before = VersionRange(index, base.tip.number, older)
+    before = VersionRange(index, base.head.number, older)
     between = versions_between(index, older, newer)
     metas = index.meta(older), index.meta(newer)
     schema = base.manifest.decode_schema()
@@ -121,7 +121,7 @@ def diff_versions(
     result.dense = _dense_changes(base, before, between)
     if result.moves:
         last_base = index.base_before(newer)
-        finder = IdDictionary(last_base, VersionRange(index, last_base.tip.number, newer))
+        finder = IdDictionary(last_base, VersionRange(index, last_base.head.number, newer))
         features = np.array([move.feature for move in result.moves], np.uint16)
         ids = np.array([move.id for move in result.moves], np.int64)
         keys = zip(features.tolist(), ids.tolist(), strict=True)

@@ -59,9 +59,9 @@ def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> Ro
     LogError if one of them cannot be read.
     """
     base = index.base_before(index.numbers[-1]) if not index.bases else _oldest_base(index)
-    history = RowHistory(feature, row_id, base.tip.number, deque(maxlen=limit))
+    history = RowHistory(feature, row_id, base.head.number, deque(maxlen=limit))
     builder = _HistoryBuilder(history, base)
-    versions = VersionRange(index, base.tip.number, index.runs.end_of(base.tip.number))
+    versions = VersionRange(index, base.head.number, index.runs.end_of(base.head.number))
     for record in versions.records():
         builder.apply(record)
     strings = [IdDictionary(base, versions)]
@@ -73,8 +73,8 @@ def row_history(index: LogIndex, feature: int, row_id: int, *, limit: int) -> Ro
             for record in versions.records():
                 builder.apply(record)
             strings.append(IdDictionary(start, versions))
-    for version in filter(lambda version: version >= base.tip.number, index.bases):
-        opened = base if version == base.tip.number else Base.open(index.directory.path / base_name(version))
+    for version in filter(lambda version: version >= base.head.number, index.bases):
+        opened = base if version == base.head.number else Base.open(index.directory.path / base_name(version))
         if _find(opened, history)[1] >= 0:
             history.bases.append(version)
     found = (dictionary.find(*_key(feature, row_id))[0] for dictionary in strings)
@@ -92,16 +92,17 @@ class _HistoryBuilder:
         if row >= 0:
             meta = base.manifest.meta
             seen = int(rows.last_seen[row])
-            self._write(base.tip.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
+            self._write(base.head.number, meta, IN_BASE, int(rows.count[row]), seen, rows.value[row])
 
     def continue_from(self, base: Base) -> None:
         """Go on from a base, behind versions that are no longer in the log."""
         meta, (rows, row) = base.manifest.meta, _find(base, self._history)
         if row < 0:
             if self._vector is not None:
-                self._delete(base.tip.number, meta, GONE)
+                self._delete(base.head.number, meta, GONE)
         elif self._vector is None or not np.array_equal(self._vector, rows.value[row], equal_nan=True):
-            self._write(base.tip.number, meta, IN_BASE, int(rows.count[row]), int(rows.last_seen[row]), rows.value[row])
+            count, seen = int(rows.count[row]), int(rows.last_seen[row])
+            self._write(base.head.number, meta, IN_BASE, count, seen, rows.value[row])
 
     def apply(self, record: Record) -> None:
         """Apply the next version: tombstones first, then rows, then expiry."""

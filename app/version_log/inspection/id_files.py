@@ -16,7 +16,7 @@ from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.tables import is_row_id
 from springtide_client.errors import LogError
 from springtide_client.format.tensors import Arrays, decode_tensors, map_tensors
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.log.base import ID_STRINGS, ITEMS, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.frames import sound_frames
@@ -197,8 +197,8 @@ def _holds_sorted(arrays: Arrays, feature: int, row_id: int, *, is_rows: bool) -
     features, ids = np.array([feature], np.uint16), np.array([row_id], np.int64)
     if not is_rows:
         return bool(find_id_strings(arrays, features, ids)[0] >= 0)
-    mixed = mix_keys(features, ids)
-    first, end = arrays["mixed"].searchsorted(mixed)[0], arrays["mixed"].searchsorted(mixed, "right")[0]
+    key_hash = hash_keys(features, ids)
+    first, end = arrays["mixed"].searchsorted(key_hash)[0], arrays["mixed"].searchsorted(key_hash, "right")[0]
     return bool((arrays["feature"][first:end] == feature).any())
 
 

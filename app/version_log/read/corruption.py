@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.log.directory import LogDirectory
 from springtide_client.system.files import write_atomically
 
@@ -45,13 +45,13 @@ def take_corruption_report(log_path: Path, epoch: int) -> str:
     return report.reason if report.epoch == epoch else ""
 
 
-def find_corruption(directory: LogDirectory, newest: Tip) -> str:
+def find_corruption(directory: LogDirectory, newest: Head) -> str:
     """Read the log from its newest base up to a version; return why that fails, or an empty string."""
     try:
         base = directory.open_base()
-        tip = None if base is None else base.tip
-        for record in directory.records(tip):
-            tip = record.tip
+        head = None if base is None else base.head
+        for record in directory.records(head):
+            head = record.head
     except LogError as error:
         return str(error)
-    return "" if tip is not None and tip.number >= newest.number else f"it ends at {tip}, before {newest}"
+    return "" if head is not None and head.number >= newest.number else f"it ends at {head}, before {newest}"

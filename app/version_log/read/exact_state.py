@@ -15,7 +15,7 @@ from springtide.app.version_log.kept_versions import read_pins, retention_lock
 from springtide.app.version_log.read.index_entry import IndexEntry
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import crc32_of_file, decode_checksummed_json
-from springtide_client.format.records import NO_STATE, Tip
+from springtide_client.format.records import NO_STATE, Head
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.log.base import MANIFEST, STATE, Base, FileChecksum
 from springtide_client.log.listing import state_name
@@ -34,21 +34,21 @@ class StateManifest(msgspec.Struct, kw_only=True):
     file: FileChecksum
 
     @property
-    def tip(self) -> Tip:
+    def head(self) -> Head:
         """The version whose state it is."""
-        return Tip(self.number, self.checksum)
+        return Head(self.number, self.checksum)
 
 
-def find_state(log_path: Path, tip: Tip, *, verify: bool = False) -> Path | None:
+def find_state(log_path: Path, head: Head, *, verify: bool = False) -> Path | None:
     """Return the file with the exact state at a version; None if there is none that is complete.
 
     `verify`: read it, and return None if it does not match its checksum.
     """
-    folder = log_path / state_name(tip.number)
+    folder = log_path / state_name(head.number)
     try:
         manifest = read_state_manifest(folder)
         file = folder / STATE
-        if manifest.tip != tip or file.stat().st_size != manifest.file.bytes:
+        if manifest.head != head or file.stat().st_size != manifest.file.bytes:
             return None
         return None if verify and crc32_of_file(file) != manifest.file.crc32 else file
     except (LogError, OSError):
@@ -72,13 +72,13 @@ class ExactStates:
         """Return True if a version whose meta says this about its exact state can be continued from."""
         if exact_state == NO_STATE:
             return False
-        return exact_state == 0 or exact_state <= self._base.tip.number or self.file(exact_state) is not None
+        return exact_state == 0 or exact_state <= self._base.head.number or self.file(exact_state) is not None
 
     def file(self, version: int) -> Path | None:
         """Return the file with the exact state of a version, verified once."""
         if version not in self._files:
             entry = self._find(version)
-            self._files[version] = None if entry is None else find_state(self._log_path, entry.tip, verify=True)
+            self._files[version] = None if entry is None else find_state(self._log_path, entry.head, verify=True)
         return self._files[version]
 
     def newest(self, versions: Sequence[IndexEntry] | Sequence[int]) -> int:
@@ -88,7 +88,7 @@ class ExactStates:
         """
         for count in range(len(versions), 0, -1):
             version = versions[count - 1]
-            if self.has(version if isinstance(version, int) else version.read_head().meta.exact_state):
+            if self.has(version if isinstance(version, int) else version.read_summary().meta.exact_state):
                 return count
         return 0
 

@@ -10,7 +10,7 @@ from springtide.app.errors import UserError
 from springtide.app.version_log.kept_versions import Pin, read_pin, read_pins
 from springtide.app.version_log.read.index_entry import IndexEntry, ShardCounts, deleted_meanwhile
 from springtide_client.errors import LogError
-from springtide_client.format.records import EPOCH_SHIFT, RecordHeader, Tip, VersionMeta, version_name
+from springtide_client.format.records import EPOCH_SHIFT, Head, RecordHeader, VersionMeta, version_name
 from springtide_client.log.base import Base, BaseManifest, read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.frames import sound_frames
@@ -72,18 +72,18 @@ class UnbrokenRuns:
     A version can be rebuilt if a base at or before it is in its run.
     """
 
-    def __init__(self, headers: Mapping[int, RecordHeader], bases: Mapping[int, Tip | None]) -> None:
-        """`headers`: of the records by number. `bases`: the tip of each base by number, None if it cannot be read."""
+    def __init__(self, headers: Mapping[int, RecordHeader], bases: Mapping[int, Head | None]) -> None:
+        """`headers`: of the records by number. `bases`: the head of each base by number, None if it cannot be read."""
         self._run: dict[int, int] = {}
-        self._bases: list[int] = sorted(version for version, tip in bases.items() if tip is not None)
-        run, tip = 0, None
+        self._bases: list[int] = sorted(version for version, head in bases.items() if head is not None)
+        run, head = 0, None
         for version in sorted({*headers, *bases}):
             header = headers.get(version)
             if header is None:
-                run, tip = run + 1, bases[version]
+                run, head = run + 1, bases[version]
             else:
-                run += tip is None or header.parent != tip.checksum
-                tip = header.tip
+                run += head is None or header.parent != head.checksum
+                head = header.head
             self._run[version] = run
 
     def are_connected(self, older: int, newer: int) -> bool:
@@ -202,7 +202,7 @@ class LogIndex:
     def runs(self) -> UnbrokenRuns:
         """Which versions follow one another without a gap."""
         headers = {version: entry.header for version, entry in self._by_number.items()}
-        return UnbrokenRuns(headers, {version: self._tip_of_base(version) for version in self.bases})
+        return UnbrokenRuns(headers, {version: self._head_of_base(version) for version in self.bases})
 
     def is_restorable(self, version: int) -> bool:
         """Return True if a version can be rebuilt: a base is at or before it, and all versions between them are there.
@@ -211,15 +211,15 @@ class LogIndex:
         """
         return self.runs.base_of(version) is not None
 
-    def tip(self, version: int) -> Tip:
+    def head(self, version: int) -> Head:
         """Return a version's number and checksum."""
         entry = self.find(version)
-        return entry.tip if entry else self._manifest_of(version).tip
+        return entry.head if entry else self._manifest_of(version).head
 
     def meta(self, version: int) -> VersionMeta:
         """Return a version's meta."""
         entry = self.find(version)
-        return entry.read_head().meta if entry else self._manifest_of(version).meta
+        return entry.read_summary().meta if entry else self._manifest_of(version).meta
 
     def entries_between(self, after: int, last: int) -> list[IndexEntry]:
         """Return the records after one version up to and including another."""
@@ -248,10 +248,10 @@ class LogIndex:
         names = " and ".join(version_name(found) for found in near if found is not None)
         raise UserError(f"{gone}, versions before it were deleted: the nearest that can be: {names}")
 
-    def _tip_of_base(self, version: int) -> Tip | None:
+    def _head_of_base(self, version: int) -> Head | None:
         """Return the version that a base holds; None if its manifest cannot be read."""
         try:
-            return read_base_manifest(self.directory.path / base_name(version)).tip
+            return read_base_manifest(self.directory.path / base_name(version)).head
         except (LogError, OSError):
             return None
 

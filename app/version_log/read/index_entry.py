@@ -9,10 +9,10 @@ import msgspec
 from springtide.app.version_log.tables import is_row_id
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.records import (
+    Head,
     Record,
     RecordHeader,
     ShardEntry,
-    Tip,
     VersionMeta,
     decode_shard_entries,
     is_row_column,
@@ -28,7 +28,7 @@ class _Shape(msgspec.Struct):
     shape: tuple[int, ...]
 
 
-class RecordHead(NamedTuple):
+class RecordSummary(NamedTuple):
     """A record's meta and the shapes of its tensors. It is read without the tensors, so no checksum is verified."""
 
     meta: VersionMeta
@@ -45,7 +45,7 @@ class RecordHead(NamedTuple):
         """The number of keys that it deletes."""
         return self.shapes.get("forgotten.id", (0,))[0]
 
-    def merged(self, shapes: dict[str, tuple[int, ...]]) -> "RecordHead":
+    def merged(self, shapes: dict[str, tuple[int, ...]]) -> "RecordSummary":
         """Return the head with the shapes of one of its shard records."""
         merged = dict(self.shapes)
         for name, shape in shapes.items():
@@ -70,26 +70,26 @@ class IndexEntry(NamedTuple):
         return self.frame.header.number
 
     @property
-    def tip(self) -> Tip:
-        return self.frame.header.tip
+    def head(self) -> Head:
+        return self.frame.header.head
 
     @property
     def num_bytes(self) -> int:
         return self.frame.num_bytes + self.num_shard_bytes
 
-    def read_head(self) -> RecordHead:
+    def read_summary(self) -> RecordSummary:
         """Read meta and shapes; LogError if they cannot be read."""
-        head = self._read_head(self.frame)
-        for shard in head.shards:
+        summary = self._read_summary(self.frame)
+        for shard in summary.shards:
             place = self.shards.find(self.header.epoch, self.number, shard)
             if place is None:
                 raise LogError(self._missing(shard.rank))
-            head = head.merged(self._read_head(place).shapes)
-        return head
+            summary = summary.merged(self._read_summary(place).shapes)
+        return summary
 
     def read_shard_entries(self) -> tuple[ShardEntry, ...]:
         """Read which shard records belong to the version; LogError if that cannot be read."""
-        return self._read_head(self.frame).shards
+        return self._read_summary(self.frame).shards
 
     def files(self) -> set[Path]:
         """Return the files that hold the version; LogError if a shard record of it is missing."""
@@ -115,31 +115,31 @@ class IndexEntry(NamedTuple):
         except FileNotFoundError:
             raise deleted_meanwhile(self.frame.path.name) from None
 
-    def _read_head(self, frame: Frame) -> RecordHead:
+    def _read_summary(self, frame: Frame) -> RecordSummary:
         try:
             length = int.from_bytes(frame.read_bytes(LENGTH_BYTES), "little")
             if length > frame.header.length - LENGTH_BYTES:
                 raise KeyError("the length")
-            return parse_record_head(frame.read_bytes(length, LENGTH_BYTES))
+            return parse_record_summary(frame.read_bytes(length, LENGTH_BYTES))
         except FileNotFoundError:
             raise deleted_meanwhile(frame.path.name) from None
         except (KeyError, UnicodeDecodeError, msgspec.MsgspecError):
             place = f"{frame.path.name} at byte {frame.offset:,}"
-            reason = f"{place}: version {self.tip} is corrupt: `springtide versions verify` says more"
+            reason = f"{place}: version {self.head} is corrupt: `springtide versions verify` says more"
             raise CorruptRecordError(reason) from None
 
     def _missing(self, rank: int | None = None) -> str:
         which = "a shard record" if rank is None else f"the shard record of rank {rank}"
-        return f"version {self.tip}: {which} is missing: `springtide versions verify` says more"
+        return f"version {self.head}: {which} is missing: `springtide versions verify` says more"
 
 
-def parse_record_head(text: bytes) -> RecordHead:
+def parse_record_summary(text: bytes) -> RecordSummary:
     """Parse the JSON header of a payload; KeyError, UnicodeDecodeError or MsgspecError if it is malformed."""
     entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     metadata = msgspec.json.decode(entries.pop("__metadata__", b"{}"), type=dict[str, str])
     meta = msgspec.json.decode(metadata.get("version", "{}"), type=VersionMeta)
     shapes = {name: msgspec.json.decode(raw, type=_Shape).shape for name, raw in entries.items()}
-    return RecordHead(meta, shapes, decode_shard_entries(metadata))
+    return RecordSummary(meta, shapes, decode_shard_entries(metadata))
 
 
 def is_heartbeat(frame: Frame) -> bool:

@@ -16,7 +16,7 @@ from springtide.app.version_log.read.exact_state import find_state, fold_net, is
 from springtide.app.version_log.read.id_dictionary import id_strings_of, merge_id_strings, take_strings
 from springtide.app.version_log.tables import LogTable, tables_of
 from springtide_client.errors import LogError
-from springtide_client.format.records import NO_STATE, CommandEntry, Record, Tip, VersionMeta, version_name
+from springtide_client.format.records import NO_STATE, CommandEntry, Head, Record, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays, map_tensors
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
@@ -34,58 +34,58 @@ class Resume:
     """Apply `base`, then each of `records()`. Once those are read, the other fields describe the end of the log."""
 
     base: Base
-    tip: Tip  # the end of the log
+    head: Head  # the end of the log
     directory: LogDirectory
     read_already: deque[Record] = field(default_factory=deque)  # the first of the records; they are taken out
     meta: VersionMeta = field(init=False)
     executed_commands: dict[str, int] = field(init=False)  # command id -> the version that carries it
     erasure_entries: list[CommandEntry] = field(init=False)  # the `forget` commands among them
-    _tips: dict[int, Tip] = field(init=False)  # the versions whose exact state is beside the log
+    _heads: dict[int, Head] = field(init=False)  # the versions whose exact state is beside the log
 
     def __post_init__(self) -> None:
-        self.meta, self._tips = self.base.manifest.meta, {}
+        self.meta, self._heads = self.base.manifest.meta, {}
         self.executed_commands, self.erasure_entries = {}, []
-        self._add_commands(self.base.tip.number, self.meta)
+        self._add_commands(self.base.head.number, self.meta)
 
     @staticmethod
-    def of(directory: LogDirectory, tip: Tip | None, read_already: deque[Record] | None = None) -> "Resume | None":
-        """Open the newest base for a log that ends at `tip`; None in a new log. LogError if no base opens.
+    def of(directory: LogDirectory, head: Head | None, read_already: deque[Record] | None = None) -> "Resume | None":
+        """Open the newest base for a log that ends at `summary`; None in a new log. LogError if no base opens.
 
-        `read_already`: versions up to `tip` in order, which need not be read and verified again.
+        `read_already`: versions up to `summary` in order, which need not be read and verified again.
         """
-        if tip is None:
+        if head is None:
             return None
         base = directory.open_base()
-        if base is None or base.tip.number > tip.number:
-            raise LogError(f"the log {directory.path} has no base at or before its end {tip}")
-        return Resume(base, tip, directory, deque() if read_already is None else read_already)
+        if base is None or base.head.number > head.number:
+            raise LogError(f"the log {directory.path} has no base at or before its end {head}")
+        return Resume(base, head, directory, deque() if read_already is None else read_already)
 
     def records(self) -> Iterator[Record]:
         """Yield each version after the base, up to the end of the log; LogError if one of them cannot be read."""
-        tip = self.base.tip
-        for record in self._versions(tip):
+        head = self.base.head
+        for record in self._versions(head):
             failpoint("while the log is replayed")
             self._add_commands(record.number, record.meta)
-            self.meta, tip = record.meta, record.tip
+            self.meta, head = record.meta, record.head
             if record.meta.exact_state == record.number:
-                self._tips[record.number] = record.tip
+                self._heads[record.number] = record.head
             yield record
-            if tip.number >= self.tip.number:
+            if head.number >= self.head.number:
                 break
-        if tip != self.tip:
-            raise LogError(f"the log {self.directory.path} cannot be read up to {self.tip}: it ends at {tip}")
+        if head != self.head:
+            raise LogError(f"the log {self.directory.path} cannot be read up to {self.head}: it ends at {head}")
 
-    def _versions(self, tip: Tip) -> Iterator[Record]:
+    def _versions(self, head: Head) -> Iterator[Record]:
         while self.read_already:
             record = self.read_already.popleft()
-            if record.parent == tip.checksum:  # not one that the newest base covers
+            if record.parent == head.checksum:  # not one that the newest base covers
                 yield record
-                tip = record.tip
-        yield from self.directory.records(tip)
+                head = record.head
+        yield from self.directory.records(head)
 
     def read_state(self, version: int) -> Arrays:
         """Return the exact state of the net at a version whose record was yielded; LogError if it is gone."""
-        file = find_state(self.directory.path, self._tips[version])
+        file = find_state(self.directory.path, self._heads[version])
         if file is None:
             raise LogError(f"the exact state of version {version_name(version)} is gone from {self.directory.path}")
         return map_tensors(file)
@@ -102,12 +102,12 @@ class ModelReplayState:
 
     def __init__(self, base: Base, *, window_samples: int) -> None:
         self.base = base
-        self.tip: Tip = base.tip
+        self.head: Head = base.head
         self._meta = base.manifest.meta
         # those that the base remembers, and all that were executed since
         self.commands: list[CommandEntry] = list(self._meta.executed_commands)
         self.sketch: Array | None = base.sketch  # uint8 (blocks, 64); None if nothing was ever counted
-        self._state_tip: Tip | None = None  # the newest version replayed whose exact state is beside the log
+        self._state_head: Head | None = None  # the newest version replayed whose exact state is beside the log
         arrays = {**base.dense, **base.trainer_state}
         self._arrays = fold_net({}, arrays, is_whole=True)
         schema = base.manifest.decode_schema()
@@ -130,9 +130,9 @@ class ModelReplayState:
         self._apply_sketch(record.tensors(), record.meta.sketch_blocks)
         self._meta = record.meta
         if record.meta.exact_state == record.number:
-            self._state_tip = record.tip
+            self._state_head = record.head
         self.commands += record.meta.executed_commands
-        self.tip = record.tip
+        self.head = record.head
 
     def copy(self) -> "ModelReplayState":
         """Return an independent copy. Arrays are shared, because they are replaced and never written into."""
@@ -159,30 +159,30 @@ class ModelReplayState:
     def arrays(self) -> Arrays:
         """`dense.*` and `state.*` as a base holds them; without the exact state of the net if it is in a file."""
         arrays = self._arrays
-        if self.state_tip is not None:
+        if self.state_head is not None:
             arrays = {name: array for name, array in arrays.items() if not is_exact_state(name)}
         return arrays | {f"{SCORES}{name}": array for name, array in self._scores.state().items()}
 
     @property
-    def state_tip(self) -> Tip | None:
+    def state_head(self) -> Head | None:
         """The version whose file holds the exact state of the net at the last version; None if `arrays` does."""
         version = self._meta.exact_state
-        is_beside_log = version > self.base.tip.number and self._state_tip is not None
-        return self._state_tip if is_beside_log else None
+        is_beside_log = version > self.base.head.number and self._state_head is not None
+        return self._state_head if is_beside_log else None
 
     def state_file(self, log_path: Path) -> Path | None:
         """Return the file with the exact state of the net; None if `arrays` has it. LogError if it is gone."""
-        if self.state_tip is None:
+        if self.state_head is None:
             return None
-        if (file := find_state(log_path, self.state_tip)) is None:
-            raise LogError(f"the exact state of version {self.state_tip} is gone from {log_path}")
+        if (file := find_state(log_path, self.state_head)) is None:
+            raise LogError(f"the exact state of version {self.state_head} is gone from {log_path}")
         return file
 
     def is_exact(self, log_path: Path) -> bool:
         """Return True if the exact state of the net is there at the last version."""
         if self._meta.exact_state == NO_STATE:
             return False
-        return self.state_tip is None or find_state(log_path, self.state_tip) is not None
+        return self.state_head is None or find_state(log_path, self.state_head) is not None
 
     def _apply_sketch(self, tensors: Arrays, num_blocks: int) -> None:
         if num_blocks != self._meta.sketch_blocks:

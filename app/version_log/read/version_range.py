@@ -26,7 +26,7 @@ RANGE_BYTES = 256 << 20  # of records whose rows are in memory at a time; peak m
 
 
 class KeyRange(NamedTuple):
-    """A range of mixed keys; both ends belong to it."""
+    """A range of key hashes; both ends belong to it."""
 
     low: int
     high: int
@@ -51,29 +51,29 @@ class VersionRange:
     def __init__(self, index: LogIndex, after: int, last: int) -> None:
         self.after, self.last = after, last
         self._directory = index.directory
-        self._tips = index.tip(after), index.tip(last)
+        self._heads = index.head(after), index.head(last)
         self.entries = index.entries_between(after, last)
         self.num_bytes = sum(entry.num_bytes for entry in self.entries)
 
     def records(self) -> Iterator[Record]:
         """Yield each record, read as followers read; LogError if they do not connect one end to the other."""
-        tip, last = self._tips
+        head, last = self._heads
         reason = ""
-        if tip != last:
-            records = self._directory.records(tip)
-            while tip.number < last.number:
+        if head != last:
+            records = self._directory.records(head)
+            while head.number < last.number:
                 try:
                     record = next(records, None)
                 except LogError as error:
                     record, reason = None, f" ({error})"
                 if record is None:
                     break
-                tip = record.tip
+                head = record.head
                 yield record
-        if tip != last:
+        if head != last:
             raise LogError(
                 f"the log cannot be read from {version_name(self.after)} to {version_name(self.last)}, only up to "
-                f"{tip}{reason}: `springtide versions verify` says why; if a trainer is starting, try again"
+                f"{head}{reason}: `springtide versions verify` says why; if a trainer is starting, try again"
             )
 
     def changes(
@@ -116,8 +116,8 @@ class VersionRange:
         """Return the net over `older`, of what begins with `prefix`, each array from the last version that has it."""
         sources: dict[str, IndexEntry | None] = dict.fromkeys(older)
         for entry in self.entries:
-            head = entry.read_head()
-            sources = fold_net(sources, dict.fromkeys(head.shapes, entry), is_whole=bool(head.meta.restores))
+            summary = entry.read_summary()
+            sources = fold_net(sources, dict.fromkeys(summary.shapes, entry), is_whole=bool(summary.meta.restores))
         sources = {name: source for name, source in sources.items() if name.startswith(prefix)}
         net = {name: older[name] for name, source in sources.items() if source is None}
         for entry in {source.number: source for source in sources.values() if source is not None}.values():
@@ -128,7 +128,7 @@ class VersionRange:
     def tensors_with(self, name: str) -> Iterator[Arrays]:
         """Yield the tensors of each version that has one of this name."""
         for entry in self.entries:
-            if name in entry.read_head().shapes:
+            if name in entry.read_summary().shapes:
                 yield entry.read().tensors()
 
 
@@ -144,9 +144,9 @@ class VersionImage:
         """`base`: to begin with, if not the newest. UserError if the log no longer reaches that version."""
         self.version = version
         self.base = index.base_before(version) if base is None else base
-        self.versions = VersionRange(index, self.base.tip.number, version)
+        self.versions = VersionRange(index, self.base.head.number, version)
         self.meta: VersionMeta = index.meta(version)
-        self.checksum = index.tip(version).checksum
+        self.checksum = index.head(version).checksum
         self.schema = self.base.manifest.decode_schema()
         self.tables = tables_of(self.base.manifest)
         self._key_ranges = split_keys(self.versions.num_bytes, range_bytes)

@@ -17,7 +17,7 @@ from springtide_client.errors import LogError
 from springtide_client.format.checksums import crc32_of_file, has_checksum
 from springtide_client.format.records import version_name
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import SHARED_ROW_OFFSET, hash_string, mix_keys
+from springtide_client.keys import SHARED_ROW_OFFSET, hash_keys, hash_string
 from springtide_client.log.base import (
     EXPORTS,
     ID_STRINGS,
@@ -202,7 +202,7 @@ class BaseCheck:
                 try:
                     self._check_rows(base, table)
                 except FileNotFoundError:  # if the compactor has deleted it, the whole pass is repeated
-                    self._add(base.path.name, "a file of it went away while it was checked", base.tip.number)
+                    self._add(base.path.name, "a file of it went away while it was checked", base.head.number)
                     return None
             if base.id_strings is not None:
                 self._check_id_strings(base, base.id_strings, deep=deep)
@@ -237,10 +237,10 @@ class BaseCheck:
         if rows.value.shape != (n, spec.dim) or states is None or states.shape != (n, spec.state_width):
             what = "rows and optimizer states do not have the width in the manifest"
             file = places.name(0, of_state=table.has_optimizer_file)
-            self._add(f"{base.path.name}/{file}", what, base.tip.number)
+            self._add(f"{base.path.name}/{file}", what, base.head.number)
             return
         if (misplaced := places.misplaced()) is not None:
-            self._add(f"{base.path.name}/{misplaced}", "it has rows of another range of keys", base.tip.number)
+            self._add(f"{base.path.name}/{misplaced}", "it has rows of another range of keys", base.head.number)
             return
         numbers = list(manifest.decode_schema().row_names())
         before = (-1, -1)
@@ -251,8 +251,8 @@ class BaseCheck:
             )
             first = (int(chunk.key_hash[0]), int(chunk.feature[0]))
             wrong = {
-                "its mixed key is not the hash of its key": chunk.key_hash != mix_keys(chunk.feature, chunk.id),
-                "it is not in the order of mixed keys": ~np.concatenate([[first > before], rising]),
+                "its key hash is not the hash of its key": chunk.key_hash != hash_keys(chunk.feature, chunk.id),
+                "it is not in the order of key hashes": ~np.concatenate([[first > before], rising]),
                 "its feature is not in the schema": ~np.isin(chunk.feature % SHARED_ROW_OFFSET, numbers),
                 "its feature has its rows in another table": ~table.holds(chunk.feature),
                 "it had expired": chunk.last_seen < expiry_cutoffs_of(chunk.feature, meta.expiry_cutoffs),
@@ -262,7 +262,7 @@ class BaseCheck:
                     row = int(np.flatnonzero(found)[0])
                     key = f"feature {chunk.feature[row]}, id {chunk.id[row]}"
                     place = f"{base.path.name}/{places.name(start + row)}"
-                    self._add(place, f"row {places.in_file(start + row):,} ({key}): {what}", base.tip.number)
+                    self._add(place, f"row {places.in_file(start + row):,} ({key}): {what}", base.head.number)
                     return
             before = (int(chunk.key_hash[-1]), int(chunk.feature[-1]))
 
@@ -272,14 +272,14 @@ class BaseCheck:
         rising = (features[1:] > features[:-1]) | ((features[1:] == features[:-1]) & (ids[1:] > ids[:-1]))
         fits = len(offsets) == len(ids) + 1 and offsets[0] == 0 and offsets[-1] == len(strings["bytes"])
         if not rising.all() or not fits or not (np.diff(offsets) >= 0).all():
-            self._add(place, "the id strings are not in order", base.tip.number)
+            self._add(place, "the id strings are not in order", base.head.number)
             return
         for start in range(0, len(ids) if deep else 0, CHUNK_ROWS):
             chunk = offsets[start : start + CHUNK_ROWS + 1].tolist()
             content = strings["bytes"][chunk[0] : chunk[-1]].tobytes()
             for k, row_id in enumerate(ids[start : start + CHUNK_ROWS].tolist()):
                 if hash_string(content[chunk[k] - chunk[0] : chunk[k + 1] - chunk[0]]) != row_id:
-                    self._add(place, f"string {start + k:,} does not hash to its id {row_id}", base.tip.number)
+                    self._add(place, f"string {start + k:,} does not hash to its id {row_id}", base.head.number)
                     return
 
     def _add(self, file: str, what: str, version: int, offset: int | None = None, *, opens: bool = True) -> None:
@@ -291,7 +291,7 @@ class BaseCheck:
 
     def has_sound_rows(self, base: Base) -> bool:
         """Return True if nothing is wrong with a base that was checked, or only an exported form of its net."""
-        return not any(problem.number == base.tip.number and not problem.is_of_export for problem in self._problems)
+        return not any(problem.number == base.head.number and not problem.is_of_export for problem in self._problems)
 
     def report_problems(self, directory: LogDirectory, manifests: Sequence[BaseManifest]) -> None:
         """Report the problems of all bases, which were checked, and what to do about each."""

@@ -9,9 +9,9 @@ from springtide.app.version_log.tables import LogTable, tables_of
 from springtide.app.version_log.verify.inventory import LogInventory
 from springtide.app.version_log.verify.report import VerifyReport, plural
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.records import Record, RecordHeader, Tip, VersionMeta, version_name
+from springtide_client.format.records import Head, Record, RecordHeader, VersionMeta, version_name
 from springtide_client.format.tensors import Array, Arrays
-from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
+from springtide_client.keys import SHARED_ROW_OFFSET, hash_keys
 from springtide_client.log.base import BaseManifest
 from springtide_client.log.frames import Frame, frames_of
 from springtide_client.log.listing import LogManifest, begins_epoch, segment_name
@@ -51,7 +51,7 @@ class SemanticCheck:
             wrong += self._check_monotonic(meta, self._before)
             self._report_jumps(record, meta, self._before, file, offset)
         for what in wrong:
-            self._report.error(file, offset, f"version {record.tip}: {what}", consequence)
+            self._report.error(file, offset, f"version {record.head}: {what}", consequence)
         self._before, self._epoch, self.durable = meta, record.epoch, max(self.durable, meta.durable)
 
     def _enter(self, base: BaseManifest) -> None:
@@ -95,10 +95,10 @@ class SemanticCheck:
                 jumps.append(f"{partition} went back from {position['offset']:,} to {now['offset']:,}")
         for what in jumps:
             if record.epoch != self._epoch:
-                self._report.note(f"version {record.tip}: {what}, at the start of a trainer", file, offset)
+                self._report.note(f"version {record.head}: {what}, at the start of a trainer", file, offset)
             else:
                 consequence = "followers read on; samples in between are learned twice"
-                self._report.error(file, offset, f"version {record.tip}: {what}", consequence)
+                self._report.error(file, offset, f"version {record.head}: {what}", consequence)
 
     def _check_tensors(self, tensors: Arrays, meta: VersionMeta) -> list[str]:
         wrong = []
@@ -130,7 +130,7 @@ class SemanticCheck:
             return [f"{group} of a feature that is not in the schema"]
         if group == "texts":
             return []  # several batches may bring the same string
-        order = np.lexsort((features, mix_keys(features, ids)))
+        order = np.lexsort((features, hash_keys(features, ids)))
         twice = (features[order[1:]] == features[order[:-1]]) & (ids[order[1:]] == ids[order[:-1]])
         return [f"{group} name a key twice"] if bool(twice.any()) else []
 
@@ -178,21 +178,21 @@ class RecordCheck:
     report: VerifyReport
     # after and up to which versions the records must be there; others may have been deleted by retention
     needed: tuple[tuple[int, int], ...] = ((0, 2**63 - 1),)
-    tip: Tip | None = None  # the newest record so far; None before the first
+    head: Head | None = None  # the newest record so far; None before the first
     coverage: dict[int, EpochCoverage] = field(default_factory=dict)
     _at: tuple[str, int] = ("", 0)  # the end of the last record
 
     def __post_init__(self) -> None:
         self._semantics = SemanticCheck(self.manifest, self.bases, self.report)
-        self._expected_tips = {base.number: base.tip for base in self.bases if not begins_epoch(base.number)}
+        self._expected_heads = {base.number: base.head for base in self.bases if not begins_epoch(base.number)}
         self._first = 2**63  # the lowest number so far
         self._shards = ShardFiles(self.inventory.path)
-        sealed = self.manifest.tip
+        sealed = self.manifest.head
         oldest = self.bases[0].number if self.bases else 2**63
         if sealed is not None and sealed.number > oldest and not begins_epoch(sealed.number):
-            self._expected_tips[sealed.number] = sealed
+            self._expected_heads[sealed.number] = sealed
 
-    def run(self) -> Tip | None:
+    def run(self) -> Head | None:
         """Check everything from the oldest record to the end of the log; return the end."""
         num_wrong = len(self.report.errors)
         own = self.inventory.listing.segments.get(self.manifest.epoch, [])
@@ -210,7 +210,7 @@ class RecordCheck:
                 f"{plural(counted.num_files, 'file')}{sealed}"
             )
         self._report_ignored({name for name, _ in files})
-        return self.tip
+        return self.head
 
     def consequence(self, version: int) -> str:
         """Say what follows for readers if a version cannot be read."""
@@ -221,7 +221,7 @@ class RecordCheck:
             return (
                 f"followers start at base {version_name(newest)}, after it; versions before that base cannot be rebuilt"
             )
-        before = self.tip if self.tip is not None and self.tip.number > newest else version_name(newest)
+        before = self.head if self.head is not None and self.head.number > newest else version_name(newest)
         return (
             f"followers stop at version {before}, and the next trainer continues from there: later versions are lost; "
             "restore the file from a copy"
@@ -248,7 +248,7 @@ class RecordCheck:
 
     def _check_rest(self, name: str, offset: int, size: int, limit: int | None, damage: str) -> None:
         """Report what a file holds behind its last whole record, from `offset` on; `damage`: why that is no record."""
-        consequence = self.consequence(self.tip.number + 1 if self.tip else 0)
+        consequence = self.consequence(self.head.number + 1 if self.head else 0)
         rest, is_cut = (size if limit is None else min(size, limit)) - offset, limit is not None and size < limit
         if damage:
             self.report.error(name, offset, f"{damage}, so {rest:,} bytes from there on cannot be read", consequence)
@@ -264,7 +264,7 @@ class RecordCheck:
             self.report.note(f"{size - limit:,} bytes after the seal, which readers ignore", name, limit)
 
     def _check_record(self, frame: Frame, descriptor: int) -> None:
-        name, tip, header, offset = frame.path.name, self.tip, frame.header, frame.offset
+        name, head, header, offset = frame.path.name, self.head, frame.header, frame.offset
         try:
             record, damage = frame.read(descriptor), ""
         except CorruptRecordError as error:
@@ -279,8 +279,8 @@ class RecordCheck:
             except LogError as error:
                 self.report.error(name, offset, str(error), self.consequence(header.number))
         self._first = min(self._first, header.number)
-        if tip is None or header.number > tip.number:
-            self.tip = header.tip
+        if head is None or header.number > head.number:
+            self.head = header.head
 
     def _whole(self, record: Record, name: str, offset: int) -> Record | None:
         """Return a version with its shard records; None if one is missing. LogError if one is damaged."""
@@ -292,17 +292,17 @@ class RecordCheck:
 
     def _link(self, name: str, offset: int, header: RecordHeader) -> bool:
         """Return True if the record follows the one before it; also check it against the bases and the seal."""
-        version, tip = version_name(header.number), self._before(header)
+        version, head = version_name(header.number), self._before(header)
         wrong = ""
         if not header.epoch == header.number >> 32 == int(name[4:14]):
             wrong = f"version {version} of epoch {header.epoch} is in a file of epoch {int(name[4:14])}"
-        elif tip is not None and header.number <= tip.number:
-            wrong = f"version {version} comes after version {tip}: numbers must grow"
-        elif tip is not None and header.parent != tip.checksum and self._may_be_gap(offset, header, tip):
-            what = f"the versions between {version_name(tip.number)} and {version} were deleted by retention"
+        elif head is not None and header.number <= head.number:
+            wrong = f"version {version} comes after version {head}: numbers must grow"
+        elif head is not None and header.parent != head.checksum and self._may_be_gap(offset, header, head):
+            what = f"the versions between {version_name(head.number)} and {version} were deleted by retention"
             self.report.note(what, name, offset)
-        elif tip is not None and header.parent != tip.checksum:
-            wrong = f"version {version} does not follow version {tip}: records are missing or swapped"
+        elif head is not None and header.parent != head.checksum:
+            wrong = f"version {version} does not follow version {head}: records are missing or swapped"
             wrong += self._missing_before(name) if not offset else ""
         if wrong:
             # readers that start at the newest base do not need what is missing before it
@@ -310,28 +310,28 @@ class RecordCheck:
             is_covered = newest is not None and newest.number < header.number and newest.checksum == header.parent
             missing = newest.number if newest is not None and is_covered else header.number
             self.report.error(name, offset, wrong, self.consequence(missing))
-        base = self._expected_tips.pop(header.number, None)
-        if base is not None and base != header.tip:
+        base = self._expected_heads.pop(header.number, None)
+        if base is not None and base != header.head:
             what = f"version {version} is not the one that a base or the seal names"
             self.report.error(name, offset, what, self.consequence(header.number))
         return not wrong
 
-    def _before(self, header: RecordHeader) -> Tip | None:
+    def _before(self, header: RecordHeader) -> Head | None:
         """Return what the record must follow: the record before it, the oldest base if it comes right after, or a base
         with which an epoch began."""
-        oldest = self.bases[0].tip if self.bases else None
-        if self.tip is None and oldest is not None and header.number > oldest.number:
-            self._expected_tips.pop(oldest.number, None)
-            self.tip = oldest
-        last = 0 if self.tip is None else self.tip.number
+        oldest = self.bases[0].head if self.bases else None
+        if self.head is None and oldest is not None and header.number > oldest.number:
+            self._expected_heads.pop(oldest.number, None)
+            self.head = oldest
+        last = 0 if self.head is None else self.head.number
         for base in self.bases:
             if begins_epoch(base.number) and last < base.number < header.number:
-                self.tip = base.tip
-        return self.tip
+                self.head = base.head
+        return self.head
 
-    def _may_be_gap(self, offset: int, header: RecordHeader, tip: Tip) -> bool:
+    def _may_be_gap(self, offset: int, header: RecordHeader, head: Head) -> bool:
         """Return True if a segment begins after versions that nothing needs, neither a pin nor a recent base."""
-        if offset or any(tip.number < end < header.number for _, end in self.needed):
+        if offset or any(head.number < end < header.number for _, end in self.needed):
             return False
         starts = {base.checksum for base in self.bases}
         return header.parent in starts or not self._is_needed(header.number)
@@ -351,8 +351,8 @@ class RecordCheck:
         """Report versions that must exist and do not. `is_sound`: no error was reported up to the end of the log."""
         oldest = self.bases[0].number if self.bases else 0
         begins = [base.number for base in self.bases if begins_epoch(base.number)]
-        last = max(self.tip.number if self.tip else 0, oldest, *begins)
-        for version in sorted(self._expected_tips):
+        last = max(self.head.number if self.head else 0, oldest, *begins)
+        for version in sorted(self._expected_heads):
             is_missing = is_sound and (version > oldest or self._first < oldest)
             if version > last or (is_missing and (self._is_needed(version) or version == oldest)):
                 what = f"version {version_name(version)}, which a base or the seal names, is not among the records"

@@ -37,8 +37,8 @@ class RowPlaces:
         self._folder, self._num_ranges = base.path, manifest.num_ranges
         self._rows_files = manifest.rows_files(table.name)
         self._optimizer_files = manifest.optimizer_files(table.name)
-        self._mixed = [map_tensors(base.path / name)["mixed"] for name in self._rows_files]
-        self._starts = [0, *accumulate(map(len, self._mixed))][:-1]
+        self._key_hash = [map_tensors(base.path / name)["mixed"] for name in self._rows_files]
+        self._starts = [0, *accumulate(map(len, self._key_hash))][:-1]
 
     def name(self, row: int, *, of_state: bool = False) -> str:
         """Return the file with a row, or with its state, by the row's place in the whole table."""
@@ -50,8 +50,8 @@ class RowPlaces:
 
     def misplaced(self) -> str | None:
         """Return the first file that has rows of another range than its own."""
-        for index, mixed in enumerate(self._mixed):
-            if len(mixed) and (owners_of(mixed[[0, -1]], self._num_ranges) != index).any():
+        for index, key_hash in enumerate(self._key_hash):
+            if len(key_hash) and (owners_of(key_hash[[0, -1]], self._num_ranges) != index).any():
                 return self._rows_files[index]
         return None
 
@@ -64,7 +64,7 @@ class ReplayCheck:
 
     def __init__(self, index: LogIndex, older: Base, newer: Base, report: VerifyReport) -> None:
         self._older, self._newer, self._report = older, newer, report
-        self._index, self._versions = index, VersionRange(index, older.tip.number, newer.tip.number)
+        self._index, self._versions = index, VersionRange(index, older.head.number, newer.head.number)
         self._meta = newer.manifest.meta
         self._num_rows = 0  # compared
 
@@ -82,7 +82,7 @@ class ReplayCheck:
         self._compare_sketch()
         self._compare_meta()
         if len(self._report.errors) == num_wrong:
-            names = version_name(self._older.tip.number), version_name(self._newer.tip.number)
+            names = version_name(self._older.head.number), version_name(self._newer.head.number)
             self._report.ok(
                 f"base {names[0]} and {plural(len(self._versions.entries), 'version')} replay to base {names[1]}: "
                 f"{plural(self._num_rows, 'row')} compared"
@@ -90,7 +90,7 @@ class ReplayCheck:
 
     def _compare_rows(self, table: LogTable, range_bytes: int) -> None:
         in_base, start = table.base_layer(self._newer), 0
-        image = VersionImage(self._index, self._newer.tip.number, base=self._older, range_bytes=range_bytes)
+        image = VersionImage(self._index, self._newer.head.number, base=self._older, range_bytes=range_bytes)
         for expected in image.live_rows(table):
             found = in_base.take(slice(start, start + len(expected)))
             if not self._is_equal(expected, found, table, start):
@@ -118,7 +118,7 @@ class ReplayCheck:
 
     def _compare_arrays(self) -> None:
         # an exact state that is not in the records is in a file of its own, and the base links it
-        in_records = self._meta.exact_state <= self._older.tip.number
+        in_records = self._meta.exact_state <= self._older.head.number
         for prefix in ("dense.", "state.") if in_records else ("dense.",):
             older = self._older.dense if prefix == "dense." else self._older.trainer_state
             newer = self._newer.dense if prefix == "dense." else self._newer.trainer_state
@@ -153,10 +153,10 @@ class ReplayCheck:
         num_blocks = self._older.manifest.meta.sketch_blocks
         sketch: Array | None = None if self._older.sketch is None else np.array(self._older.sketch)
         for entry in self._versions.entries:
-            head = entry.read_head()
-            if head.meta.sketch_blocks != num_blocks:
-                num_blocks, sketch = head.meta.sketch_blocks, None  # a new sketch
-            if head.shapes.get("sketch.block", (0,))[0]:
+            summary = entry.read_summary()
+            if summary.meta.sketch_blocks != num_blocks:
+                num_blocks, sketch = summary.meta.sketch_blocks, None  # a new sketch
+            if summary.shapes.get("sketch.block", (0,))[0]:
                 tensors = entry.read().tensors()
                 if sketch is None:
                     sketch = np.zeros((num_blocks, tensors["sketch.bytes"].shape[1]), np.uint8)
@@ -167,7 +167,7 @@ class ReplayCheck:
     def _compare_meta(self) -> None:
         if not self._versions.entries:
             return
-        last = self._versions.entries[-1].read_head().meta
+        last = self._versions.entries[-1].read_summary().meta
         recorded, in_base = (msgspec.structs.replace(meta, executed_commands=[]) for meta in (last, self._meta))
         if recorded != in_base:
             self._report_error("manifest.json", "its meta differs from that of its version in the log")

@@ -55,7 +55,7 @@ class PinCheck:
         num_wrong, index = 0, self._index
         for pin in self._pins:
             name, version = f"{FOLDER}/{pin_path(self._directory.path, pin.name).name}", version_name(pin.version)
-            if index is None or not index.is_restorable(pin.version) or index.tip(pin.version) != pin.tip:
+            if index is None or not index.is_restorable(pin.version) or index.head(pin.version) != pin.head:
                 what = f"version {version}, which is pinned as {pin.name}, cannot be rebuilt"
                 self._report.error(name, None, what, "restore its base and segments from a copy, or unpin it")
                 num_wrong += 1
@@ -130,14 +130,14 @@ def check_everything(
 def check_replays(directory: LogDirectory, bases: list[Base], report: VerifyReport, range_bytes: int) -> None:
     """Check every base but the oldest against the one before it."""
     if bases:
-        name = version_name(bases[0].tip.number)
+        name = version_name(bases[0].head.number)
         report.note(f"base {name} is the oldest: nothing before it is left to replay it from")
     index = LogIndex(directory)
     for older, newer in pairwise(bases):
-        if begins_epoch(newer.tip.number):
-            report.note(f"base {version_name(newer.tip.number)} begins a changed schema: it equals no earlier version")
+        if begins_epoch(newer.head.number):
+            report.note(f"base {version_name(newer.head.number)} begins a changed schema: it equals no earlier version")
             continue
         try:
             ReplayCheck(index, older, newer, report).run(range_bytes)
         except LogError as error:
-            report.note(f"base {version_name(newer.tip.number)} cannot be replayed: {error}")
+            report.note(f"base {version_name(newer.head.number)} cannot be replayed: {error}")

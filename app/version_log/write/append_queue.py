@@ -11,7 +11,7 @@ from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.write.ranks import Alone
 from springtide.app.version_log.write.segment_writer import PendingRecord, RecordEncoder, SegmentWriter
 from springtide_client.errors import LogError
-from springtide_client.format.records import NO_STATE, Tip, version_name
+from springtide_client.format.records import NO_STATE, Head, version_name
 from springtide_client.system.files import NO_SPACE_ERRNOS
 
 MAX_RETRIES = 3  # of an append that fails for any reason but a full disk
@@ -54,7 +54,7 @@ class AppendQueue:
         self._wait_for_state, self._on_durable = wait_for_state, on_durable
         self._first_number = 0 if self.published is None else self.published.number  # what lies before it is durable
         self._begin = self._synced = self.published  # with which the epoch begins; the newest that is fsynced
-        self._unsure: deque[tuple[Tip, int]] = deque()  # published, not durable yet; where their exact state is
+        self._unsure: deque[tuple[Head, int]] = deque()  # published, not durable yet; where their exact state is
         self._states: set[int] = set()  # the versions whose exact state was written since the start
         self._queue: deque[PendingRecord] = deque()
         self._queued_bytes = 0
@@ -82,7 +82,7 @@ class AppendQueue:
         """True once `stop` was called."""
         return self._stopping.is_set()
 
-    def start_after(self, base: Tip) -> None:
+    def start_after(self, base: Head) -> None:
         """Let the first version follow this base. Call it before the first `put`."""
         with self._changed:
             self.encoder.last = self.published = self.durable = self._synced = self._begin = base
@@ -106,7 +106,7 @@ class AppendQueue:
             self._queued_bytes += version.num_bytes
             self._changed.notify_all()
 
-    def encode(self, version: PendingRecord) -> Tip:
+    def encode(self, version: PendingRecord) -> Head:
         """Encode a version that is about to be put, in the caller's thread, after all that are queued."""
         with self._changed:
             earlier = tuple(self._queue)
@@ -196,7 +196,7 @@ class AppendQueue:
                     return
                 version = self._queue[0]
             try:
-                tip = self.encoder.encode(version)
+                head = self.encoder.encode(version)
             except LogError as error:
                 self.fail(error)
                 return
@@ -215,11 +215,11 @@ class AppendQueue:
                 self._queue.popleft()
                 self._queued_bytes -= version.num_bytes
                 version.frame, version.tensors = [], {}  # an exact state that is still being written names the version
-                self.published = tip
+                self.published = head
                 if version.meta.exact_state != NO_STATE:
-                    self._unsure.append((tip, version.meta.exact_state))
+                    self._unsure.append((head, version.meta.exact_state))
                 self._changed.notify_all()
-            self._role.written(tip)
+            self._role.written(head)
             self.segments.start_writeback()
 
     def _write(self, frame: Sequence[bytes | memoryview]) -> bool:
@@ -284,7 +284,7 @@ class AppendQueue:
             except LogError as error:
                 self.fail(error)
 
-    def _declare_durable(self, newest: tuple[Tip, int]) -> None:
+    def _declare_durable(self, newest: tuple[Head, int]) -> None:
         while self._unsure.popleft() != newest:
             pass
         self.durable = newest[0]
@@ -293,12 +293,12 @@ class AppendQueue:
         self._role.durable(newest[0])
         self._on_durable(newest[0].number, newest[1])
 
-    def _newest_exact(self, limit: int) -> tuple[Tip, int] | None:
+    def _newest_exact(self, limit: int) -> tuple[Head, int] | None:
         """Return the newest version up to this one that a restart can continue from, if it is not durable yet."""
         newest = None
         with self._changed:
-            for tip, exact_state in self._unsure:
+            for head, exact_state in self._unsure:
                 is_there = exact_state <= self._first_number or exact_state in self._states
-                if tip.number <= limit and is_there:
-                    newest = tip, exact_state
+                if head.number <= limit and is_there:
+                    newest = head, exact_state
         return newest

@@ -25,7 +25,7 @@ from springtide.app.version_log.read.index_entry import IndexEntry, size_of
 from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 from springtide_client.errors import CorruptRecordError, LogError
 from springtide_client.format.checksums import encode_checksummed_json
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 from springtide_client.log.base import MANIFEST, STATE
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.frames import Frame, frames_of
@@ -54,8 +54,8 @@ class ValidLog:
     """The part of a log that can be read: how long each segment is, the newest base, and the last version."""
 
     sealed: list[SealedSegment]
-    base: Tip | None
-    tip: Tip | None
+    base: Head | None
+    head: Head | None
     begins: list[int]  # the bases that equal no record
     exact_state: int = 0  # of the last version, as in its meta
     records: deque[Record] = field(default_factory=deque)  # the first after the base, verified
@@ -89,16 +89,16 @@ def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> Vali
     manifest = directory.manifest(listing)
     base = directory.open_base()
     if base is None:
-        if any(listing.segments.values()) or (manifest is not None and manifest.tip is not None):
+        if any(listing.segments.values()) or (manifest is not None and manifest.head is not None):
             raise LogError(f"the log {directory.path} has lost its bases: restore them, or set another [log] path")
         return ValidLog([], None, None, [])
     begins = [number for number in listing.valid_bases(manifest) if begins_epoch(number)]
-    if begins and begins[-1] > base.tip.number:
+    if begins and begins[-1] > base.head.number:
         raise LogError(
             f"{directory.path / base_name(begins[-1])} cannot be opened, with which the log's newest schema begins: "
             "restore it from a copy, or remove it and restart to go back to the version before"
         )
-    tip, sealed, shards = base.tip, [], ShardFiles(directory.path, sizes)
+    head, sealed, shards = base.head, [], ShardFiles(directory.path, sizes)
     entries: list[IndexEntry] = []  # the versions after the base
     exact_states: list[int] = []  # of each, as in its meta
     kept: deque[Record] = deque()
@@ -106,14 +106,14 @@ def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> Vali
     for file, limit in directory.readable_segments(listing, manifest) if manifest is not None else []:
         valid_bytes, size = 0, sizes.get(file, 0)
         limit = size if limit is None else min(limit, size)
-        for frame, record in _read_after(base.tip, directory.path / file, limit):
+        for frame, record in _read_after(base.head, directory.path / file, limit):
             header = frame.header
-            if record is not None and header.tip != tip:
-                if header.parent != tip.checksum or header.number < tip.number:
+            if record is not None and header.head != head:
+                if header.parent != head.checksum or header.number < head.number:
                     break
                 if (record := _with_shards(record, shards)) is None:
                     break
-                tip = header.tip
+                head = header.head
                 entries.append(IndexEntry(frame, shards))
                 exact_states.append(record.meta.exact_state)
                 num_bytes += record.num_bytes
@@ -123,25 +123,25 @@ def measure_valid_log(directory: LogDirectory, sizes: Mapping[str, int]) -> Vali
         if valid_bytes:
             sealed.append(SealedSegment(file, valid_bytes))
         _log_ignored_bytes(directory.path / file, limit, valid_bytes)
-    _refuse_gap(directory, base.tip, tip, listing.bases)
-    older = () if manifest is None else filter(lambda number: number < base.tip.number, manifest.begins)
+    _refuse_gap(directory, base.head, head, listing.bases)
+    older = () if manifest is None else filter(lambda number: number < base.head.number, manifest.begins)
     by_number = {entry.number: entry for entry in entries}
     states = ExactStates(directory.path, base, by_number.get)
     num_exact = states.newest(exact_states)
     if num_exact < len(entries):
         first = entries[num_exact]
         sealed = end_before(first, sealed)
-        tip = entries[num_exact - 1].tip if num_exact else base.tip
+        head = entries[num_exact - 1].head if num_exact else base.head
         logger.warning(
             "continuing from the newest version with an exact state of the net: what came after it is learned again",
-            extra={"version": str(tip), "dropped": len(entries) - num_exact},
+            extra={"version": str(head), "dropped": len(entries) - num_exact},
         )
     exact_state = exact_states[num_exact - 1] if num_exact else base.manifest.meta.exact_state
-    kept = deque(record for record in kept if record.number <= tip.number)
-    return ValidLog(sealed, base.tip, tip, sorted({*begins, *older}), exact_state, kept)
+    kept = deque(record for record in kept if record.number <= head.number)
+    return ValidLog(sealed, base.head, head, sorted({*begins, *older}), exact_state, kept)
 
 
-def _read_after(base: Tip, path: Path, limit: int) -> Iterator[tuple[Frame, Record | None]]:
+def _read_after(base: Head, path: Path, limit: int) -> Iterator[tuple[Frame, Record | None]]:
     """Yield each record of a segment up to a damaged one; those after the base are read and verified."""
     with suppress(FileNotFoundError, CorruptRecordError), path.open("rb") as file:
         for frame in frames_of(file.fileno(), path, limit):
@@ -153,7 +153,7 @@ def _with_shards(record: Record, shards: ShardFiles) -> Record | None:
     try:
         return shards.complete(record)
     except CorruptRecordError as error:
-        logger.warning("a shard record is damaged", extra={"version": str(record.tip), "reason": str(error)})
+        logger.warning("a shard record is damaged", extra={"version": str(record.head), "reason": str(error)})
         return None
 
 
@@ -176,16 +176,16 @@ def sync_state(file: Path) -> None:
     fsync_folder(file.parent.parent)
 
 
-def _refuse_gap(directory: LogDirectory, base: Tip, tip: Tip, bases: list[int]) -> None:
+def _refuse_gap(directory: LogDirectory, base: Head, head: Head, bases: list[int]) -> None:
     """Raise LogError if retention deleted what leads from the opened base to a newer one, which does not open.
 
     Sealing the log there would drop everything since without a word.
     """
-    newer = [number for number in bases if number > tip.number]
+    newer = [number for number in bases if number > head.number]
     if newer and not LogIndex(directory).runs.are_connected(base.number, newer[-1]) and read_pins(directory.path):
         raise LogError(
-            f"the log {directory.path} has lost its newest bases, and the versions from {tip} on that led to them were "
-            f"deleted: restore {base_name(newer[-1])}, or remove it to continue from version {tip}"
+            f"the log {directory.path} has lost its newest bases, and the versions from {head} on that led to them "
+            f"were deleted: restore {base_name(newer[-1])}, or remove it to continue from version {head}"
         )
 
 
@@ -243,7 +243,7 @@ def start_epoch(
             epoch=number,
             sealed=valid.sealed,
             base=valid.base,
-            tip=valid.tip,
+            head=valid.head,
             schema=msgspec.to_builtins(schema),
             fingerprint=schema.fingerprint(),
             begins=valid.begins,

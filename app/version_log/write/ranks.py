@@ -15,7 +15,7 @@ from springtide.app.errors import UserError
 from springtide.app.version_log.errors import FencedError
 from springtide.app.version_log.failpoints import failpoint
 from springtide_client.errors import LogError
-from springtide_client.format.records import ShardEntry, Tip, version_name
+from springtide_client.format.records import Head, ShardEntry, version_name
 from springtide_client.log.listing import LogManifest
 
 TIMEOUT_SECONDS = 60.0
@@ -133,7 +133,7 @@ class Alone:
         """Return the shard records of a version that is about to be encoded; waits for them."""
         return []
 
-    def written(self, tip: Tip) -> None:
+    def written(self, head: Head) -> None:
         """A record was written to its file."""
 
     def stalled(self, reason: str) -> None:
@@ -142,14 +142,14 @@ class Alone:
     def synced(self, version: int) -> None:
         """All records of this writer up to this version are fsynced."""
 
-    def durable(self, tip: Tip) -> None:
+    def durable(self, head: Head) -> None:
         """A version is durable."""
 
     def durable_limit(self) -> int:
         """Return up to which number versions can be durable, as far as the other ranks say."""
         return ALL
 
-    def published(self) -> Tip | None:
+    def published(self) -> Head | None:
         """Return the newest version that readers can see, where another rank publishes it."""
         return None
 
@@ -273,11 +273,11 @@ class RankZero(_Ranked):
         reasons = {rank: self._get(f"stalled/{rank}") for rank in self._others}
         return "; ".join(f"rank {rank}: {reason}" for rank, reason in reasons.items() if reason)
 
-    def written(self, tip: Tip) -> None:
-        self._put("published", f"{tip.number} {tip.checksum}")
+    def written(self, head: Head) -> None:
+        self._put("published", f"{head.number} {head.checksum}")
 
-    def durable(self, tip: Tip) -> None:
-        self._put("durable", str(tip.number))
+    def durable(self, head: Head) -> None:
+        self._put("durable", str(head.number))
 
     def durable_limit(self) -> int:
         return min(self._get_version(f"fsynced/{rank}") for rank in self._others)
@@ -296,12 +296,12 @@ class OtherRank(_Ranked):
 
     def __init__(self, ranks: LogRanks, epoch: int) -> None:
         super().__init__(ranks, epoch)
-        self._published: Tip | None = None
+        self._published: Head | None = None
         self._stall = ""
         self._next_look = 0.0
 
-    def written(self, tip: Tip) -> None:
-        self._put(f"written/{tip.number}/{self._ranks.rank}", str(tip.checksum))
+    def written(self, head: Head) -> None:
+        self._put(f"written/{head.number}/{self._ranks.rank}", str(head.checksum))
 
     def stalled(self, reason: str) -> None:
         if reason != self._stall:
@@ -317,10 +317,10 @@ class OtherRank(_Ranked):
     def is_settled(self, version: int) -> bool:
         return self._get_version("settled") >= version
 
-    def published(self) -> Tip | None:
+    def published(self) -> Head | None:
         if time.monotonic() >= self._next_look:
             if (text := self._get("published")) is not None:
-                self._published = Tip(*map(int, text.split()))
+                self._published = Head(*map(int, text.split()))
             self._next_look = time.monotonic() + MAX_POLL_SECONDS
         return self._published
 

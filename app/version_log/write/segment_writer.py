@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide_client.errors import LogError
-from springtide_client.format.records import ShardEntry, Tip, VersionMeta, encode_pieces, encode_shard_pieces
+from springtide_client.format.records import Head, ShardEntry, VersionMeta, encode_pieces, encode_shard_pieces
 from springtide_client.format.tensor_writer import start_writeback
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.listing import segment_name, shard_segment_name
@@ -21,7 +21,7 @@ MAX_PIECES = 512  # that one call writes; POSIX allows at least 16, Linux 1,024
 
 @dataclass(eq=False)
 class PendingRecord:
-    """A version that is not written yet. `tip` and `frame` are set when it is encoded.
+    """A version that is not written yet. `summary` and `frame` are set when it is encoded.
 
     `num_pooled_bytes`: of arrays whose memory is bounded by their owner. `follows_state`: it is published only once its
     exact state is written.
@@ -30,7 +30,7 @@ class PendingRecord:
     number: int
     meta: VersionMeta
     tensors: Arrays
-    tip: Tip | None = None
+    head: Head | None = None
     frame: list[bytes | memoryview] = field(default_factory=list)
     num_pooled_bytes: int = 0
     follows_state: bool = False
@@ -46,23 +46,23 @@ class RecordEncoder:
     """Encodes one epoch's versions, each onto the one before. Any thread may call it."""
 
     def __init__(
-        self, epoch: int, last: Tip | None, shards_of: Callable[[int], Sequence[ShardEntry]] = lambda number: ()
+        self, epoch: int, last: Head | None, shards_of: Callable[[int], Sequence[ShardEntry]] = lambda number: ()
     ) -> None:
         """`shards_of` returns the shard records that other ranks have written of a version, and waits for them."""
         self.last = last  # the newest encoded version; None before the first base of a new log
         self._epoch, self._shards_of = epoch, shards_of
         self._lock = threading.Lock()
 
-    def encode(self, *versions: PendingRecord) -> Tip:
-        """Encode the versions in order, skipping those that have a frame already; return the tip of the last."""
+    def encode(self, *versions: PendingRecord) -> Head:
+        """Encode the versions in order, skipping those that have a frame already; return the head of the last."""
         with self._lock:
             for version in versions:
-                if version.tip is None:
+                if version.head is None:
                     version.frame, checksum = self._encode(version)
-                    version.tip = self.last = Tip(version.number, checksum)
+                    version.head = self.last = Head(version.number, checksum)
                     version.encoded.set()
-        assert version.tip is not None
-        return version.tip
+        assert version.head is not None
+        return version.head
 
     def _encode(self, version: PendingRecord) -> tuple[list[bytes | memoryview], int]:
         assert self.last is not None
@@ -74,7 +74,7 @@ class RecordEncoder:
 class ShardEncoder(RecordEncoder):
     """Encodes the shard records of one rank above 0. They have no parents and no meta: their version record has."""
 
-    def __init__(self, epoch: int, last: Tip | None, rank: int) -> None:
+    def __init__(self, epoch: int, last: Head | None, rank: int) -> None:
         super().__init__(epoch, last)
         self._rank = rank
 

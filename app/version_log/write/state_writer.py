@@ -163,15 +163,15 @@ class StateWriter:
         while not state.version.encoded.wait(0.1):
             if self._stopping.is_set() or self._has_log_failed():
                 return False
-        tip = state.version.tip
-        assert tip is not None
+        head = state.version.head
+        assert head is not None
         assert writer.crc32 is not None
         file = FileChecksum(writer.num_bytes, writer.crc32)
-        manifest = StateManifest(number=tip.number, checksum=tip.checksum, file=file)
+        manifest = StateManifest(number=head.number, checksum=head.checksum, file=file)
         write_synced(draft / MANIFEST, encode_checksummed_json(manifest))
         fsync_folder(draft)
         failpoint("before an exact state is renamed")
-        draft.rename(self._log_path / state_name(tip.number))
+        draft.rename(self._log_path / state_name(head.number))
         failpoint("after an exact state is renamed")
         fsync_folder(self._log_path)
         return True

@@ -19,7 +19,7 @@ from springtide.app.version_log.write.segment_writer import PendingRecord, Recor
 from springtide.app.version_log.write.state_writer import PendingState, StateWriter
 from springtide.app.version_log.write.trainer_lock import WAIT_SECONDS, TrainerLock
 from springtide_client.errors import LogError
-from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Tip, VersionMeta
+from springtide_client.format.records import EPOCH_SHIFT, NO_STATE, Head, VersionMeta
 from springtide_client.format.tensors import Array
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import LogManifest
@@ -57,8 +57,8 @@ class LogWriter:
         self.directory = LogDirectory(config.path)
         self.manifest: LogManifest = epoch.manifest
         self.epoch = epoch.number
-        self.start_tip: Tip | None = epoch.manifest.tip  # the version this epoch continues from; None in a new log
-        self.last_number = self.start_tip.number if self.start_tip else 0  # of the newest version appended
+        self.start_head: Head | None = epoch.manifest.head  # the version this epoch continues from; None in a new log
+        self.last_number = self.start_head.number if self.start_head else 0  # of the newest version appended
         self.sealed_records = epoch.records  # for who replays the log: he takes them out
         self._lock = epoch.lock
         self._count, self._is_abandoned = 0, False
@@ -122,14 +122,14 @@ class LogWriter:
         return 0 if self._ranks is None else self._ranks.rank
 
     def _new_encoder(self) -> RecordEncoder:
-        return RecordEncoder(self.epoch, self.start_tip, self._role.shards_of)
+        return RecordEncoder(self.epoch, self.start_head, self._role.shards_of)
 
     @property
-    def first_base_tip(self) -> Tip:
+    def first_base_head(self) -> Head:
         """The version of a base with which this epoch begins: the first of a new log, or of a changed schema."""
-        return Tip(self.epoch << EPOCH_SHIFT, self.epoch << EPOCH_SHIFT)
+        return Head(self.epoch << EPOCH_SHIFT, self.epoch << EPOCH_SHIFT)
 
-    def start_after(self, base: Tip) -> None:
+    def start_after(self, base: Head) -> None:
         """Continue from this base, which is written: at most once, and before the first version of the epoch.
 
         FencedError if a higher epoch is claimed: then nobody reads the base.
@@ -138,19 +138,19 @@ class LogWriter:
         if self.directory.is_fenced(self.epoch):
             raise FencedError(f"another trainer started at the same time and took epoch {self.epoch + 1}")
         self._queue.start_after(base)
-        self.start_tip, self.last_number = base, base.number
+        self.start_head, self.last_number = base, base.number
         self.exact_state, self.ends_exact = 0, True
 
-    def append(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Tip:
+    def append(self, meta: VersionMeta, tensors: Mapping[str, Array]) -> Head:
         """Append a version and return its number and checksum; the arrays are copied. Waits while the queue is full.
 
         FencedError once a higher epoch is claimed, LogError if the disk refuses for too long.
         """
         version = self._next_version(meta, tensors)
-        tip = self._queue.encode(version)
+        head = self._queue.encode(version)
         version.frame = [b"".join(version.frame)]
         self._put(version)
-        return tip
+        return head
 
     def append_owned(self, meta: VersionMeta, tensors: Mapping[str, Array], net: NetState | None = None) -> int:
         """Append a version without copying its arrays, which must not change before it is published.
@@ -166,7 +166,7 @@ class LogWriter:
         self, meta: VersionMeta, tensors: Mapping[str, Array], net: NetState = NetState()
     ) -> PendingRecord:
         """Name the next version, once the queue has room for it; its exact state begins to be written."""
-        if self.start_tip is None:
+        if self.start_head is None:
             raise LogError("a new log starts with a base: write one, then call start_after")
         self._queue.raise_failure()
         durable = self.durable.number if self.durable else 0
@@ -202,17 +202,17 @@ class LogWriter:
         self._recorded_durable = version.meta.durable
 
     @property
-    def last_encoded(self) -> Tip | None:
+    def last_encoded(self) -> Head | None:
         """The newest version whose checksum is known, published or not. `append_owned` encodes a moment later."""
         return self._queue.encoder.last
 
     @property
-    def published(self) -> Tip | None:
+    def published(self) -> Head | None:
         """The newest version that readers can see."""
         return self._queue.published
 
     @property
-    def durable(self) -> Tip | None:
+    def durable(self) -> Head | None:
         """The newest version that survives a power loss."""
         return self._queue.durable
 
@@ -316,12 +316,12 @@ class ShardWriter(LogWriter):
         return ShardWriter(config, epoch, ranks)
 
     def _new_encoder(self) -> RecordEncoder:
-        return ShardEncoder(self.epoch, self.start_tip, self.rank)
+        return ShardEncoder(self.epoch, self.start_head, self.rank)
 
     @property
-    def published(self) -> Tip | None:
+    def published(self) -> Head | None:
         """The newest version that readers can see, as rank 0 reported a moment ago."""
-        return self._role.published() or self.start_tip
+        return self._role.published() or self.start_head
 
     @property
     def is_full(self) -> bool:

@@ -153,7 +153,7 @@ class HotModel:
             if self._parts is not None:
                 query = query_D.astype("<f4", copy=False).tobytes()
                 request = NeighborsRequest(number, without_id, k, metric, query)
-                ids_M, scores_M, _ = ask_rankings(self._parts, view.tip, request)
+                ids_M, scores_M, _ = ask_rankings(self._parts, view.head, request)
             else:
                 ids_M, scores_M = view.nearest(number, without_id, query_D, k=k, metric=metric)
             return ids_M, -scores_M if metric == "euclidean" else scores_M

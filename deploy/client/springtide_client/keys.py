@@ -1,4 +1,4 @@
-"""From values to keys: a value to its int64 id, a string to its hash, (feature, id) to the mixed key that orders rows.
+"""From values to keys: a value to its int64 id, a string to its hash, (feature, id) to the key hash that orders rows.
 
 Part of the log's specification. kernels/cpu has the same functions for Numba, bitwise equal.
 """
@@ -86,8 +86,8 @@ def encode_id(value: Any) -> tuple[int, str | None]:
     raise EncodeError("wrong_type", f"{type(value).__name__} is not a valid id: give an integer or a string")
 
 
-def mix_keys(features_K: UInt16Array, ids_K: Int64Array) -> UInt64Array:
-    """Return mixed keys, uint64 (K): their high bits choose a row's bucket, and bases are sorted by them."""
+def hash_keys(features_K: UInt16Array, ids_K: Int64Array) -> UInt64Array:
+    """Return key hashes, uint64 (K): their high bits choose a row's bucket, and bases are sorted by them."""
     return mix64_array(ids_K.astype(np.uint64) ^ (features_K.astype(np.uint64) * GOLDEN_64))
 
 

@@ -40,19 +40,19 @@ class KeyFilter:
         self._room = 0  # keys that still fit into the newest part
         self._next_keys = max(FIRST_KEYS, num_keys)
 
-    def add(self, mixed_N: UInt64Array) -> None:
-        mixed_N = mixed_N[~self.contains(mixed_N)]
-        while len(mixed_N):
+    def add(self, key_hash_N: UInt64Array) -> None:
+        key_hash_N = key_hash_N[~self.contains(key_hash_N)]
+        while len(key_hash_N):
             if self._room <= 0:
                 self._grow()
-            now, mixed_N = mixed_N[: self._room], mixed_N[self._room :]
+            now, key_hash_N = key_hash_N[: self._room], key_hash_N[self._room :]
             self._room -= int(bloom_filter.add(self._parts[-1], now))
 
-    def contains(self, mixed_N: UInt64Array) -> BoolArray:
+    def contains(self, key_hash_N: UInt64Array) -> BoolArray:
         """Which keys may have been added; false means certainly not."""
-        maybe_N = np.zeros(len(mixed_N), np.bool_)
+        maybe_N = np.zeros(len(key_hash_N), np.bool_)
         for words in reversed(self._parts):
-            maybe_N |= bloom_filter.contains(words, mixed_N)
+            maybe_N |= bloom_filter.contains(words, key_hash_N)
         return maybe_N
 
     def num_bytes(self) -> int:
@@ -80,14 +80,14 @@ class RecentKeys:
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
 
-    def add(self, mixed_N: UInt64Array) -> None:
+    def add(self, key_hash_N: UInt64Array) -> None:
         """Add keys before they are written."""
         if not self._segments or self._segments[-1].num_keys >= FIRST_KEYS:
             self._segments.append(_Segment())
         segment = self._segments[-1]
         segment.sequence = None
-        segment.keys.add(mixed_N)
-        segment.num_keys += len(mixed_N)
+        segment.keys.add(key_hash_N)
+        segment.num_keys += len(key_hash_N)
 
     def written(self, sequence: int) -> None:
         """Note that everything added so far has been written, up to this sequence number."""
@@ -107,11 +107,11 @@ class RecentKeys:
         return sum(segment.keys.num_bytes() for segment in self._segments)
 
 
-def contains_any(filters: tuple[KeyFilter, ...], mixed_N: UInt64Array) -> BoolArray:
+def contains_any(filters: tuple[KeyFilter, ...], key_hash_N: UInt64Array) -> BoolArray:
     """Which keys one of the filters may have."""
-    found_N = np.zeros(len(mixed_N), np.bool_)
+    found_N = np.zeros(len(key_hash_N), np.bool_)
     for keys in filters:
-        found_N |= keys.contains(mixed_N)
+        found_N |= keys.contains(key_hash_N)
     return found_N
 
 
@@ -138,19 +138,19 @@ class MappedTables:
         self.smallest_T = np.array([table.smallest for table in order], np.uint64)
         self.largest_T = np.array([table.largest for table in order], np.uint64)
 
-    def read_ahead(self, mixed_M: UInt64Array, features_M: npt.NDArray[np.uint16], readahead: Readahead) -> None:
+    def read_ahead(self, key_hash_M: UInt64Array, features_M: npt.NDArray[np.uint16], readahead: Readahead) -> None:
         """Request the blocks that are read first for these keys, without waiting for them."""
-        starts_M, sizes_M = np.empty(len(mixed_M), np.int64), np.empty(len(mixed_M), np.int64)
-        find.locate_all(*self._arrays(), mixed_M, features_M, starts_M, sizes_M)
+        starts_M, sizes_M = np.empty(len(key_hash_M), np.int64), np.empty(len(key_hash_M), np.int64)
+        find.locate_all(*self._arrays(), key_hash_M, features_M, starts_M, sizes_M)
         readahead.request_ranges(starts_M[sizes_M > 0], BLOCK_BYTES)
 
     def find(
-        self, mixed_M: UInt64Array, features_M: npt.NDArray[np.uint16]
+        self, key_hash_M: UInt64Array, features_M: npt.NDArray[np.uint16]
     ) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array]:
         """Return for each key NOT_FOUND, FOUND or UNSURE, and the address and the length of its value."""
-        num = len(mixed_M)
+        num = len(key_hash_M)
         kinds_M, values_M, lengths_M = np.empty(num, np.uint8), np.zeros(num, np.int64), np.zeros(num, np.int64)
-        find.find_all(*self._arrays(), mixed_M, features_M, kinds_M, values_M, lengths_M)
+        find.find_all(*self._arrays(), key_hash_M, features_M, kinds_M, values_M, lengths_M)
         return kinds_M, values_M, lengths_M
 
     def _arrays(self) -> tuple[Int64Array, UInt64Array, UInt64Array, Int64Array]:
@@ -173,11 +173,11 @@ class LiveTables:
         self._recent = RecentKeys()
         self._readahead = Readahead()
 
-    def add(self, mixed_N: UInt64Array) -> None:
+    def add(self, key_hash_N: UInt64Array) -> None:
         """Add keys before they are written, or before others look for them here."""
         with self._lock:
             if not self.is_disabled:
-                self._recent.add(mixed_N)
+                self._recent.add(key_hash_N)
 
     def written(self, sequence: int | None) -> None:
         """Note that RocksDB has written up to this sequence number; None = unknown: it is asked from now on."""
@@ -188,13 +188,13 @@ class LiveTables:
             self._recent.written(sequence)
         self._snapshot()
 
-    def split(self, mixed_U: UInt64Array, chosen: Int64Array) -> tuple[MappedTables, Int64Array, Int64Array]:
+    def split(self, key_hash_U: UInt64Array, chosen: Int64Array) -> tuple[MappedTables, Int64Array, Int64Array]:
         """The tables as they are now, and of these positions those to read from them, and those to ask RocksDB for."""
         snapshot = self._snapshot()
         if snapshot is None:
             return self._view, chosen[:0], chosen
         view, recent = snapshot
-        is_recent_M = contains_any(recent, mixed_U[chosen])
+        is_recent_M = contains_any(recent, key_hash_U[chosen])
         return view, chosen[~is_recent_M], chosen[is_recent_M]
 
     def read(self, view: MappedTables, here: Int64Array, found: FoundRows) -> Int64Array:

@@ -1,4 +1,4 @@
-"""Rows as RocksDB stores them: keys of 10 bytes in the order of mixed keys, and packed records of one size."""
+"""Rows as RocksDB stores them: keys of 10 bytes in the order of key hashes, and packed records of one size."""
 
 # N rows, W four-byte words of a record
 import numpy as np
@@ -18,9 +18,9 @@ UNMIX_1, UNMIX_2 = (np.uint64(pow(factor, -1, 2**64)) for factor in (MIX_1, MIX_
 
 
 class RecordFormat:
-    """Values, states, count and last-seen as little-endian words. A key is its mixed key and its feature, big-endian.
+    """Values, states, count and last-seen as little-endian words. A key is its key hash and its feature, big-endian.
 
-    Count and last-seen are stored xored with the mixed key. Their zero bytes would make rows of a small dim just
+    Count and last-seen are stored xored with the key hash. Their zero bytes would make rows of a small dim just
     compressible, and RocksDB would decompress a block for every row instead of reading it from the mapped file.
     """
 
@@ -29,10 +29,10 @@ class RecordFormat:
         self.num_words = dim + state_width + 4
         self.num_bytes = 4 * self.num_words
 
-    def pack_keys(self, mixed_N: UInt64Array, features_N: UInt16Array, into: UInt8Array) -> None:
+    def pack_keys(self, key_hash_N: UInt64Array, features_N: UInt16Array, into: UInt8Array) -> None:
         """Write keys into bytes, 10 a key."""
         keys = into.reshape(-1, 10)
-        keys[:, :8] = mixed_N.astype(">u8").view(np.uint8).reshape(-1, 8)
+        keys[:, :8] = key_hash_N.astype(">u8").view(np.uint8).reshape(-1, 8)
         keys[:, 8:] = features_N.astype(">u2").view(np.uint8).reshape(-1, 2)
 
     def pack(self, rows: RowBlock, into: UInt8Array) -> None:
@@ -44,41 +44,41 @@ class RecordFormat:
         words_NW[:, end : end + 2] = _words(rows.count, rows.key_hash)
         words_NW[:, end + 2 :] = _words(rows.last_seen, rows.key_hash)
 
-    def last_seen(self, packed: UInt8Array, mixed_N: UInt64Array) -> Int64Array:
+    def last_seen(self, packed: UInt8Array, key_hash_N: UInt64Array) -> Int64Array:
         """The last-seen of each record."""
-        return _numbers(packed.view(np.uint32).reshape(-1, self.num_words)[:, -2:], mixed_N)
+        return _numbers(packed.view(np.uint32).reshape(-1, self.num_words)[:, -2:], key_hash_N)
 
     def unpack(self, packed: UInt8Array, into: FoundRows, at_N: Int64Array) -> None:
         """Write records into `into` at these positions."""
-        words_NW, mixed_N = packed.view(np.uint32).reshape(-1, self.num_words), into.rows.key_hash[at_N]
+        words_NW, key_hash_N = packed.view(np.uint32).reshape(-1, self.num_words), into.rows.key_hash[at_N]
         end = self.dim + self.state_width
         values_ND, states_NS = words_NW[:, : self.dim].view(np.float32), words_NW[:, self.dim : end].view(np.float32)
-        counts_N, last_seen_N = (_numbers(words_NW[:, at : at + 2], mixed_N) for at in (end, end + 2))
+        counts_N, last_seen_N = (_numbers(words_NW[:, at : at + 2], key_hash_N) for at in (end, end + 2))
         into.put(at_N, ROW, (values_ND, states_NS, counts_N, last_seen_N))
 
     def unpack_scan(self, channel: Channel, num: int) -> FoundRows:
         """The next rows and tombstones of a database, in key order, which are the answer to a scan."""
         keys_N10 = channel.keys(num).reshape(-1, 10)
-        mixed_N = np.ascontiguousarray(keys_N10[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
+        key_hash_N = np.ascontiguousarray(keys_N10[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
         features_N = np.ascontiguousarray(keys_N10[:, 8:]).view(">u2").reshape(-1).astype(np.uint16)
-        found = FoundRows.nothing(features_N, unmix_keys(mixed_N, features_N), self.dim, self.state_width)
+        found = FoundRows.nothing(features_N, unhash_keys(key_hash_N, features_N), self.dim, self.state_width)
         found.kinds_U[:] = channel.kinds(num)
         at_N = np.flatnonzero(found.kinds_U == ROW)
         self.unpack(channel.records(len(at_N)), found, at_N)
         return found
 
 
-def _words(numbers_N: Int64Array, mixed_N: UInt64Array) -> UInt32Array:
-    return (numbers_N.view(np.uint64) ^ mixed_N).view(np.uint32).reshape(-1, 2)
+def _words(numbers_N: Int64Array, key_hash_N: UInt64Array) -> UInt32Array:
+    return (numbers_N.view(np.uint64) ^ key_hash_N).view(np.uint32).reshape(-1, 2)
 
 
-def _numbers(words_N2: UInt32Array, mixed_N: UInt64Array) -> Int64Array:
-    return (np.ascontiguousarray(words_N2).view(np.uint64).reshape(-1) ^ mixed_N).view(np.int64)
+def _numbers(words_N2: UInt32Array, key_hash_N: UInt64Array) -> Int64Array:
+    return (np.ascontiguousarray(words_N2).view(np.uint64).reshape(-1) ^ key_hash_N).view(np.int64)
 
 
-def unmix_keys(mixed_N: UInt64Array, features_N: UInt16Array) -> Int64Array:
-    """The ids of mixed keys: the inverse of springtide_client.keys.mix_keys."""
-    x_N = mixed_N
+def unhash_keys(key_hash_N: UInt64Array, features_N: UInt16Array) -> Int64Array:
+    """The ids of key hashes: the inverse of springtide_client.keys.mix_keys."""
+    x_N = key_hash_N
     for shift, factor in ((31, UNMIX_2), (27, UNMIX_1), (30, np.uint64(1))):
         x_N = (x_N ^ (x_N >> np.uint64(shift)) ^ (x_N >> np.uint64(2 * shift))) * factor
     ids_N: Int64Array = (x_N ^ (features_N.astype(np.uint64) * np.uint64(GOLDEN))).astype(np.int64)

@@ -27,7 +27,7 @@ from springtide_client.rows.layers import merge_layers
 from springtide_client.rows.row_block import RowBlock, key_order
 
 QUEUE_BYTES = 64 << 20
-QUEUED_KEY_BYTES = 18  # mixed key, feature, id
+QUEUED_KEY_BYTES = 18  # key hash, feature, id
 PATIENCE_SECONDS = 30.0
 RETRY_SECONDS = 0.05
 TRIAL_DIM, TRIAL_ROWS = 64, 8000  # of more than MIN_PART_BYTES
@@ -106,15 +106,15 @@ class RocksSpill:
         """
         deadline = self._worker.deadline()
         found = FoundRows.nothing(features_U, ids_U, self._format.dim, self._format.state_width)
-        mixed_U = found.rows.key_hash
+        key_hash_U = found.rows.key_hash
         num_read = num_found = 0
         with self._worker.reading() as (batches, databases):
-            missing = np.argsort(mixed_U)
+            missing = np.argsort(key_hash_U)
             for batch in batches:
                 missing = found.put_batch(missing, batch)
             num_queued = len(ids_U) - len(missing)
             for database in databases:
-                may_be_U = database.keys.contains(mixed_U[missing])
+                may_be_U = database.keys.contains(key_hash_U[missing])
                 chosen = missing[may_be_U]
                 if len(chosen):
                     with self._worker.blocking_call():
@@ -122,7 +122,7 @@ class RocksSpill:
                     here = found.kinds_U[chosen] != ABSENT
                     num_read, num_found = num_read + len(chosen), num_found + int(np.count_nonzero(here))
                     missing = np.concatenate([missing[~may_be_U], chosen[~here]])
-                    missing = missing[np.argsort(mixed_U[missing])]
+                    missing = missing[np.argsort(key_hash_U[missing])]
         self._count(
             spill_lookups=len(ids_U),
             spill_queue_hits=num_queued,

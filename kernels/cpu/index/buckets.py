@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.intrinsics.instructions import equal_bytes, prefetch, trailing_zeros
 from springtide.kernels.cpu.rows.rows import FLAGS
 
@@ -46,7 +46,7 @@ class Overflow(NamedTuple):
     taken_O: Any  # 1 where the row is in use; a score word may be any number
     free_O: Any  # a stack of the rows that are not taken
     num_free_1: Any
-    places_P: Any  # rows by mixed key, -1 where there is none; at least twice as many as rows
+    places_P: Any  # rows by key hash, -1 where there is none; at least twice as many as rows
 
 
 def empty_overflow(num_overflow: int) -> Overflow:
@@ -74,10 +74,10 @@ def grown_overflow(old: Overflow, num_overflow: int) -> Overflow:
 
 
 @njit(nogil=True, cache=True)
-def place_of(overflow: Any, mixed: Any, feature: Any, id_: Any) -> Any:
+def place_of(overflow: Any, key_hash: Any, feature: Any, id_: Any) -> Any:
     """Where in the hash table the key is, or the empty place where it belongs."""
     mask = np.uint64(len(overflow.places_P) - 1)
-    place = mixed & mask
+    place = key_hash & mask
     while True:
         row = overflow.places_P[place]
         if row < 0 or (overflow.ids_O[row] == id_ and overflow.features_O[row] == feature):
@@ -96,7 +96,7 @@ def rebuild(overflow: Any) -> None:
             overflow.num_free_1[0] += 1
         else:
             feature, id_ = overflow.features_O[row], overflow.ids_O[row]
-            overflow.places_P[place_of(overflow, mix_key(feature, id_), feature, id_)] = row
+            overflow.places_P[place_of(overflow, hash_key(feature, id_), feature, id_)] = row
 
 
 @njit(nogil=True, cache=True)
@@ -104,14 +104,14 @@ def remove(overflow: Any, row: Any) -> None:
     """Free a row; entries behind it in the hash table move up, so probe chains stay unbroken."""
     mask = np.uint64(len(overflow.places_P) - 1)
     feature, id_ = overflow.features_O[row], overflow.ids_O[row]
-    hole = place_of(overflow, mix_key(feature, id_), feature, id_)
+    hole = place_of(overflow, hash_key(feature, id_), feature, id_)
     at = hole
     while True:
         at = (at + ONE) & mask
         other = overflow.places_P[at]
         if other < 0:
             break
-        home = mix_key(overflow.features_O[other], overflow.ids_O[other]) & mask
+        home = hash_key(overflow.features_O[other], overflow.ids_O[other]) & mask
         if (at - home) & mask >= (at - hole) & mask:
             overflow.places_P[hole] = other
             hole = at
@@ -163,13 +163,13 @@ def num_buckets_of(buckets: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def bucket_of(mixed: Any, num_buckets: Any) -> Any:
-    return ((mixed >> S32) * num_buckets) >> S32
+def bucket_of(key_hash: Any, num_buckets: Any) -> Any:
+    return ((key_hash >> S32) * num_buckets) >> S32
 
 
 @njit(nogil=True, cache=True)
-def digest_of(mixed: Any) -> Any:
-    digest = mixed & BYTE
+def digest_of(key_hash: Any) -> Any:
+    digest = key_hash & BYTE
     return digest if digest != ZERO else ONE
 
 
@@ -205,32 +205,32 @@ def is_taken(buckets: Any, slot: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def prefetch_keys(buckets: Any, mixed: Any, num_buckets: Any) -> None:
+def prefetch_keys(buckets: Any, key_hash: Any, num_buckets: Any) -> None:
     """Asks for the three lines of a bucket that a find may read."""
-    base = bucket_of(mixed, num_buckets) * WORDS_U
+    base = bucket_of(key_hash, num_buckets) * WORDS_U
     prefetch(buckets.words, base)
     prefetch(buckets.words, base + ID_AT_U)
     prefetch(buckets.words, base + ID_AT_U + EIGHT)
 
 
 @njit(nogil=True, cache=True)
-def find(buckets: Any, overflow: Any, features_U: Any, ids_U: Any, mixed_U: Any) -> Any:
+def find(buckets: Any, overflow: Any, features_U: Any, ids_U: Any, key_hash_U: Any) -> Any:
     num_keys = len(ids_U)
     num_buckets = num_buckets_of(buckets)
     slots_U = np.empty(num_keys, np.int64)
     for u in range(min(AHEAD, num_keys)):
-        prefetch_keys(buckets, mixed_U[u], num_buckets)
+        prefetch_keys(buckets, key_hash_U[u], num_buckets)
     for u in range(num_keys):
         if u + AHEAD < num_keys:
-            prefetch_keys(buckets, mixed_U[u + AHEAD], num_buckets)
-        mixed = mixed_U[u]
-        bucket = bucket_of(mixed, num_buckets)
-        lane = slot_in_bucket(buckets, bucket, digest_of(mixed), features_U[u], ids_U[u])
+            prefetch_keys(buckets, key_hash_U[u + AHEAD], num_buckets)
+        key_hash = key_hash_U[u]
+        bucket = bucket_of(key_hash, num_buckets)
+        lane = slot_in_bucket(buckets, bucket, digest_of(key_hash), features_U[u], ids_U[u])
         slot = np.int64(-1)
         if lane < W:
             slot = np.int64(bucket * W + lane)
         elif buckets.words[bucket * WORDS_U + ELSEWHERE_AT_U] != ZERO:
-            row = overflow.places_P[place_of(overflow, mixed, features_U[u], ids_U[u])]
+            row = overflow.places_P[place_of(overflow, key_hash, features_U[u], ids_U[u])]
             if row >= 0:
                 slot = np.int64(num_buckets * W) + np.int64(row)
         slots_U[u] = slot
@@ -263,7 +263,7 @@ def erase(buckets: Any, overflow: Any, meta: Any, slots_N: Any) -> None:
         if row < 0:
             buckets.bytes_[(np.uint64(slot) // W) * BYTES_U + np.uint64(slot) % W] = 0
         elif overflow.taken_O[row]:
-            bucket = bucket_of(mix_key(overflow.features_O[row], overflow.ids_O[row]), num_buckets)
+            bucket = bucket_of(hash_key(overflow.features_O[row], overflow.ids_O[row]), num_buckets)
             buckets.words[bucket * WORDS_U + ELSEWHERE_AT_U] -= ONE
             remove(overflow, row)
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index import buckets, insert_and_evict
 from springtide.kernels.cpu.index.buckets import (
     TICK_MASK,
@@ -79,23 +79,23 @@ def dead(meta: Any, slots_N: Any, features_N: Any, cutoffs_F: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def has_higher_score(scores_H: Any, mixed_H: Any, a: Any, b: Any) -> Any:
-    """Whether a's score, or where they tie its mixed key, is the higher one."""
-    return scores_H[a] > scores_H[b] or (scores_H[a] == scores_H[b] and mixed_H[a] > mixed_H[b])
+def has_higher_score(scores_H: Any, key_hash_H: Any, a: Any, b: Any) -> Any:
+    """Whether a's score, or where they tie its key hash, is the higher one."""
+    return scores_H[a] > scores_H[b] or (scores_H[a] == scores_H[b] and key_hash_H[a] > key_hash_H[b])
 
 
 @njit(nogil=True, cache=True)
-def swap(scores_H: Any, mixed_H: Any, slots_H: Any, a: Any, b: Any) -> None:
+def swap(scores_H: Any, key_hash_H: Any, slots_H: Any, a: Any, b: Any) -> None:
     scores_H[a], scores_H[b] = scores_H[b], scores_H[a]
-    mixed_H[a], mixed_H[b] = mixed_H[b], mixed_H[a]
+    key_hash_H[a], key_hash_H[b] = key_hash_H[b], key_hash_H[a]
     slots_H[a], slots_H[b] = slots_H[b], slots_H[a]
 
 
 @njit(nogil=True, cache=True)
 def lowest(buckets: Any, feature: Any, num: Any, protect_from: Any) -> Any:
-    """Scores, mixed keys and slots of the lowest, in no order: a heap with the highest of them on top."""
+    """Scores, key hashes and slots of the lowest, in no order: a heap with the highest of them on top."""
     num_slots = np.int64(num_buckets_of(buckets) * W)
-    scores_H, mixed_H, slots_H = np.empty(num, np.int64), np.empty(num, np.uint64), np.empty(num, np.int64)
+    scores_H, key_hash_H, slots_H = np.empty(num, np.int64), np.empty(num, np.uint64), np.empty(num, np.int64)
     size = 0
     for slot in range(num_slots if num > 0 else 0):
         if not is_taken(buckets, slot):
@@ -106,27 +106,27 @@ def lowest(buckets: Any, feature: Any, num: Any, protect_from: Any) -> Any:
         of, id_ = key_at(buckets, np.uint64(slot) // W, np.uint64(slot) % W)
         if 0 <= feature != of:
             continue
-        mixed = mix_key(of, id_)
+        key_hash = hash_key(of, id_)
         if size < num:
             at = size
-            scores_H[at], mixed_H[at], slots_H[at] = score, mixed, slot
+            scores_H[at], key_hash_H[at], slots_H[at] = score, key_hash, slot
             size += 1
-            while at > 0 and has_higher_score(scores_H, mixed_H, at, (at - 1) // 2):
-                swap(scores_H, mixed_H, slots_H, at, (at - 1) // 2)
+            while at > 0 and has_higher_score(scores_H, key_hash_H, at, (at - 1) // 2):
+                swap(scores_H, key_hash_H, slots_H, at, (at - 1) // 2)
                 at = (at - 1) // 2
-        elif score < scores_H[0] or mixed < mixed_H[0]:
-            scores_H[0], mixed_H[0], slots_H[0] = score, mixed, slot
+        elif score < scores_H[0] or key_hash < key_hash_H[0]:
+            scores_H[0], key_hash_H[0], slots_H[0] = score, key_hash, slot
             at = 0
             while True:
                 top = at
                 for child in range(2 * at + 1, min(2 * at + 3, size)):
-                    if has_higher_score(scores_H, mixed_H, child, top):
+                    if has_higher_score(scores_H, key_hash_H, child, top):
                         top = child
                 if top == at:
                     break
-                swap(scores_H, mixed_H, slots_H, at, top)
+                swap(scores_H, key_hash_H, slots_H, at, top)
                 at = top
-    return scores_H[:size], mixed_H[:size], slots_H[:size]
+    return scores_H[:size], key_hash_H[:size], slots_H[:size]
 
 
 Array = npt.NDArray[Any]
@@ -135,16 +135,16 @@ Array = npt.NDArray[Any]
 class IndexOps:
     """The index's part of kernels/ops.py."""
 
-    def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
+    def find(self, store: Store, features_U: Array, ids_U: Array, key_hash_U: Array) -> Array:
         p = arrays_of(store)
-        return cast(Array, buckets.find(p.buckets, p.overflow, features_U, ids_U, mixed_U))
+        return cast(Array, buckets.find(p.buckets, p.overflow, features_U, ids_U, key_hash_U))
 
     def find_or_insert(
         self,
         store: Store,
         features_U: Array,
         ids_U: Array,
-        mixed_U: Array,
+        key_hash_U: Array,
         tick: int,
         protect_from: int,
         num_new: int | None = None,
@@ -153,7 +153,7 @@ class IndexOps:
             raise ValueError(f"tick must have 40 bits, not {tick}")
         p = arrays_of(store)
         return InsertResult(
-            *insert_and_evict.find_or_insert(p.buckets, p.overflow, features_U, ids_U, mixed_U, tick, protect_from)
+            *insert_and_evict.find_or_insert(p.buckets, p.overflow, features_U, ids_U, key_hash_U, tick, protect_from)
         )
 
     def set_priorities(self, store: Store, slots_N: Array, priorities_N: Array) -> None:
@@ -182,8 +182,8 @@ class IndexOps:
 
     def lowest_scores(self, store: Store, feature: int, num: int, protect_from: int) -> Array:
         num = min(num, store.num_slots)
-        scores_N, mixed_N, slots_N = lowest(arrays_of(store).buckets, feature, num, protect_from)
-        return cast(Array, slots_N[np.lexsort((slots_N, mixed_N, scores_N))])
+        scores_N, key_hash_N, slots_N = lowest(arrays_of(store).buckets, feature, num, protect_from)
+        return cast(Array, slots_N[np.lexsort((slots_N, key_hash_N, scores_N))])
 
     def overflow_slots(self, store: Store, protect_from: int) -> Array:
         overflow = arrays_of(store).overflow

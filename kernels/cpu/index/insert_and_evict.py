@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index.buckets import (
     BYTES_U,
     EIGHT,
@@ -43,7 +43,7 @@ def find_empty_slot(buckets: Any, bucket: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def find_victim_slot(buckets: Any, bucket: Any, protect_from: Any) -> Any:
-    """The lane with the lowest score among those with a tick below protect_from, or 16; the lower mixed key on ties."""
+    """The lane with the lowest score among those with a tick below protect_from, or 16; the lower key hash on ties."""
     hits = lowest_words(buckets.words, bucket * WORDS_U + SCORE_AT_U, TICK_MASK, protect_from)
     if hits == ZERO:
         return W
@@ -51,21 +51,21 @@ def find_victim_slot(buckets: Any, bucket: Any, protect_from: Any) -> Any:
     hits &= hits - ONE
     if hits != ZERO:
         feature, id_ = key_at(buckets, bucket, best)
-        best_mixed = mix_key(feature, id_)
+        best_key_hash = hash_key(feature, id_)
         while hits != ZERO:
             lane = trailing_zeros(hits)
             feature, id_ = key_at(buckets, bucket, lane)
-            mixed = mix_key(feature, id_)
-            if mixed < best_mixed:
-                best, best_mixed = lane, mixed
+            key_hash = hash_key(feature, id_)
+            if key_hash < best_key_hash:
+                best, best_key_hash = lane, key_hash
             hits &= hits - ONE
     return best
 
 
 @njit(nogil=True, cache=True)
-def write_key(buckets: Any, bucket: Any, lane: Any, mixed: Any, feature: Any, id_: Any, score: Any) -> None:
+def write_key(buckets: Any, bucket: Any, lane: Any, key_hash: Any, feature: Any, id_: Any, score: Any) -> None:
     """Writes a key and its score into a lane."""
-    buckets.bytes_[bucket * BYTES_U + lane] = np.uint8(digest_of(mixed))
+    buckets.bytes_[bucket * BYTES_U + lane] = np.uint8(digest_of(key_hash))
     buckets.features[bucket * FEATURES_U + FEATURE_AT_U + lane] = feature
     buckets.words[bucket * WORDS_U + ID_AT_U + lane] = np.uint64(id_)
     buckets.words[bucket * WORDS_U + SCORE_AT_U + lane] = np.uint64(score)
@@ -92,19 +92,19 @@ def touch(buckets: Any, overflow: Any, slots_U: Any, tick: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def prefetch_bucket(buckets: Any, mixed: Any, num_buckets: Any) -> None:
-    base = bucket_of(mixed, num_buckets) * WORDS_U
+def prefetch_bucket(buckets: Any, key_hash: Any, num_buckets: Any) -> None:
+    base = bucket_of(key_hash, num_buckets) * WORDS_U
     for line in range(ZERO, WORDS_U, EIGHT):
         prefetch(buckets.words, base + np.uint64(line))
 
 
 @njit(nogil=True, cache=True)
 def find_or_insert(
-    buckets: Any, overflow: Any, features_U: Any, ids_U: Any, mixed_U: Any, tick: Any, protect_from: Any
+    buckets: Any, overflow: Any, features_U: Any, ids_U: Any, key_hash_U: Any, tick: Any, protect_from: Any
 ) -> Any:
     num_buckets = num_buckets_of(buckets)
     num_slots = np.int64(num_buckets * W)
-    slots_U = find(buckets, overflow, features_U, ids_U, mixed_U)
+    slots_U = find(buckets, overflow, features_U, ids_U, key_hash_U)
     # first every key present takes the tick; then the others look for room
     missing_M = touch(buckets, overflow, slots_U, tick)
     num_missing = len(missing_M)
@@ -114,13 +114,13 @@ def find_or_insert(
     victim_ids_V = np.empty(num_missing, np.int64)
     num_new, num_victims, num_overflowed = 0, 0, 0
     for m in range(min(AHEAD, num_missing)):
-        prefetch_bucket(buckets, mixed_U[missing_M[m]], num_buckets)
+        prefetch_bucket(buckets, key_hash_U[missing_M[m]], num_buckets)
     for m in range(num_missing):
         if m + AHEAD < num_missing:
-            prefetch_bucket(buckets, mixed_U[missing_M[m + AHEAD]], num_buckets)
+            prefetch_bucket(buckets, key_hash_U[missing_M[m + AHEAD]], num_buckets)
         u = missing_M[m]
-        mixed = mixed_U[u]
-        bucket = bucket_of(mixed, num_buckets)
+        key_hash = key_hash_U[u]
+        bucket = bucket_of(key_hash, num_buckets)
         lane = find_empty_slot(buckets, bucket)
         if lane == W:
             lane = find_victim_slot(buckets, bucket, protect_from)
@@ -129,7 +129,7 @@ def find_or_insert(
                 victim_features_V[num_victims], victim_ids_V[num_victims] = key_at(buckets, bucket, lane)
                 num_victims += 1
         if lane < W:
-            write_key(buckets, bucket, lane, mixed, features_U[u], ids_U[u], tick)
+            write_key(buckets, bucket, lane, key_hash, features_U[u], ids_U[u], tick)
             slots_U[u] = np.int64(bucket * W + lane)
             new_N[num_new] = u
             num_new += 1
@@ -138,7 +138,7 @@ def find_or_insert(
         if overflow.num_free_1[0] > 0:
             overflow.num_free_1[0] -= 1
             row = overflow.free_O[overflow.num_free_1[0]]
-            overflow.places_P[place_of(overflow, mixed, features_U[u], ids_U[u])] = row
+            overflow.places_P[place_of(overflow, key_hash, features_U[u], ids_U[u])] = row
             overflow.features_O[row], overflow.ids_O[row] = features_U[u], ids_U[u]
             overflow.scores_O[row], overflow.taken_O[row] = tick, 1
             buckets.words[bucket * WORDS_U + ELSEWHERE_AT_U] += ONE

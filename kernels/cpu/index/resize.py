@@ -1,6 +1,6 @@
 """Another number of buckets in the same memory: which keys would find no room, and every key to its new bucket.
 
-Buckets are ranges of mixed keys in ascending order, so a key's bucket only moves up when there are more buckets, and
+Buckets are ranges of key hashes in ascending order, so a key's bucket only moves up when there are more buckets, and
 down when there are fewer: taken from the far end, no key is moved onto one that has not had its turn.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index.buckets import (
     BYTES_U,
     ELSEWHERE_AT_U,
@@ -70,7 +70,7 @@ def _move_rows(parts: StoreArrays, from_M: Any, to_M: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def first_high(bucket: Any, num_buckets: Any) -> Any:
-    """The lowest high half of a mixed key that belongs to this bucket."""
+    """The lowest high half of a key hash that belongs to this bucket."""
     return ((bucket << S32) + num_buckets - ONE) // num_buckets
 
 
@@ -80,7 +80,7 @@ def crowded(buckets: Any, num_old: Any, num_new: Any, first: Any, last: Any, slo
 
     For the new buckets first..last. The 16 highest so far are kept unsorted; each key is compared once.
     """
-    scores_16, mixed_16 = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.uint64)
+    scores_16, key_hash_16 = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.uint64)
     slots_16 = np.empty(WIDTH, np.int64)
     num_overflowed = 0
     for target in range(first, last):
@@ -92,8 +92,8 @@ def crowded(buckets: Any, num_old: Any, num_new: Any, first: Any, last: Any, slo
                 if not is_taken(buckets, slot):
                     continue
                 feature, id_ = key_at(buckets, np.uint64(bucket), np.uint64(lane))
-                mixed = mix_key(feature, id_)
-                if bucket_of(mixed, num_new) != np.uint64(target):
+                key_hash = hash_key(feature, id_)
+                if bucket_of(key_hash, num_new) != np.uint64(target):
                     continue
                 score = np.int64(buckets.words[score_at(slot)])
                 at = num
@@ -103,16 +103,16 @@ def crowded(buckets: Any, num_old: Any, num_new: Any, first: Any, last: Any, slo
                     at = 0
                     for other in range(1, WIDTH):
                         lower = scores_16[other] < scores_16[at]
-                        if lower or (scores_16[other] == scores_16[at] and mixed_16[other] < mixed_16[at]):
+                        if lower or (scores_16[other] == scores_16[at] and key_hash_16[other] < key_hash_16[at]):
                             at = other
                     leaving = slots_16[at]
-                    if score < scores_16[at] or (score == scores_16[at] and mixed < mixed_16[at]):
+                    if score < scores_16[at] or (score == scores_16[at] and key_hash < key_hash_16[at]):
                         leaving, at = slot, -1
                     if num_overflowed < len(slots_N):
                         slots_N[num_overflowed] = leaving
                     num_overflowed += 1
                 if at >= 0:
-                    scores_16[at], mixed_16[at], slots_16[at] = score, mixed, slot
+                    scores_16[at], key_hash_16[at], slots_16[at] = score, key_hash, slot
     return num_overflowed
 
 
@@ -131,12 +131,12 @@ def move_keys(buckets: Any, num_old: Any, num_new: Any, done: Any, from_M: Any, 
             if not is_taken(buckets, slot):
                 continue
             feature, id_ = key_at(buckets, bucket, np.uint64(lane))
-            mixed = mix_key(feature, id_)
-            target = bucket_of(mixed, np.uint64(num_new))
+            key_hash = hash_key(feature, id_)
+            target = bucket_of(key_hash, np.uint64(num_new))
             if target == bucket:
                 continue
             room = find_empty_slot(buckets, target)
-            write_key(buckets, target, room, mixed, feature, id_, buckets.words[score_at(slot)])
+            write_key(buckets, target, room, key_hash, feature, id_, buckets.words[score_at(slot)])
             buckets.bytes_[bucket * BYTES_U + np.uint64(lane)] = 0
             from_M[num_moves], to_M[num_moves] = slot, np.int64(target * W + room)
             num_moves += 1
@@ -162,5 +162,5 @@ def count_elsewhere(buckets: Any, overflow: Any, by: Any) -> None:
     """Adds to what the buckets know of their keys in the overflow area, for every key there."""
     for row in range(len(overflow.taken_O)):
         if overflow.taken_O[row]:
-            mixed = mix_key(overflow.features_O[row], overflow.ids_O[row])
-            buckets.words[bucket_of(mixed, num_buckets_of(buckets)) * WORDS_U + ELSEWHERE_AT_U] += np.uint64(by)
+            key_hash = hash_key(overflow.features_O[row], overflow.ids_O[row])
+            buckets.words[bucket_of(key_hash, num_buckets_of(buckets)) * WORDS_U + ELSEWHERE_AT_U] += np.uint64(by)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 
 AHEAD = 16
@@ -17,7 +17,7 @@ U0, U1, U2, U3, U4 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.
 def unique(features_K: Any, ids_K: Any, event_ms_K: Any, places_P: Any, entries: Any) -> Any:
     """places_P: uint32 scratch, a power of two of at least 2 K places; entries: uint64 scratch, 4 words a key.
 
-    A place holds a key's number plus one. An entry, half a cache line, is mixed key, feature, occurrences, last-seen.
+    A place holds a key's number plus one. An entry, half a cache line, is key hash, feature, occurrences, last-seen.
     Places are asked for some keys before their turn.
     """
     num_keys = len(ids_K)
@@ -26,17 +26,17 @@ def unique(features_K: Any, ids_K: Any, event_ms_K: Any, places_P: Any, entries:
     places_P[:] = 0
     mask = np.uint64(len(places_P) - 1)
     for k in range(min(AHEAD, num_keys)):
-        ring[k] = mix_key(features_K[k], ids_K[k])
+        ring[k] = hash_key(features_K[k], ids_K[k])
         prefetch(places_P, ring[k] & mask)
     num_unique = 0
     for k in range(num_keys):
         turn = np.uint64(k) % np.uint64(AHEAD)
-        mixed = ring[turn]
+        key_hash = ring[turn]
         if k + AHEAD < num_keys:
-            ring[turn] = mix_key(features_K[k + AHEAD], ids_K[k + AHEAD])
+            ring[turn] = hash_key(features_K[k + AHEAD], ids_K[k + AHEAD])
             prefetch(places_P, ring[turn] & mask)
         feature = np.uint64(features_K[k])
-        place = mixed & mask
+        place = key_hash & mask
         while True:
             u = np.uint64(places_P[place])
             if u == U0:
@@ -45,25 +45,25 @@ def unique(features_K: Any, ids_K: Any, event_ms_K: Any, places_P: Any, entries:
                 num_unique += 1
                 places_P[place] = np.uint32(num_unique)
                 at = u * U4
-                entries[at], entries[at + U1], entries[at + U2] = mixed, feature, U1
+                entries[at], entries[at + U1], entries[at + U2] = key_hash, feature, U1
                 entries[at + U3] = np.uint64(event_ms_K[k])
                 break
             u -= U1
             at = u * U4
-            # for one feature the mixed key is a bijection of the id
-            if entries[at] == mixed and entries[at + U1] == feature:
+            # for one feature the key hash is a bijection of the id
+            if entries[at] == key_hash and entries[at + U1] == feature:
                 entries[at + U2] += U1
                 entries[at + U3] = np.uint64(max(np.int64(entries[at + U3]), event_ms_K[k]))
                 break
             place = (place + U1) & mask
         inverse_K[np.uint64(k)] = np.int64(u)
-    features_U, mixed_U = np.empty(num_unique, np.uint16), np.empty(num_unique, np.uint64)
+    features_U, key_hash_U = np.empty(num_unique, np.uint16), np.empty(num_unique, np.uint64)
     occurrences_U, last_seen_U = np.empty(num_unique, np.int64), np.empty(num_unique, np.int64)
     for n in range(num_unique):
         at = np.uint64(n) * U4
-        mixed_U[n], features_U[n] = entries[at], np.uint16(entries[at + U1])
+        key_hash_U[n], features_U[n] = entries[at], np.uint16(entries[at + U1])
         occurrences_U[n], last_seen_U[n] = np.int64(entries[at + U2]), np.int64(entries[at + U3])
-    return features_U, ids_U[:num_unique], mixed_U, inverse_K, occurrences_U, last_seen_U
+    return features_U, ids_U[:num_unique], key_hash_U, inverse_K, occurrences_U, last_seen_U
 
 
 @njit(nogil=True, cache=True)

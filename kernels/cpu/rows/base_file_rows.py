@@ -1,4 +1,4 @@
-"""A base file, sorted by mixed key: find and copy the rows of many keys in one call, without the GIL."""
+"""A base file, sorted by key hash: find and copy the rows of many keys in one call, without the GIL."""
 
 # n rows of the image, K keys asked for, D dimension, S optimizer state width
 from typing import Any
@@ -13,44 +13,44 @@ AHEAD = 32  # keys whose places are asked for before their turn; two looks each
 
 
 @njit(nogil=True, cache=True)
-def interpolate_all(length: Any, mixed_K: Any) -> Any:
+def interpolate_all(length: Any, key_hash_K: Any) -> Any:
     """Where find_rows looks first: int64 indices (K)."""
-    places_K = np.empty(len(mixed_K), np.int64)
-    for k in range(len(mixed_K)):
-        places_K[k] = interpolate(length, mixed_K[k])
+    places_K = np.empty(len(key_hash_K), np.int64)
+    for k in range(len(key_hash_K)):
+        places_K[k] = interpolate(length, key_hash_K[k])
     return places_K
 
 
 @njit(nogil=True, cache=True)
-def refine_places(mixed_n: Any, places_K: Any, mixed_K: Any) -> Any:
+def refine_places(key_hash_n: Any, places_K: Any, key_hash_K: Any) -> Any:
     """Where it looks next, int64."""
-    nearer_K = np.empty(len(mixed_K), np.int64)
-    for k in range(len(mixed_K)):
-        nearer_K[k] = interpolate_again(mixed_n.ctypes.data, len(mixed_n), places_K[k], mixed_K[k])
+    nearer_K = np.empty(len(key_hash_K), np.int64)
+    for k in range(len(key_hash_K)):
+        nearer_K[k] = interpolate_again(key_hash_n.ctypes.data, len(key_hash_n), places_K[k], key_hash_K[k])
     return nearer_K
 
 
 @njit(nogil=True, cache=True)
-def find_rows(mixed_n: Any, feature_n: Any, mixed_K: Any, features_K: Any) -> Any:
-    """The row of each key, int64, -1 where the image has none. Keys of two features may have one mixed key."""
-    num_keys, length = len(mixed_K), len(mixed_n)
+def find_rows(key_hash_n: Any, feature_n: Any, key_hash_K: Any, features_K: Any) -> Any:
+    """The row of each key, int64, -1 where the image has none. Keys of two features may have one key hash."""
+    num_keys, length = len(key_hash_K), len(key_hash_n)
     rows_K = np.full(num_keys, -1, np.int64)
     if length == 0:
         return rows_K
-    places, mixed_address, feature_address = np.empty(num_keys, np.int64), mixed_n.ctypes.data, feature_n.ctypes.data
+    places, mixed_address, feature_address = np.empty(num_keys, np.int64), key_hash_n.ctypes.data, feature_n.ctypes.data
     for k in range(num_keys + 2 * AHEAD):
         # three passes, each some keys behind the one before: guess; look and guess again; look around
         if k < num_keys:
-            places[k] = interpolate(length, mixed_K[k])
-            prefetch(mixed_n, np.uint64(places[k]))
+            places[k] = interpolate(length, key_hash_K[k])
+            prefetch(key_hash_n, np.uint64(places[k]))
         near = k - AHEAD
         if 0 <= near < num_keys:
-            places[near] = interpolate_again(mixed_address, length, places[near], mixed_K[near])
-            prefetch(mixed_n, np.uint64(places[near]))
+            places[near] = interpolate_again(mixed_address, length, places[near], key_hash_K[near])
+            prefetch(key_hash_n, np.uint64(places[near]))
             prefetch(feature_n, np.uint64(places[near]))
         at = k - 2 * AHEAD
         if at >= 0:
-            rows_K[at] = row_of(mixed_address, feature_address, length, places[at], mixed_K[at], features_K[at])
+            rows_K[at] = row_of(mixed_address, feature_address, length, places[at], key_hash_K[at], features_K[at])
     return rows_K
 
 

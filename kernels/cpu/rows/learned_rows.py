@@ -24,7 +24,7 @@ from springtide.kernels.cpu.rows.rows import (
     copy_states,
     store_rounded,
 )
-from springtide.kernels.cpu.rows.update import mixed_of, set_priority
+from springtide.kernels.cpu.rows.update import key_hash_of, set_priority
 
 LEARNED_SEED = 0x5EED_0001  # added to a table's seed, so that the optimizer's step is rounded by other bits
 
@@ -52,8 +52,8 @@ def round_values(
         if slots_U[u] < 0:
             continue
         slot = np.uint64(slots_U[u])
-        mixed = mixed_of(words, features, features_O, ids_O, num_slots, slot)
-        bits = bits_of(mixed, mixed_seed, np.uint64(meta[slot, COUNT]))
+        key_hash = key_hash_of(words, features, features_O, ids_O, num_slots, slot)
+        bits = bits_of(key_hash, mixed_seed, np.uint64(meta[slot, COUNT]))
         for d in range(np.uint64(0), width, LANES_U):
             at, rest = np.uint64(d), min(LANES_U, width - np.uint64(d))
             row = load(blank, source, np.uint64(u) * width + at, rest)

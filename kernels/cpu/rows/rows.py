@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from springtide.kernels.cpu.hashing import GOLDEN, first_value_row, mix64, mix_key
+from springtide.kernels.cpu.hashing import GOLDEN, first_value_row, hash_key, mix64
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.intrinsics.simd import (
     INT32,
@@ -25,9 +25,9 @@ ELEMENT, MIX_1, MIX_2 = 0x9E37_79B9, 0x7FEB_352D, 0x846C_A68B  # the last two: l
 
 
 @njit(nogil=True, cache=True)
-def bits_of(mixed: Any, mixed_seed: Any, count: Any) -> Any:
+def bits_of(key_hash: Any, mixed_seed: Any, count: Any) -> Any:
     """The 64 bits of a row and step, from which each element's are made."""
-    return mix64((mixed ^ mixed_seed) + GOLDEN * count)
+    return mix64((key_hash ^ mixed_seed) + GOLDEN * count)
 
 
 @intrinsic
@@ -169,9 +169,9 @@ def create(
     for n in range(len(slots_N)):
         slot = np.uint64(slots_N[n])
         if is_float:
-            first_value_row(values_CD[slot], mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+            first_value_row(values_CD[slot], hash_key(features_N[n], ids_N[n]), mixed_seed, factor)
         else:
-            first_value_row(row_D, mix_key(features_N[n], ids_N[n]), mixed_seed, factor)
+            first_value_row(row_D, hash_key(features_N[n], ids_N[n]), mixed_seed, factor)
             copy_row(row_D, np.uint64(0), values, slot * width, width)
         for s in range(states_CS.shape[1]):
             states_CS[slot, s] = 0

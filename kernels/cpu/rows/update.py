@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index.buckets import (
     FEATURE_AT_U,
     FEATURES_U,
@@ -64,13 +64,13 @@ class GradientBatch(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def mixed_of(words: Any, features: Any, features_O: Any, ids_O: Any, num_slots: Any, slot: Any) -> Any:
-    """The mixed key in a slot."""
+def key_hash_of(words: Any, features: Any, features_O: Any, ids_O: Any, num_slots: Any, slot: Any) -> Any:
+    """The key hash in a slot."""
     if slot < num_slots:
         bucket, lane = slot // W, slot % W
         feature = features[bucket * FEATURES_U + FEATURE_AT_U + lane]
-        return mix_key(feature, np.int64(words[bucket * WORDS_U + ID_AT_U + lane]))
-    return mix_key(features_O[slot - num_slots], ids_O[slot - num_slots])
+        return hash_key(feature, np.int64(words[bucket * WORDS_U + ID_AT_U + lane]))
+    return hash_key(features_O[slot - num_slots], ids_O[slot - num_slots])
 
 
 @njit(nogil=True, cache=True)
@@ -179,8 +179,8 @@ def compiled_update(dim: int, name: str, is_half: bool, count_priority: bool) ->
                     squares = horizontal_sum(lane_squares)
                 bits = U0
                 if is_half:
-                    mixed = mixed_of(words, features, features_O, ids_O, num_slots, slot)
-                    bits = bits_of(mixed, mixed_seed, np.uint64(count))
+                    key_hash = key_hash_of(words, features, features_O, ids_O, num_slots, slot)
+                    bits = bits_of(key_hash, mixed_seed, np.uint64(count))
                 state, rate, correction2 = begin(c, corrections, scalars[scalar], squares / divisor)
                 if has_scalar:
                     scalars[scalar] = state

@@ -1,13 +1,13 @@
 """Which of R servers holds each key: springtide_client.rows.hash_range.owners_of, compiled."""
 
-# K keys, M some of them, R ranges of the mixed hash, J look-ups, B bytes
+# K keys, M some of them, R ranges of the key hash, J look-ups, B bytes
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide_client.array_types import Int64Array, UInt16Array
 
 S32 = np.uint64(32)
@@ -15,7 +15,7 @@ S32 = np.uint64(32)
 
 @njit(nogil=True, cache=True)
 def owner_of(feature: Any, id_: Any, count: Any) -> Any:
-    return ((mix_key(feature, id_) >> S32) * np.uint64(count)) >> S32
+    return ((hash_key(feature, id_) >> S32) * np.uint64(count)) >> S32
 
 
 @njit(cache=True)  # takes less than another thread would keep the GIL

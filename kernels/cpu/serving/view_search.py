@@ -1,4 +1,4 @@
-"""Rows of some keys out of layers sorted by mixed key: a view's look-up in one call. Layers are known by addresses."""
+"""Rows of some keys out of layers sorted by key hash: a view's look-up in one call. Layers are known by addresses."""
 
 # L layers newest first, C columns of a layer's line, K keys asked for, F features, W words of a filter
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.intrinsics.instructions import (
     copy_bytes,
     multiply_high,
@@ -32,11 +32,11 @@ S3, S6, S32, LOW_3, LOW_6 = np.uint64(3), np.uint64(6), np.uint64(32), np.uint64
 
 
 @njit(nogil=True, cache=True)
-def fill_filter(mixed_n: Any, words_W: Any) -> None:
-    """Set the bit of each key; a power of two of words, found by the low bits of the mixed key."""
+def fill_filter(key_hash_n: Any, words_W: Any) -> None:
+    """Set the bit of each key; a power of two of words, found by the low bits of the key hash."""
     mask = np.uint64(len(words_W) * 64 - 1)
-    for n in range(len(mixed_n)):
-        bit = mixed_n[n] & mask
+    for n in range(len(key_hash_n)):
+        bit = key_hash_n[n] & mask
         words_W[bit >> S6] |= np.uint64(1) << (bit & LOW_6)
 
 
@@ -53,12 +53,12 @@ def search_layers(
     num_keys, row_bytes = len(ids_K), 4 * dim
     last = len(features_K) - 1
     rows_address, status_at = out.ctypes.data, num_keys * row_bytes
-    mixed_K = np.empty(num_keys, np.uint64)
+    key_hash_K = np.empty(num_keys, np.uint64)
     left_K = np.empty(num_keys, np.int64)  # keys that no layer has had so far
     asked_K = np.empty(num_keys, np.int64)  # of them, those that the layer may have
     place_K = np.empty(num_keys, np.int64)  # where, of each asked key
     for k in range(num_keys):
-        mixed_K[k] = mix_key(features_K[min(k, last)], ids_K[k])
+        key_hash_K[k] = hash_key(features_K[min(k, last)], ids_K[k])
         left_K[k] = k
     num_left = num_keys
     for layer in range(len(layers_LC)):
@@ -72,23 +72,23 @@ def search_layers(
         for i in range(num_left):
             k = left_K[i]
             if filter_address != 0:
-                bit = mixed_K[k] & filter_mask
+                bit = key_hash_K[k] & filter_mask
                 if not (read_uint8(filter_address, np.int64(bit >> S3)) >> (bit & LOW_3)) & np.uint64(1):
                     left_K[num_kept] = k
                     num_kept += 1
                     continue
-            place = np.int64(multiply_high(mixed_K[k], np.uint64(length)))
+            place = np.int64(multiply_high(key_hash_K[k], np.uint64(length)))
             asked_K[num_asked], place_K[num_asked] = k, place
             num_asked += 1
             prefetch_address(mixed_address + 8 * place)
         for _ in range(2):
             for i in range(num_asked):
-                place = interpolate_again(mixed_address, length, place_K[i], mixed_K[asked_K[i]])
+                place = interpolate_again(mixed_address, length, place_K[i], key_hash_K[asked_K[i]])
                 place_K[i] = place
                 prefetch_address(mixed_address + 8 * place)
         for i in range(num_asked):
             k = asked_K[i]
-            row = row_of(mixed_address, feature_address, length, place_K[i], mixed_K[k], features_K[min(k, last)])
+            row = row_of(mixed_address, feature_address, length, place_K[i], key_hash_K[k], features_K[min(k, last)])
             place_K[i] = row
             if row >= 0:
                 for line in range(0, row_bytes, LINE_BYTES):
@@ -150,15 +150,15 @@ def mark_seen(
         feature = features_K[min(k, last)]
         if status_K[k] != UNKNOWN or feature >= len(admits_F) or not admits_F[feature]:
             continue
-        mixed = mix_key(feature, ids_K[k])
-        block = np.int64((mixed >> S32) * np.uint64(num_blocks) >> S32)
+        key_hash = hash_key(feature, ids_K[k])
+        block = np.int64((key_hash >> S32) * np.uint64(num_blocks) >> S32)
         address = base_address + block * BLOCK_BYTES if base_address != 0 else 0
         for layer in range(len(sketch_LC)):
             place = block_of(sketch_LC[layer, BLOCK], sketch_LC[layer, NUM_BLOCKS], block)
             if place >= 0:
                 address = sketch_LC[layer, BYTES] + place * BLOCK_BYTES
                 break
-        if address != 0 and estimate(address, mixed, age) > 0:
+        if address != 0 and estimate(address, key_hash, age) > 0:
             status_K[k] = NOT_ADMITTED
 
 
@@ -176,11 +176,11 @@ def block_of(numbers_address: Any, length: Any, block: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def estimate(address: Any, mixed: Any, age: Any) -> Any:
+def estimate(address: Any, key_hash: Any, age: Any) -> Any:
     """springtide_client.rows.admission_counts's estimate in one block."""
     least = np.int64(255)
     for i in range(4):
-        byte = (mixed >> np.uint64(8 * i)) & np.uint64(255)
+        byte = (key_hash >> np.uint64(8 * i)) & np.uint64(255)
         at = COUNTERS_AT + np.int64(byte * np.uint64(NUM_COUNTERS) >> np.uint64(8))
         least = min(least, np.int64(read_uint8(address, at)))
     halvings = min(max(age - np.int64(read_uint32(address, 0)), 0), 8)

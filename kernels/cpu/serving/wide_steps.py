@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from springtide.kernels.cpu.hashing import GOLDEN, mix64, mix_key
+from springtide.kernels.cpu.hashing import GOLDEN, hash_key, mix64
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.prepare import crosses_of
 from springtide.kernels.cpu.wide.score import score_samples
@@ -157,7 +157,7 @@ def _slots_and_crosses(
     hashes_K, usable_from_K = np.empty(num_keys, np.uint64), np.empty(num_keys, np.int64)
     for k in range(num_keys):
         born = wide_KW[k, born_column]
-        hashes_K[k] = mix64(mix_key(features_K[k], ids_K[k]) ^ (np.uint64(born) * GOLDEN))
+        hashes_K[k] = mix64(hash_key(features_K[k], ids_K[k]) ^ (np.uint64(born) * GOLDEN))
         usable_from_K[k] = -1 if born != 0 else num_samples
     live_P = np.flatnonzero(pair_is_live_P)
     ids_C, pairs_C, cross_offsets_N1, _ = crosses_of(

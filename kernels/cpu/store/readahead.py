@@ -28,7 +28,7 @@ class Readahead:
 
     def __init__(self) -> None:
         self._call = _process_madvise(os.getpid())
-        self._cold = threading.local()  # prefetches and immediate recalls run in different threads
+        self._cold = threading.local()  # prefetches and immediate fetches run in different threads
 
     @property
     def is_worthwhile(self) -> bool:

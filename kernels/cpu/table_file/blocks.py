@@ -43,9 +43,9 @@ STRIPE, BLOCK_STRIPES = 64, 16
 def _accumulate(sums_8: Any, address: Any, secret_at: Any) -> None:
     for i in range(8):
         word = read_uint64(address, i)
-        mixed = word ^ WORDS_AT[secret_at + 8 * i]
+        key_hash = word ^ WORDS_AT[secret_at + 8 * i]
         sums_8[i ^ 1] += word
-        sums_8[i] += (mixed & LOW_32) * (mixed >> np.uint64(32))
+        sums_8[i] += (key_hash & LOW_32) * (key_hash >> np.uint64(32))
 
 
 @njit(nogil=True, cache=True)
@@ -107,9 +107,9 @@ def swap_bytes(word: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def hash_key(mixed: Any, feature: Any) -> Any:
-    """The hash of a key: the mixed key and the feature, big-endian."""
-    first = swap_bytes(mixed)  # the eight bytes as a little-endian number
+def hash_user_key(key_hash: Any, feature: Any) -> Any:
+    """The hash of a key: the key hash and the feature, big-endian."""
+    first = swap_bytes(key_hash)  # the eight bytes as a little-endian number
     last = (first >> np.uint64(16)) | (
         (((np.uint64(feature) >> np.uint64(8)) | (np.uint64(feature) << np.uint64(8))) & np.uint64(0xFFFF))
         << np.uint64(48)
@@ -202,7 +202,7 @@ def parse_index(address: Any, num_bytes: Any, separators_B: Any, offsets_B1: Any
 
 
 @njit(nogil=True, cache=True)
-def _whole_key(at: Any, limit: Any, mixed: Any, feature: Any) -> Any:
+def _whole_key(at: Any, limit: Any, key_hash: Any, feature: Any) -> Any:
     """Compare the whole key of an entry with a key: -1, 0, 1 as it is below, equal or above; 2 if it is malformed."""
     shared, at = read_varint(at, limit)
     if at == 0 or shared != 0:
@@ -214,14 +214,14 @@ def _whole_key(at: Any, limit: Any, mixed: Any, feature: Any) -> Any:
     if at == 0 or at + INTERNAL_KEY_BYTES > limit:
         return 2
     found = swap_bytes(read_uint64(at, 0))
-    if found != mixed:
-        return -1 if found < mixed else 1
+    if found != key_hash:
+        return -1 if found < key_hash else 1
     there = (np.int64(read_uint8(at, 8)) << 8) | np.int64(read_uint8(at, 9))
     return 0 if there == feature else (-1 if there < feature else 1)
 
 
 @njit(nogil=True, cache=True)
-def find_in_block(address: Any, num_bytes: Any, mixed: Any, feature: Any) -> Any:
+def find_in_block(address: Any, num_bytes: Any, key_hash: Any, feature: Any) -> Any:
     """Return (NOT_FOUND, FOUND or UNSURE, address of the value, its length). Reads nothing outside the block."""
     end, num_restarts = entries_end(address, num_bytes)
     if end == 0:
@@ -233,7 +233,7 @@ def find_in_block(address: Any, num_bytes: Any, mixed: Any, feature: Any) -> Any
         place = np.int64(read_uint32(restarts, middle))
         if place >= end:
             return UNSURE, np.int64(0), np.int64(0)
-        order = _whole_key(address + place, limit, mixed, feature)
+        order = _whole_key(address + place, limit, key_hash, feature)
         if order == 2:
             return UNSURE, np.int64(0), np.int64(0)
         if order <= 0:
@@ -266,9 +266,9 @@ def find_in_block(address: Any, num_bytes: Any, mixed: Any, feature: Any) -> Any
             there = (np.int64(read_uint8(at, 8 - shared)) << 8) | np.int64(read_uint8(at, 9 - shared))
         elif shared == 9:
             there = (there & 0xFF00) | np.int64(read_uint8(at, 0))
-        if found > mixed or (found == mixed and there > feature):
+        if found > key_hash or (found == key_hash and there > feature):
             return NOT_FOUND, np.int64(0), np.int64(0)
-        if found == mixed and there == feature:
+        if found == key_hash and there == feature:
             if read_uint8(at, rest - 8) != VALUE_KIND:
                 return UNSURE, np.int64(0), np.int64(0)
             return FOUND, at + rest, length

@@ -23,7 +23,7 @@ from springtide.kernels.cpu.table_file.blocks import (
     UNSURE,
     block_checksum,
     find_in_block,
-    hash_key,
+    hash_user_key,
     may_contain,
 )
 
@@ -37,7 +37,7 @@ AHEAD = 32  # keys whose blocks are asked for before their turn
 
 @njit(nogil=True, cache=True)
 def _locate(
-    table_TC: Any, smallest_T: Any, largest_T: Any, runs_R1: Any, first_run: Any, mixed: Any, hashed: Any
+    table_TC: Any, smallest_T: Any, largest_T: Any, runs_R1: Any, first_run: Any, key_hash: Any, hashed: Any
 ) -> Any:
     """The first run from `first_run` on that may have the key, the table and the block; a run of -1 if none may."""
     num_runs = len(runs_R1) - 1
@@ -45,11 +45,11 @@ def _locate(
         low, high = runs_R1[run], runs_R1[run + 1]
         while low < high:
             middle = (low + high) >> 1
-            if largest_T[middle] < mixed:
+            if largest_T[middle] < key_hash:
                 low = middle + 1
             else:
                 high = middle
-        if low == runs_R1[run + 1] or smallest_T[low] > mixed:
+        if low == runs_R1[run + 1] or smallest_T[low] > key_hash:
             continue
         table = low
         if run < num_runs - 1 and not may_contain(
@@ -57,8 +57,8 @@ def _locate(
         ):
             continue
         num_blocks = table_TC[table, NUM_BLOCKS]
-        guess = interpolate(num_blocks, mixed)
-        block = lower_bound(table_TC[table, SEPARATORS], num_blocks, guess, mixed, FIRST_STEP)
+        guess = interpolate(num_blocks, key_hash)
+        block = lower_bound(table_TC[table, SEPARATORS], num_blocks, guess, key_hash, FIRST_STEP)
         if block < num_blocks:
             return run, table, block
     return -1, 0, 0
@@ -70,15 +70,15 @@ def locate_all(
     smallest_T: Any,
     largest_T: Any,
     runs_R1: Any,
-    mixed_U: Any,
+    key_hash_U: Any,
     features_U: Any,
     starts_U: Any,
     sizes_U: Any,
 ) -> None:
     """Write the address and the size of the block that is read first for each key; a size of 0 if none is."""
-    for u in range(len(mixed_U)):
-        hashed = hash_key(mixed_U[u], features_U[u])
-        run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, 0, mixed_U[u], hashed)
+    for u in range(len(key_hash_U)):
+        hashed = hash_user_key(key_hash_U[u], features_U[u])
+        run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, 0, key_hash_U[u], hashed)
         starts_U[u] = sizes_U[u] = 0
         if run >= 0:
             offset = np.int64(read_uint32(table_TC[table, OFFSETS], block))
@@ -87,7 +87,7 @@ def locate_all(
 
 
 @njit(nogil=True, cache=True)
-def _read(table_TC: Any, largest_T: Any, table: Any, block: Any, mixed: Any, feature: Any) -> Any:
+def _read(table_TC: Any, largest_T: Any, table: Any, block: Any, key_hash: Any, feature: Any) -> Any:
     """Find a key in one block: NOT_FOUND, FOUND or UNSURE, the value's address and length."""
     offset = np.int64(read_uint32(table_TC[table, OFFSETS], block))
     num_bytes = np.int64(read_uint32(table_TC[table, OFFSETS], block + 1)) - offset - TRAILER_BYTES
@@ -102,9 +102,11 @@ def _read(table_TC: Any, largest_T: Any, table: Any, block: Any, mixed: Any, fea
         if block_checksum(address, num_bytes, offset, table_TC[table, CHECKSUM_BASE]) != stored:
             return UNSURE, np.int64(0), np.int64(0)
         write_uint8(checked + block, np.uint8(1))
-    kind, value, length = find_in_block(address, num_bytes, mixed, feature)
+    kind, value, length = find_in_block(address, num_bytes, key_hash, feature)
     # another feature's key may have the same eight bytes as the separator, or as the table's last key
-    if kind == NOT_FOUND and (read_uint64(table_TC[table, SEPARATORS], block) == mixed or largest_T[table] == mixed):
+    if kind == NOT_FOUND and (
+        read_uint64(table_TC[table, SEPARATORS], block) == key_hash or largest_T[table] == key_hash
+    ):
         return UNSURE, np.int64(0), np.int64(0)
     return kind, value, length
 
@@ -115,14 +117,14 @@ def find_all(
     smallest_T: Any,
     largest_T: Any,
     runs_R1: Any,
-    mixed_U: Any,
+    key_hash_U: Any,
     features_U: Any,
     kinds_U: Any,
     values_U: Any,
     lengths_U: Any,
 ) -> None:
     """Find each key in the newest run that has it: NOT_FOUND, FOUND or UNSURE, its value's address and length."""
-    num_keys = len(mixed_U)
+    num_keys = len(key_hash_U)
     run_A, table_A = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     block_A, hash_A = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.uint64)
     for k in range(num_keys + AHEAD):
@@ -132,14 +134,16 @@ def find_all(
             run, table, block = run_A[slot], table_A[slot], block_A[slot]
             kinds_U[u] = NOT_FOUND
             while run >= 0:
-                kind, value, length = _read(table_TC, largest_T, table, block, mixed_U[u], np.int64(features_U[u]))
+                kind, value, length = _read(table_TC, largest_T, table, block, key_hash_U[u], np.int64(features_U[u]))
                 if kind != NOT_FOUND:
                     kinds_U[u], values_U[u], lengths_U[u] = kind, value, length
                     break
-                run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, run + 1, mixed_U[u], hash_A[slot])
+                run, table, block = _locate(
+                    table_TC, smallest_T, largest_T, runs_R1, run + 1, key_hash_U[u], hash_A[slot]
+                )
         if k < num_keys:
-            hashed = hash_key(mixed_U[k], features_U[k])
-            run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, 0, mixed_U[k], hashed)
+            hashed = hash_user_key(key_hash_U[k], features_U[k])
+            run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, 0, key_hash_U[k], hashed)
             run_A[slot], table_A[slot], block_A[slot], hash_A[slot] = run, table, block, hashed
             if run >= 0:
                 start = np.int64(read_uint32(table_TC[table, OFFSETS], block))
@@ -151,9 +155,9 @@ def find_all(
 
 @njit(nogil=True, cache=True)
 def copy_rows(
-    addresses_M: Any, at_M: Any, mixed_U: Any, values_UD: Any, states_US: Any, counts_U: Any, last_seen_U: Any
+    addresses_M: Any, at_M: Any, key_hash_U: Any, values_UD: Any, states_US: Any, counts_U: Any, last_seen_U: Any
 ) -> None:
-    """Copy the records at these addresses into rows; count and last-seen are stored xored with the mixed key."""
+    """Copy the records at these addresses into rows; count and last-seen are stored xored with the key hash."""
     dim, state_width = values_UD.shape[1], states_US.shape[1]
     values, states = values_UD.view(np.uint32), states_US.view(np.uint32)
     for m in range(len(addresses_M)):
@@ -167,5 +171,5 @@ def copy_rows(
         for s in range(state_width):
             states[u, s] = read_uint32(address, s)
         address += 4 * state_width
-        counts_U[u] = np.int64(read_uint64(address, 0) ^ mixed_U[u])
-        last_seen_U[u] = np.int64(read_uint64(address, 1) ^ mixed_U[u])
+        counts_U[u] = np.int64(read_uint64(address, 0) ^ key_hash_U[u])
+        last_seen_U[u] = np.int64(read_uint64(address, 1) ^ key_hash_U[u])

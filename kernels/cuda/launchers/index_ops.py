@@ -15,11 +15,11 @@ from springtide.kernels.types import TICK_BITS, InsertResult, Store, UniqueKeys
 class KeyOps(Launcher):
     """The part of kernels/ops.py that needs no store."""
 
-    def mix_keys(self, features_U: Array, ids_U: Array) -> Array:
+    def hash_keys(self, features_U: Array, ids_U: Array) -> Array:
         features_U, ids_U = self._pairs(features_U, ids_U)
-        mixed_U = self._device.empty(len(ids_U), np.uint64)
-        self._launch("keys", "mix_keys", len(ids_U), features_U, ids_U, np.int64(len(ids_U)), mixed_U)
-        return mixed_U
+        key_hash_U = self._device.empty(len(ids_U), np.uint64)
+        self._launch("keys", "mix_keys", len(ids_U), features_U, ids_U, np.int64(len(ids_U)), key_hash_U)
+        return key_hash_U
 
     def hash_texts(self, bytes_T: Array, offsets_N1: Array) -> Array:
         bytes_T = self._array("bytes", bytes_T, np.uint8, -1)
@@ -47,9 +47,9 @@ class KeyOps(Launcher):
             "keys", "enter_keys", num, features_K, ids_K, size, places_P, np.uint64(num_places - 1), place_of_K
         )
         features_U, ids_U = device.empty(num, np.uint16), device.empty(num, np.int64)
-        mixed_U, occurrences_U = device.empty(num, np.uint64), device.empty(num, np.int64)
+        key_hash_U, occurrences_U = device.empty(num, np.uint64), device.empty(num, np.int64)
         last_seen_U, rank_K = device.empty(num, np.int64), device.empty(num, np.uint32)
-        columns = (features_U, ids_U, mixed_U, occurrences_U, last_seen_U)
+        columns = (features_U, ids_U, key_hash_U, occurrences_U, last_seen_U)
         kept = (places_P, place_of_K, features_K, ids_K)
         num_1 = self._listed("keys", "unique", num, kept, (*columns, rank_K))
         inverse_K = device.empty(num, np.int64)
@@ -57,8 +57,8 @@ class KeyOps(Launcher):
         self._launch("keys", "count_occurrences", num, *batch)
         if not self._exact:
             self._launch("keys", "pad_unique", num, num_1, size, *columns)
-        features_U, ids_U, mixed_U, occurrences_U, last_seen_U = self._trim(num_1, *columns)
-        return UniqueKeys(features_U, ids_U, mixed_U, inverse_K, occurrences_U, last_seen_U)
+        features_U, ids_U, key_hash_U, occurrences_U, last_seen_U = self._trim(num_1, *columns)
+        return UniqueKeys(features_U, ids_U, key_hash_U, inverse_K, occurrences_U, last_seen_U)
 
     def group(self, inverse_K: Array, occurrences_U: Array) -> tuple[Array, Array]:
         inverse_K = self._array("inverse", inverse_K, np.int64, -1)
@@ -81,8 +81,8 @@ TILE = 8  # threads that look for one key
 class IndexOps(Launcher):
     """The index's part of kernels/ops.py."""
 
-    def find(self, store: Store, features_U: Array, ids_U: Array, mixed_U: Array) -> Array:
-        keys_U = self._keys(features_U, ids_U, mixed_U)
+    def find(self, store: Store, features_U: Array, ids_U: Array, key_hash_U: Array) -> Array:
+        keys_U = self._keys(features_U, ids_U, key_hash_U)
         num, slots_U = len(keys_U[0]), self._device.empty(len(keys_U[0]), np.int64)
         self._launch("find", "find", num * TILE, *arrays_of(store).keys, *keys_U, np.int64(num), slots_U)
         return slots_U
@@ -92,7 +92,7 @@ class IndexOps(Launcher):
         store: Store,
         features_U: Array,
         ids_U: Array,
-        mixed_U: Array,
+        key_hash_U: Array,
         tick: int,
         protect_from: int,
         num_new: int | None = None,
@@ -101,7 +101,7 @@ class IndexOps(Launcher):
         if not 0 <= tick < 1 << TICK_BITS:
             raise ValueError(f"tick must have {TICK_BITS} bits, not {tick}")
         device, keys = self._device, arrays_of(store).keys
-        keys_U = self._keys(features_U, ids_U, mixed_U)
+        keys_U = self._keys(features_U, ids_U, key_hash_U)
         num, size, at = len(keys_U[0]), np.int64(len(keys_U[0])), np.int64(tick)
         slots_U, homes_U = device.empty(num, np.int64), device.empty(num, np.int32)
         self._launch("find", "locate", num * TILE, *keys, *keys_U, size, at, slots_U, homes_U)
@@ -161,11 +161,11 @@ class IndexOps(Launcher):
         self._launch("find", "keys_of", num, *arrays_of(store).keys, slots_N, np.int64(num), features_N, ids_N)
         return features_N, ids_N
 
-    def _keys(self, features_U: Any, ids_U: Any, mixed_U: Any) -> tuple[Array, Array, Array]:
+    def _keys(self, features_U: Any, ids_U: Any, key_hash_U: Any) -> tuple[Array, Array, Array]:
         ids_U = self._array("ids", ids_U, np.int64, -1)
         num = len(ids_U)
         features_U = self._array("features", features_U, np.uint16, num)
-        return features_U, ids_U, self._array("mixed keys", mixed_U, np.uint64, num)
+        return features_U, ids_U, self._array("key hashes", key_hash_U, np.uint64, num)
 
 
 NUM_DIGITS = 21  # by which the lowest are chosen: scan.cu
@@ -196,7 +196,7 @@ class ScanOps(Launcher):
         return self._compacted("scan", "overflow", store.num_overflow, kept)
 
     def lowest_scores(self, store: Store, feature: int, num: int, protect_from: int) -> Array:
-        """1. Choose the threshold digit by digit. 2. List what is not above it. 3. Sort by mixed key, then by score."""
+        """1. Choose the threshold digit by digit. 2. List what is not above it. 3. Sort by key hash, then by score."""
         device, keys, num = self._device, arrays_of(store).keys, min(num, store.num_slots)
         if num <= 0:
             return device.empty(0, np.int64)

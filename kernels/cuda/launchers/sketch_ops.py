@@ -20,20 +20,20 @@ class SketchOps(Launcher):
         blocks = self._device.filled(num_blocks * SKETCH_BLOCK_BYTES, np.uint8, 0)
         return Sketch(num_blocks, blocks, num_blocks * SKETCH_BLOCK_BYTES)
 
-    def sketch_add(self, sketch: Sketch, mixed_U: Array, occurrences_U: Array, age: int) -> tuple[Array, Array]:
-        mixed_U = self._array("mixed keys", mixed_U, np.uint64, -1)
-        num = len(mixed_U)
+    def sketch_add(self, sketch: Sketch, key_hash_U: Array, occurrences_U: Array, age: int) -> tuple[Array, Array]:
+        key_hash_U = self._array("key hashes", key_hash_U, np.uint64, -1)
+        num = len(key_hash_U)
         occurrences_U = self._array("occurrences", occurrences_U, np.int64, num)
-        blocks_K, order_K = self._sorted(mixed_U, sketch.num_blocks)
+        blocks_K, order_K = self._sorted(key_hash_U, sketch.num_blocks)
         estimates_U = self._device.empty(num, np.int64)
-        batch = (mixed_U, occurrences_U, blocks_K, order_K, np.int64(num), np.int64(age), estimates_U)
+        batch = (key_hash_U, occurrences_U, blocks_K, order_K, np.int64(num), np.int64(age), estimates_U)
         self._launch("sketch", "add_counts", num, sketch.arrays, *batch)
         return estimates_U, self._compacted("sketch", "begun", num, (blocks_K,))
 
-    def sketch_estimate(self, sketch: Sketch, mixed_U: Array, age: int) -> Array:
-        mixed_U = self._array("mixed keys", mixed_U, np.uint64, -1)
-        num, estimates_U = len(mixed_U), self._device.empty(len(mixed_U), np.int64)
-        arguments = (sketch.arrays, np.uint64(sketch.num_blocks), mixed_U, np.int64(num), np.int64(age), estimates_U)
+    def sketch_estimate(self, sketch: Sketch, key_hash_U: Array, age: int) -> Array:
+        key_hash_U = self._array("key hashes", key_hash_U, np.uint64, -1)
+        num, estimates_U = len(key_hash_U), self._device.empty(len(key_hash_U), np.int64)
+        arguments = (sketch.arrays, np.uint64(sketch.num_blocks), key_hash_U, np.int64(num), np.int64(age), estimates_U)
         self._launch("sketch", "estimate", num, *arguments)
         return estimates_U
 
@@ -59,21 +59,21 @@ class SketchOps(Launcher):
             raise ValueError(f"ghosts are 1 or more, below 2**31, not {num}")
         return Ghosts(num, self._device.filled(num, np.uint64, 0), 8 * num)
 
-    def ghosts_add(self, ghosts: Ghosts, mixed_N: Array, tick: int) -> None:
-        mixed_N = self._array("mixed keys", mixed_N, np.uint64, -1)
-        num, (places_K, order_K) = len(mixed_N), self._sorted(mixed_N, ghosts.num)
-        batch = (mixed_N, places_K, order_K, np.int64(num), np.int64(tick))
+    def ghosts_add(self, ghosts: Ghosts, key_hash_N: Array, tick: int) -> None:
+        key_hash_N = self._array("key hashes", key_hash_N, np.uint64, -1)
+        num, (places_K, order_K) = len(key_hash_N), self._sorted(key_hash_N, ghosts.num)
+        batch = (key_hash_N, places_K, order_K, np.int64(num), np.int64(tick))
         self._launch("sketch", "add_ghosts", num, ghosts.arrays, *batch)
 
-    def ghosts_count(self, ghosts: Ghosts, mixed_N: Array, since_tick: int) -> int:
-        mixed_N = self._array("mixed keys", mixed_N, np.uint64, -1)
-        num, num_found_1 = len(mixed_N), self._device.filled(1, np.int64, 0)
-        batch = (np.uint64(ghosts.num), mixed_N, np.int64(num), np.int64(since_tick), num_found_1)
+    def ghosts_count(self, ghosts: Ghosts, key_hash_N: Array, since_tick: int) -> int:
+        key_hash_N = self._array("key hashes", key_hash_N, np.uint64, -1)
+        num, num_found_1 = len(key_hash_N), self._device.filled(1, np.int64, 0)
+        batch = (np.uint64(ghosts.num), key_hash_N, np.int64(num), np.int64(since_tick), num_found_1)
         self._launch("sketch", "count_ghosts", num, ghosts.arrays, *batch)
         return num_found_1 if self._late else self._device.read(num_found_1)[0]
 
-    def _sorted(self, mixed_U: Array, num_ranges: int) -> tuple[Array, Array]:
+    def _sorted(self, key_hash_U: Array, num_ranges: int) -> tuple[Array, Array]:
         """The ranges of the keys ascending, and the keys' positions in the batch."""
-        num, ranges_U = len(mixed_U), self._device.empty(len(mixed_U), np.int32)
-        self._launch("sketch", "ranges_of", num, mixed_U, np.int64(num), np.uint64(num_ranges), ranges_U)
+        num, ranges_U = len(key_hash_U), self._device.empty(len(key_hash_U), np.int32)
+        self._launch("sketch", "ranges_of", num, key_hash_U, np.int64(num), np.uint64(num_ranges), ranges_U)
         return self._device.sort(ranges_U)

@@ -21,7 +21,7 @@ struct Index {
   i64* ids_O;
   i64* scores_O;
   u32* taken_O;
-  i32* places;  // overflow rows by mixed key, -1 where there is none
+  i32* places;  // overflow rows by key hash, -1 where there is none
   u64 place_mask;
   i64 num_overflow;
 
@@ -36,7 +36,7 @@ struct Index {
   {digests, features, ids, scores, elsewhere, num_buckets, features_O, ids_O, scores_O, taken_O, places, \
    place_mask, num_overflow}
 
-INLINE u32 digest_of(u64 mixed) { return (mixed & 0xff) ? (u32)(mixed & 0xff) : 1u; }
+INLINE u32 digest_of(u64 key_hash) { return (key_hash & 0xff) ? (u32)(key_hash & 0xff) : 1u; }
 
 // Bit i: byte i of the word equals the byte.
 INLINE u32 equal_bytes(u32 word, u32 byte) {
@@ -57,20 +57,20 @@ INLINE bool is_key_at(const Index& index, i64 slot, u16 feature, i64 id) {
 INLINE u64 mixed_at(const Index& index, i64 slot) { return mix_key(index.features[slot], index.ids[slot]); }
 
 // The overflow row of a key, or -1. Linear probing; erasing overflow rows rebuilds the places.
-INLINE i64 overflow_row_of(const Index& index, u16 feature, i64 id, u64 mixed) {
-  for (u64 place = mixed & index.place_mask;; place = (place + 1) & index.place_mask) {
+INLINE i64 overflow_row_of(const Index& index, u16 feature, i64 id, u64 key_hash) {
+  for (u64 place = key_hash & index.place_mask;; place = (place + 1) & index.place_mask) {
     i32 row = index.places[place];
     if (row < 0 || (index.ids_O[row] == id && index.features_O[row] == feature)) return row;
   }
 }
 
 // The slot of a key, or NO_SLOT; the same to all eight lanes of its tile. Inactive tiles come along.
-INLINE i64 find_slot(const Index& index, bool active, u16 feature, i64 id, u64 mixed) {
+INLINE i64 find_slot(const Index& index, bool active, u16 feature, i64 id, u64 key_hash) {
   i32 lane = lane_number(), at = lane % TILE;
-  u64 bucket = active ? range_of(mixed, index.num_buckets) : 0;
+  u64 bucket = active ? range_of(key_hash, index.num_buckets) : 0;
   i64 first = (i64)bucket * WIDTH + at * 16, slot = NO_SLOT;
   u32 hits = 0;
-  if (active) hits = equal_digests(*(const uint4*)(index.digests + first), digest_of(mixed));
+  if (active) hits = equal_digests(*(const uint4*)(index.digests + first), digest_of(key_hash));
   u32 found = 0;
   while (ballot(hits)) {
     if (hits) {
@@ -83,7 +83,7 @@ INLINE i64 find_slot(const Index& index, bool active, u16 feature, i64 id, u64 m
   }
   slot = from_lane(slot, found ? lane - at + lowest_bit(found) : lane);
   if (active && slot < 0 && index.elsewhere[bucket]) {
-    i64 row = overflow_row_of(index, feature, id, mixed);
+    i64 row = overflow_row_of(index, feature, id, key_hash);
     if (row >= 0) slot = index.num_slots() + row;
   }
   return slot;
@@ -136,7 +136,7 @@ INLINE i64 empty_slot(const HeldBucket& held) {
 }
 
 // The slot with the lowest score word among those with a tick below protect_from, or NO_SLOT; where words tie the lower
-// mixed key, and where these tie the first. For a full bucket.
+// key hash, and where these tie the first. For a full bucket.
 INLINE i64 victim_slot(const Index& index, HeldBucket& held, i64 protect_from) {
   if (!held.has_scores)
 #pragma unroll
@@ -158,23 +158,23 @@ INLINE i64 victim_slot(const Index& index, HeldBucket& held, i64 protect_from) {
   bool is_one = !ballot(ties & (ties - 1)) && !(lanes & (lanes - 1));
   i64 slot = held.first + (ties ? lowest_bit(ties) : 0);
   if (is_one) return from_lane(slot, lowest_bit(lanes));
-  u64 mixed = ~0ull;
+  u64 key_hash = ~0ull;
   for (u32 left = ties; left; left &= left - 1) {
     i64 other = held.first + lowest_bit(left);
     u64 word = mixed_at(index, other);
-    if (left == ties || word < mixed) mixed = word, slot = other;
+    if (left == ties || word < key_hash) key_hash = word, slot = other;
   }
   // as int64 with the top bit turned the order of uint64 is kept
-  i64 key = (i64)(mixed ^ (1ull << 63)), least = lowest_of_warp(ties ? key : none);
+  i64 key = (i64)(key_hash ^ (1ull << 63)), least = lowest_of_warp(ties ? key : none);
   lanes = ballot(ties && key == least);
   return from_lane(slot, lowest_bit(lanes));
 }
 
 // Writes a key into a slot of the held bucket: the lane that holds the slot does.
-INLINE void put_key(const Index& index, HeldBucket& held, i64 slot, u16 feature, i64 id, u64 mixed, i64 score) {
+INLINE void put_key(const Index& index, HeldBucket& held, i64 slot, u16 feature, i64 id, u64 key_hash, i64 score) {
   i32 i = (i32)(slot - held.first);
   if (i >= 0 && i < SLOTS_A_LANE) {
-    u32 digest = digest_of(mixed);
+    u32 digest = digest_of(key_hash);
     held.digests = (held.digests & ~(0xffu << 8 * i)) | digest << 8 * i;
 #pragma unroll
     for (i32 j = 0; j < SLOTS_A_LANE; j++)  // no register array is indexed by what is not a constant

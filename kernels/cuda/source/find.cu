@@ -10,8 +10,8 @@ extern "C" __global__ void find(INDEX_PARAMETERS, const u16* features_U, const i
     bool active = u < num;
     u16 feature = active ? features_U[u] : 0;
     i64 id = active ? ids_U[u] : 0;
-    u64 mixed = active ? mixed_U[u] : NO_KEY_MIXED;
-    i64 slot = find_slot(index, active && !is_no_key(feature, id, mixed), feature, id, mixed);
+    u64 key_hash = active ? mixed_U[u] : NO_KEY_MIXED;
+    i64 slot = find_slot(index, active && !is_no_key(feature, id, key_hash), feature, id, key_hash);
     if (active && lane_number() % TILE == 0) slots_U[u] = slot;
   }
 }
@@ -27,12 +27,12 @@ extern "C" __global__ void locate(INDEX_PARAMETERS, const u16* features_U, const
     bool active = u < num;
     u16 feature = active ? features_U[u] : 0;
     i64 id = active ? ids_U[u] : 0;
-    u64 mixed = active ? mixed_U[u] : NO_KEY_MIXED;
-    bool is_key = active && !is_no_key(feature, id, mixed);
-    i64 slot = find_slot(index, is_key, feature, id, mixed);
+    u64 key_hash = active ? mixed_U[u] : NO_KEY_MIXED;
+    bool is_key = active && !is_no_key(feature, id, key_hash);
+    i64 slot = find_slot(index, is_key, feature, id, key_hash);
     if (!active || lane_number() % TILE) continue;
     slots_U[u] = slot;
-    homes_U[u] = is_key && slot < 0 ? (i32)range_of(mixed, index.num_buckets) : NO_HOME;
+    homes_U[u] = is_key && slot < 0 ? (i32)range_of(key_hash, index.num_buckets) : NO_HOME;
     if (slot >= 0) *score_at(index, slot) = with_tick(*score_at(index, slot), tick);
   }
 }
@@ -67,8 +67,8 @@ extern "C" __global__ void erase(INDEX_PARAMETERS, i64* meta, const i64* slots_N
     if (row < 0) {
       index.digests[slot] = EMPTY;
     } else if (atomicExch(index.taken_O + row, 0u)) {
-      u64 mixed = mix_key(index.features_O[row], index.ids_O[row]);
-      atomicSub(index.elsewhere + range_of(mixed, index.num_buckets), 1u);
+      u64 key_hash = mix_key(index.features_O[row], index.ids_O[row]);
+      atomicSub(index.elsewhere + range_of(key_hash, index.num_buckets), 1u);
       atomicAdd(num_left, 1u);
     }
   }

@@ -1,4 +1,4 @@
-// Mixed keys, text hashes and first values: springtide_client.keys and initial_values, equal bit by bit.
+// Key hashes, text hashes and first values: springtide_client.keys and initial_values, equal bit by bit.
 #pragma once
 #include "portable.cuh"
 
@@ -13,12 +13,12 @@ INLINE u64 mix64(u64 x) {
 
 INLINE u64 mix_key(u16 feature, i64 id) { return mix64((u64)id ^ ((u64)feature * GOLDEN)); }
 
-// A batch whose length only the device knows is filled up with no keys: (0, 0) with a mixed key that is not its own.
+// A batch whose length only the device knows is filled up with no keys: (0, 0) with a key hash that is not its own.
 #define NO_KEY_MIXED 1ull
-INLINE bool is_no_key(u16 feature, i64 id, u64 mixed) { return mixed == NO_KEY_MIXED && id == 0 && feature == 0; }
+INLINE bool is_no_key(u16 feature, i64 id, u64 key_hash) { return key_hash == NO_KEY_MIXED && id == 0 && feature == 0; }
 
-// Ranges of mixed keys, in ascending order.
-INLINE u64 range_of(u64 mixed, u64 num_ranges) { return ((mixed >> 32) * num_ranges) >> 32; }
+// Ranges of key hashes, in ascending order.
+INLINE u64 range_of(u64 key_hash, u64 num_ranges) { return ((key_hash >> 32) * num_ranges) >> 32; }
 
 INLINE i64 hash_string(const u8* bytes, i64 start, i64 stop) {
   u64 state = mix64(STRING_SEED ^ (u64)(stop - start));
@@ -31,7 +31,7 @@ INLINE i64 hash_string(const u8* bytes, i64 start, i64 stop) {
 }
 
 // Element d of the row a key is born with; factor is scale / 2^23.
-INLINE float first_value(u64 mixed, u64 mixed_seed, i64 d, float factor) {
-  u64 x = (mixed ^ mixed_seed) + GOLDEN * (u64)(d + 1);
+INLINE float first_value(u64 key_hash, u64 mixed_seed, i64 d, float factor) {
+  u64 x = (key_hash ^ mixed_seed) + GOLDEN * (u64)(d + 1);
   return (float)((i32)(mix64(x) >> 40) - (1 << 23)) * factor;
 }

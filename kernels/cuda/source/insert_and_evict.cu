@@ -77,8 +77,8 @@ extern "C" __global__ void place(INDEX_PARAMETERS, const u16* features_U, const 
 
 // Enters an overflow row into the hash table, beside other threads that do the same.
 INLINE void enter_row(const Index& index, i64 row) {
-  u64 mixed = mix_key(index.features_O[row], index.ids_O[row]);
-  u64 place = mixed & index.place_mask;
+  u64 key_hash = mix_key(index.features_O[row], index.ids_O[row]);
+  u64 place = key_hash & index.place_mask;
   while (atomicCAS(index.places + place, -1, (i32)row) != -1) place = (place + 1) & index.place_mask;
 }
 

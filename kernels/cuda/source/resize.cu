@@ -1,6 +1,6 @@
 // Another number of buckets: which keys would find no room, and every key in its new bucket. A warp has a new bucket.
 //
-// Buckets are ranges of mixed keys in ascending order, so those that may hold a new bucket's keys lie together.
+// Buckets are ranges of key hashes in ascending order, so those that may hold a new bucket's keys lie together.
 #include "bucket.cuh"
 #include "compact.cuh"
 
@@ -11,30 +11,30 @@ INLINE void sources_of(const Index& index, u64 target, u64 num_new, i64& start, 
   stop = (i64)((((high - 1) * index.num_buckets) >> 32) + 1) * WIDTH;
 }
 
-INLINE bool belongs(const Index& index, i64 slot, u64 target, u64 num_new, u64& mixed) {
+INLINE bool belongs(const Index& index, i64 slot, u64 target, u64 num_new, u64& key_hash) {
   if (index.digests[slot] == EMPTY) return false;
-  mixed = mixed_at(index, slot);
-  return range_of(mixed, num_new) == target;
+  key_hash = mixed_at(index, slot);
+  return range_of(key_hash, num_new) == target;
 }
 
-// Marks those that are not among the highest 128 of their new bucket by score word, mixed key and slot.
+// Marks those that are not among the highest 128 of their new bucket by score word, key hash and slot.
 extern "C" __global__ void mark_crowded(INDEX_PARAMETERS, u64 num_new, i64 first, i64 last, u8* marks) {
   const Index index = INDEX_OF_PARAMETERS;
   for (i64 target = first + thread_number() / LANES; target < last; target += num_threads() / LANES) {
     i64 start, stop, num = 0;
-    u64 mixed, other_mixed;
+    u64 key_hash, other_mixed;
     sources_of(index, (u64)target, num_new, start, stop);
     for (i64 slot = start + lane_number(); slot < stop; slot += LANES)
-      num += __popc(ballot(belongs(index, slot, (u64)target, num_new, mixed)));
+      num += __popc(ballot(belongs(index, slot, (u64)target, num_new, key_hash)));
     if (num <= WIDTH) continue;
     for (i64 slot = start + lane_number(); slot < stop; slot += LANES) {
-      if (!belongs(index, slot, (u64)target, num_new, mixed)) continue;
+      if (!belongs(index, slot, (u64)target, num_new, key_hash)) continue;
       i64 score = index.scores[slot], num_higher = 0;
       for (i64 other = start; other < stop; other++) {
         if (!belongs(index, other, (u64)target, num_new, other_mixed)) continue;
         i64 other_score = index.scores[other];
         num_higher += other_score != score   ? other_score > score
-                      : other_mixed != mixed ? other_mixed > mixed
+                      : other_mixed != key_hash ? other_mixed > key_hash
                                              : other > slot;
       }
       if (num_higher >= WIDTH) marks[slot] = 1;
@@ -58,17 +58,17 @@ extern "C" __global__ void refill(INDEX_PARAMETERS, u64 num_new, u8* new_digests
   const Index index = INDEX_OF_PARAMETERS;
   for (i64 target = thread_number() / LANES; target < (i64)num_new; target += num_threads() / LANES) {
     i64 start, stop, num = 0;
-    u64 mixed;
+    u64 key_hash;
     sources_of(index, (u64)target, num_new, start, stop);
     for (i32 lane = lane_number(); lane < WIDTH; lane += LANES) from_N[target * WIDTH + lane] = NO_SLOT;
     __syncwarp();
     for (i64 slot = start + lane_number(); slot < stop; slot += LANES) {
-      bool is_ours = belongs(index, slot, (u64)target, num_new, mixed);
+      bool is_ours = belongs(index, slot, (u64)target, num_new, key_hash);
       u32 ours = ballot(is_ours);
       i64 to = target * WIDTH + num + __popc(ours & ((1u << lane_number()) - 1));
       num += __popc(ours);
       if (!is_ours) continue;
-      new_digests[to] = (u8)digest_of(mixed);
+      new_digests[to] = (u8)digest_of(key_hash);
       new_features[to] = index.features[slot];
       new_ids[to] = index.ids[slot];
       new_scores[to] = index.scores[slot];

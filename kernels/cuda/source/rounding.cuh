@@ -1,10 +1,10 @@
-// Stochastic rounding to bfloat16 by a hash of seed, mixed key, count and element: the same bits as the CPU backend.
+// Stochastic rounding to bfloat16 by a hash of seed, key hash, count and element: the same bits as the CPU backend.
 #pragma once
 #include "row.cuh"
 
 // From these each element's bits are made.
-INLINE u64 step_bits(u64 mixed, u64 mixed_seed, i64 count) {
-  return mix64((mixed ^ mixed_seed) + GOLDEN * (u64)count);
+INLINE u64 step_bits(u64 key_hash, u64 mixed_seed, i64 count) {
+  return mix64((key_hash ^ mixed_seed) + GOLDEN * (u64)count);
 }
 
 INLINE u16 rounded(float number, i32 element, u64 bits) {

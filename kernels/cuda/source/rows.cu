@@ -64,10 +64,10 @@ extern "C" __global__ void create(Value* values, i64* meta, float* states, i64 o
     i64 n = i / VECTORS, slot = slots_N[n];
     i32 piece = (i32)(i % VECTORS), d = piece * VECTOR;
     if (slot < 0) continue;
-    u64 mixed = mix_key(features_N[n], ids_N[n]);
+    u64 key_hash = mix_key(features_N[n], ids_N[n]);
     Four row;
 #pragma unroll
-    for (i32 j = 0; j < VECTOR; j++) row.at[j] = first_value(mixed, mixed_seed, d + j, factor);
+    for (i32 j = 0; j < VECTOR; j++) row.at[j] = first_value(key_hash, mixed_seed, d + j, factor);
     store_four(values + slot * DIM, d, row);
     for (i64 s = piece; s < own_states; s += VECTORS) states[slot * own_states + s] = 0.0f;
     if (piece == 0)

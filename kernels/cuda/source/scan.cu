@@ -72,7 +72,7 @@ extern "C" __global__ void list_overflow(INDEX_PARAMETERS, i64 protect_from, i64
              [&](i64 row, i64 rank) { slots_N[rank] = index.num_slots() + row; }, num, chunk, counts, num_listed);
 }
 
-// The lowest are chosen digit by digit of (score word, mixed key, slot), 21 digits of 8 bits: a pass counts the digits
+// The lowest are chosen digit by digit of (score word, key hash, slot), 21 digits of 8 bits: a pass counts the digits
 // of those that agree with the threshold so far, another takes the digit where so many are reached.
 #define NUM_DIGITS 21
 #define SCORE_DIGITS 8
@@ -150,7 +150,7 @@ extern "C" __global__ void list_low(INDEX_PARAMETERS, i64 feature, i64 protect_f
              [&](i64 slot, i64 rank) { slots_N[rank] = slot; }, num, chunk, counts, num_listed);
 }
 
-// Score words (word 0) or mixed keys (word 1) of slots taken in some order, as int64 that sort like them; no slot last.
+// Score words (word 0) or key hashes (word 1) of slots taken in some order, as int64 that sort like them; no slot last.
 extern "C" __global__ void sort_words(INDEX_PARAMETERS, const i64* slots_N, i64 num, i32 word, i64* words_N) {
   const Index index = INDEX_OF_PARAMETERS;
   for (i64 n = thread_number(); n < num; n += num_threads())

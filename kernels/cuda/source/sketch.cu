@@ -7,18 +7,18 @@
 #define NUM_COUNTERS 60
 #define HIGHEST 255
 
-// What each key is sorted by: the block or the place of its mixed key.
+// What each key is sorted by: the block or the place of its key hash.
 extern "C" __global__ void ranges_of(const u64* mixed_U, i64 num, u64 num_ranges, i32* ranges_U) {
   for (i64 u = thread_number(); u < num; u += num_threads()) ranges_U[u] = (i32)range_of(mixed_U[u], num_ranges);
 }
 
-INLINE i64 counter_of(u64 mixed, i32 i) {
-  return COUNTERS_AT + (i64)((((mixed >> (8 * i)) & 0xff) * NUM_COUNTERS) >> 8);
+INLINE i64 counter_of(u64 key_hash, i32 i) {
+  return COUNTERS_AT + (i64)((((key_hash >> (8 * i)) & 0xff) * NUM_COUNTERS) >> 8);
 }
 
-INLINE i64 least_of(const u8* block, u64 mixed) {
+INLINE i64 least_of(const u8* block, u64 key_hash) {
   i64 least = HIGHEST;
-  for (i32 i = 0; i < 4; i++) least = min_of(least, block[counter_of(mixed, i)]);
+  for (i32 i = 0; i < 4; i++) least = min_of(least, block[counter_of(key_hash, i)]);
   return least;
 }
 
@@ -38,10 +38,10 @@ extern "C" __global__ void add_counts(u8* blocks, const u64* mixed_U, const i64*
     }
     for (i64 k = first; k < num && blocks_K[k] == blocks_K[first]; k++) {
       i64 u = order_K[k];
-      u64 mixed = mixed_U[u];
-      i64 raised = min_of(HIGHEST, least_of(block, mixed) + min_of(HIGHEST, occurrences_U[u]));
+      u64 key_hash = mixed_U[u];
+      i64 raised = min_of(HIGHEST, least_of(block, key_hash) + min_of(HIGHEST, occurrences_U[u]));
       for (i32 i = 0; i < 4; i++) {
-        u8* counter = block + counter_of(mixed, i);
+        u8* counter = block + counter_of(key_hash, i);
         *counter = (u8)max_of(*counter, raised);
       }
       estimates_U[u] = raised;
@@ -88,8 +88,8 @@ extern "C" __global__ void write_blocks(u32* blocks, i64 num_blocks, const i64* 
   }
 }
 
-// A ghost: a fingerprint, 32 bits of the mixed key, above the tick at which the key left, modulo 2^32; 0 = empty.
-INLINE u64 fingerprint_of(u64 mixed) { return (mixed & 0xffffffffu) ? mixed & 0xffffffffu : 1; }
+// A ghost: a fingerprint, 32 bits of the key hash, above the tick at which the key left, modulo 2^32; 0 = empty.
+INLINE u64 fingerprint_of(u64 key_hash) { return (key_hash & 0xffffffffu) ? key_hash & 0xffffffffu : 1; }
 
 // Of the keys of one place the last in the order of the batch stays.
 extern "C" __global__ void add_ghosts(u64* words_G, const u64* mixed_N, const i32* places_K, const i64* order_K,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide.kernels.cpu.hashing import mix_key
+from springtide.kernels.cpu.hashing import hash_key
 from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined, skip_space
 from springtide.stream.decode.parsers.json_numbers import INTEGER, REFUSED, parse_number, to_float
 from springtide.stream.decode.parsers.json_strings import INT64_LIMIT, QUOTE, scan_string, string_id, unescape
@@ -185,7 +185,7 @@ def read_id(buffer: Any, at: Any, end: Any, feature: Any, work: Any) -> Any:
         else:
             id_, hashed = string_id(buffer, start, close - start)
         if hashed:
-            slot = add_key(work.seen_slots, work.seen_count, mix_key(feature, id_))
+            slot = add_key(work.seen_slots, work.seen_count, hash_key(feature, id_))
             if slot == -2:
                 return UNPARSED, np.int64(0)
             if slot >= 0:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from numba import njit
 
 from springtide.stream.decode.parsers.byte_ops import compiled, inlined
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 
 
 class SeenSet:
-    """An open-addressing set of mixed keys, uint64, 0 = empty; at most half full between records."""
+    """An open-addressing set of key hashes, uint64, 0 = empty; at most half full between records."""
 
     def __init__(self, max_keys: int = 1 << 19) -> None:
         if max_keys < 1:
@@ -25,7 +25,7 @@ class SeenSet:
 
     def add_all(self, features_K: npt.NDArray[np.uint16], ids_K: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Add keys and return which of them were not in the set before, as bool (K)."""
-        return np.asarray(_add_keys(self.slots, self.num_keys, mix_keys(features_K, ids_K)))
+        return np.asarray(_add_keys(self.slots, self.num_keys, hash_keys(features_K, ids_K)))
 
     def clear(self) -> None:
         """Empty the set."""
@@ -34,10 +34,10 @@ class SeenSet:
 
 
 @inlined
-def add_key(slots: Any, num_keys: Any, mixed: Any) -> Any:
+def add_key(slots: Any, num_keys: Any, key_hash: Any) -> Any:
     """Add a key and return its slot; -1 if it was in the set before, -2 if the set has no room left for it."""
     mask = np.uint64(len(slots) - 1)
-    key = max(mixed, np.uint64(1))
+    key = max(key_hash, np.uint64(1))
     slot = key & mask
     while slots[slot] != np.uint64(0):
         if slots[slot] == key:
@@ -66,9 +66,9 @@ def undo_add(slots: Any, num_keys: Any, slot: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _add_keys(slots: Any, num_keys: Any, mixed_K: Any) -> Any:
-    is_new_K = np.empty(len(mixed_K), np.bool_)
-    for k in range(len(mixed_K)):
+def _add_keys(slots: Any, num_keys: Any, key_hash_K: Any) -> Any:
+    is_new_K = np.empty(len(key_hash_K), np.bool_)
+    for k in range(len(key_hash_K)):
         clear_if_full(slots, num_keys)
-        is_new_K[k] = add_key(slots, num_keys, mixed_K[k]) >= 0
+        is_new_K[k] = add_key(slots, num_keys, key_hash_K[k]) >= 0
     return is_new_K

@@ -162,9 +162,9 @@ def test_a_start_that_dies_on_the_way_leaves_the_change_to_the_next(log, monkeyp
         log.learn()
     monkeypatch.undo()
     begun = log.contents
-    assert begun.meta.change["from"] == then.tip.number
+    assert begun.meta.change["from"] == then.head.number
     log.learn(0)
-    assert log.contents.tip == begun.tip
+    assert log.contents.head == begun.head
 
 
 def test_a_base_of_a_replaced_trainer_belongs_to_no_readers_log(log, monkeypatch) -> None:
@@ -242,7 +242,7 @@ def test_a_compactor_leaves_alone_what_the_trainer_is_writing(log, monkeypatch) 
 
     monkeypatch.setattr(start_migrated, "write_base", beside_a_compactor)
     log.learn(1)
-    assert log.directory.open_base().tip.number == 2 << 32
+    assert log.directory.open_base().head.number == 2 << 32
 
 
 def test_an_automatic_rollback_does_not_cross_the_change(log) -> None:

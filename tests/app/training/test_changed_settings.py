@@ -157,11 +157,11 @@ def test_a_change_keeps_begins_and_drops_what_the_page_says(case, learned, tmp_p
     assert now.meta.event_clock_ms == then.meta.event_clock_ms
     assert (now.sketch, now.meta.sketch_age) == (then.sketch, then.meta.sketch_age)
     if kept == ["everything"]:
-        assert now.tip == then.tip
+        assert now.head == then.head
         assert now.rows == then.rows
         return
-    assert now.tip.number == epoch << 32
-    assert now.meta.change["from"] == then.tip.number
+    assert now.head.number == epoch << 32
+    assert now.meta.change["from"] == then.head.number
     check = Check(before, config, then, now)
     for group, things in zip(("keeps", "begins", "drops"), LINES[case], strict=True):
         for thing in things:
@@ -170,7 +170,7 @@ def test_a_change_keeps_begins_and_drops_what_the_page_says(case, learned, tmp_p
     directory = LogDirectory(config.log.path)
     assert directory.newest_schema() == config.schema
     LearnedLog(config).end()  # the next start has nothing to change
-    assert contents(config).tip == now.tip
+    assert contents(config).head == now.head
 
 
 class Check:

@@ -1,4 +1,4 @@
-"""A forgotten key is gone from every tier, and no recall in flight restores it."""
+"""A forgotten key is gone from every tier, and no fetch in flight restores it."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ class Tiers(LearnedLog):
         buffered = {
             int(i) for rows in table.evicted_dirty._parts if rows.tombstone is None for i in rows.id[rows.feature == 1]
         }
-        here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.mix_keys(FEATURES, ITEMS))
+        here = host.ops.find(host._store, FEATURES, ITEMS, host.ops.hash_keys(FEATURES, ITEMS))
         base = table.lower_tiers.base.base.main.rows
         return {
             "device": _items(table.memory.find(FEATURES, ITEMS) != NO_SLOT),
@@ -112,14 +112,14 @@ def test_a_forgotten_key_is_gone_from_every_tier(tiers):
     assert KNOWN not in tiers.status(everyone)
 
 
-def test_a_recall_in_flight_does_not_restore_a_forgotten_key(tiers):
+def test_a_fetch_in_flight_does_not_restore_a_forgotten_key(tiers):
     tiers.step(*range(12))
     tiers.merge()
     table = tiers.state.learner.table
     below = np.array(sorted(tiers.places()["base"] - tiers.places()["device"]))[:8]
     keys = np.ones(len(below), np.uint16), below, np.full(len(below), 1_600_000_000_999)
     prefetch = table.prefetch(*keys)
-    prefetch.recall.recalled.result()  # it has what it will bring
+    prefetch.fetch.fetched.result()  # it has what it will bring
     forget(tiers, below[:4].tolist())
     lookup = table.lookup(*keys, prefetched=prefetch)
     counts = table.memory.read(lookup.slots_U, lookup.unique.features_U, lookup.unique.ids_U)[0]

@@ -98,7 +98,7 @@ def test_while_caught_up_heartbeats_keep_versions_fresh(env):
     thread.join(DEADLINE_SECONDS)
     (status,) = ended
     assert status.staleness_ms < 5000
-    records = list(LogDirectory(env.config.log.path).records(trainer.log.start_tip))
+    records = list(LogDirectory(env.config.log.path).records(trainer.log.start_head))
     beats = [record for record in records if record.meta.samples_trained == 100]
     assert len(beats) > 2
     assert not any(name.startswith("rows.") for name in beats[-1].tensors())
@@ -157,9 +157,9 @@ def test_a_version_is_not_published_before_the_broker_has_its_dead_letters(env, 
     trainer.dead_letters._try_flush = no_broker
     thread, ended = run_in_thread(trainer)
     wait_until(lambda: "dead letters" in env.status().reason, "the reason")
-    assert trainer.log.last_encoded == trainer.log.start_tip
+    assert trainer.log.last_encoded == trainer.log.start_head
     trainer.dead_letters._try_flush = refuse
-    wait_until(lambda: trainer.log.last_encoded != trainer.log.start_tip, "a version")
+    wait_until(lambda: trainer.log.last_encoded != trainer.log.start_head, "a version")
     trainer.stop()
     thread.join(DEADLINE_SECONDS)
     assert ended[0].dead_letters == {"bad_json": 1}

@@ -165,7 +165,7 @@ def test_the_first_sample_of_a_batch_is_scored_as_it_is_served(tmp_path, change)
             assert not np.array_equal(scored[-1][-1], before[0][-1])
             number = made.checkpoint()
             made.log.sync()
-            for record in directory.records(plain.tip):
+            for record in directory.records(plain.head):
                 plain, compiled = plain.apply(record), compiled.apply(record).merged()
             assert plain.version == number
     assert UNKNOWN in seen

@@ -90,7 +90,7 @@ class TrainerEnv:
     def view(self) -> View:
         directory = LogDirectory(self.config.log.path)
         view = View.open(directory.newest_base())
-        for record in directory.records(directory.open_base().tip):
+        for record in directory.records(directory.open_base().head):
             view = view.apply(record)
         return view
 

@@ -34,7 +34,7 @@ def base_at(log: WriterLog, writer, hours: float, value: float = 1.0) -> int:
     writer.sync()
     path = compact_log(log.directory, window_samples=WINDOW)
     assert path is not None
-    assert Base.open(path).tip == version
+    assert Base.open(path).head == version
     return version.number
 
 

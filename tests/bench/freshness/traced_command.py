@@ -64,7 +64,7 @@ def train(config: str) -> None:
         TrainingState, "checkpoint", "checkpoint", lambda _, made: only(p["offset"] for p in made[0].positions.values())
     )
     clock(LogWriter, "append_owned", "append", lambda _, number: int(number))
-    clock(RecordEncoder, "encode", "encode", lambda _, tip: int(tip.number))
+    clock(RecordEncoder, "encode", "encode", lambda _, head: int(head.number))
     clock(SegmentWriter, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
     run_command("train", "--no-compact", "--config", config)
 

@@ -141,7 +141,7 @@ class Bench:
 
     def keys_of(self, ids: Any) -> tuple[Any, Any, Any]:
         features, ids = self.device.put(np.zeros(len(ids), np.uint16)), self.device.put(ids)
-        return features, ids, self.ops.mix_keys(features, ids)
+        return features, ids, self.ops.hash_keys(features, ids)
 
     def filled(self, load: float, layout: RowLayout) -> Store:
         """Return a store with this load factor; at 1.0 nearly every bucket is full."""

@@ -179,7 +179,7 @@ def churn_case(bench: Bench, link: float) -> Case:
         some = bench.rng.integers(0, universe, 10_000)
         rows, status = (host(array) for array in table.find(np.zeros(len(some), np.uint16), some))
         if status.any() or not np.array_equal(rows, np.repeat(-LR * learned[some, None], dim, axis=1)):
-            fail("a row that was evicted and recalled differs from the learned one")
+            fail("a row that was evicted and fetched differs from the learned one")
     rates = [num / seconds for seconds in took]
     limit = num * link / (misses * (4 * dim + RECORD_BYTES))
     title = (

@@ -158,7 +158,7 @@ def learn_and_serve(config: RunConfig, samples: Batch, versions_at: Sequence[int
 
 def newest(view: View, directory: LogDirectory) -> View:
     """Return the view of the newest version."""
-    for record in directory.records(view.tip):
+    for record in directory.records(view.head):
         view = view.apply(record).merged()
     return view
 

@@ -73,7 +73,7 @@ class Restarts:
             )
             try:
                 while (seconds := time.perf_counter() - start) < PATIENCE_SECONDS:
-                    for record in self.directory.records(base.tip):
+                    for record in self.directory.records(base.head):
                         if record.epoch > before.epoch:
                             return seconds, record
                     if process.poll() is not None:
@@ -113,7 +113,7 @@ def read_in_order(base_path: Path) -> None:
 
 
 def read_by_key(base_path: Path, number: int, ids_N: Any) -> None:
-    """Read rows by random keys as the trainer recalls them, through a new memory map."""
+    """Read rows by random keys as the trainer fetches them, through a new memory map."""
     rows = BaseRows(Base.open(base_path))
     for start in range(0, len(ids_N), READ_KEYS):
         ids_K = ids_N[start : start + READ_KEYS]

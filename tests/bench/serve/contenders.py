@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.hash_range import owners_of
 from tests.bench.harness.processes import PEER_SCRIPTS
 from tests.bench.harness.report import fail
@@ -206,7 +206,7 @@ class LookupContenders:
         """Return as many ids for each request as in `asked`, all of the first part."""
         random, feature = np.random.default_rng(1), np.array([1], np.uint16)
         ids_N = random.integers(0, self.num_rows, 2 * count * NUM_REQUESTS * NUM_IDS)
-        own_N = ids_N[owners_of(mix_keys(feature, ids_N), count) == 0]
+        own_N = ids_N[owners_of(hash_keys(feature, ids_N), count) == 0]
         return list(own_N[: NUM_REQUESTS * NUM_IDS].reshape(NUM_REQUESTS, NUM_IDS))
 
     def add_web(self, python: Path) -> None:

@@ -35,7 +35,7 @@ class Follower:
 
     arrived: dict[int, int] = field(default_factory=dict)  # version -> monotonic ns
     num_bytes: int = 0
-    tip: int = 0
+    head: int = 0
 
     async def run(self, port: int, ready: asyncio.Semaphore) -> None:
         async with ready:
@@ -43,17 +43,17 @@ class Follower:
             await ask(port, "/v1/versions/latest")
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
             writer.write(f"GET /v1/log?after={base['number']} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
-            head = await reader.readuntil(b"\r\n\r\n")
-        if b" 200 " not in head.split(b"\r\n")[0]:
-            fail(f"/v1/log: {head[:200]!r}")
+            response_head = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in response_head.split(b"\r\n")[0]:
+            fail(f"/v1/log: {response_head[:200]!r}")
         body = Body(reader)
         with closing(writer):
             while True:
                 header = parse_header(await body.read(HEADER.size))
                 await body.read(header.length)
-                if self.tip and header.parent != self.tip:
+                if self.head and header.parent != self.head:
                     fail("a version does not follow the one before")
-                self.tip = header.checksum
+                self.head = header.checksum
                 self.arrived[header.number] = time.monotonic_ns()
                 self.num_bytes += HEADER.size + header.length
 
@@ -81,9 +81,9 @@ async def ask(port: int, path: str) -> dict[str, int]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with closing(writer):
         writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n")[0]:
-        fail(f"{path}: {head[:200]!r}")
+        response_head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    if b" 200 " not in response_head.split(b"\r\n")[0]:
+        fail(f"{path}: {response_head[:200]!r}")
     document: dict[str, int] = json.loads(body)
     return document
 

@@ -19,7 +19,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.rows import TableDelta
 from springtide.embeddings.table import EmbeddingTable
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_block import RowBlock
@@ -35,7 +35,7 @@ STATE_WIDTH = 1
 
 @dataclass(frozen=True)
 class RowSet:
-    """Rows in the order of their mixed keys."""
+    """Rows in the order of their key hashes."""
 
     ids_N: Any
     values_ND: Any
@@ -87,7 +87,7 @@ class SpringtideLog:
     def __init__(self, folder: Path, rows: RowSet) -> None:
         self.directory = LogDirectory(folder)
         self.log = LogWriter.open(LogConfig(path=folder, durable_seconds=3600.0), schema=SCHEMA)
-        self._number = self.log.first_base_tip.number - 1
+        self._number = self.log.first_base_head.number - 1
         config = TableConfig(dim=DIM, optimizer=OPTIMIZER, device_bytes=max(1 << 24, len(rows.ids_N) * 600))
         self.table = EmbeddingTable(config, seed=0)
         self.ids_N = rows.ids_N
@@ -104,12 +104,12 @@ class SpringtideLog:
         """Write the next base after deleting the previous one, as the other formats truncate their files."""
         for old in self.directory.bases():
             shutil.rmtree(old)
-        first = self._number < self.log.first_base_tip.number
+        first = self._number < self.log.first_base_head.number
         self._number += 1
-        tip = self.log.first_base_tip if first else Tip(self._number, self._number)
-        write_base(self.directory.path, image_of(tip, rows.layer))
+        head = self.log.first_base_head if first else Head(self._number, self._number)
+        write_base(self.directory.path, image_of(head, rows.layer))
         if first:
-            self.log.start_after(tip)
+            self.log.start_after(head)
 
     def load(self, ids_K: Any, at_K: Any) -> Any:
         base = Base.open(self.directory.bases()[-1])
@@ -134,20 +134,20 @@ class SpringtideLog:
         """Check that a version holds the table's rows."""
         self.touch(1000, seed=99)
         self.append()
-        assert self.log.start_tip is not None
-        *_, record = self.directory.records(self.log.start_tip)
+        assert self.log.start_head is not None
+        *_, record = self.directory.records(self.log.start_head)
         tensors = record.tensors()
         now_ND, _ = self.table.find(tensors["rows.feature"], tensors["rows.id"])
         if len(now_ND) != 1000 or not np.array_equal(now_ND, tensors["rows.value"]):
             fail("the rows of a delta")
 
 
-def image_of(tip: Tip, layer: RowBlock) -> BaseImage:
+def image_of(head: Head, layer: RowBlock) -> BaseImage:
     """Return a base of these rows, in blocks as the compactor writes it."""
     spec = TableSpec(dim=DIM, state_width=STATE_WIDTH, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER))
     blocks = (layer.take(slice(at, at + CHUNK_ROWS)) for at in range(0, len(layer), CHUNK_ROWS))
     return BaseImage(
-        tip=tip,
+        head=head,
         schema=SCHEMA,
         table=TableImage(spec=spec, num_rows=len(layer), blocks=blocks),
         model=ModelIdentity(name="none", options={}),

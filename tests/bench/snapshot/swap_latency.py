@@ -16,7 +16,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide_client import HotModel
 from springtide_client.format.records import VersionMeta
 from springtide_client.format.tensors import Arrays
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.log.directory import LogDirectory
 from tests.bench.harness.report import fail
 from tests.bench.harness.thread_times import ProcessorWait
@@ -139,7 +139,7 @@ def draw(random: np.random.Generator, num_rows: int, feature: int, added: int) -
     count = max(1, num_rows // 100)
     ids_M = random.choice(num_rows, count, replace=False)
     features_M = np.full(count, feature, np.uint16)
-    ids_M = ids_M[np.argsort(mix_keys(features_M, ids_M))]
+    ids_M = ids_M[np.argsort(hash_keys(features_M, ids_M))]
     return {
         "rows.feature": features_M,
         "rows.id": ids_M,

@@ -43,7 +43,7 @@ class Fetch:
 
     def _fetch(self, start: int, stop: int) -> None:
         features, ids = self.features_K[start:stop], self.ids_K[start:stop]
-        slots = self.ops.find(self.store, features, ids, self.ops.mix_keys(features, ids))
+        slots = self.ops.find(self.store, features, ids, self.ops.hash_keys(features, ids))
         self.ops.gather(self.store, slots, self.each_K[: stop - start], out=self.out_KD[start:stop])
 
 

@@ -35,8 +35,8 @@ class Find:
 
     def _find(self, start: int, stop: int) -> None:
         features, ids = self.features_K[start:stop], self.ids_K[start:stop]
-        mixed = self.ops.mix_keys(features, ids)
-        self.slots_K[start:stop] = self.ops.find(self.store, features, ids, mixed)
+        key_hash = self.ops.hash_keys(features, ids)
+        self.slots_K[start:stop] = self.ops.find(self.store, features, ids, key_hash)
 
 
 def check(

@@ -34,7 +34,7 @@ def fill_store(num_slots: int, *, dim: int, scale: float = 0.05) -> FullStore:
         features_U = np.zeros(len(ids_U), np.uint16)
         tick = 1 + start // CHUNK
         # nothing is protected: a key of the same call may be evicted
-        ops.find_or_insert(store, features_U, ids_U, ops.mix_keys(features_U, ids_U), tick, tick + 1)
+        ops.find_or_insert(store, features_U, ids_U, ops.hash_keys(features_U, ids_U), tick, tick + 1)
     slots_C = ops.occupied_slots(store, 0, num_slots)
     features_C, ids_C = ops.keys_of(store, slots_C)
     if dim > 1:

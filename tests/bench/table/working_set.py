@@ -19,7 +19,7 @@ import numpy as np
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.kernels.backend import backend
 from springtide.kernels.types import RowLayout
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_block import RowBlock
 from tests.bench.harness.disk_reads import describe, random_read_rates
@@ -42,15 +42,15 @@ def make_base(folder: Path, num_rows: int) -> Path:
     ops = backend("cpu")
     numbers = np.arange(num_rows)
     features_N, ids_N = (numbers % NUM_FIELDS).astype(np.uint16), numbers // NUM_FIELDS
-    mixed_N = ops.mix_keys(features_N, ids_N)
-    order = np.argsort(mixed_N)
-    features_N, ids_N, mixed_N = features_N[order], ids_N[order], mixed_N[order]
+    key_hash_N = ops.hash_keys(features_N, ids_N)
+    order = np.argsort(key_hash_N)
+    features_N, ids_N, key_hash_N = features_N[order], ids_N[order], key_hash_N[order]
     values_ND = ops.initial_values(features_N, ids_N, DIM, 0, 0.05)
     ones_N, zeros_N = np.ones(num_rows, np.int64), np.zeros(num_rows, np.int64)
     states_NS = np.zeros((num_rows, 1), np.float32)
-    rows = RowBlock(features_N, ids_N, values_ND, states_NS, ones_N, zeros_N, known_hash=mixed_N)
+    rows = RowBlock(features_N, ids_N, values_ND, states_NS, ones_N, zeros_N, known_hash=key_hash_N)
     image = BaseImage(
-        tip=Tip(1, 1),
+        head=Head(1, 1),
         schema=SCHEMA,
         table=TableImage(
             spec=TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer=dict(OPTIMIZER)),
@@ -122,7 +122,7 @@ class Contest:
                 fail(f"{name} has other losses than the table in memory")
 
     def describe(self) -> None:
-        """Print what each contender held and recalled."""
+        """Print what each contender held and fetched."""
         for name, answer in self.last.items():
             since = {key: number - self.warm[name].get(key, 0) for key, number in answer["counters"].items()}
             spill, base = (since[key] / since["keys"] for key in ("recalled_from_spill", "recalled_from_base"))
@@ -160,7 +160,7 @@ def run_in_cgroup(contest: Contest, cgroup: MemoryCgroup) -> dict[str, list[floa
         since = {key: number - before[name].get(key, 0) for key, number in contest.last[name]["counters"].items()}
         share = (since["recalled_from_spill"] + since["recalled_from_base"]) / since["keys"]
         most = max(reads.values()) / (share * NUM_FIELDS)
-        print(f"{name}: at one read for each recalled row this disk allows {most:,.0f} samples/s")
+        print(f"{name}: at one read for each fetched row this disk allows {most:,.0f} samples/s")
     return rates
 
 

@@ -74,7 +74,7 @@ class Contender:
     def _age_table(self, num_rows: int, *, everything: bool) -> None:
         """Bring the table into its long-term state: the more frequent half, learned since the base, is spilled.
 
-        Gradients are zero, so rows and losses do not change. With room for all rows the other half is recalled too.
+        Gradients are zero, so rows and losses do not change. With room for all rows the other half is fetched too.
         """
         grads_KD = np.zeros((CHUNK, DIM), np.float32)
         for start in range(0, num_rows, CHUNK):

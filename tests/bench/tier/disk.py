@@ -38,10 +38,10 @@ class Loop:
 
     def run(self, num_steps: int, store: Any) -> None:
         for _ in range(num_steps):
-            recall = self.ahead.submit(self.swap, store) if store is not None else None
+            fetch = self.ahead.submit(self.swap, store) if store is not None else None
             self.net.step()
-            if recall is not None:
-                recall.result()
+            if fetch is not None:
+                fetch.result()
 
     def swap(self, store: Any) -> None:
         start = int(self.random.integers(0, len(self.ids_N) - 2 * MISSES))

@@ -1,7 +1,7 @@
 """train.learner_ranks: the trainer's own step, DLRM over 26 fields, on two ranks of one thread each, under Gloo.
 
 Against one process of two threads with the same batches: with and without the wide part, with the next batch known
-(its keys are at their owners, who recall rows, before this one is computed) and not known. With `--links` (network
+(its keys are at their owners, who fetch rows, before this one is computed) and not known. With `--links` (network
 namespaces, which need root) also in int8 between two hosts, whose nets exchange gradients every 1, 4, 16 batches.
 """
 

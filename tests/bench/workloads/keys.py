@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -14,7 +14,7 @@ Int64Array = npt.NDArray[np.int64]
 def scattered_ids(start: int, stop: int) -> Int64Array:
     """Return the ids of the numbers start..stop: distinct, spread over int64."""
     numbers = np.arange(start, stop)
-    return mix_keys(np.zeros(len(numbers), np.uint16), numbers).view(np.int64)
+    return hash_keys(np.zeros(len(numbers), np.uint16), numbers).view(np.int64)
 
 
 def zipf_ranks(random: np.random.Generator, num: int, population: int, exponent: float) -> Int64Array:
@@ -54,4 +54,4 @@ def churn_stream(num: int, *, population: int, new_share: float, seed: int, firs
     numbers = zipf_ranks(random, num, population, 1.05)
     new = np.flatnonzero(random.random(num) < new_share)
     numbers[new] = population + first_new + np.arange(len(new))
-    return mix_keys(np.zeros(num, np.uint16), numbers).view(np.int64)
+    return hash_keys(np.zeros(num, np.uint16), numbers).view(np.int64)

@@ -21,7 +21,7 @@ from springtide.app.training.step.learner import Learner
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.embeddings.table import EmbeddingTable
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.row_block import RowBlock
 from tests.support.config import Section, write_config
 from tests.support.layers import sorted_layer
@@ -40,7 +40,7 @@ SETTINGS: Section = {
 def values_of(ids_N: npt.NDArray[np.int64], dim: int = DIM) -> npt.NDArray[np.float32]:
     """Return the rows of some ids, float32 (N, dim) in [-0.3, 0.3): a function of the id."""
     odd_D = 2 * np.arange(1, dim + 1, dtype=np.uint64) + np.uint64(1)
-    bits_ND = (mix_keys(np.zeros(len(ids_N), np.uint16), ids_N)[:, None] * odd_D) >> np.uint64(40)
+    bits_ND = (hash_keys(np.zeros(len(ids_N), np.uint16), ids_N)[:, None] * odd_D) >> np.uint64(40)
     return (bits_ND.astype(np.float32) - np.float32(2**23)) * np.float32(0.3 * 2.0**-23)
 
 
@@ -54,7 +54,7 @@ def write_log(folder: Path, num_rows: int, layers: Sequence[int] = (512, 256), s
     config = load_config(write_config(folder / "springtide.toml", SETTINGS, paths, net, settings or {}))
     with LogWriter.open(config.log, schema=config.schema) as log:
         write_base(config.log.path, _image(config, log, num_rows))
-        log.start_after(log.first_base_tip)
+        log.start_after(log.first_base_head)
     return Path(config.log.path)
 
 
@@ -68,7 +68,7 @@ def _image(config: Config, log: LogWriter, num_rows: int) -> BaseImage:
     signature = signature_of(config, learner.model)
     blocks = [_rows(config.schema.number(FEATURE), num_rows, signature.table.state_width)]
     return BaseImage(
-        tip=log.first_base_tip,
+        head=log.first_base_head,
         schema=signature.schema,
         table=TableImage(spec=signature.table, num_rows=num_rows, blocks=blocks),
         model=signature.model,

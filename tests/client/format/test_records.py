@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide_client.errors import CorruptRecordError, LogError
-from springtide_client.format.records import HEADER, MAGIC, CommandEntry, Tip, VersionMeta, parse_header, version_name
+from springtide_client.format.records import HEADER, MAGIC, CommandEntry, Head, VersionMeta, parse_header, version_name
 from tests.support.records import decode_record, encode_record
 
 META = VersionMeta(
@@ -69,7 +69,7 @@ def test_the_arrays_of_a_record_are_aligned_at_any_offset() -> None:
 
 def test_versions_are_named_by_epoch_and_count() -> None:
     assert version_name((3 << 32) + 41) == "3.41"
-    assert str(Tip(3 << 32, 0)) == "3.0"
+    assert str(Head(3 << 32, 0)) == "3.0"
 
 
 def test_a_whole_record_of_another_format_is_refused_with_what_to_do() -> None:

@@ -11,7 +11,7 @@ import pytest
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from tests.client.log_server import TOKEN, FaultyLogServer
 from tests.support.waiting import wait_until
@@ -111,7 +111,7 @@ def test_a_part_downloads_the_files_of_its_keys(server, log, follow, tmp_path, t
     requested = {path.rpartition("/")[2] for path, _ in server.requests if "/rows" in path}
     assert requested == {f"rows-{number:05d}-of-00004.safetensors" for number in expected}
     found = follower.view.lookup(np.zeros(100, np.uint16), np.arange(100))[1] == 0
-    np.testing.assert_array_equal(found, own.holds(mix_keys(np.zeros(100, np.uint16), np.arange(100))))
+    np.testing.assert_array_equal(found, own.holds(hash_keys(np.zeros(100, np.uint16), np.arange(100))))
 
 
 def test_a_base_beyond_the_disk_limit_is_refused_with_the_bytes_it_needs(server, tmp_path) -> None:

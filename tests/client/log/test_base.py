@@ -10,7 +10,7 @@ import pytest
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import encode_checksummed_json
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.log.base import (
     MANIFEST,
     Base,
@@ -21,7 +21,7 @@ from springtide_client.log.base import (
     rows_files,
 )
 from springtide_client.log.directory import LogDirectory
-from springtide_client.rows.hash_range import NO_KEYS, HashRange, first_mixed
+from springtide_client.rows.hash_range import NO_KEYS, HashRange, first_key_hash
 from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 from tests.support.layers import sorted_layer
@@ -42,7 +42,7 @@ def write(
 ) -> Base:
     image = BaseImage(
         **{
-            "tip": Tip(1 << 32, 5),
+            "head": Head(1 << 32, 5),
             "schema": SCHEMA,
             "table": TableImage(
                 spec=TableSpec(dim=layer.dim, state_width=1, seed=1, init_scale=0.1),
@@ -65,7 +65,7 @@ def write(
 
 def test_a_base_opens_with_all_that_was_written(tmp_path) -> None:
     base = write(tmp_path, rows(1000))
-    assert (base.tip, base.manifest.epoch, base.manifest.meta.step) == (Tip(1 << 32, 5), 1, 3)
+    assert (base.head, base.manifest.epoch, base.manifest.meta.step) == (Head(1 << 32, 5), 1, 3)
     assert base.manifest.decode_schema() == SCHEMA
     assert base.manifest.model.options == {"width": 8}
     assert set(base.dense) == {"dense.w", "dense.scalar"}
@@ -170,7 +170,7 @@ def test_an_open_base_outlives_its_folder(tmp_path) -> None:
 
 def test_the_newest_base_that_is_not_corrupt_is_opened(tmp_path) -> None:
     old = write(tmp_path, rows(3))
-    new = write(tmp_path, rows(4), tip=Tip((1 << 32) + 9, 6))
+    new = write(tmp_path, rows(4), head=Head((1 << 32) + 9, 6))
     directory = LogDirectory(tmp_path)
     opened = directory.open_base()
     assert opened is not None
@@ -232,7 +232,7 @@ def test_one_file_has_the_plain_name_and_several_are_numbered() -> None:
 
 @pytest.mark.parametrize("num_files", [1, 2, 3, 4, 7])
 def test_a_range_needs_the_files_whose_keys_it_shares(num_files) -> None:
-    bounds = [first_mixed(number, num_files) for number in range(num_files + 1)]
+    bounds = [first_key_hash(number, num_files) for number in range(num_files + 1)]
     for count in range(1, 9):
         for number in range(1, count + 1):
             own = HashRange(number, count)

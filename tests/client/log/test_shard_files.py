@@ -27,13 +27,13 @@ class PublishedLog(WriterLog):
 
     @property
     def number(self) -> int:
-        return self.directory_tip().number
+        return self.directory_head().number
 
     @property
     def checksum(self) -> int:
-        return self.directory_tip().checksum
+        return self.directory_head().checksum
 
-    def directory_tip(self):
+    def directory_head(self):
         return self.read()[0]
 
 
@@ -63,7 +63,7 @@ def test_a_version_is_returned_once_its_last_shard_record_is_there(log, two_vers
     path = log.path / shard_segment_name(1, 1, 0)
     whole = path.read_bytes()
     path.write_bytes(b"")
-    with log.directory.follow(log.directory.open_base().tip) as cursor:
+    with log.directory.follow(log.directory.open_base().head) as cursor:
         read: list[int] = []
         for size in (*range(0, second, 61), second):
             path.write_bytes(whole[:size])
@@ -73,7 +73,7 @@ def test_a_version_is_returned_once_its_last_shard_record_is_there(log, two_vers
 
 
 def test_a_record_that_a_torn_one_follows_is_found_in_the_next_file(log) -> None:
-    with log.team(2) as team, log.directory.follow(team.lead.first_base_tip) as cursor:
+    with log.team(2) as team, log.directory.follow(team.lead.first_base_head) as cursor:
         first = team.put(BEFORE)
         wait_until(lambda: team.lead.published.number == first)
         assert numbers(cursor.read()) == [1]
@@ -91,14 +91,14 @@ def test_a_record_that_a_torn_one_follows_is_found_in_the_next_file(log) -> None
 def test_a_damaged_shard_record_is_corruption_and_never_applied(log, two_versions, place: int) -> None:
     first, second = two_versions
     flip(log.path / shard_segment_name(1, 1, 0), second + place if place < 0 else first + place, 4)
-    with log.directory.follow(log.directory.open_base().tip) as cursor:
+    with log.directory.follow(log.directory.open_base().head) as cursor:
         assert numbers(cursor.read()) == [1]
         with pytest.raises(CorruptRecordError, match="the shard record of rank 1 is damaged: seg-0000000001-00001"):
             cursor.read()
 
 
 def test_a_damaged_shard_record_is_corruption_also_where_newer_segments_follow(log) -> None:
-    with log.team(2) as team, log.directory.follow(team.lead.first_base_tip) as cursor:
+    with log.team(2) as team, log.directory.follow(team.lead.first_base_head) as cursor:
         team.put(BEFORE)
         team.sync()
         team.lead._queue.segments._torn = True  # goes on in a new file
@@ -115,12 +115,12 @@ def test_a_damaged_shard_record_is_corruption_also_where_newer_segments_follow(l
 def test_another_shard_record_of_the_same_number_is_as_good_as_missing(log, two_versions) -> None:
     path = log.path / shard_segment_name(1, 1, 0)
     (log.path / shard_segment_name(1, 2, 0)).rename(path)
-    with log.directory.follow(log.directory.open_base().tip) as cursor:
+    with log.directory.follow(log.directory.open_base().head) as cursor:
         assert cursor.read() == []
 
 
 def test_who_misses_a_shard_record_starts_from_a_base_above_it_while_its_trainer_lives(log) -> None:
-    with log.team(2) as team, log.directory.follow(team.lead.first_base_tip) as cursor:
+    with log.team(2) as team, log.directory.follow(team.lead.first_base_head) as cursor:
         team.put(BEFORE)
         sync_twice(team)
         lost = log.path / shard_segment_name(1, 1, 0)
@@ -134,7 +134,7 @@ def test_who_misses_a_shard_record_starts_from_a_base_above_it_while_its_trainer
 def test_versions_arrive_whole_over_http(log, two_versions) -> None:
     server = FaultyLogServer(log)
     client = HttpClient(server.url, token=TOKEN)
-    stream = RecordStream(client, log.directory.open_base().tip.number, threading.Event())
+    stream = RecordStream(client, log.directory.open_base().head.number, threading.Event())
     try:
         received: list[Record] = []
 
@@ -145,7 +145,7 @@ def test_versions_arrive_whole_over_http(log, two_versions) -> None:
         wait_until(arrived)
         assert [len(record.shards) for record in received] == [2, 2]
         assert len(received[1].tensors()["rows.id"]) == len(AFTER)
-        assert received[1].frame() == next(iter(log.directory.records(received[0].tip))).frame()
+        assert received[1].frame() == next(iter(log.directory.records(received[0].head))).frame()
     finally:
         stream.close()
         server.close()
@@ -203,14 +203,14 @@ def test_parts_read_their_rows_and_together_all(tmp_path) -> None:
     with log.team(4) as team:
         numbers = [team.put(dict(list(ROWS.items())[:30])), team.put(ROWS, [(1, key) for key in range(20)])]
         team.sync()
-    tip = log.directory.open_base().tip
-    whole = list(log.directory.records(tip))
+    head = log.directory.open_base().head
+    whole = list(log.directory.records(head))
     assert [record.number for record in whole] == numbers
     for count in (2, 4):
         for number in range(1, count + 1):
             choice = ShardChoice(HashRange(number, count))
-            found = list(LogDirectory(log.path, choice).records(tip))
-            assert [record.tip for record in found] == [record.tip for record in whole]
+            found = list(LogDirectory(log.path, choice).records(head))
+            assert [record.head for record in found] == [record.head for record in whole]
             rows: dict = {}
             for record, all_of_it in zip(found, whole, strict=True):
                 apply(rows, record.tensors())
@@ -228,11 +228,11 @@ def test_a_version_is_there_for_all_parts_or_for_none(tmp_path) -> None:
         first = team.put(ROWS)
         team.put(ROWS)
         team.sync()
-    tip, path = log.directory.open_base().tip, log.path / shard_segment_name(1, 2, 0)
+    head, path = log.directory.open_base().head, log.path / shard_segment_name(1, 2, 0)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])  # of rank 2, which the part does not read
     part = LogDirectory(log.path, ShardChoice(HashRange(1, 3)))
-    with part.follow(tip) as cursor:
+    with part.follow(head) as cursor:
         assert [record.number for record in cursor.read()] == [first]
         assert cursor.read() == []
         path.write_bytes(whole)

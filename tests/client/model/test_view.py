@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from springtide_client.encode import encode_instances
 from springtide_client.errors import GapError, LogError
 from springtide_client.follow.views import MemoryLimit
-from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
+from springtide_client.keys import SHARED_ROW_OFFSET, hash_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View
 from springtide_client.rows.admission_counts import estimates
@@ -70,7 +70,7 @@ def open_newest(log) -> View:
 
 def newest(log, view: View | None = None) -> View:
     view = view or open_newest(log)
-    for record in LogDirectory(log.path).records(view.tip):
+    for record in LogDirectory(log.path).records(view.head):
         view = view.apply(record)
     return view
 
@@ -82,7 +82,7 @@ def test_a_view_answers_like_a_dictionary(make_log, drawn, data) -> None:
     plain = moved = open_newest(log)
     for changed, forgotten in drawn:
         log.append({key: row(log, seed) for key, seed in changed.items()}, forgotten)
-        (record,) = LogDirectory(log.path).records(plain.tip)
+        (record,) = LogDirectory(log.path).records(plain.head)
         plain, moved = plain.apply(record), moved.apply(record).merged()
         if data.draw(st.booleans()):
             limit = MemoryLimit(memory_bytes=moved.parameters.num_bytes, folder=log.path / "cache")
@@ -97,7 +97,7 @@ def test_a_view_answers_like_a_dictionary(make_log, drawn, data) -> None:
     assert list((log.path / "cache").glob("*")) == []
     log.write_base()
     again = open_newest(log)
-    assert again.tip == plain.tip
+    assert again.head == plain.head
     assert_equals_dictionary(again, log)
 
 
@@ -210,15 +210,15 @@ def test_counts_in_many_layers_equal_those_in_one(log) -> None:
     keys = [(0, i) for i in range(300)]
     for _ in range(20):
         log.append(seen={(0, int(i)): int(random.integers(1, 9)) for i in random.integers(0, 200, 10)})
-        (record,) = LogDirectory(log.path).records(plain.tip)
+        (record,) = LogDirectory(log.path).records(plain.head)
         plain, merged = plain.apply(record), merged.apply(record).merged()
     assert len(merged.admission_counts.layers) <= 4
     np.testing.assert_array_equal(ask(plain, keys)[1], ask(merged, keys)[1])
-    mixed = mix_keys(np.zeros(300, np.uint16), np.arange(300))
-    np.testing.assert_array_equal(merged.admission_counts.estimates(mixed, 0), estimates(log.sketch, mixed, 0))
+    key_hash = hash_keys(np.zeros(300, np.uint16), np.arange(300))
+    np.testing.assert_array_equal(merged.admission_counts.estimates(key_hash, 0), estimates(log.sketch, key_hash, 0))
     log.write_base()
     np.testing.assert_array_equal(
-        open_newest(log).admission_counts.estimates(mixed, 0), estimates(log.sketch, mixed, 0)
+        open_newest(log).admission_counts.estimates(key_hash, 0), estimates(log.sketch, key_hash, 0)
     )
 
 
@@ -237,7 +237,7 @@ def test_a_record_that_is_not_a_child_is_a_gap(log) -> None:
     log.append({(0, 1): row(log, 1)})
     log.append({(0, 1): row(log, 2)})
     view = open_newest(log)
-    first, second = LogDirectory(log.path).records(view.tip)
+    first, second = LogDirectory(log.path).records(view.head)
     with pytest.raises(GapError, match="does not follow"):
         view.apply(second)
     with pytest.raises(GapError, match="does not follow"):
@@ -254,7 +254,7 @@ def test_layers_stay_few(log) -> None:
     for version in range(60):
         log.append({(0, 10 * version + i): row(log, i) for i in range(10)})
     view = open_newest(log)
-    for record in LogDirectory(log.path).records(view.tip):
+    for record in LogDirectory(log.path).records(view.head):
         view = view.apply(record).merged()
         assert len(view.tables[""].layers) <= 4
     assert_equals_dictionary(view, log, list(log.rows))

@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import KNOWN, UNKNOWN, View
 from springtide_client.rows.hash_range import NO_KEYS, HashRange, owners_of
@@ -35,7 +35,7 @@ def test_parts_hold_their_share_and_together_all(log, count, num_files) -> None:
     whole = newest(log)
     rows, status = whole.lookup(FEATURES, IDS)
     parts = [open_range(log, HashRange(number, count)) for number in range(1, count + 1)]
-    owners = owners_of(mix_keys(FEATURES, IDS), count)
+    owners = owners_of(hash_keys(FEATURES, IDS), count)
     for number, part in enumerate(parts):
         own = owners == number
         found, codes = part.lookup(FEATURES, IDS)
@@ -83,7 +83,7 @@ def test_the_wide_parts_numbers_are_cut_with_the_rows(tmp_path) -> None:
     log.publish()
     whole, parts = newest(log.log), [open_range(log.log, HashRange(number, 2)) for number in (1, 2)]
     users, ids = np.zeros(12, np.uint16), np.arange(12)
-    owners = owners_of(mix_keys(users, ids), 2)
+    owners = owners_of(hash_keys(users, ids), 2)
     expected = whole.search_of(0).with_states(users, ids)
     for number, part in enumerate(parts):
         found = part.search_of(0).with_states(users, ids)

@@ -61,7 +61,7 @@ def test_a_view_of_several_tables_answers_like_a_dictionary(make_log, drawn, dat
     plain = moved = open_newest(log)
     for changed, forgotten in drawn:
         log.append({key: row(key, seed) for key, seed in changed.items()}, forgotten)
-        (record,) = LogDirectory(log.path).records(plain.tip)
+        (record,) = LogDirectory(log.path).records(plain.head)
         plain, moved = plain.apply(record), moved.apply(record).merged()
         if data.draw(st.booleans()):
             moved = MemoryLimit(memory_bytes=moved.parameters.num_bytes, folder=log.path / "cache").apply(moved)
@@ -71,7 +71,7 @@ def test_a_view_of_several_tables_answers_like_a_dictionary(make_log, drawn, dat
         assert plain.num_changed_rows >= moved.num_changed_rows
     log.write_base()
     again = open_newest(log)
-    assert again.tip == plain.tip
+    assert again.head == plain.head
     assert_equals_dictionary(again, log)
     features = encode_instances(log.schema, INSTANCES)
     np.testing.assert_array_equal(again.predict(features), plain.predict(features))

@@ -38,7 +38,7 @@ def test_every_version_scores_as_the_oracle_does(tmp_path, crosses_table) -> Non
         log.publish()
         if number == 5:
             log.forget((0, 3))
-        for record in LogDirectory(log.log.path).records(plain.tip):
+        for record in LogDirectory(log.log.path).records(plain.head):
             plain, compiled = plain.apply(record), compiled.apply(record).merged()
             moved = moved.apply(record)
             if number % 2:
@@ -65,7 +65,7 @@ def test_ids_that_are_not_admitted_are_scored_and_crossed_by_the_row_that_they_s
     log.learn(40)
     log.publish(seen={(0, 2): 2, (0, 4): 1})
     view = View.open(LogDirectory(log.log.path).newest_base())
-    for record in LogDirectory(log.log.path).records(view.tip):
+    for record in LogDirectory(log.log.path).records(view.head):
         view = view.apply(record)
     instances = [{"user_id": user, "item_id": 1, "genres": [1]} for user in (2, 4, 5)]
     assert_scores_as_oracle(view, log, instances)
@@ -79,7 +79,7 @@ def test_rows_keep_only_the_numbers_that_serving_needs(tmp_path) -> None:
     log.learn(3)
     log.publish()
     view = View.open(LogDirectory(log.log.path).newest_base())
-    (record,) = LogDirectory(log.log.path).records(view.tip)
+    (record,) = LogDirectory(log.log.path).records(view.head)
     after = view.apply(record)
     (layer,) = after.tables[""].layers
     assert layer.state.shape[1] == wide_width(2)

@@ -17,16 +17,16 @@ EDGES = np.sort(
 )
 
 
-@pytest.mark.parametrize("mixed", [MIXED, EDGES, MIXED[:0]])
+@pytest.mark.parametrize("key_hash", [MIXED, EDGES, MIXED[:0]])
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 65_535])
-def test_every_key_has_one_owner_the_same_as_among_ranks(mixed, count) -> None:
-    owners = owners_of(mixed, count)
-    np.testing.assert_array_equal(owners, route.owners_of(mixed, count))
+def test_every_key_has_one_owner_the_same_as_among_ranks(key_hash, count) -> None:
+    owners = owners_of(key_hash, count)
+    np.testing.assert_array_equal(owners, route.owners_of(key_hash, count))
     for number in sorted({1, count, *(owners + 1).tolist()}):
         part = HashRange(number, count)
-        held = np.flatnonzero(part.holds(mixed))
-        assert np.arange(len(mixed))[part.slice_of(mixed)].tolist() == held.tolist()
-        assert all(part.start <= key < part.end for key in mixed[held].tolist())
+        held = np.flatnonzero(part.holds(key_hash))
+        assert np.arange(len(key_hash))[part.slice_of(key_hash)].tolist() == held.tolist()
+        assert all(part.start <= key < part.end for key in key_hash[held].tolist())
         assert (owners[held] + 1 == number).all()
 
 

@@ -13,7 +13,7 @@ from springtide_client.rows import layers
 from springtide_client.rows.layers import flatten_layers, merge_layers, push_layer, record_layer
 from springtide_client.rows.row_block import COLUMNS, RowBlock
 
-# id 0 of feature 0 and TWIN of feature 1 have one mixed key
+# id 0 of feature 0 and TWIN of feature 1 have one key hash
 TWIN = int(np.uint64(GOLDEN).astype(np.int64))
 KEYS = [(0, 0), (1, TWIN), (1, 0), (0, TWIN), (0, 1), (2, 1), (0, -5), (3, 2**62), (1, 7), (0, 7)]
 DIM = 2
@@ -51,7 +51,7 @@ def answers(layer: RowBlock) -> Rows:
 rows_of_a_record = st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(1, 99).map(float)))
 
 
-def test_keys_of_two_features_can_share_a_mixed_key() -> None:
+def test_keys_of_two_features_can_share_a_key_hash() -> None:
     layer = record_layer(tensors_of({(0, 0): 1.0, (1, TWIN): 2.0}), DIM)
     assert layer.key_hash[0] == layer.key_hash[1]
     assert (GOLDEN ^ TWIN) & MASK == 0
@@ -111,7 +111,7 @@ def test_layers_merged_at_once_answer_like_updates(history: list[Rows]) -> None:
 def test_large_layers_are_merged_in_pieces_as_small_ones_at_once(monkeypatch, sizes, state_width) -> None:
     random = np.random.default_rng(7)
     history = []
-    for size in sizes:  # every third id is forgotten; both keys with the same mixed key are in every layer
+    for size in sizes:  # every third id is forgotten; both keys with the same key hash are in every layer
         ids = np.unique(random.integers(-4_000, 4_000, size) * (1 << 30))
         found: Rows = {(int(id) % 3, int(id)): float(random.integers(1, 99)) for id in ids}
         found |= dict.fromkeys(list(found)[::3], None)

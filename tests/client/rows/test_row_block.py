@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from springtide_client.keys import GOLDEN, mix_keys
+from springtide_client.keys import GOLDEN, hash_keys
 from springtide_client.rows.row_block import COLUMNS, RowBlock, expiry_cutoffs_of
 from tests.support.layers import sorted_layer
 
@@ -20,7 +20,7 @@ def test_the_key_hash_is_computed_once_and_taken_along() -> None:
     rows = block((0, 5), (1, 6))
     assert rows.known_hash is None
     assert rows.key_hash is rows.key_hash
-    np.testing.assert_array_equal(rows.take(slice(1, 2)).known_hash, mix_keys(rows.feature, rows.id)[1:])
+    np.testing.assert_array_equal(rows.take(slice(1, 2)).known_hash, hash_keys(rows.feature, rows.id)[1:])
 
 
 def test_keys_of_one_hash_are_in_the_order_of_their_features_and_both_are_found() -> None:

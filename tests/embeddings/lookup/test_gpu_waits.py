@@ -60,7 +60,7 @@ def test_new_keys_and_evicted_rows_are_fetched_in_one_copy(tmp_path: Path) -> No
     for start in range(0, 3 * width, width):
         step(table, keys_of(range(start, start + width)))
         table.take_delta()
-    assert step(table, keys_of(range(10))) == [3, 0, 0]  # recalled from the spill
+    assert step(table, keys_of(range(10))) == [3, 0, 0]  # fetched from the spill
     assert table.counters()["recalled_from_spill"] == 10
     table.close()
 
@@ -126,8 +126,8 @@ def test_rows_that_expire_during_their_upload_are_not_installed(tmp_path: Path) 
     table.take_delta()
     keys = zeros, ids, np.full(num, 9_000)
     prefetched = table.prefetch(*keys)
-    assert prefetched.recall.recalled is not None
-    assert prefetched.recall.recalled.result().upload is not None
+    assert prefetched.fetch.fetched is not None
+    assert prefetched.fetch.fetched.result().upload is not None
     table.raise_expiry_cutoffs({0: 5_000})
     lookup = table.lookup(*keys, prefetched=prefetched)
     table.update(lookup, np.zeros((num, DIM), np.float32))

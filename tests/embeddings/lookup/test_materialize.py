@@ -1,4 +1,4 @@
-"""Prefetched rows equal those recalled at once, and are dropped when they may be outdated."""
+"""Prefetched rows equal those fetched at once, and are dropped when they may be outdated."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.embeddings.backends import host
 from tests.embeddings.small_tables import BUCKET, DIM, learn, make
 
 
-def test_prefetched_rows_equal_rows_recalled_at_once(tmp_path: Path, ops: Ops) -> None:
+def test_prefetched_rows_equal_rows_fetched_at_once(tmp_path: Path, ops: Ops) -> None:
     rows, width = [], ops.width
     for ahead in (False, True):
         table = make(spill=RocksSpill(tmp_path / str(ahead), dim=DIM, state_width=1), device=ops)

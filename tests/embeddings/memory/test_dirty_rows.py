@@ -10,7 +10,7 @@ from springtide.embeddings.config import TableConfig
 from springtide.embeddings.memory.capacity import Capacity
 from springtide.embeddings.rows import TableDelta
 from springtide.embeddings.table import EmbeddingTable
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 
 
 def learn(table: EmbeddingTable, ids_K: Any) -> None:
@@ -54,14 +54,14 @@ def test_a_delta_taken_by_several_threads_equals_that_of_one(monkeypatch: pytest
         table.close()
 
 
-def test_resident_rows_are_in_the_order_of_mixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_rows_are_in_the_order_of_key_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(components, "MIN_SPLIT_KEYS", 8)
     table = EmbeddingTable(TableConfig(dim=4, device_bytes=1 << 20, num_threads=2), seed=0)
     for _ in range(2):
         learn(table, np.arange(1000))
     delta = table.take_delta()
-    mixed_N = mix_keys(delta.rows.feature, delta.rows.id)
+    key_hash_N = hash_keys(delta.rows.feature, delta.rows.id)
     assert len(delta.rows) == 1000
-    assert (mixed_N[1:] > mixed_N[:-1]).all()
+    assert (key_hash_N[1:] > key_hash_N[:-1]).all()
     assert len(table.take_delta().rows) == 0
     table.close()

@@ -40,7 +40,7 @@ def test_lfu_counts_survive_a_spill(tmp_path: Path, ops: Ops) -> None:
     learn(table, np.repeat(np.arange(1000, 1000 + width), 60))  # all of them with higher counts
     assert int(table.memory.find(*zero)[0]) < 0
     table.forget(np.zeros(width, np.uint16), np.arange(1000, 1000 + width))
-    table.lookup(*zero, np.zeros(1, np.int64)).release()  # recalled, not updated
+    table.lookup(*zero, np.zeros(1, np.int64)).release()  # fetched, not updated
     learn(table, np.repeat(np.arange(2000, 2000 + width - 1), 5))
     learn(table, [3000])
     assert int(table.memory.find(*zero)[0]) >= 0

@@ -3,7 +3,7 @@
 import numpy as np
 
 from springtide.embeddings.policy.live_row_sample import LiveRowSample
-from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
+from springtide_client.keys import SHARED_ROW_OFFSET, hash_keys
 
 Truth = dict[tuple[int, int], int]
 
@@ -38,10 +38,10 @@ def test_while_it_is_not_full_it_is_exact() -> None:
 
 def test_many_rows_are_estimated_from_a_base_as_from_versions() -> None:
     ids = np.arange(200_000)
-    features, mixed = np.zeros(len(ids), np.uint16), mix_keys(np.zeros(len(ids), np.uint16), ids)
-    order = np.argsort(mixed)
+    features, key_hash = np.zeros(len(ids), np.uint16), hash_keys(np.zeros(len(ids), np.uint16), ids)
+    order = np.argsort(key_hash)
     from_base, from_versions = LiveRowSample(2000), LiveRowSample(2000)
-    from_base.read_base(mixed[order], features, ids[order])
+    from_base.read_base(key_hash[order], features, ids[order])
     for start in range(0, len(ids), 5000):
         part = slice(start, start + 5000)
         from_versions.add(features[part], ids[part], ids[part])

@@ -14,12 +14,12 @@ from springtide.embeddings.sharding.route import (
     pack_columns,
     unpack_columns,
 )
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.admission_counts import blocks_of
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7, 1024])
-def test_each_rank_owns_a_range_of_the_mixed_hash(num_ranks: int) -> None:
+def test_each_rank_owns_a_range_of_the_key_hash_hash(num_ranks: int) -> None:
     steps = 1 << 16
     owners = owners_of(np.arange(steps, dtype=np.uint64) << np.uint64(48), num_ranks)
     assert (np.diff(owners.astype(np.int64)) >= 0).all()
@@ -31,7 +31,7 @@ def test_each_rank_owns_a_range_of_the_mixed_hash(num_ranks: int) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 def test_a_sketch_is_cut_into_ranges_of_blocks(num_ranks: int) -> None:
     features, ids, num_blocks = np.zeros(4000, np.uint16), np.arange(4000), 64
-    blocks = blocks_of(mix_keys(features, ids), num_blocks)
+    blocks = blocks_of(hash_keys(features, ids), num_blocks)
     bounds = [blocks_of_rank(num_blocks, rank, num_ranks) for rank in range(num_ranks)]
     assert (bounds[0][0], bounds[-1][1]) == (0, num_blocks - 1)
     for (_, last), (first, _) in itertools.pairwise(bounds):

@@ -165,7 +165,7 @@ def test_wrong_settings_are_refused() -> None:
 # prefetch
 
 
-def test_prefetched_rows_are_recalled_before_the_call_that_needs_them(ops: Ops, tmp_path: Path) -> None:
+def test_prefetched_rows_are_fetched_before_the_call_that_needs_them(ops: Ops, tmp_path: Path) -> None:
     clock, where, width = Clock(), place_of(ops), ops.width
     emb = DynamicEmbedding(4, 1, device=ops, clock=clock, spill=tmp_path / "spill", optimizer=SGD, init_scale=0)
     first, second = torch.arange(width, device=where), torch.arange(width, 2 * width, device=where)
@@ -223,7 +223,7 @@ def test_a_prefetch_counts_nothing_towards_admission() -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_an_object_may_end_while_rows_are_recalled(end: str, tmp_path: Path) -> None:
+def test_an_object_may_end_while_rows_are_fetched(end: str, tmp_path: Path) -> None:
     emb = DynamicEmbedding(4, 16, spill=tmp_path / "spill")
     train(emb, range(5000))
     emb.prefetch(torch.arange(5000))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.kernels.backend import backend
-from springtide_client.keys import INT64_MAX, INT64_MIN, hash_string, mix_keys
+from springtide_client.keys import INT64_MAX, INT64_MIN, hash_keys, hash_string
 from springtide_client.rows.initial_values import initial_values
 from tests.support.gpu_emulation.emulated_ops import gpu_or_why_not
 
@@ -19,9 +19,9 @@ def arrays(keys: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 @settings(deadline=None)
 @given(KEYS)
-def test_mixed_keys_equal_the_clients(keys: list[tuple[int, int]]) -> None:
+def test_key_hashes_equal_the_clients(keys: list[tuple[int, int]]) -> None:
     features, ids = arrays(keys)
-    np.testing.assert_array_equal(backend().mix_keys(features, ids), mix_keys(features, ids))
+    np.testing.assert_array_equal(backend().hash_keys(features, ids), hash_keys(features, ids))
 
 
 @settings(deadline=None)

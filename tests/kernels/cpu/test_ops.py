@@ -22,7 +22,7 @@ def test_unique_equals_the_oracle(batch: list[tuple[Key, int]]) -> None:
     assert ours.inverse_K.tolist() == inverse
     assert ours.occurrences_U.tolist() == occurrences
     assert ours.last_seen_U.tolist() == newest
-    assert ours.mixed_U.tolist() == OPS.mix_keys(ours.features_U, ours.ids_U).tolist()
+    assert ours.key_hash_U.tolist() == OPS.hash_keys(ours.features_U, ours.ids_U).tolist()
     order, offsets = OPS.group(ours.inverse_K, ours.occurrences_U)
     for u in range(len(expected)):
         assert order[offsets[u] : offsets[u + 1]].tolist() == [k for k, v in enumerate(inverse) if v == u]

@@ -85,22 +85,22 @@ GHOST_STEPS = st.lists(st.tuples(st.lists(WORDS, max_size=10), st.booleans(), st
 def test_ghosts_equal_the_oracle(steps: list[Any], num: int, first_tick: int) -> None:
     ghosts, oracle = OPS.new_ghosts(num), Ghosts(num)
     for tick, (batch, leaving, window) in enumerate(steps, first_tick):
-        mixed = np.array(batch, np.uint64)
+        key_hash = np.array(batch, np.uint64)
         if leaving:
-            OPS.ghosts_add(ghosts, mixed, tick)
+            OPS.ghosts_add(ghosts, key_hash, tick)
             for word in batch:
                 oracle.add(word, tick)
         else:
             since = max(0, tick - window)
-            assert OPS.ghosts_count(ghosts, mixed, since) == sum(oracle.count(word, since) for word in batch)
+            assert OPS.ghosts_count(ghosts, key_hash, since) == sum(oracle.count(word, since) for word in batch)
 
 
 def test_a_key_that_comes_back_is_counted_once() -> None:
-    ghosts, mixed = OPS.new_ghosts(1000), np.array([5, 7 << 61], np.uint64)
-    OPS.ghosts_add(ghosts, mixed, 9)
-    assert OPS.ghosts_count(ghosts, mixed, 10) == 0
-    assert OPS.ghosts_count(ghosts, mixed[[0, 0]], 9) == 1
-    assert OPS.ghosts_count(ghosts, mixed, 9) == 1
+    ghosts, key_hash = OPS.new_ghosts(1000), np.array([5, 7 << 61], np.uint64)
+    OPS.ghosts_add(ghosts, key_hash, 9)
+    assert OPS.ghosts_count(ghosts, key_hash, 10) == 0
+    assert OPS.ghosts_count(ghosts, key_hash[[0, 0]], 9) == 1
+    assert OPS.ghosts_count(ghosts, key_hash, 9) == 1
 
 
 def test_nothing_has_left_at_first() -> None:

@@ -17,7 +17,7 @@ def filled(ops: CudaOps, put: Any) -> tuple[Store, Any, Any]:
     """A store with some rows, their keys and slots."""
     features, ids = put(np.zeros(NUM, np.uint16)), put(np.arange(NUM))
     store = ops.allocate(2 * NUM, 64, RowLayout(DIM, 1))
-    slots = ops.find_or_insert(store, features, ids, ops.mix_keys(features, ids), 1, 1).slots_U
+    slots = ops.find_or_insert(store, features, ids, ops.hash_keys(features, ids), 1, 1).slots_U
     ops.create(store, slots, features, ids, 1, 0.1)
     return store, (features, ids), slots
 

@@ -21,9 +21,9 @@ from springtide.app.version_log.write.writer import LogWriter, NetState
 from springtide_client.errors import CorruptRecordError, GapError
 from springtide_client.format.records import (
     CommandEntry,
+    Head,
     Record,
     ShardEntry,
-    Tip,
     VersionMeta,
     encode_pieces,
     encode_shard_pieces,
@@ -58,8 +58,8 @@ def net_of(state: Arrays) -> float:
 
 def is_written(writer: LogWriter, number: int) -> bool:
     """Return True once a writer has written its record of a version, or fails to."""
-    tip = writer._queue.published
-    return writer._queue.failure is not None or (tip is not None and tip.number >= number)
+    head = writer._queue.published
+    return writer._queue.failure is not None or (head is not None and head.number >= number)
 
 
 class Reader:
@@ -79,8 +79,8 @@ class Reader:
                 self.layer = merge_layers(self.layer, record_layer(record.tensors(), 2, 1))
         except (GapError, CorruptRecordError):
             self._begin()
-        if self.cursor.tip is not None and self.layer is not None:
-            assert rows_of(self.layer) == self.world.expected[self.cursor.tip].rows, (
+        if self.cursor.head is not None and self.layer is not None:
+            assert rows_of(self.layer) == self.world.expected[self.cursor.head].rows, (
                 "a reader holds a state that never existed"
             )
 
@@ -88,7 +88,7 @@ class Reader:
         self.close()
         base = self.world.log.directory.open_base()
         if base is not None:
-            self.layer, self.cursor = base.main.layer, self.world.log.directory.follow(base.tip)
+            self.layer, self.cursor = base.main.layer, self.world.log.directory.follow(base.head)
 
     def close(self) -> None:
         if self.cursor is not None:
@@ -105,7 +105,7 @@ class ModelWorld:
         self.recorder.install()
         self.recorder.record_all()
         self.log = WriterLog(folder / "disk" / "a" / "log")
-        self.expected: dict[Tip, ExpectedState] = {}
+        self.expected: dict[Head, ExpectedState] = {}
         self.submitted: set[str] = set()
         self.team: Team | None = None
         self.fenced_teams: list[Team] = []
@@ -134,20 +134,20 @@ class ModelWorld:
         self.team = None
         self.team = self.log.start(self.num_ranks, take_over=bool(self.fenced_teams), segment_bytes=1 << 16)
         writer = self.team.lead
-        assert writer.start_tip is not None
-        assert writer.start_tip.number >= before, f"{before} was durable, the log ends at {writer.start_tip.number}"
-        assert writer.first_base_tip.number > self.newest_number, "a version number is used twice"
-        self.expected.setdefault(writer.first_base_tip, ExpectedState())
-        self.newest_number = max(self.newest_number, writer.first_base_tip.number)
-        self.sealed = writer.start_tip.number
-        resume = Resume.of(self.log.directory, writer.start_tip)
+        assert writer.start_head is not None
+        assert writer.start_head.number >= before, f"{before} was durable, the log ends at {writer.start_head.number}"
+        assert writer.first_base_head.number > self.newest_number, "a version number is used twice"
+        self.expected.setdefault(writer.first_base_head, ExpectedState())
+        self.newest_number = max(self.newest_number, writer.first_base_head.number)
+        self.sealed = writer.start_head.number
+        resume = Resume.of(self.log.directory, writer.start_head)
         assert resume is not None
         net = net_of(resume.base.trainer_state)
         for record in resume.records():
             net = record.tensors()[CARRIED][0] if CARRIED in record.tensors() else net
-        if resume.meta.exact_state > resume.base.tip.number:
+        if resume.meta.exact_state > resume.base.head.number:
             net = net_of(resume.read_state(resume.meta.exact_state))
-        self.now = self.expected[writer.start_tip]
+        self.now = self.expected[writer.start_head]
         assert net == self.now.net, "the net is not as it was at this version"
         assert set(resume.executed_commands) == set(self.now.commands)
         self.commands = CommandQueue(self.log.path, writer.epoch, resume.executed_commands)
@@ -189,11 +189,11 @@ class ModelWorld:
         elif net == "file" or claimed:
             state = NetState(PendingState({PARAMETERS: np.array([self.now.net])}))
         number = writer.append_owned(meta, tensors, state)
-        tip = self._encoded(number)
-        self.expected[tip] = self.now
-        self.newest_number = tip.number
+        head = self._encoded(number)
+        self.expected[head] = self.now
+        self.newest_number = head.number
         for command_id in claimed:
-            self.commands.mark_executed(command_id, tip.number)
+            self.commands.mark_executed(command_id, head.number)
         wait_until(lambda: is_written(writer, number))
         if state.state is not None:
             writer.wait_for_state()  # nothing else moves the disk meanwhile
@@ -225,7 +225,7 @@ class ModelWorld:
         if len(bases) > 1 and self.is_carried:
             (bases[-1] / "manifest.json").write_bytes(b"{")
 
-    def _encoded(self, number: int) -> Tip:
+    def _encoded(self, number: int) -> Head:
         writer = self.writer
         assert writer is not None
         wait_until(lambda: writer.last_encoded is not None and writer.last_encoded.number == number)
@@ -247,10 +247,10 @@ class ModelWorld:
         if path is not None:
             base = Base.open(path)
             base.verify()
-            truth = self.expected[base.tip]
+            truth = self.expected[base.head]
             assert rows_of(base.main.layer) == truth.rows, "a base differs from its version"
             assert {command.id for command in base.manifest.meta.executed_commands} == set(truth.commands)
-            assert base.tip.number <= self.durable_number, "a base of a version that is not durable"
+            assert base.head.number <= self.durable_number, "a base of a version that is not durable"
 
     def retire(self, keep_bases: int = 2) -> None:
         apply_retention(self.log.directory, keep_bases)
@@ -321,19 +321,19 @@ class ModelWorld:
         if base is None:
             assert self.durable_number == 0, "all bases are lost"
             return
-        layer, tip = base.main.layer, base.tip
+        layer, head = base.main.layer, base.head
         for record in self.records_after(base):
-            layer, tip = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.tip
-        assert rows_of(layer) == self.expected[tip].rows
-        assert tip.number >= self.durable_number, f"{self.durable_number} was durable, readers end at {tip.number}"
+            layer, head = merge_layers(layer, record_layer(record.tensors(), 2, 1)), record.head
+        assert rows_of(layer) == self.expected[head].rows
+        assert head.number >= self.durable_number, f"{self.durable_number} was durable, readers end at {head.number}"
         if self.writer is not None:
-            assert tip == self.writer.published
+            assert head == self.writer.published
 
     def records_after(self, base: Base) -> list[Record]:
         """Return the records that can be read; the torn end of a dead trainer's last segment is allowed."""
         records: list[Record] = []
         try:
-            records.extend(self.log.directory.records(base.tip))
+            records.extend(self.log.directory.records(base.head))
         except CorruptRecordError:
             assert self.writer is None, "a running trainer's log is corrupt"
         return records
@@ -350,7 +350,7 @@ class ModelWorld:
                 reader.read()
             assert reader.cursor is not None
             assert self.writer is not None
-            assert reader.cursor.tip == self.writer.last_encoded, "a reader does not reach the end"
+            assert reader.cursor.head == self.writer.last_encoded, "a reader does not reach the end"
         self.check()
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ QUICK = {
     "seal-whole": 14,
     "base-covers": 20,
     "sealed-only": 2,
-    "load-to-tip": 2,
+    "load-to-head": 2,
     "rows-from-all": 5,
     "positions-from-all": 5,
     "load-again": 62,

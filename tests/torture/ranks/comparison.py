@@ -34,8 +34,8 @@ class Comparison:
             self.num_unsettled += 1  # killed during a start: the next comparison covers this one
             return None
         contents = read_log_contents(self._site.log, window_samples=WINDOW_SAMPLES)
-        assert contents.tip.number >= self._durable_version, (
-            f"{self._durable_version} was durable, the log ends at {contents.tip}"
+        assert contents.head.number >= self._durable_version, (
+            f"{self._durable_version} was durable, the log ends at {contents.head}"
         )
         self._expected.advance(contents.meta.positions)
         rows = self._expected.rows
@@ -57,7 +57,7 @@ class Comparison:
         assert positions == ends, describe(positions, ends)
         report = verify(LogDirectory(self._site.log))
         assert not report.errors, report.errors
-        wait_until(lambda: self._site.watcher.version >= contents.tip.number, "the follower's arrival")
+        wait_until(lambda: self._site.watcher.version >= contents.head.number, "the follower's arrival")
         self._site.watcher.check()
         return contents
 

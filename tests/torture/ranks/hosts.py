@@ -129,7 +129,7 @@ class HostsTorture:
             "seconds": round(time.monotonic() - self.began),
             "faults": dict(self.done),
             "torchruns": self.hosts.num_agents,
-            "epochs": contents.tip.number >> 32,
+            "epochs": contents.head.number >> 32,
             "samples": contents.meta.samples_trained,
             "comparisons_of_the_log": self.comparison.num_logs,
             "versions_compared_by_the_follower": self.site.watcher.num_compared,

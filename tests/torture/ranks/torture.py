@@ -270,7 +270,7 @@ class RankTorture(RandomFaults):
             "power_loss_bytes": self.num_bytes_lost,
             "samples": contents.meta.samples_trained,
             "rows": len(contents.rows),
-            "epochs": contents.tip.number >> 32,
+            "epochs": contents.head.number >> 32,
             "differences": 0,
         }
         return json.dumps(figures)

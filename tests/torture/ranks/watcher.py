@@ -26,12 +26,12 @@ class Watcher:
             self.differences.append(f"version {view.version} was served after {self.version}")
         self._expected.advance(view.meta.positions)
         if view.meta.samples_trained != (num_samples := self._expected.num_samples):
-            self.differences.append(f"{view.tip}: {view.meta.samples_trained} samples, not {num_samples}")
+            self.differences.append(f"{view.head}: {view.meta.samples_trained} samples, not {num_samples}")
         for (feature, row_id), expected in self._expected.rows.items():
             info = view.row_info(feature, row_id)
             found = info["count"], info["last_seen_ms"]
             if found != expected and len(self.differences) < MAX_DIFFERENCES:
-                self.differences.append(f"{view.tip}: {feature, row_id} has {found}, not {expected}")
+                self.differences.append(f"{view.head}: {feature, row_id} has {found}, not {expected}")
         self.version = view.version
         self.num_compared += 1
 

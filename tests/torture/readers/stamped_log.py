@@ -9,7 +9,7 @@ from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention
 from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.write.writer import LogWriter
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.base import ModelIdentity, TableSpec
 from tests.support.toy_model import DIM, TOY_SCHEMA, toy_archive
@@ -45,7 +45,7 @@ class StampedLog:
         self.writer, self.step = LogWriter.open(config, schema=TOY_SCHEMA), 0
         self.path, self.directory = path, self.writer.directory
         contents = BaseImage(
-            tip=self.writer.first_base_tip,
+            head=self.writer.first_base_head,
             schema=TOY_SCHEMA,
             table=TableImage(spec=TableSpec(dim=DIM, state_width=1, seed=1, init_scale=0.01)),
             model=ModelIdentity(name="toy"),
@@ -54,15 +54,15 @@ class StampedLog:
             program=toy_archive(),
         )
         write_base(path, contents)
-        self.writer.start_after(self.writer.first_base_tip)
+        self.writer.start_after(self.writer.first_base_head)
 
-    def append(self, number: int = 1) -> Tip:
-        """Append `number` versions; return the last one's tip."""
+    def append(self, number: int = 1) -> Head:
+        """Append `number` versions; return the last one's head."""
         for _ in range(number):
             self.step += 1
             meta = VersionMeta(step=self.step, fingerprint=TOY_SCHEMA.fingerprint())
-            tip = self.writer.append(meta, version(self.step))
-        return tip
+            head = self.writer.append(meta, version(self.step))
+        return head
 
     def compact(self, keep_bases: int = 2) -> None:
         """Write a base of all versions so far, and delete the segments that it covers."""

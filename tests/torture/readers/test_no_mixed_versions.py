@@ -53,9 +53,9 @@ def test_no_read_ever_mixes_two_versions(tmp_path: Path) -> None:
     next_compaction = 0
     try:
         while log.step < NUM_VERSIONS:
-            tip = log.append(BATCH)
+            head = log.append(BATCH)
             # wait for the follower, else it would skip most versions
-            wait_until(lambda tip=tip: follower.view.version >= tip.number, f"{tip}")
+            wait_until(lambda head=head: follower.view.version >= head.number, f"{head}")
             if log.step >= next_compaction:
                 next_compaction += NUM_VERSIONS // NUM_COMPACTIONS
                 log.compact()

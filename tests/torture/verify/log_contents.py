@@ -11,7 +11,7 @@ from springtide.app.version_log.read.exact_state import PARAMETERS, ExactStates,
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.replay_state import ReplayState
 from springtide_client.errors import CorruptRecordError
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.format.tensors import Arrays, map_tensors
 from springtide_client.keys import encode_id
 from springtide_client.log.base import Base
@@ -38,7 +38,7 @@ TIMING_DEPENDENT_FIELDS = (
 class LogContents:
     """`rows`: the bytes of value and optimizer state, the count, the last-seen time, by (feature, id)."""
 
-    tip: Tip
+    head: Head
     meta: VersionMeta
     rows: dict[Key, tuple[bytes, bytes, int, int]]
     arrays: Arrays
@@ -106,13 +106,13 @@ def read_log_contents(
     last = float("inf") if version is None else version
     last = newest_exact(directory, base) if exact else last
     try:
-        for record in directory.records(base.tip) if last > base.tip.number else ():
+        for record in directory.records(base.head) if last > base.head.number else ():
             state.apply(record)
             if record.number >= last:
                 break
     except CorruptRecordError:
         pass
-    assert version in (None, state.tip.number), f"{version} cannot be read, only {state.tip}"
+    assert version in (None, state.head.number), f"{version} cannot be read, only {state.head}"
     rows = {}
     for table in state.tables:
         layer = merge_layers(table.base_layer(base), state.changed_rows(table))
@@ -126,22 +126,22 @@ def read_log_contents(
             )
     sketch = b"" if state.sketch is None else state.sketch.tobytes()
     arrays = exact_arrays(log, state) if exact else state.arrays
-    return LogContents(state.tip, state.meta, rows, arrays, sketch, string_keys([*state.id_strings, base.id_strings]))
+    return LogContents(state.head, state.meta, rows, arrays, sketch, string_keys([*state.id_strings, base.id_strings]))
 
 
 def newest_exact(directory: LogDirectory, base: Base) -> int:
     """Return the newest version that a trainer can continue from."""
     index = LogIndex(directory)
-    entries = [entry for entry in index.entries if entry.number > base.tip.number]
+    entries = [entry for entry in index.entries if entry.number > base.head.number]
     count = ExactStates(directory.path, base, index.find).newest(entries)
-    return entries[count - 1].number if count else base.tip.number
+    return entries[count - 1].number if count else base.head.number
 
 
 def exact_arrays(log: Path, state: ReplayState) -> Arrays:
     """Return the arrays with the exact parameters as `dense.*`, wherever the log holds them."""
     arrays = dict(state.arrays)
-    if state.state_tip is not None:
-        file = find_state(log, state.state_tip)
+    if state.state_head is not None:
+        file = find_state(log, state.state_head)
         assert file is not None
         arrays |= map_tensors(file)
     exact = {name: array for name, array in arrays.items() if name.startswith(PARAMETERS)}

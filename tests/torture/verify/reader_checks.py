@@ -19,10 +19,10 @@ def check_follower(cluster: Cluster, verifier: LogVerifier, contents: LogContent
 
     It may hold a version that a power loss removed, until a higher one is published.
     """
-    wait_until(lambda: cluster.newest_version() >= contents.tip.number, f"the follower's arrival at {contents.tip}")
+    wait_until(lambda: cluster.newest_version() >= contents.head.number, f"the follower's arrival at {contents.head}")
     view = cluster.follower.view
     assert view is not None
-    if view.tip == contents.tip:
+    if view.head == contents.head:
         for user in verifier.users():
             info = view.row_info(0, user)
             assert (info["count"], info["last_seen_ms"]) == verifier.expected_user(contents, user), user
@@ -35,7 +35,7 @@ def check_server(cluster: Cluster, verifier: LogVerifier, contents: LogContents)
         latest = get(cluster, "/v1/versions/latest")
         return -1 if latest is None else int(latest["version"])
 
-    wait_until(lambda: served() >= contents.tip.number, "the server's arrival")
+    wait_until(lambda: served() >= contents.head.number, "the server's arrival")
     for user in random.Random(verifier.seed).sample(verifier.users(), NUM_CHECKED):
         found = get(cluster, f"/v1/embeddings/user_id/{user}")
         assert (found and found["count"]) == verifier.expected_user(contents, user)[0], user

@@ -32,8 +32,8 @@ class LogVerifier:
     def verify(self) -> LogContents:
         """Return the log as a new reader sees it; AssertionError if it is not what the topic demands."""
         contents = read_log_contents(self.log, window_samples=WINDOW_SAMPLES)
-        assert contents.tip.number >= self.durable_version, (
-            f"{self.durable_version} was durable, the log ends at {contents.tip}"
+        assert contents.head.number >= self.durable_version, (
+            f"{self.durable_version} was durable, the log ends at {contents.head}"
         )
         self.num_verified += 1
         commands = contents.meta.executed_commands
@@ -59,10 +59,10 @@ class LogVerifier:
         """Read every pinned version; AssertionError if it is not bitwise what it was."""
         pins = {pin.name: pin.version for pin in read_pins(self.log)}
         for name, then in self.pinned.items():
-            assert pins.get(name) == then.tip.number, f"the pin {name} of {then.tip} is lost"
-            now = read_log_contents(self.log, window_samples=WINDOW_SAMPLES, version=then.tip.number)
+            assert pins.get(name) == then.head.number, f"the pin {name} of {then.head} is lost"
+            now = read_log_contents(self.log, window_samples=WINDOW_SAMPLES, version=then.head.number)
             differences = then.differences(now)
-            assert now.tip == then.tip
+            assert now.head == then.head
             assert not differences, "\n".join(differences[:MAX_DIFFERENCES])
             self.num_restored += 1
 

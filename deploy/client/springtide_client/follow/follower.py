@@ -17,7 +17,7 @@ from typing import NamedTuple
 from springtide_client.errors import CorruptRecordError, GapError, LogError, SpringtideError
 from springtide_client.follow.log_source import LogSource, RecordCursor
 from springtide_client.follow.views import DISK_BYTES, BaseOpener, MemoryLimit, RetiredViews
-from springtide_client.format.records import Record, Tip, VersionMeta, version_name
+from springtide_client.format.records import Head, Record, VersionMeta, version_name
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
@@ -94,9 +94,9 @@ class AppliedVersion(NamedTuple):
         return AppliedVersion(record.number, record.parent, record.checksum, record.meta, record.num_bytes)
 
     @property
-    def tip(self) -> Tip:
+    def head(self) -> Head:
         """Its position in the log."""
-        return Tip(self.number, self.checksum)
+        return Head(self.number, self.checksum)
 
 
 # the view that is served now, the version, the wall time in ms at which it became servable
@@ -108,16 +108,16 @@ class OpenCursors:
 
     def __init__(self, source: LogSource, on_record: Callable[[Record], object]) -> None:
         self._source, self._on_record = source, on_record
-        self._cursors: dict[Tip, RecordCursor] = {}
+        self._cursors: dict[Head, RecordCursor] = {}
 
-    def records(self, after: Tip) -> Iterator[Record]:
+    def records(self, after: Head) -> Iterator[Record]:
         """Yield the records after a version up to the current end. Leaving before the end closes the cursor."""
         cursor = self._cursors.pop(after, None) or self._source.follow(after)
         is_at_end = False
         try:
             while records := cursor.read():
                 for record in records:
-                    after = record.tip
+                    after = record.head
                     self._on_record(record)
                     yield record
             is_at_end = True
@@ -130,9 +130,9 @@ class OpenCursors:
             else:
                 cursor.close()
 
-    def keep_only(self, tip: Tip) -> None:
+    def keep_only(self, head: Head) -> None:
         """Close all cursors but the one behind this version."""
-        for other in [other for other in self._cursors if other != tip]:
+        for other in [other for other in self._cursors if other != head]:
             self._cursors.pop(other).close()
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Follower:
         self._retired = RetiredViews()
         self._rebuild: Rebuild | None = None
         self._break_cause: SpringtideError | None = None
-        self._restart: tuple[int, Tip] | None = None  # the base and the served version of the last restart
+        self._restart: tuple[int, Head] | None = None  # the base and the served version of the last restart
         self._error: SpringtideError | OSError | ValueError | None = None
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX, jitter=RETRY_JITTER)
         self._thread: threading.Thread | None = None
@@ -322,7 +322,7 @@ class Follower:
         if self._limit.is_exceeded_by(view):  # the disk was full: no further before the view is within the limit
             view = self._limit.apply(view)
             self._replace(view)
-        for record in self._cursors.records(view.tip):
+        for record in self._cursors.records(view.head):
             view = view.apply(record)
             self._serve(view, [AppliedVersion.of(record)])
             # the same version in fewer layers, merged after it is served
@@ -337,7 +337,7 @@ class Follower:
         """Leave the broken chain; raises `cause` if the same restart has already led back to this version."""
         assert self._view is not None
         base_path = self._source.newest_base()
-        restart = None if base_path is None else (base_number(base_path), self._view.tip)
+        restart = None if base_path is None else (base_number(base_path), self._view.head)
         if restart is not None and self._restart == restart:
             raise cause
         logger.warning("the log does not continue the served version, starting again from a base: %s", cause)
@@ -351,7 +351,7 @@ class Follower:
         served = self._view
         deadline = time.monotonic() + REBUILD_SECONDS if self._state.is_followed else float("inf")
         try:
-            for record in self._cursors.records(rebuild.view.tip):
+            for record in self._cursors.records(rebuild.view.head):
                 rebuild.view = self._limit.apply(rebuild.view.apply(record).merged())
                 if served is None or rebuild.view.version > served.version:
                     rebuild.passed.append(AppliedVersion.of(record))
@@ -361,18 +361,18 @@ class Follower:
             if served is None:
                 self._swap(rebuild)  # the version before the break is as good as any
             else:
-                is_at_served = rebuild.view.tip == served.tip
+                is_at_served = rebuild.view.head == served.head
                 self._rebuild = None
                 self._enter(Event.ENDED_AT_SERVED if is_at_served else Event.REBUILD_FAILED)
             raise
-        if served is None or rebuild.view.version > served.version or rebuild.view.tip == served.tip:
+        if served is None or rebuild.view.version > served.version or rebuild.view.head == served.head:
             self._swap(rebuild)
 
     def _swap(self, rebuild: Rebuild) -> None:
         """Serve a rebuilt view. Listeners do not hear of the same version over another base."""
         served, self._rebuild = self._view, None
         self._enter(Event.CAUGHT_UP)
-        self._cursors.keep_only(rebuild.view.tip)
+        self._cursors.keep_only(rebuild.view.head)
         if served is None or rebuild.view.version != served.version:
             self._serve(rebuild.view, list(rebuild.passed))
         rebuild.view.prepare()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 
 
 class RecordCursor(Protocol):
@@ -28,5 +28,5 @@ class LogSource(Protocol):
     def local_base(self) -> Path | None:
         """Return the newest base that is local now, without waiting. A later call may return a newer one."""
 
-    def follow(self, after: Tip | None) -> RecordCursor:
+    def follow(self, after: Head | None) -> RecordCursor:
         """Return a cursor behind a version."""

@@ -173,7 +173,7 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     change: dict[str, Any] = {}
 
 
-class Tip(msgspec.Struct, frozen=True, order=True):
+class Head(msgspec.Struct, frozen=True, order=True):
     """A position in the log: a version's number, and the checksum that distinguishes it from another of that number."""
 
     number: int
@@ -203,8 +203,8 @@ class RecordHeader(NamedTuple):
         return self.payload_crc << 32 | self.header_crc
 
     @property
-    def tip(self) -> Tip:
-        return Tip(self.number, self.checksum)
+    def head(self) -> Head:
+        return Head(self.number, self.checksum)
 
 
 def parse_header(header: bytes | memoryview) -> RecordHeader:
@@ -242,8 +242,8 @@ class Record:
         return Record(header.epoch, header.number, header.parent, header.checksum, payload)
 
     @property
-    def tip(self) -> Tip:
-        return Tip(self.number, self.checksum)
+    def head(self) -> Head:
+        return Head(self.number, self.checksum)
 
     @property
     def num_bytes(self) -> int:
@@ -276,10 +276,10 @@ class Record:
         `needed`: some of the shard records that it lists; None: all.
         """
         needed = self.shard_entries if needed is None else needed
-        if [(shard.parent, shard.tip) for shard in shards] != [
-            (entry.rank, Tip(self.number, entry.checksum)) for entry in needed
+        if [(shard.parent, shard.head) for shard in shards] != [
+            (entry.rank, Head(self.number, entry.checksum)) for entry in needed
         ]:
-            raise CorruptRecordError(f"version {self.tip} comes with other shard records than it lists")
+            raise CorruptRecordError(f"version {self.head} comes with other shard records than it lists")
         return replace(self, shards=tuple(shards), num_left_out=len(self.shard_entries) - len(needed))
 
     @cached_property
@@ -288,7 +288,7 @@ class Record:
         try:
             return msgspec.json.decode(self._decoded[1]["version"], type=VersionMeta)
         except (KeyError, msgspec.MsgspecError) as error:
-            raise LogError(f"version {self.tip} has no readable meta: {error!r}") from None
+            raise LogError(f"version {self.head} has no readable meta: {error!r}") from None
 
     def tensors(self) -> Arrays:
         """Return the tensors as read-only arrays over the payload, without copying; those of shard records are merged.
@@ -305,7 +305,7 @@ class Record:
     def _merged(self) -> Arrays:
         arrays, metadata = self._decoded
         if len(self.shards) + self.num_left_out != len(decode_shard_entries(metadata)):
-            raise LogError(f"version {self.tip} was read without its shard records")
+            raise LogError(f"version {self.head} was read without its shard records")
         return merge_shard_tensors(arrays, [shard.tensors() for shard in self.shards])
 
 

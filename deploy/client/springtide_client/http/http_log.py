@@ -14,7 +14,7 @@ from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from springtide_client.errors import CorruptRecordError, LogError, SpringtideError
-from springtide_client.format.records import HEADER, Record, Tip, parse_header
+from springtide_client.format.records import HEADER, Head, Record, parse_header
 from springtide_client.http.base_cache import BaseCache
 from springtide_client.http.http_client import TIMEOUT_SECONDS, HttpClient, reason_of
 from springtide_client.log.shard_files import EVERY_SHARD, FOR_ASKING, ShardChoice
@@ -122,10 +122,10 @@ class RecordStream:
         return record.with_shards(shards, needed) if len(shards) == len(needed) else None
 
     def _read_frame(self) -> Record | None:
-        head = self._response.read(HEADER.size)
-        if len(head) < HEADER.size:
+        header_bytes = self._response.read(HEADER.size)
+        if len(header_bytes) < HEADER.size:
             return None
-        header = parse_header(head)
+        header = parse_header(header_bytes)
         if header.length > MAX_RECORD_BYTES:
             raise CorruptRecordError(f"a record claims {header.length:,} bytes")
         payload = self._response.read(header.length)
@@ -194,7 +194,7 @@ class HttpLog:
             if not self._client.is_closed:
                 logger.warning("a newer base could not be downloaded: %s", error)
 
-    def follow(self, after: Tip | None) -> RecordStream:
+    def follow(self, after: Head | None) -> RecordStream:
         """Return a stream of the records behind a version, once the server's newest record is among them."""
         if after is None:
             raise LogError("over HTTP a log is followed from a base")

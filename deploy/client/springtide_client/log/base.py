@@ -16,7 +16,7 @@ from springtide_client.array_types import Float32Array, UInt8Array
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import crc32_of_file, decode_checksummed_json
 from springtide_client.format.joined_tensors import FileRows, map_joined
-from springtide_client.format.records import Tip, VersionMeta, version_name
+from springtide_client.format.records import Head, VersionMeta, version_name
 from springtide_client.format.tensors import Arrays, advise_random_access, map_tensors
 from springtide_client.rows.hash_range import ALL_KEYS, MAX_RANGES, HashRange
 from springtide_client.rows.row_block import RowBlock
@@ -54,7 +54,7 @@ def overlapping(num_ranges: int, hash_range: HashRange) -> range:
     if hash_range.is_empty:
         return range(0)
     last = max(hash_range.start, hash_range.end - 1)
-    first_owner, last_owner = (((mixed >> 32) * num_ranges) >> 32 for mixed in (hash_range.start, last))
+    first_owner, last_owner = (((key_hash >> 32) * num_ranges) >> 32 for key_hash in (hash_range.start, last))
     return range(first_owner, last_owner + 1)
 
 
@@ -155,13 +155,13 @@ class BaseManifest(msgspec.Struct, kw_only=True):
     meta: VersionMeta
     files: dict[str, FileChecksum]
     tables: dict[str, TableSpec] = {}  # beside the main one, by name
-    # of mixed keys, equal parts: each table has its rows in a file for each
+    # of key hashes, equal parts: each table has its rows in a file for each
     num_ranges: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANGES)] = 1
     repeats: int = 0  # the oldest base that holds the same, if only heartbeats were written since; else 0
 
     @property
-    def tip(self) -> Tip:
-        return Tip(self.number, self.checksum)
+    def head(self) -> Head:
+        return Head(self.number, self.checksum)
 
     @property
     def num_bytes(self) -> int:
@@ -275,8 +275,8 @@ class Base:
         return sum(len(table.rows) for table in self.tables.values())
 
     @property
-    def tip(self) -> Tip:
-        return self.manifest.tip
+    def head(self) -> Head:
+        return self.manifest.head
 
     @property
     def dense(self) -> Arrays:
@@ -323,9 +323,9 @@ class Base:
             if (exports or name not in EXPORTS) and crc32_of_file(self.path / name) != expected.crc32:
                 raise LogError(f"{self.path / name} is corrupt: it does not match its checksum: {ADVICE}")
         for name, table in self.tables.items():
-            mixed = table.rows.key_hash
-            if not bool((mixed[1:] >= mixed[:-1]).all()):
-                raise LogError(f"{self.path / rows_files(name)[0]} is not sorted by mixed key")
+            key_hash = table.rows.key_hash
+            if not bool((key_hash[1:] >= key_hash[:-1]).all()):
+                raise LogError(f"{self.path / rows_files(name)[0]} is not sorted by key hash")
 
     def __repr__(self) -> str:
         return f"Base({version_name(self.manifest.number)}, {len(self)} rows)"

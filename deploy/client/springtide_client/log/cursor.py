@@ -4,7 +4,7 @@ import os
 from typing import NamedTuple
 
 from springtide_client.errors import CorruptRecordError, GapError
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 from springtide_client.log.frames import Frame, frame_at
 from springtide_client.log.listing import CurrentManifest, SegmentDirectory
 from springtide_client.log.shard_files import EVERY_SHARD, ShardChoice, ShardFiles
@@ -13,7 +13,7 @@ READ_BYTES = 64 << 20  # about the most that one read returns
 
 
 class _Position(NamedTuple):
-    tip: Tip | None  # the version returned last
+    head: Head | None  # the version returned last
     file: str | None  # the segment that holds the next record; None: not yet known
     offset: int
 
@@ -33,7 +33,7 @@ class LogCursor:
     and serves its old view until the new one has caught up.
     """
 
-    def __init__(self, directory: SegmentDirectory, after: Tip | None, choice: ShardChoice = EVERY_SHARD) -> None:
+    def __init__(self, directory: SegmentDirectory, after: Head | None, choice: ShardChoice = EVERY_SHARD) -> None:
         """`choice`: which shard records the reader needs of each version."""
         self._directory = directory
         self._position = _Position(after, None, 0)
@@ -42,9 +42,9 @@ class LogCursor:
         self._shards, self._choice = ShardFiles(directory.path), choice
 
     @property
-    def tip(self) -> Tip | None:
+    def head(self) -> Head | None:
         """The version returned last; at first the one that the cursor was created behind."""
-        return self._position.tip
+        return self._position.head
 
     def read(self, limit_bytes: int = READ_BYTES) -> list[Record]:
         """Return the next records, about `limit_bytes` of them; none at the end, or while a new epoch is starting.
@@ -80,12 +80,12 @@ class LogCursor:
         # 4. use
         if error and not records:
             raise error
-        self._position = position if error is None else _Position(records[-1].tip, None, 0)
+        self._position = position if error is None else _Position(records[-1].head, None, 0)
         return records
 
     def _read(self, files: list[tuple[str, int | None]], limit_bytes: int, records: list[Record]) -> _Position:
         """Append the next records to `records`, also before an error, and return the position behind them."""
-        tip, name, offset = self._position
+        head, name, offset = self._position
         names = [file for file, _ in files]
         if name not in names:
             name, offset = self._find_file(files), 0
@@ -99,9 +99,9 @@ class LogCursor:
                 raise GapError(f"{file} was read beyond its seal")
             while num_bytes < limit_bytes:
                 try:
-                    found = self._next(file, offset, limit, tip)
+                    found = self._next(file, offset, limit, head)
                 except _ShardMissingError:
-                    return _Position(tip, file, offset)
+                    return _Position(head, file, offset)
                 except _ShardDamagedError:
                     raise
                 except CorruptRecordError:
@@ -115,24 +115,24 @@ class LogCursor:
                 if record is None:
                     continue
                 records.append(record)
-                tip = record.tip
+                head = record.head
                 num_bytes += record.num_bytes
             if num_bytes >= limit_bytes:
                 break
-        return _Position(tip, name, offset)
+        return _Position(head, name, offset)
 
-    def _next(self, file: str, offset: int, limit: int | None, tip: Tip | None) -> tuple[Record | None, int] | None:
-        """Return the record at an offset (None if it is not after `tip`) and its end; None at the end of the file."""
+    def _next(self, file: str, offset: int, limit: int | None, head: Head | None) -> tuple[Record | None, int] | None:
+        """Return the record at an offset (None if it is not after `head`) and its end; None at the end of the file."""
         frame = self._frame(file, offset, limit)
         if frame is None:
             return None
-        if tip is not None and frame.header.number <= tip.number:
-            if frame.header.number == tip.number and frame.header.tip != tip:
-                raise GapError(f"the log holds another version {tip}")
+        if head is not None and frame.header.number <= head.number:
+            if frame.header.number == head.number and frame.header.head != head:
+                raise GapError(f"the log holds another version {head}")
             return None, frame.end
         record = frame.read(self._descriptor(file))
-        if tip is not None and record.parent != tip.checksum:
-            raise GapError(f"version {record.tip} does not follow {tip}")
+        if head is not None and record.parent != head.checksum:
+            raise GapError(f"version {record.head} does not follow {head}")
         try:
             whole = self._shards.complete(record, self._choice)
         except CorruptRecordError as error:
@@ -151,22 +151,22 @@ class LogCursor:
 
     def _find_file(self, files: list[tuple[str, int | None]]) -> str | None:
         """Return the last file whose first record is not after the cursor's version, else the first file."""
-        if self._position.tip is not None:
+        if self._position.head is not None:
             for file, limit in reversed(files):
                 try:
                     first = self._frame(file, 0, limit)
                 except CorruptRecordError:
                     continue
-                if first is not None and first.header.number <= self._position.tip.number:
+                if first is not None and first.header.number <= self._position.head.number:
                     return file
         return files[0][0] if files else None
 
     def _check_not_deleted(self, bases: list[int]) -> None:
         """Raise GapError if no child will come: the records up to the newest base were deleted, or the base begins
         another schema."""
-        tip = self._position.tip
-        if tip is not None and bases and bases[-1] > tip.number:
-            raise GapError(f"the records after version {tip} were deleted: start again from the newest base")
+        head = self._position.head
+        if head is not None and bases and bases[-1] > head.number:
+            raise GapError(f"the records after version {head} were deleted: start again from the newest base")
 
     def _descriptor(self, file: str) -> int:
         if self._open_file is None or self._open_file[0] != file:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from springtide_client.errors import LogError
 from springtide_client.format.checksums import decode_checksummed_json
-from springtide_client.format.records import Record, Tip
+from springtide_client.format.records import Head, Record
 from springtide_client.log.base import Base, read_base_manifest
 from springtide_client.log.cursor import LogCursor
 from springtide_client.log.listing import CurrentManifest, Listing, LogManifest, base_name, claim_name, manifest_name
@@ -112,11 +112,11 @@ class LogDirectory:
                 return read_base_manifest(path).decode_schema()
         return None
 
-    def follow(self, after: Tip | None) -> LogCursor:
+    def follow(self, after: Head | None) -> LogCursor:
         """Return a cursor behind a version; None: at the oldest record."""
         return LogCursor(self, after, self._choice)
 
-    def records(self, after: Tip | None) -> Iterator[Record]:
+    def records(self, after: Head | None) -> Iterator[Record]:
         """Yield the records after a version (None: from the oldest on) up to the current end.
 
         Raises GapError where the log does not continue that version, CorruptRecordError at corrupt bytes.

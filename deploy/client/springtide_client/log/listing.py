@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from springtide_client.format.records import EPOCH_SHIFT, Tip
+from springtide_client.format.records import EPOCH_SHIFT, Head
 from springtide_client.schema import Schema
 
 _CLAIM = re.compile(r"epoch-(\d{10})\.claim")
@@ -65,8 +65,8 @@ class LogManifest(msgspec.Struct, kw_only=True):
 
     epoch: int
     sealed: list[SealedSegment]  # in order; one that is missing from the folder was deleted by retention
-    base: Tip | None  # the newest base at the start; None in a new log
-    tip: Tip | None  # the last version of the older epochs
+    base: Head | None  # the newest base at the start; None in a new log
+    head: Head | None = msgspec.field(name="tip")  # the last version of the older epochs
     schema: dict[str, Any]
     fingerprint: str  # of the schema
     begins: list[int] = []  # the bases of older epochs that equal no record: of a new log, or of a changed schema

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from springtide_client.errors import CorruptRecordError
-from springtide_client.format.records import Record, ShardEntry, Tip
+from springtide_client.format.records import Head, Record, ShardEntry
 from springtide_client.log.base import overlapping
 from springtide_client.log.frames import Frame, frames
 from springtide_client.log.listing import Listing
@@ -72,7 +72,7 @@ class ShardFiles:
         """`limits`: so many bytes of each file count, and none of a file that is not named; None: all that is there."""
         self._path, self._limits = path, limits
         self._names: dict[tuple[int, int], list[str]] = {}
-        self._last: dict[tuple[int, int], tuple[Tip, str, int]] = {}  # the newest found, its file and offset
+        self._last: dict[tuple[int, int], tuple[Head, str, int]] = {}  # the newest found, its file and offset
         self._damage = ""  # a header that the newest search could not read
 
     def complete(self, record: Record, choice: ShardChoice = EVERY_SHARD) -> Record | None:
@@ -118,27 +118,27 @@ class ShardFiles:
 
         First in the files known, then in those that a new listing shows.
         """
-        key, tip = (epoch, entry.rank), Tip(number, entry.checksum)
+        key, head = (epoch, entry.rank), Head(number, entry.checksum)
         for is_new in (False, True):
             if is_new:
                 self._names = self._list()
             self._damage = ""
-            for place in self._search(key, tip):
-                self._last[key] = tip, place.path.name, place.offset
+            for place in self._search(key, head):
+                self._last[key] = head, place.path.name, place.offset
                 yield place
 
-    def _search(self, key: tuple[int, int], tip: Tip) -> Iterator[Frame]:
+    def _search(self, key: tuple[int, int], head: Head) -> Iterator[Frame]:
         names = self._names.get(key, [])
         start, offset = 0, 0
-        if (last := self._last.get(key)) is not None and last[0].number <= tip.number and last[1] in names:
+        if (last := self._last.get(key)) is not None and last[0].number <= head.number and last[1] in names:
             start, offset = names.index(last[1]), last[2]
         else:
-            start = self._first_file(names, tip.number)
+            start = self._first_file(names, head.number)
         for name in names[start:]:
             for frame in self._frames(name, offset):
-                if frame.header.number > tip.number:
+                if frame.header.number > head.number:
                     return
-                if frame.header.tip == tip:
+                if frame.header.head == head:
                     yield frame
             offset = 0
 

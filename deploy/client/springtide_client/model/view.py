@@ -17,7 +17,7 @@ import numpy.typing as npt
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
-from springtide_client.format.records import Record, Tip, VersionMeta
+from springtide_client.format.records import Head, Record, VersionMeta
 from springtide_client.keys import INT64_MIN
 from springtide_client.links import value_of
 from springtide_client.log.base import MODEL, Base
@@ -54,7 +54,7 @@ class View:
     table_names: TableNames
     dim: int  # the length of the rows that the model sees: of the widest table with an id feature
     admission_counts: AdmissionCounts  # of ids without a row
-    tip: Tip
+    head: Head
     parent: int  # checksum of the version before
     meta: VersionMeta
     schema: Schema
@@ -98,7 +98,7 @@ class View:
             table_names=table_names,
             dim=max(tables[name].dim for name in seen_by_model),
             admission_counts=counts,
-            tip=manifest.tip,
+            head=manifest.head,
             parent=0,
             meta=manifest.meta,
             schema=schema,
@@ -111,7 +111,7 @@ class View:
     @property
     def version(self) -> int:
         """The version number, epoch * 2**32 + count."""
-        return self.tip.number
+        return self.head.number
 
     @cached_property
     def only_table(self) -> ViewTable | None:
@@ -243,8 +243,8 @@ class View:
 
     def apply(self, record: Record) -> "View":
         """Return the view of the next version; GapError if the record is not its child, or of another schema."""
-        if record.parent != self.tip.checksum or record.number <= self.tip.number:
-            raise GapError(f"version {record.number} does not follow version {self.tip.number}")
+        if record.parent != self.head.checksum or record.number <= self.head.number:
+            raise GapError(f"version {record.number} does not follow version {self.head.number}")
         if record.meta.fingerprint != self.meta.fingerprint:
             raise GapError(f"version {record.number} was written with another schema")
         tensors = record.tensors()
@@ -255,7 +255,7 @@ class View:
             self,
             tables=tables,
             admission_counts=counts,
-            tip=Tip(record.number, record.checksum),
+            head=Head(record.number, record.checksum),
             parent=record.parent,
             meta=meta,
             parameters=self.model.parameters(dense, self.parameters) if dense else self.parameters,

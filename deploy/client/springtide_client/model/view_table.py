@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.format.records import VersionMeta
-from springtide_client.keys import CROSSES, SHARED_ROW_OFFSET, mix_keys
+from springtide_client.keys import CROSSES, SHARED_ROW_OFFSET, hash_keys
 from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
@@ -165,8 +165,8 @@ class ViewTable:
                 continue
             seen_J = np.zeros(len(at_J), np.int64)
             asked = np.flatnonzero(status_M[at_J] != UNKNOWN)  # unknown ones were never counted
-            mixed = mix_keys(features_M[at_J[asked]], ids_M[at_J[asked]])
-            seen_J[asked] = self.admission_counts.estimates(mixed, self.meta.sketch_age)
+            key_hash = hash_keys(features_M[at_J[asked]], ids_M[at_J[asked]])
+            seen_J[asked] = self.admission_counts.estimates(key_hash, self.meta.sketch_age)
             is_shared_M[at_J] = seen_J + 1 < min_count
         return is_shared_M
 

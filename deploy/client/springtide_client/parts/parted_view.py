@@ -10,7 +10,7 @@ import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
 from springtide_client.errors import PartError, VersionsDifferError
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.model.view import View
 from springtide_client.model.view_table import ViewTable
 from springtide_client.parts.part_servers import PartServers
@@ -40,7 +40,7 @@ class PartedSearch:
         hash_range: HashRange,
         servers: PartServers,
         *,
-        tip: Tip,
+        head: Head,
         table: str,
         dim: int,
         state_width: int,
@@ -49,7 +49,7 @@ class PartedSearch:
         """`own` searches the rows of `hash_range`, which may be empty."""
         self._own, self._hash_range, self._servers = own, hash_range, servers
         self._split = split
-        self._tip, self._table, self.dim, self._state_width = tip, table, dim, state_width
+        self._head, self._table, self.dim, self._state_width = head, table, dim, state_width
 
     def __call__(self, features_K: UInt16Array, ids_K: Int64Array) -> tuple[Float32Array, UInt8Array]:
         packed = self.packed(features_K, ids_K)
@@ -102,7 +102,7 @@ class PartedSearch:
         self, index: int, features_K: UInt16Array, ids_K: Int64Array, at_M: Int64Array, with_states: bool
     ) -> RowRequest:
         features_M = features_K if len(features_K) == 1 else features_K[at_M]
-        return RowRequest(self._tip, self._servers.range_of(index), self._table, with_states, features_M, ids_K[at_M])
+        return RowRequest(self._head, self._servers.range_of(index), self._table, with_states, features_M, ids_K[at_M])
 
     def _find_own(self, features_K: UInt16Array, ids_K: Int64Array, at_M: Int64Array, into: FoundColumns) -> None:
         features_M = features_K if len(features_K) == 1 else features_K[at_M]
@@ -151,12 +151,12 @@ class _PartedSearches:
     split: KeySplit
 
     def __call__(self, stack: LayerStack) -> PartedSearch:
-        tip: Tip = self.view.tip
+        head: Head = self.view.head
         return PartedSearch(
             self.table.search,
             self.hash_range,
             self.servers,
-            tip=tip,
+            head=head,
             table=stack.table,
             dim=stack.dim,
             state_width=stack.state_width,

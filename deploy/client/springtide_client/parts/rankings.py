@@ -14,7 +14,7 @@ import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array
 from springtide_client.errors import PartError
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import WAIT_MS
 from springtide_client.parts.row_request import MAX_WAIT_MS
@@ -27,23 +27,23 @@ MAX_RANKED = 1 << 20
 class Demand(msgspec.Struct, frozen=True):
     """Which version of which part is meant, and for how long the server waits for it."""
 
-    tip: Tip
+    head: Head
     hash_range: HashRange
     wait_ms: int
 
     def path(self, route: str) -> str:
         """Return the path and query of a request."""
-        tip = self.tip
-        return f"{route}?version={tip.number}&checksum={tip.checksum}&range={self.hash_range}&wait_ms={self.wait_ms}"
+        head = self.head
+        return f"{route}?version={head.number}&checksum={head.checksum}&range={self.hash_range}&wait_ms={self.wait_ms}"
 
     @staticmethod
     def decode(query: str) -> "Demand":
         """Return what a query demands; ValueError for another query."""
         fields = {name: values[0] for name, values in parse_qs(query).items()}
         try:
-            tip = Tip(int(fields["version"]), int(fields["checksum"]))
+            head = Head(int(fields["version"]), int(fields["checksum"]))
             wait_ms = min(MAX_WAIT_MS, max(0, int(fields["wait_ms"])))
-            return Demand(tip, HashRange.parse(fields["range"]), wait_ms)
+            return Demand(head, HashRange.parse(fields["range"]), wait_ms)
         except KeyError as missing:
             raise ValueError(f"the query lacks {missing}") from None
 
@@ -150,7 +150,7 @@ class RankedIds(NamedTuple):
 
 def ask_rankings(
     servers: PartServers,
-    tip: Tip,
+    head: Head,
     request: NeighborsRequest | ItemsRequest,
     own_range: HashRange = NO_KEYS,
     own: Callable[[], RankedIds] | None = None,
@@ -161,12 +161,12 @@ def ask_rankings(
     """
     route = NEIGHBORS_ROUTE if isinstance(request, NeighborsRequest) else ITEMS_ROUTE
     body = msgspec.msgpack.encode(request)
-    return RankedIds.best(ask_parts(servers, tip, route, body, RankedIds.decode, own_range, own), request.k)
+    return RankedIds.best(ask_parts(servers, head, route, body, RankedIds.decode, own_range, own), request.k)
 
 
 def ask_parts(
     servers: PartServers,
-    tip: Tip,
+    head: Head,
     route: str,
     body: bytes,
     decode: Callable[[bytes], Answer],
@@ -185,7 +185,7 @@ def ask_parts(
         if own is not None and not own_range.is_empty:
             found.append(own())
 
-    asked = {index: (Demand(tip, servers.range_of(index), WAIT_MS).path(route), body) for index in others}
+    asked = {index: (Demand(head, servers.range_of(index), WAIT_MS).path(route), body) for index in others}
     for index, answer in servers.post_all(asked, answer_own).items():
         try:
             found.append(decode(answer))

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote
 import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.rows.hash_range import HashRange
 
 ROUTE = "/v1/parts/rows"
@@ -25,7 +25,7 @@ MAX_WAIT_MS = 1_000
 class RowRequest(NamedTuple):
     """Keys of one table that one part holds. `features_K` may hold one feature for all ids."""
 
-    tip: Tip
+    head: Head
     hash_range: HashRange
     table: str
     with_states: bool
@@ -35,7 +35,7 @@ class RowRequest(NamedTuple):
     def encode(self, wait_ms: int) -> tuple[str, bytes]:
         """Return the path and the body; the server waits so long for a version that it does not serve yet."""
         feature = int(self.features_K[0]) if len(self.features_K) == 1 else None
-        path = _path(self.tip, self.hash_range, self.table, self.with_states, feature, wait_ms)
+        path = _path(self.head, self.hash_range, self.table, self.with_states, feature, wait_ms)
         ids = self.ids_K.astype("<i8", copy=False).tobytes()
         return path, ids if feature is not None else ids + self.features_K.astype("<u2", copy=False).tobytes()
 
@@ -59,7 +59,7 @@ class RowRequest(NamedTuple):
 
 
 class _Query(NamedTuple):
-    tip: Tip
+    head: Head
     hash_range: HashRange
     table: str
     with_states: bool
@@ -69,9 +69,9 @@ class _Query(NamedTuple):
 
 # of one version there are few, and each is asked for again and again
 @lru_cache(maxsize=1_024)
-def _path(tip: Tip, hash_range: HashRange, table: str, with_states: bool, feature: int | None, wait_ms: int) -> str:
+def _path(head: Head, hash_range: HashRange, table: str, with_states: bool, feature: int | None, wait_ms: int) -> str:
     path = (
-        f"{ROUTE}?version={tip.number}&checksum={tip.checksum}&range={hash_range}"
+        f"{ROUTE}?version={head.number}&checksum={head.checksum}&range={hash_range}"
         f"&table={quote(table)}&states={int(with_states)}&wait_ms={wait_ms}"
     )
     return path if feature is None else f"{path}&feature={feature}"
@@ -82,7 +82,7 @@ def _read_query(query: str) -> _Query:
     fields = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
     try:
         found = _Query(
-            tip=Tip(int(fields["version"]), int(fields["checksum"])),
+            head=Head(int(fields["version"]), int(fields["checksum"])),
             hash_range=HashRange.parse(fields["range"]),
             table=fields["table"],
             with_states=fields["states"] == "1",

@@ -17,28 +17,28 @@ COUNTERS_AT, NUM_COUNTERS = 4, 60
 LAYER_RATIO = 4
 
 
-def estimates(blocks_B64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Array:
+def estimates(blocks_B64: UInt8Array, key_hash_N: UInt64Array, age: int) -> Int64Array:
     """Estimate how often each key was counted, 0..255: never below the truth, sometimes above it.
 
     ValueError unless the blocks are uint8 (B, 64).
     """
     if blocks_B64.dtype != np.uint8 or blocks_B64.ndim != 2 or blocks_B64.shape[1] != BLOCK_BYTES:
         raise ValueError(f"a sketch is uint8 (B, {BLOCK_BYTES}), not {blocks_B64.dtype} {blocks_B64.shape}")
-    return estimates_in(blocks_B64[blocks_of(mixed_N, len(blocks_B64))], mixed_N, age)
+    return estimates_in(blocks_B64[blocks_of(key_hash_N, len(blocks_B64))], key_hash_N, age)
 
 
-def blocks_of(mixed_N: UInt64Array, num_blocks: int) -> Int64Array:
+def blocks_of(key_hash_N: UInt64Array, num_blocks: int) -> Int64Array:
     """Return the number of the block that holds each key's counters."""
-    block_N: Int64Array = ((mixed_N >> np.uint64(32)) * np.uint64(num_blocks) >> np.uint64(32)).astype(np.int64)
+    block_N: Int64Array = ((key_hash_N >> np.uint64(32)) * np.uint64(num_blocks) >> np.uint64(32)).astype(np.int64)
     return block_N
 
 
-def estimates_in(blocks_N64: UInt8Array, mixed_N: UInt64Array, age: int) -> Int64Array:
+def estimates_in(blocks_N64: UInt8Array, key_hash_N: UInt64Array, age: int) -> Int64Array:
     """Estimate from the block of each key: `blocks_N64[n]` holds the counters of key n."""
-    positions_N = np.arange(len(mixed_N))
-    counters_N4 = np.empty((len(mixed_N), 4), np.int64)
+    positions_N = np.arange(len(key_hash_N))
+    counters_N4 = np.empty((len(key_hash_N), 4), np.int64)
     for i in range(4):
-        byte_N = (mixed_N >> np.uint64(8 * i)) & np.uint64(255)
+        byte_N = (key_hash_N >> np.uint64(8 * i)) & np.uint64(255)
         at_N = COUNTERS_AT + (byte_N * np.uint64(NUM_COUNTERS) >> np.uint64(8)).astype(np.int64)
         counters_N4[:, i] = blocks_N64[positions_N, at_N]
     ages_N = np.ascontiguousarray(blocks_N64[:, :COUNTERS_AT]).view("<u4")[:, 0].astype(np.int64)
@@ -87,13 +87,13 @@ class AdmissionCounts:
             return self
         return replace(self, layers=(_merge(layers[start - 1 :]), *reversed(layers[: start - 1])))
 
-    def estimates(self, mixed_N: UInt64Array, age: int) -> Int64Array:
+    def estimates(self, key_hash_N: UInt64Array, age: int) -> Int64Array:
         """Estimate how often each key was counted, halved with each age: never below the truth, sometimes above it."""
         if self.num_blocks == 0:
-            return np.zeros(len(mixed_N), np.int64)
-        blocks_N = blocks_of(mixed_N, self.num_blocks)
-        bytes_N64 = np.zeros((len(mixed_N), BLOCK_BYTES), np.uint8)
-        missing = np.arange(len(mixed_N))
+            return np.zeros(len(key_hash_N), np.int64)
+        blocks_N = blocks_of(key_hash_N, self.num_blocks)
+        bytes_N64 = np.zeros((len(key_hash_N), BLOCK_BYTES), np.uint8)
+        missing = np.arange(len(key_hash_N))
         for layer in self.layers:
             at = np.minimum(np.searchsorted(layer.block, blocks_N[missing]), len(layer.block) - 1)
             here = layer.block[at] == blocks_N[missing]
@@ -101,7 +101,7 @@ class AdmissionCounts:
             missing = missing[~here]
         if self.base is not None and len(missing):
             bytes_N64[missing] = self.base[blocks_N[missing]]
-        return estimates_in(bytes_N64, mixed_N, age)
+        return estimates_in(bytes_N64, key_hash_N, age)
 
 
 def _merge(layers: list[SketchLayer]) -> SketchLayer:

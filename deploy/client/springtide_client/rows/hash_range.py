@@ -1,6 +1,6 @@
-"""A part of all keys: the mixed hash is divided into contiguous ranges of equal size, as among the trainer's ranks.
+"""A part of all keys: the key hash is divided into contiguous ranges of equal size, as among the trainer's ranks.
 
-Bases are sorted by mixed key, so the rows of a range are one slice of each.
+Bases are sorted by key hash, so the rows of a range are one slice of each.
 """
 
 # K keys, n rows
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from springtide_client.array_types import BoolArray, Int64Array, UInt16Array, UInt64Array
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.row_block import RowBlock
 
 MAX_RANGES = 65_535
@@ -50,39 +50,39 @@ class HashRange:
 
     @property
     def start(self) -> int:
-        """The first mixed key."""
-        return first_mixed(max(0, self.number - 1), self.count)
+        """The first key hash."""
+        return first_key_hash(max(0, self.number - 1), self.count)
 
     @property
     def end(self) -> int:
-        """The mixed key behind the last one, at most 2**64."""
-        return first_mixed(self.number, self.count)
+        """The key hash behind the last one, at most 2**64."""
+        return first_key_hash(self.number, self.count)
 
-    def slice_of(self, mixed_n: UInt64Array) -> slice:
-        """Return where the range's keys lie among sorted mixed keys."""
-        # 2**64 - 1 is the largest mixed key, and belongs to the last range
-        first = 0 if self.number <= 1 else int(mixed_n.searchsorted(np.uint64(self.start)))
-        end = len(mixed_n) if self.number == self.count else int(mixed_n.searchsorted(np.uint64(self.end)))
+    def slice_of(self, key_hash_n: UInt64Array) -> slice:
+        """Return where the range's keys lie among sorted key hashes."""
+        # 2**64 - 1 is the largest key hash, and belongs to the last range
+        first = 0 if self.number <= 1 else int(key_hash_n.searchsorted(np.uint64(self.start)))
+        end = len(key_hash_n) if self.number == self.count else int(key_hash_n.searchsorted(np.uint64(self.end)))
         return slice(first, 0 if self.is_empty else end)
 
     def select(self, layer: RowBlock) -> RowBlock:
         """Return the rows of a layer that are in the range. Nothing is copied."""
         return layer if self.is_all else layer.take(self.slice_of(layer.key_hash))
 
-    def holds(self, mixed_K: UInt64Array) -> BoolArray:
-        """Return which mixed keys are in the range."""
-        held_K: BoolArray = owners_of(mixed_K, self.count) + 1 == self.number
+    def holds(self, key_hash_K: UInt64Array) -> BoolArray:
+        """Return which key hashes are in the range."""
+        held_K: BoolArray = owners_of(key_hash_K, self.count) + 1 == self.number
         return held_K
 
 
-def first_mixed(index: int, count: int) -> int:
-    """Return the first mixed key of a range, counted from 0."""
+def first_key_hash(index: int, count: int) -> int:
+    """Return the first key hash of a range, counted from 0."""
     return -(-(index << 32) // count) << 32
 
 
-def owners_of(mixed_K: UInt64Array, count: int) -> UInt16Array:
-    """Return in which of `count` ranges each mixed key is, counted from 0."""
-    owners_K: UInt16Array = (((mixed_K >> S32) * np.uint64(count)) >> S32).astype(np.uint16)
+def owners_of(key_hash_K: UInt64Array, count: int) -> UInt16Array:
+    """Return in which of `count` ranges each key hash is, counted from 0."""
+    owners_K: UInt16Array = (((key_hash_K >> S32) * np.uint64(count)) >> S32).astype(np.uint16)
     return owners_K
 
 
@@ -91,7 +91,7 @@ def split_by_owner(features_K: UInt16Array, ids_K: Int64Array, count: int) -> di
 
     `features_K` may hold one feature for all ids.
     """
-    owners_K = owners_of(mix_keys(features_K, ids_K), count)
+    owners_K = owners_of(hash_keys(features_K, ids_K), count)
     used = np.flatnonzero(np.bincount(owners_K, minlength=1)).tolist() if len(ids_K) else []
     return {number: np.flatnonzero(owners_K == number) for number in used}
 

@@ -4,7 +4,7 @@
 import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
-from springtide_client.keys import GOLDEN, mix64, mix64_array, mix_keys
+from springtide_client.keys import GOLDEN, hash_keys, mix64, mix64_array
 
 
 def initial_values(
@@ -18,12 +18,12 @@ def initial_values(
 ) -> Float32Array:
     """Return the initial rows, float32 (K, dim), uniform in [-scale, scale).
 
-    Element d of a row is (mix64(mixed key ^ mix64(seed) + (d + 1) * GOLDEN) >> 40) - 2**23, an integer that float32
+    Element d of a row is (mix64(key hash ^ mix64(seed) + (d + 1) * GOLDEN) >> 40) - 2**23, an integer that float32
     holds exactly, times float32(scale * 2**-23): a single rounding, so that every processor agrees.
     For dtype "bfloat16" the values are then rounded to the nearest bfloat16, ties to even.
     """
     step_D = np.arange(1, dim + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    start_K = mix_keys(features_K, ids_K) ^ np.uint64(mix64(seed & 0xFFFF_FFFF_FFFF_FFFF))
+    start_K = hash_keys(features_K, ids_K) ^ np.uint64(mix64(seed & 0xFFFF_FFFF_FFFF_FFFF))
     bits_KD = mix64_array(start_K[:, None] + step_D[None, :]) >> np.uint64(40)
     values_KD = (bits_KD.astype(np.int32) - np.int32(2**23)).astype(np.float32) * np.float32(scale * 2.0**-23)
     return round_to_bfloat16(values_KD) if dtype == "bfloat16" else values_KD

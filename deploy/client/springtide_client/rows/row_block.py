@@ -8,7 +8,7 @@ import numpy as np
 
 from springtide_client.array_types import BoolArray, Float32Array, Indices, Int64Array, UInt16Array, UInt64Array
 from springtide_client.format.tensors import Array, TensorShape
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 
 COLUMNS = ("feature", "id", "value", "state", "count", "last_seen", "tombstone", "known_hash")
 
@@ -37,7 +37,7 @@ class RowBlock:
         """The hash of each key, by which rows are ordered and found."""
         hashes = self.known_hash
         if hashes is None:
-            hashes = mix_keys(self.feature, self.id)
+            hashes = hash_keys(self.feature, self.id)
             object.__setattr__(self, "known_hash", hashes)
         return hashes
 
@@ -122,7 +122,7 @@ class RowBlock:
 
     def find(self, features_K: UInt16Array, ids_K: Int64Array) -> Indices:
         """Return the position of each key among these rows, which are in key order; -1 where it is not there."""
-        return find_sorted(self.key_hash, self.feature, mix_keys(features_K, ids_K), features_K)
+        return find_sorted(self.key_hash, self.feature, hash_keys(features_K, ids_K), features_K)
 
     def find_rows(self, keys: "RowBlock") -> Indices:
         """Return the same for the keys of another block."""

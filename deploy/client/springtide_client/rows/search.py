@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from springtide_client.array_types import Float32Array, Indices, Int64Array, UInt8Array, UInt16Array
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.row_block import RowBlock, expiry_cutoffs_of, find_sorted
 from springtide_client.rows.table_names import MAIN_TABLE
@@ -82,11 +82,11 @@ class NumpySearch:
         rows_KD, status_K = into.rows_KD, into.status_K
         if len(features_K) != num_keys:
             features_K = np.broadcast_to(features_K, num_keys)
-        mixed_K = mix_keys(features_K, ids_K)
-        at_M = np.argsort(mixed_K) if num_keys >= MIN_SORTED_KEYS else np.arange(num_keys)
+        key_hash_K = hash_keys(features_K, ids_K)
+        at_M = np.argsort(key_hash_K) if num_keys >= MIN_SORTED_KEYS else np.arange(num_keys)
         for layer in self._stack.layers:
             features_M = features_K[at_M]
-            rows_M = find_sorted(layer.key_hash, layer.feature, mixed_K[at_M], features_M)
+            rows_M = find_sorted(layer.key_hash, layer.feature, key_hash_K[at_M], features_M)
             found_M = rows_M >= 0
             num_found = np.count_nonzero(found_M)
             if num_found == len(at_M):
@@ -99,7 +99,7 @@ class NumpySearch:
         status_K[at_M] = UNKNOWN
         if len(self._admission) and len(at_M):
             at_M = at_M[np.isin(features_K[at_M], self._admission)]
-            counted_M = self._stack.admission_counts.estimates(mixed_K[at_M], self._stack.sketch_age) > 0
+            counted_M = self._stack.admission_counts.estimates(key_hash_K[at_M], self._stack.sketch_age) > 0
             status_K[at_M[counted_M]] = NOT_ADMITTED
 
     def _take(

@@ -11,7 +11,7 @@ import numpy as np
 
 from springtide_client.array_types import Float32Array, Indices, Int64Array, UInt16Array, UInt64Array
 from springtide_client.features import Features
-from springtide_client.keys import GOLDEN_64, mix64_array, mix_keys
+from springtide_client.keys import GOLDEN_64, hash_keys, mix64_array
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_column
 
@@ -115,7 +115,7 @@ def pairs_to_try(numbers_F: Int64Array, at_most: int) -> Int64Array:
     if len(pairs_P2) <= at_most:
         return pairs_P2
     numbers_P2 = np.sort(numbers_F[pairs_P2], axis=1)
-    hashes_P = mix_keys(numbers_P2[:, 0].astype(np.uint16), numbers_P2[:, 1])
+    hashes_P = hash_keys(numbers_P2[:, 0].astype(np.uint16), numbers_P2[:, 1])
     return pairs_P2[np.sort(np.argsort(hashes_P, kind="stable")[:at_most])]
 
 
@@ -124,7 +124,7 @@ def row_hashes(numbers_U: Int64Array, ids_U: Int64Array, born_U: Float32Array) -
 
     An id whose row was forgotten or has expired is born again: it has new crosses.
     """
-    hashes_U = mix_keys(numbers_U.astype(np.uint16), ids_U)
+    hashes_U = hash_keys(numbers_U.astype(np.uint16), ids_U)
     hashes_U ^= born_U.astype(np.uint64) * GOLDEN_64
     return mix64_array(hashes_U)
 

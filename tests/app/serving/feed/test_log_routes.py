@@ -12,9 +12,9 @@ from springtide.app.serving.feed.log_routes import LogReader
 from springtide.app.serving.model.recent_records import RecordCache
 from springtide_client.errors import LogError
 from springtide_client.follow.follower import Follower
-from springtide_client.format.records import Record, ShardEntry, Tip, VersionMeta, encode_pieces, encode_shard_pieces
+from springtide_client.format.records import Head, Record, ShardEntry, VersionMeta, encode_pieces, encode_shard_pieces
 from springtide_client.http.http_log import HttpLog
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.listing import shard_segment_name
 from springtide_client.model.view import View
@@ -31,7 +31,7 @@ class SlowCursor:
 
     def __init__(self) -> None:
         self.reading, self.release = threading.Event(), threading.Event()
-        self.tip, self.num_closed, self.closed_during_read = Tip(1, 1), 0, False
+        self.head, self.num_closed, self.closed_during_read = Head(1, 1), 0, False
 
     def read(self, limit_bytes: int) -> list[Record]:
         self.reading.set()
@@ -44,12 +44,12 @@ class SlowCursor:
 
 
 def test_a_reader_closed_during_a_read_is_closed_by_the_reading_thread(tmp_path: Path) -> None:
-    reader, cursor = LogReader(LogDirectory(tmp_path), Tip(1, 1)), SlowCursor()
+    reader, cursor = LogReader(LogDirectory(tmp_path), Head(1, 1)), SlowCursor()
     reader._cursor = cursor
 
     def read() -> None:
         with contextlib.suppress(LogError):
-            reader.read(Tip(1, 1), 1)
+            reader.read(Head(1, 1), 1)
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -59,7 +59,7 @@ def test_a_reader_closed_during_a_read_is_closed_by_the_reading_thread(tmp_path:
     cursor.release.set()
     thread.join()
     assert (cursor.num_closed, cursor.closed_during_read) == (1, False)
-    assert reader.read(Tip(1, 1), 1) == []
+    assert reader.read(Head(1, 1), 1) == []
 
 
 def make(number: int, parent: int, size: int = 10) -> Record:
@@ -70,18 +70,18 @@ def test_records_after_a_version_are_given_in_order() -> None:
     recent = RecordCache()
     for number in range(1, 6):
         recent.add(make(number, (number - 1) * 1000))
-    assert [record.number for record in recent.after(Tip(2, 2000), 1 << 20)] == [3, 4, 5]
-    assert [record.number for record in recent.after(Tip(2, 2000), 1)] == [3]
-    assert recent.after(Tip(5, 5000), 1 << 20) == []
-    assert recent.after(Tip(2, 999), 1 << 20) == []  # another version of that number
+    assert [record.number for record in recent.after(Head(2, 2000), 1 << 20)] == [3, 4, 5]
+    assert [record.number for record in recent.after(Head(2, 2000), 1)] == [3]
+    assert recent.after(Head(5, 5000), 1 << 20) == []
+    assert recent.after(Head(2, 999), 1 << 20) == []  # another version of that number
 
 
 def test_the_oldest_records_are_dropped_and_repeated_records_count_once() -> None:
     recent = RecordCache(max_bytes=3 * make(1, 0).num_bytes)
     for number in (1, 2, 2, 3, 4):
         recent.add(make(number, (number - 1) * 1000))
-    assert recent.after(Tip(0, 0), 1 << 20) == []
-    assert [record.number for record in recent.after(Tip(1, 1000), 1 << 20)] == [2, 3, 4]
+    assert recent.after(Head(0, 0), 1 << 20) == []
+    assert [record.number for record in recent.after(Head(1, 1000), 1 << 20)] == [2, 3, 4]
 
 
 def test_the_log_stream_has_the_bytes_of_the_segments(world):
@@ -165,7 +165,7 @@ class RankedLog(HandWrittenLog):
     """Written by several ranks: each writes the rows of its keys."""
 
     def write_record(self, number: int, meta: VersionMeta, tensors: Tensors) -> int:
-        owners = owners_of(mix_keys(tensors["rows.feature"], tensors["rows.id"]), NUM_RANKS)
+        owners = owners_of(hash_keys(tensors["rows.feature"], tensors["rows.id"]), NUM_RANKS)
         columns = {name: array for name, array in tensors.items() if name.startswith("rows.")}
         own = [{name: array[owners == rank] for name, array in columns.items()} for rank in range(NUM_RANKS)]
         entries = []
@@ -215,7 +215,7 @@ def test_the_stream_has_the_shard_records_that_are_asked_for(ranked, text, expec
 @pytest.mark.parametrize("own", [HashRange(3, 4), HashRange(2, 2), NO_KEYS])
 def test_a_follower_of_a_part_has_its_rows_from_any_server(ranked, own, tmp_path) -> None:
     world, _, clients = ranked
-    held = own.holds(mix_keys(USERS, IDS))
+    held = own.holds(hash_keys(USERS, IDS))
     for number, client in enumerate(clients):
         log = HttpLog(str(client.base_url).rstrip("/"), cache_dir=tmp_path / str(number), hash_range=own)
         follower = Follower(log, hash_range=own)

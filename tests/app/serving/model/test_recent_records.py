@@ -72,12 +72,12 @@ def test_items_are_those_of_a_range_of_versions(tmp_path):
     batches = [make_batch(number, 6).features for number in range(3)]
     with log.writer() as writer:
         base = log.directory.open_base()
-        tips = [writer.append(VersionMeta(), items_to_arrays(LAYOUT.encode(batch))) for batch in batches]
+        heads = [writer.append(VersionMeta(), items_to_arrays(LAYOUT.encode(batch))) for batch in batches]
         put(writer, 1)
         writer.sync()
-        for record in log.directory.records(base.tip):
+        for record in log.directory.records(base.head):
             live.add(record)
-    numbers = [tip.number for tip in tips]
+    numbers = [head.number for head in heads]
     of_batch = [np.unique(batch.categorical_NC[:, 1]).tolist() for batch in batches]
     assert item_ids(live.between(numbers[0], numbers[1])) == of_batch[1]
     assert item_ids(live.between(0, numbers[2])) == sorted({*of_batch[0], *of_batch[1], *of_batch[2]})

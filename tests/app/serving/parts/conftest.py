@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from springtide_client.keys import SHARED_ROW_OFFSET, mix_keys
+from springtide_client.keys import SHARED_ROW_OFFSET, hash_keys
 from springtide_client.rows.hash_range import owners_of
 from tests.app.serving.conftest import ITEM, USER, World, new_log
 from tests.support.ports import free_port
@@ -41,7 +41,7 @@ def fill(log, num_users: int = USERS) -> None:
 def owners(feature: int, ids) -> list[int]:
     """Which of the two parts holds each id, from 0."""
     features_N = np.full(len(ids), feature, np.uint16)
-    return owners_of(mix_keys(features_N, np.array(ids, np.int64)), 2).tolist()
+    return owners_of(hash_keys(features_N, np.array(ids, np.int64)), 2).tolist()
 
 
 def raw(client: httpx.Client, feature: str, ids, **headers: str) -> httpx.Response:

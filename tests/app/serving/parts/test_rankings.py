@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from springtide.app.serving.retrieve import retriever
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.hot_model import HotModel
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.parts.rankings import ITEMS_ROUTE, NEIGHBORS_ROUTE, Demand, NeighborsRequest, RankedIds
 from springtide_client.rows.hash_range import HashRange, owners_of
 from springtide_client.rows.nearest import METRICS
@@ -49,7 +49,7 @@ def test_a_part_that_knows_no_other_finds_none(servers) -> None:
 
 def test_a_part_ranks_its_own_ids_at_the_demanded_version(servers) -> None:
     log = servers.world.log
-    demand = Demand(Tip(log.number, log.checksum), HashRange(1, 2), 0)
+    demand = Demand(Head(log.number, log.checksum), HashRange(1, 2), 0)
     query = np.array([1, 1, 2, 3], "<f4").tobytes()
 
     def ask(demand=demand, route=NEIGHBORS_ROUTE, **changes):
@@ -66,9 +66,9 @@ def test_a_part_ranks_its_own_ids_at_the_demanded_version(servers) -> None:
         ({"number": 99}, 400),
         ({"query": query[:8]}, 400),
         ({"route": ITEMS_ROUTE}, 400),
-        ({"demand": Demand(demand.tip, HashRange(2, 2), 0)}, 421),
-        ({"demand": Demand(Tip(1, 1), HashRange(1, 2), 0)}, 410),
-        ({"demand": Demand(Tip(log.number + 1, 1), HashRange(1, 2), 0)}, 503),
+        ({"demand": Demand(demand.head, HashRange(2, 2), 0)}, 421),
+        ({"demand": Demand(Head(1, 1), HashRange(1, 2), 0)}, 410),
+        ({"demand": Demand(Head(log.number + 1, 1), HashRange(1, 2), 0)}, 503),
     ):
         refused = ask(**changes)
         assert refused.status_code == status, (changes, refused.text)
@@ -146,7 +146,7 @@ def test_the_best_items_of_all_parts_are_those_of_one_server(parted) -> None:
     assert [item["score"] for item in items] == pytest.approx(sorted(scores.values(), reverse=True)[:20], abs=1e-4)
     best = [item["id"] for item in items]
     number = parted.log.config.schema.number("item_id")
-    assert set(owners_of(mix_keys(np.full(20, number, np.uint16), np.array(best)), 2).tolist()) == {0, 1}
+    assert set(owners_of(hash_keys(np.full(20, number, np.uint16), np.array(best)), 2).tolist()) == {0, 1}
     assert len(parted.check(k=1_000)) == len(scores)
     parted.check(user={}, k=5)
     parted.check(user={"user_id": "never seen"}, k=5)

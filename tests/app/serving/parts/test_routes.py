@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from springtide_client.errors import PartError
-from springtide_client.format.records import Tip
+from springtide_client.format.records import Head
 from springtide_client.hot_model import HotModel
 from springtide_client.parts.row_request import MAX_KEYS, RowRequest
 from springtide_client.rows.hash_range import HashRange
@@ -142,34 +142,34 @@ def test_rows_of_a_part_are_given_at_the_demanded_version_only(servers) -> None:
     log = servers.world.log
     ids = np.array([i for i, owner in zip(IDS, owners(USER, IDS), strict=True) if owner == 0])
 
-    def ask(tip: Tip, hash_range: str = "1/2", table: str = "", change=lambda path: path, ids=ids):
-        request = RowRequest(tip, HashRange.parse(hash_range), table, False, np.array([USER], np.uint16), ids)
+    def ask(head: Head, hash_range: str = "1/2", table: str = "", change=lambda path: path, ids=ids):
+        request = RowRequest(head, HashRange.parse(hash_range), table, False, np.array([USER], np.uint16), ids)
         path, body = request.encode(wait_ms=20)
         response = servers.first.post(change(path), content=body)
         return response.status_code, "" if response.status_code == 200 else response.json()["error"]["code"]
 
-    tip = Tip(log.number, log.checksum)
-    assert ask(tip) == (200, "")
-    assert ask(Tip(log.number + 1, 1)) == (503, "version_not_reached")
-    assert ask(Tip(log.number, log.checksum + 1)) == (410, "version_gone")
-    assert ask(Tip(1, 1)) == (410, "version_gone")
-    assert ask(tip, "2/2") == (421, "misdirected")
-    assert ask(tip, table="other") == (400, "bad_request")
-    assert ask(tip, change=lambda path: path.replace("feature=", "other=")) == (400, "bad_request")
-    assert ask(tip, change=lambda path: path.replace("version=", "v=")) == (400, "bad_request")
-    assert ask(tip, ids=np.resize(ids, MAX_KEYS)) == (200, "")
-    assert ask(tip, ids=np.resize(ids, MAX_KEYS + 1)) == (400, "bad_request")
+    head = Head(log.number, log.checksum)
+    assert ask(head) == (200, "")
+    assert ask(Head(log.number + 1, 1)) == (503, "version_not_reached")
+    assert ask(Head(log.number, log.checksum + 1)) == (410, "version_gone")
+    assert ask(Head(1, 1)) == (410, "version_gone")
+    assert ask(head, "2/2") == (421, "misdirected")
+    assert ask(head, table="other") == (400, "bad_request")
+    assert ask(head, change=lambda path: path.replace("feature=", "other=")) == (400, "bad_request")
+    assert ask(head, change=lambda path: path.replace("version=", "v=")) == (400, "bad_request")
+    assert ask(head, ids=np.resize(ids, MAX_KEYS)) == (200, "")
+    assert ask(head, ids=np.resize(ids, MAX_KEYS + 1)) == (400, "bad_request")
 
 
 def test_a_version_that_was_just_replaced_is_still_given(servers) -> None:
     log, world = servers.world.log, servers.world
     ids = np.array([i for i, owner in zip(IDS, owners(USER, IDS), strict=True) if owner == 0])
-    before, tip = raw(servers.first, "user_id", ids.tolist()).content, Tip(log.number, log.checksum)
+    before, head = raw(servers.first, "user_id", ids.tolist()).content, Head(log.number, log.checksum)
     log.publish({(USER, int(ids[4])): [5, 5, 5, 5]})
     for client in servers[1:6]:
         world.served(client, log.number)
     assert raw(servers.first, "user_id", ids.tolist()).content != before
-    request = RowRequest(tip, HashRange(1, 2), "", False, np.array([USER], np.uint16), ids)
+    request = RowRequest(head, HashRange(1, 2), "", False, np.array([USER], np.uint16), ids)
     path, body = request.encode(wait_ms=0)
     assert servers.first.post(path, content=body).content == before
     for _ in range(9):

@@ -72,17 +72,17 @@ def test_every_answer_is_of_one_version_while_versions_and_bases_are_swapped(tmp
                 for number in range(NUM_VERSIONS):
                     state.learn(make_batch(number, SAMPLES, config.schema))
                     now_ms = wall_ms()
-                    tip = log.append(*state.checkpoint(created_ms=now_ms, complete_until_ms=now_ms))
+                    head = log.append(*state.checkpoint(created_ms=now_ms, complete_until_ms=now_ms))
                     log.sync()  # now it can be read
-                    for record in directory.records(newest.tip):
+                    for record in directory.records(newest.head):
                         views[record.number] = newest = newest.apply(record)
                     if number % 3 == 2:
                         compact_log(directory, window_samples=100, base_files=2 + number % 2)
                     enough = len(predictions) + 2
                     wait_until(lambda enough=enough: len(predictions) >= enough or failures)
                 for client in clients:
-                    world.served(client, tip.number)
-                wait_until(lambda: model.version == tip.number)
+                    world.served(client, head.number)
+                wait_until(lambda: model.version == head.number)
                 found, status = model.lookup("item_id", IDS)
                 expected, codes = newest.lookup(np.array([config.schema.number("item_id")], np.uint16), np.array(IDS))
                 np.testing.assert_array_equal(found, expected)

@@ -71,18 +71,18 @@ class RetrievalLog(LearnedLog):
 
     def publish(self) -> int:
         """Append a version, and wait until readers see it."""
-        tip = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1))
+        head = self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1))
         self.log.sync()
-        for record in self.directory.records(self._view.tip):
+        for record in self.directory.records(self._view.head):
             self._view = self._view.apply(record)
-        assert self._view.tip == tip
+        assert self._view.head == head
         model = self.state.learner.model
         assert isinstance(model, TwoTower)
         net = TwoTower(model.spec, **self.config.model.options).eval()
         net.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
-        self.known[tip.number], self.views[tip.number] = Known(net, dict(self._items)), self._view
-        self.number = tip.number
-        return tip.number
+        self.known[head.number], self.views[head.number] = Known(net, dict(self._items)), self._view
+        self.number = head.number
+        return head.number
 
     def scores(self, number: int, user: Mapping[str, Any]) -> dict[int, float]:
         """Score all items with a row at a version for a user: each pair as a sample with all its features."""

@@ -30,14 +30,14 @@ class Followed:
     def __init__(self, log: RetrievalLog, **options) -> None:
         self.log, self.items, self.now = log, LiveItems(), 0.0
         self.metrics = declare_metrics(MetricsRegistry())
-        self._read = log.views[min(log.views)].base.tip
+        self._read = log.views[min(log.views)].base.head
         self.retriever = Retriever(lambda: self.view, self.metrics, clock=lambda: self.now, **options)
         self.follow()
 
     def follow(self) -> None:
         for record in self.log.directory.records(self._read):
             self.items.add(record)
-            self._read = record.tip
+            self._read = record.head
         self.view = ServedView(self.log.views[self.log.number], LiveIdDictionary(), self.items)
         self.retriever.step()
 

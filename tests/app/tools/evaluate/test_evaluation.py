@@ -80,7 +80,7 @@ def train_through_kafka(path: Path, file: InputFile) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("device_bytes", "wide"), [("8MiB", False), ("128KiB", True)])
 def test_scores_equal_those_of_a_trainer_fed_through_kafka(tmp_path: Path, device_bytes: str, wide: bool) -> None:
-    """With the small table rows are evicted, spilled and recalled."""
+    """With the small table rows are evicted, spilled and fetched."""
     path = write_config(tmp_path, {"table": {"device_bytes": device_bytes}, "model": {"wide": wide}})
     file = write_rows(tmp_path / "clicks.jsonl", clicks(3000, users=1500))
     trained = train_through_kafka(path, file)

@@ -116,7 +116,7 @@ def test_averages_and_gathered_gradients_go_on_under_changed_settings(tmp_path, 
         assert names
         for name in names:
             np.testing.assert_array_equal(now[name], before[name], err_msg=name)
-    check_served(run.view_at(run.log.start_tip.number), run.state)
+    check_served(run.view_at(run.log.start_head.number), run.state)
     run.kill()
 
 

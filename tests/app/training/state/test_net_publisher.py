@@ -92,7 +92,7 @@ def test_a_killed_trainer_goes_back_to_the_newest_exact_version(run: PacedRun, t
     run.log.sync()
     assert run.log.durable.number == exact
     run.restart()
-    assert run.log.start_tip.number == exact
+    assert run.log.start_head.number == exact
     assert run.state.samples_trained == 3 * 32
     assert_same(snapshot(run.state), undisturbed(tmp_path / "other", range(3)))
     run.step(3, 4, 5)
@@ -109,7 +109,7 @@ def test_nothing_is_lost_after_an_exact_end(run: PacedRun, tmp_path) -> None:
     run.log.sync()
     assert run.log.durable.number == heartbeat
     run.restart()
-    assert run.log.start_tip.number == heartbeat
+    assert run.log.start_head.number == heartbeat
     assert run.publish() >> 32 == 2
     run.log.sync()
     assert run.log.ends_exact
@@ -124,7 +124,7 @@ def test_a_state_that_does_not_match_its_checksum_is_not_used(run: PacedRun) -> 
     run.log.wait_for_state()
     flip(run.log.config.path / state_name(second) / STATE, -1)
     run.restart()
-    assert run.log.start_tip.number == first
+    assert run.log.start_head.number == first
 
 
 def test_old_states_are_deleted_once_a_newer_version_is_durable(run: PacedRun) -> None:
@@ -145,7 +145,7 @@ def test_a_version_with_a_command_is_published_after_its_exact_state(run: PacedR
     number = run.publish(exact=True)
     assert find_state(run.log.config.path, run.log.published) is not None
     run.restart()
-    assert run.log.start_tip.number == number
+    assert run.log.start_head.number == number
 
 
 def test_followers_get_the_parameters_at_their_own_pace(run: PacedRun, tmp_path) -> None:
@@ -196,7 +196,7 @@ def test_a_small_net_in_bfloat16_is_exact_too(tmp_path) -> None:
     run.step(0, 1)
     number = run.publish()
     run.restart()
-    assert run.log.start_tip.number == number
+    assert run.log.start_head.number == number
     assert_same(snapshot(run.state), undisturbed(tmp_path / "other", range(2)))
     run.kill()
 
@@ -210,10 +210,10 @@ def test_a_base_is_made_of_an_exact_version(run: PacedRun, tmp_path) -> None:
     path = compact_log(run.log.directory, window_samples=run.config.train.window_samples)
     assert path is not None
     base = run.log.directory.open_base()
-    assert base.tip.number == exact
+    assert base.head.number == exact
     shutil.rmtree(run.log.config.path / state_name(exact))
     run.restart()
-    assert run.log.start_tip.number == exact
+    assert run.log.start_head.number == exact
     assert_same(snapshot(run.state), undisturbed(tmp_path / "other", range(1)))
     run.step(1)
     run.publish(exact=True)
@@ -259,7 +259,7 @@ def test_a_follower_of_dropped_versions_serves_them_until_the_log_has_passed_the
     number = run.publish(exact=True)
     wait_until(lambda: follower.poll() or follower.view.version == number)
     fresh = run.view_at(number)
-    assert follower.view.tip == fresh.tip
+    assert follower.view.head == fresh.head
     assert_same(follower.view.model.named_arrays(follower.view.parameters), fresh.model.named_arrays(fresh.parameters))
     users = np.zeros(40, np.uint16), np.arange(40)
     rows, status = follower.view.lookup(*users)

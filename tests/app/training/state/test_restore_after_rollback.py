@@ -58,7 +58,7 @@ def snapshot(state: TrainingState) -> dict[str, np.ndarray]:
     rows, status = table.find(*KEYS)
     # a key created since is reported as forgotten while its record is retained, whatever it was before
     arrays |= {"values": rows, "status": np.where(status == KNOWN, KNOWN, UNKNOWN)}
-    found = table.lower_tiers.recall(*KEYS)
+    found = table.lower_tiers.fetch(*KEYS)
     slots = table.memory.find(*KEYS)
     here = slots >= 0
     resident, _ = table.memory.read(slots[here], KEYS[0][here], KEYS[1][here])

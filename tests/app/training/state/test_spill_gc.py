@@ -8,8 +8,8 @@ import pytest
 from springtide.app.training.state.spill_gc import CHUNK_KEYS, NO_GENERATION, BaseRows, SpillGC
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base
 from springtide.embeddings.tiers.interface import RowSource
-from springtide_client.format.records import Tip, VersionMeta
-from springtide_client.keys import mix_keys
+from springtide_client.format.records import Head, VersionMeta
+from springtide_client.keys import hash_keys
 from springtide_client.log.base import Base, ModelIdentity, TableSpec
 from springtide_client.log.directory import LogDirectory
 from springtide_client.rows.row_block import RowBlock
@@ -29,7 +29,7 @@ class RecordingTable:
 
     def map_base(self, base: RowSource, generation: int) -> None:
         assert isinstance(base, BaseRows)
-        self.mapped.append((base.base.tip.number, generation))
+        self.mapped.append((base.base.head.number, generation))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def spill_gc(tmp_path: Path, table: RecordingTable) -> SpillGC:
 
 def write(path: Path, number: int) -> None:
     image = BaseImage(
-        tip=Tip(number, number),
+        head=Head(number, number),
         schema=SCHEMA,
         table=TableImage(spec=TableSpec(dim=2, state_width=1, seed=0, init_scale=0.1)),
         model=ModelIdentity(name="logistic"),
@@ -101,8 +101,8 @@ NUM, DIM = 40_000, 4
 def made(folder: Path, num: int) -> Base:
     """A base of ids 0, 2, 4... whose columns are functions of the id."""
     ids_N, features_N = np.arange(0, 2 * num, 2), np.arange(num).astype(np.uint16) % 3
-    mixed_N = mix_keys(features_N, ids_N)
-    order = np.argsort(mixed_N)
+    key_hash_N = hash_keys(features_N, ids_N)
+    order = np.argsort(key_hash_N)
     ids_N, features_N = ids_N[order], features_N[order]
     values_ND = ids_N[:, None] + np.arange(DIM, dtype=np.float32)
     states_NS = -values_ND[:, :1]
@@ -110,7 +110,7 @@ def made(folder: Path, num: int) -> Base:
     rows = RowBlock(features_N, ids_N, values_ND, states_NS, ids_N % 7, ids_N + 1)
     spec = TableSpec(dim=DIM, state_width=1, seed=0, init_scale=0.05, optimizer={"name": "rowwise-adagrad"})
     image = BaseImage(
-        tip=Tip(1, 1),
+        head=Head(1, 1),
         schema=Schema(labels=("click",), categorical=("a", "b", "c")),
         table=TableImage(spec=spec, num_rows=num, blocks=[rows]),
         model=ModelIdentity(name="dlrm"),

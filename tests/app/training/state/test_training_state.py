@@ -146,7 +146,7 @@ def run(tmp_path) -> Iterator[LearnedLog]:
 def test_a_version_holds_positions_clocks_and_counts(run):
     run.learn(range(6), every=6)
     run.log.sync()
-    (record,) = run.directory.records(run.log.start_tip)
+    (record,) = run.directory.records(run.log.start_head)
     meta = record.meta
     assert meta.positions == {"clicks/0": {"topic_id": "topic-1", "offset": 192}}
     assert meta.dead_letters == {"bad_json": 2}

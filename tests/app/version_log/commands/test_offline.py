@@ -49,7 +49,7 @@ def test_commands_are_executed_once_in_the_order_of_their_ids(log):
     versions = {command_status(log.path, command).version for command in commands}
     assert versions == {record.number for record in records}
     last = log.open()
-    assert last.start_tip == records[-1].tip
+    assert last.start_head == records[-1].head
     last.close()
 
 

@@ -14,7 +14,7 @@ from tests.support.writer_log import FEATURES, WriterLog, rows_of, rows_of_table
 def read(log: WriterLog) -> dict:
     """Return every live row at the end of the log, as read from the newest base on."""
     base = log.directory.open_base()
-    records = list(log.directory.records(base.tip))
+    records = list(log.directory.records(base.head))
     meta = records[-1].meta if records else base.manifest.meta
     found = {}
     for table in tables_of(base.manifest):
@@ -50,10 +50,10 @@ def test_a_rollback_restores_the_rows_except_those_erased_since(log, seed):
                 for key, row in random.worlds[number].items()
                 if key not in gone and (key[0] != 1 or row[1] >= random.horizon)
             }
-            tip = writer.append(rollback.meta, rollback.arrays)
+            head = writer.append(rollback.meta, rollback.arrays)
             writer.sync()
             random.now = then
-            random.worlds[tip.number] = dict(then)
+            random.worlds[head.number] = dict(then)
             assert read(log) == then
             assert rollback.meta.restores == number
 
@@ -73,7 +73,7 @@ def test_a_version_whose_base_was_deleted_is_refused(log):
         writer.sync()
         with pytest.raises(UserError, match=r"the oldest that can is 1\.11|1\.\d+"):
             build_rollback(log.directory, early, window_samples=100)
-        assert build_rollback(log.directory, base.tip.number, window_samples=100).meta.restores == base.tip.number
+        assert build_rollback(log.directory, base.head.number, window_samples=100).meta.restores == base.head.number
         with pytest.raises(UserError, match="is not in the log"):
             build_rollback(log.directory, (1 << 32) + 77, window_samples=100)
 

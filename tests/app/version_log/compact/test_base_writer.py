@@ -16,7 +16,7 @@ from springtide.app.version_log.disk_budget import base_row_bytes
 from springtide.app.version_log.tables import LogTable, tables_of
 from springtide.app.version_log.verify.replay import RowPlaces
 from springtide.app.version_log.verify.verify import verify
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.format.tensors import HEAD_BYTES, encode_tensors, map_tensors
 from springtide_client.log.base import Base, ModelIdentity, overlapping
 from springtide_client.rows.hash_range import HashRange, owners_of
@@ -39,7 +39,7 @@ def blocks_of(layer: RowBlock) -> list[RowBlock]:
 
 def image_of(main: TableImage, **changes: object) -> BaseImage:
     return BaseImage(
-        tip=Tip(1 << 32, 1 << 32),
+        head=Head(1 << 32, 1 << 32),
         schema=SCHEMA,
         table=main,
         model=ModelIdentity(name="logistic"),

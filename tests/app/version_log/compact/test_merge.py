@@ -21,7 +21,7 @@ def test_only_durable_versions_are_compacted(log) -> None:
         put(writer, 2)
         writer.sync()
         base = compact(log)
-        assert base.tip == first
+        assert base.head == first
         assert rows_of(base.main.layer) == {(0, 1): (1.0, 100)}
         assert compact(log) is None
 
@@ -113,7 +113,7 @@ def test_a_base_has_dense_state_scores_commands_and_meta(log) -> None:
         writer.append(VersionMeta(step=5), {})
         writer.sync()
         base = compact(log)
-    assert base.tip == last
+    assert base.head == last
     np.testing.assert_array_equal(base.dense["dense.w"], [2, 2, 2])
     assert base.trainer_state["state.optimizer.step"] == 9
     assert base.trainer_state["state.scores.window.labels"].ravel().tolist() == [1, 0, 1]

@@ -75,7 +75,7 @@ def writer(log: WriterLog, model):
     """Open a log whose first base has the model."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
-        tip=writer.first_base_tip,
+        head=writer.first_base_head,
         schema=SCHEMA,
         table=TableImage(spec=TABLE),
         model=ModelIdentity(name="dlrm"),
@@ -84,7 +84,7 @@ def writer(log: WriterLog, model):
         program=export_model(model, SPEC),
     )
     write_base(log.path, image)
-    writer.start_after(writer.first_base_tip)
+    writer.start_after(writer.first_base_head)
     with writer:
         yield writer
 

@@ -11,33 +11,34 @@ from springtide.app.version_log.compact.merge import compact_log
 from springtide.app.version_log.compact.retention import apply_retention, read_base_manifest
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.verify.verify import verify
-from springtide_client.format.records import Tip, VersionMeta
+from springtide_client.format.records import Head, VersionMeta
 from springtide_client.log.base import Base
 from tests.support.writer_log import SCHEMA, WINDOW, Team, WriterLog, compact, config, put, row_tensors, sync_twice
 
 
 def test_retention_deletes_what_the_oldest_retained_base_covers(log) -> None:
     with log.writer(segment_bytes=1 << 16) as writer:
-        tips: list[Tip] = []
+        heads: list[Head] = []
         for _ in range(4):
-            tips += [put(writer, 1, trainer={"padding": "x" * 30_000}) for _ in range(8)]
+            heads += [put(writer, 1, trainer={"padding": "x" * 30_000}) for _ in range(8)]
             writer.sync()
-            tips.append(writer.append(VersionMeta(), {}))
+            heads.append(writer.append(VersionMeta(), {}))
             writer.sync()
             compact(log)
             apply_retention(log.directory, 2)
             bases = log.directory.bases()
             assert len(bases) <= 2
-            after_oldest = [record.tip for record in log.directory.records(Base.open(bases[0]).tip)]
-            assert after_oldest == [tip for tip in tips if tip.number > Base.open(bases[0]).tip.number]
+            after_oldest = [record.head for record in log.directory.records(Base.open(bases[0]).head)]
+            assert after_oldest == [head for head in heads if head.number > Base.open(bases[0]).head.number]
         segments = sorted(path.name for path in log.path.glob("seg-*"))
         assert "seg-0000000001-000000.log" not in segments
         first_kept = int(segments[0][-10:-4])
         assert segments == [f"seg-0000000001-{k:06d}.log" for k in range(first_kept, first_kept + len(segments))]
     with log.writer() as writer:
-        assert writer.start_tip == tips[-1]
+        assert writer.start_head == heads[-1]
         apply_retention(log.directory, 1)
-        assert [record.tip for record in log.directory.records(Base.open(log.directory.bases()[-1]).tip)] == tips[-1:]
+        newest = Base.open(log.directory.bases()[-1]).head
+        assert [record.head for record in log.directory.records(newest)] == heads[-1:]
 
 
 def test_retention_deletes_segments_of_a_replaced_trainer(log) -> None:
@@ -67,7 +68,7 @@ def test_a_damaged_newest_base_is_not_counted_as_retained(log) -> None:
         base = compact(log)
         os.truncate(base.path / "rows.safetensors", 10)
         assert apply_retention(log.directory, 1) == []
-        assert len(log.tips()) == 2  # from the base before it
+        assert len(log.heads()) == 2  # from the base before it
         mended = compact(log)
         assert mended.path == base.path
         mended.verify()
@@ -120,12 +121,12 @@ def test_rows_of_another_rank_alone_are_work_for_the_next_base(log) -> None:
         team.writers[1].append_owned(VersionMeta(), {})
         team.sync()
         pending = PendingVersions(log.directory)
-        assert pending.after(team.lead.first_base_tip.number).is_idle
-        before = pending.after(team.lead.first_base_tip.number).num_bytes
+        assert pending.after(team.lead.first_base_head.number).is_idle
+        before = pending.after(team.lead.first_base_head.number).num_bytes
         team.lead.append_owned(VersionMeta(fingerprint=SCHEMA.fingerprint()), {})
         team.writers[1].append_owned(VersionMeta(), row_tensors({(0, 1): (1.0, 100)}))
         team.sync()
-        after = pending.after(team.lead.first_base_tip.number)
+        after = pending.after(team.lead.first_base_head.number)
         assert not after.is_idle
         assert after.num_bytes > before
 

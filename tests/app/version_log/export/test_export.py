@@ -42,7 +42,7 @@ def made(log: WriterLog, program) -> RandomVersions:
     """Write a log with a model, two bases, and versions after the newer one."""
     writer = LogWriter.open(config(log.path), schema=SCHEMA)
     image = BaseImage(
-        tip=writer.first_base_tip,
+        head=writer.first_base_head,
         schema=SCHEMA,
         table=TableImage(spec=TABLE),
         model=ModelIdentity(name="logistic"),
@@ -51,7 +51,7 @@ def made(log: WriterLog, program) -> RandomVersions:
         program=program[0],
     )
     write_base(log.path, image)
-    writer.start_after(writer.first_base_tip)
+    writer.start_after(writer.first_base_head)
     with writer:
         made = RandomVersions(log, writer)
         made.write(12)

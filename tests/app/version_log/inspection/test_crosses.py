@@ -45,7 +45,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
     dense = [{f"dense.wide.{name}": array for name, array in part.named().items()} for part in (begun, learned)]
     with LogWriter.open(config(path), schema=SCHEMA) as writer:
         image = BaseImage(
-            tip=writer.first_base_tip,
+            head=writer.first_base_head,
             schema=SCHEMA,
             table=TableImage(spec=MAIN),
             tables={"crosses": TableImage(spec=PAIRS)} if has_table else {},
@@ -55,7 +55,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
             program=b"program",
         )
         write_base(path, image)
-        writer.start_after(writer.first_base_tip)
+        writer.start_after(writer.first_base_head)
         state = np.zeros((3, 10), np.float32)
         state[:, -1] = list(BORN.values())
         rows = {

@@ -126,18 +126,18 @@ def test_an_error_names_the_oldest_version_that_can_be_compared(log: WriterLog) 
         writer.sync()
         shutil.rmtree(log.path / base_name(1 << 32))
         index = LogIndex(log.directory)
-        with pytest.raises(UserError, match=rf"1\.2 can no longer be rebuilt.* oldest that can be is {base.tip}$"):
+        with pytest.raises(UserError, match=rf"1\.2 can no longer be rebuilt.* oldest that can be is {base.head}$"):
             diff_versions(index, index.resolve("1.2"), index.resolve("latest"))
-        assert diff_versions(index, base.tip.number, index.resolve("latest")).num_versions == 2
+        assert diff_versions(index, base.head.number, index.resolve("latest")).num_versions == 2
 
 
 def test_a_corrupt_record_in_between_is_a_clear_error(log: WriterLog) -> None:
     with log.writer() as writer:
-        tips = [put(writer, value) for value in (1, 2, 3, 4)]
+        heads = [put(writer, value) for value in (1, 2, 3, 4)]
         writer.sync()
     index = LogIndex(log.directory)
-    place = index.find(tips[2].number)
+    place = index.find(heads[2].number)
     flip(place.frame.path, place.frame.offset + place.num_bytes - 3)
     with pytest.raises(LogError, match=r"1\.3"):
-        diff_versions(index, tips[0].number, tips[3].number)
-    assert diff_versions(index, tips[0].number, tips[1].number).num_versions == 1
+        diff_versions(index, heads[0].number, heads[3].number)
+    assert diff_versions(index, heads[0].number, heads[1].number).num_versions == 1

@@ -13,15 +13,15 @@ from tests.support.writer_log import WriterLog, put
 
 def test_a_version_has_many_names(log: WriterLog) -> None:
     with log.writer() as writer:
-        tips = [put(writer, value) for value in (1, 2, 3)]
+        heads = [put(writer, value) for value in (1, 2, 3)]
         writer.sync()
         index = LogIndex(log.directory)
     first = 1 << 32
-    assert index.numbers == [first, *(tip.number for tip in tips)]
+    assert index.numbers == [first, *(head.number for head in heads)]
     names = {"latest": 3, "-0": 3, "-1": 2, "-3": 0, "oldest": 0, "1.2": 2, str(first + 1): 1}
     assert {name: index.resolve(name) - first for name in names} == names
-    assert index.tip(tips[1].number) == tips[1]
-    assert index.tip(first).checksum == first
+    assert index.head(heads[1].number) == heads[1]
+    assert index.head(first).checksum == first
 
 
 @pytest.mark.parametrize(
@@ -61,18 +61,18 @@ def test_versions_of_all_epochs_and_bases_without_records_are_known(log: WriterL
         last = put(writer, 5)
         writer.sync()
         index = LogIndex(log.directory)
-    assert index.bases == [1 << 32, base.tip.number]
+    assert index.bases == [1 << 32, base.head.number]
     assert index.resolve("latest") == last.number == (2 << 32) + 1
-    assert index.base_before(last.number).tip == base.tip
-    assert index.base_before(base.tip.number - 1).tip.number == 1 << 32
-    assert [entry.number for entry in index.entries_between(base.tip.number, last.number)][-1] == last.number
+    assert index.base_before(last.number).head == base.head
+    assert index.base_before(base.head.number - 1).head.number == 1 << 32
+    assert [entry.number for entry in index.entries_between(base.head.number, last.number)][-1] == last.number
 
 
 def test_a_base_deleted_meanwhile_is_a_log_error(log: WriterLog) -> None:
     with log.writer():
         index = LogIndex(log.directory)
     shutil.rmtree(log.directory.bases()[0])
-    for read in (index.tip, index.meta):
+    for read in (index.head, index.meta):
         with pytest.raises(LogError, match="base-00000000004294967296 was deleted"):
             read(1 << 32)
 
@@ -83,7 +83,7 @@ def test_a_record_head_has_meta_and_shapes_without_reading_tensors(log: WriterLo
         writer.sync()
         index = LogIndex(log.directory)
     entry = index.entries[0]
-    head = entry.read_head()
-    assert head.meta == entry.read().meta
-    assert (head.num_rows, head.num_forgotten, head.meta.samples_trained) == (1, 0, 70)
-    assert head.shapes == {name: array.shape for name, array in entry.read().tensors().items()}
+    summary = entry.read_summary()
+    assert summary.meta == entry.read().meta
+    assert (summary.num_rows, summary.num_forgotten, summary.meta.samples_trained) == (1, 0, 70)
+    assert summary.shapes == {name: array.shape for name, array in entry.read().tensors().items()}

@@ -27,7 +27,7 @@ def test_base_and_records_lead_to_the_end_of_the_log(log) -> None:
         writer.sync()
         assert compact_log(log.directory, window_samples=10)
     with log.writer() as writer:
-        resume = Resume.of(log.directory, writer.start_tip)
+        resume = Resume.of(log.directory, writer.start_head)
         assert resume.meta.step == resume.base.manifest.meta.step == 3
         records = list(resume.records())
         assert [record.meta.step for record in records] == [4, 5]
@@ -44,7 +44,7 @@ def test_a_log_that_cannot_be_read_to_its_end_is_an_error(log) -> None:
         put(writer, 1)
         put(writer, 2)
     with log.writer() as writer:
-        resume = Resume.of(log.directory, writer.start_tip)
+        resume = Resume.of(log.directory, writer.start_head)
         segment = next(log.path.glob("seg-*"))
         os.truncate(segment, segment.stat().st_size - 1)
         with pytest.raises(LogError, match=r"ends at 1\.1"):
@@ -55,7 +55,7 @@ def test_a_replaced_trainer_cannot_resume(log) -> None:
     with log.writer() as writer:
         put(writer, 1)
     with log.writer() as writer:
-        resume = Resume.of(log.directory, writer.start_tip)
+        resume = Resume.of(log.directory, writer.start_head)
         (log.path / "epoch-0000000003.claim").touch()
         with pytest.raises(LogError, match="ends at"):
             list(resume.records())

@@ -26,10 +26,10 @@ def test_a_rollback_across_a_gap_restores_the_rows_except_those_erased_since(log
         assert isinstance(versions_between(index, made.pinned, index.numbers[-1]), ImageRange)
         gone = {key for version, keys in made.random.ordered.items() if version > made.pinned for key in keys}
         rollback = build_rollback(log.directory, made.pinned, window_samples=100, range_bytes=2_000)
-        tip = made.writer.append(rollback.meta, rollback.arrays)
+        head = made.writer.append(rollback.meta, rollback.arrays)
         made.writer.sync()
         horizon = made.random.horizon
-        assert image_rows(log.directory, tip.number) == {
+        assert image_rows(log.directory, head.number) == {
             key: row for key, row in made.rows.items() if key not in gone and (key[0] != 1 or row[1] >= horizon)
         }
 

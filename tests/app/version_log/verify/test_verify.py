@@ -163,9 +163,9 @@ def test_followers_that_start_at_the_newest_base_do_not_need_missing_records_bef
         file.unlink()
     log = WriterLog(path)
     with log.writer() as writer:
-        tip = put(writer, 9)
+        head = put(writer, 9)
         writer.sync()
-    assert log.tips() == [tip]
+    assert log.heads() == [head]
     wrong = report_of(path).errors
     assert wrong
     assert all("followers start at base" in str(finding) for finding in wrong)
@@ -266,7 +266,7 @@ def test_rows_in_the_wrong_order_are_found_without_replaying(path: Path) -> None
             arrays[tensor][[2, 3]] = arrays[tensor][[3, 2]]
 
     forge(newest_base(path), ROWS, swap)
-    assert any("order of mixed keys" in finding.what for finding in report_of(path).errors)
+    assert any("order of key hashes" in finding.what for finding in report_of(path).errors)
 
 
 def test_a_base_of_another_version_is_found(path: Path) -> None:

@@ -14,14 +14,14 @@ from tests.support.writer_log import put
 
 def test_versions_become_durable_without_sync(log) -> None:
     with log.writer(durable_seconds=0.01) as writer:
-        tip = put(writer, 1)
-        wait_until(lambda: writer.durable == tip)
+        head = put(writer, 1)
+        wait_until(lambda: writer.durable == head)
 
 
 def test_a_version_larger_than_queue_and_segment_is_written(log) -> None:
     with log.writer(segment_bytes=1 << 16, queue_bytes=1 << 16) as writer:
-        tips = [put(writer, 1, trainer={"padding": "x" * 200_000}) for _ in range(3)]
-    assert log.tips() == tips
+        heads = [put(writer, 1, trainer={"padding": "x" * 200_000}) for _ in range(3)]
+    assert log.heads() == heads
 
 
 def test_an_encoding_error_is_raised_by_the_next_call(log) -> None:
@@ -48,7 +48,7 @@ def test_the_error_that_ends_a_thread_is_raised_by_the_next_append(log, monkeypa
 @pytest.mark.parametrize("written", [0, 1, 47, 48, 300])
 def test_a_failed_append_is_retried_in_a_new_file(log, monkeypatch, written: int) -> None:
     with log.writer() as writer:
-        tips = [put(writer, 1)]
+        heads = [put(writer, 1)]
         writer.sync()
         write, failures = os.writev, []
 
@@ -59,14 +59,14 @@ def test_a_failed_append_is_retried_in_a_new_file(log, monkeypatch, written: int
             return write(descriptor, pieces)
 
         monkeypatch.setattr(os, "writev", fail_once)
-        tips += [put(writer, 2), put(writer, 3)]
+        heads += [put(writer, 2), put(writer, 3)]
         writer.sync()
         assert failures == [written]
         assert writer.stall_reason == ""
     assert len(list(log.path.glob("seg-*"))) == 2
-    assert log.tips() == tips
+    assert log.heads() == heads
     with log.writer() as writer:
-        assert writer.start_tip == tips[-1]
+        assert writer.start_head == heads[-1]
 
 
 def test_a_permanent_disk_error_is_raised_by_the_next_append(log, monkeypatch) -> None:
@@ -96,17 +96,17 @@ def test_the_writer_waits_for_a_full_disk(log, monkeypatch) -> None:
             write(frame)
 
         monkeypatch.setattr(writer._queue.segments, "write", full)
-        tip = put(writer, 1)
+        head = put(writer, 1)
         writer.sync()
-        assert writer.published == tip
+        assert writer.published == head
         assert "No space left" in tries[-1]
         assert writer.stall_reason == ""
 
 
 def test_nothing_is_durable_after_a_failed_fsync(log, monkeypatch) -> None:
     with log.writer() as writer:
-        tip = put(writer, 1)
-        wait_until(lambda: writer.published == tip)
+        head = put(writer, 1)
+        wait_until(lambda: writer.published == head)
 
         def fail(*_: object) -> None:
             raise OSError(errno.EIO, "Input/output error")
@@ -117,4 +117,4 @@ def test_nothing_is_durable_after_a_failed_fsync(log, monkeypatch) -> None:
         monkeypatch.undo()
         with pytest.raises(LogError, match="fsync"):
             writer.sync()  # a later successful fsync would prove nothing
-        assert writer.durable == writer.first_base_tip
+        assert writer.durable == writer.first_base_head

@@ -23,30 +23,30 @@ LATER = {(0, key): (2.0, 100) for key in range(8)}
 
 def test_taking_over_fences_the_other_trainer(log) -> None:
     with log.writer() as old:
-        tips = [put(old, 1)]
+        heads = [put(old, 1)]
         old.sync()
         with log.writer(take_over=True) as new:
-            assert new.start_tip == tips[-1]
-            tips.append(put(new, 2))
+            assert new.start_head == heads[-1]
+            heads.append(put(new, 2))
             new.sync()
             put(old, 99)
             with pytest.raises(FencedError):
                 old.sync()
-            assert old.durable == tips[0]
-            assert log.tips() == tips
+            assert old.durable == heads[0]
+            assert log.heads() == heads
             with pytest.raises(LogBusyError):  # the new trainer holds the lock
                 log.open()
         with pytest.raises(FencedError):
             put(old, 98)
-    assert log.tips() == tips
+    assert log.heads() == heads
 
 
 def test_what_a_fenced_trainer_writes_is_never_read_and_never_durable(log) -> None:
     old = log.open()
-    tips = [put(old, 1)]
+    heads = [put(old, 1)]
     old.sync()
-    follower = log.directory.follow(old.first_base_tip)
-    assert [record.tip for record in follower.read()] == tips
+    follower = log.directory.follow(old.first_base_head)
+    assert [record.head for record in follower.read()] == heads
     new = log.open(take_over=True)
     # it does not check for a higher epoch: it writes beyond the seal of its file, and into a new file
     old.directory.is_fenced = lambda epoch: False
@@ -57,14 +57,14 @@ def test_what_a_fenced_trainer_writes_is_never_read_and_never_durable(log) -> No
     old.sync()
     assert len(list(log.path.glob("seg-0000000001-*"))) == 2
     assert follower.read() == []
-    tips.append(put(new, 2))
+    heads.append(put(new, 2))
     new.sync()
-    assert [record.tip for record in follower.read()] == tips[1:]
-    assert log.tips() == tips
+    assert [record.head for record in follower.read()] == heads[1:]
+    assert log.heads() == heads
     old.close()
     new.close()
     with log.writer() as third:
-        assert third.start_tip == tips[-1]
+        assert third.start_head == heads[-1]
     follower.close()
 
 
@@ -80,14 +80,14 @@ def test_a_schema_that_is_not_numbered_as_the_next_of_the_log_is_refused(log) ->
 
 def test_an_epoch_with_a_manifest_but_no_claim_is_not_reused(log) -> None:
     with log.writer() as writer:
-        tip = put(writer, 1)
+        head = put(writer, 1)
     (log.path / "epoch-0000000001.claim").unlink()
-    assert log.tips()[-1] == tip
+    assert log.heads()[-1] == head
     with log.writer() as writer:
         assert writer.epoch == 2
         later = put(writer, 2)
         writer.sync()
-        assert log.tips() == [tip, later]
+        assert log.heads() == [head, later]
 
 
 def test_a_log_without_its_bases_is_refused(log) -> None:
@@ -102,38 +102,38 @@ def test_a_log_without_its_bases_is_refused(log) -> None:
 @pytest.mark.parametrize("cut", [1, 20, 47, 48, 100])
 def test_a_torn_tail_is_ignored(log, cut: int) -> None:
     with log.writer() as writer:
-        tips = [put(writer, 1), put(writer, 2)]
+        heads = [put(writer, 1), put(writer, 2)]
     segment = next(log.path.glob("seg-*"))
     os.truncate(segment, segment.stat().st_size - cut)
     with log.writer() as writer:
-        assert writer.start_tip == tips[0]
-        tip = put(writer, 3)
-    assert log.tips() == [tips[0], tip]
-    assert tip.number > tips[1].number
+        assert writer.start_head == heads[0]
+        head = put(writer, 3)
+    assert log.heads() == [heads[0], head]
+    assert head.number > heads[1].number
 
 
 def test_a_flipped_bit_ends_the_valid_log_and_the_next_epoch_continues_there(log) -> None:
     with log.writer(segment_bytes=1 << 16) as writer:
-        tips = [put(writer, 1, trainer={"padding": "x" * 20_000}) for _ in range(9)]
+        heads = [put(writer, 1, trainer={"padding": "x" * 20_000}) for _ in range(9)]
     first = min(log.path.glob("seg-*"))
     flip(first, bit=4)
     with log.writer() as writer:
-        assert writer.start_tip == tips[0]
-        tip = put(writer, 2)
-    assert log.tips() == [tips[0], tip]
+        assert writer.start_head == heads[0]
+        head = put(writer, 2)
+    assert log.heads() == [heads[0], head]
     with log.writer() as writer:
-        assert writer.start_tip == tip
+        assert writer.start_head == head
 
 
 def test_a_damaged_base_is_skipped(log) -> None:
     with log.writer() as writer:
-        tips = [put(writer, 1), put(writer, 2)]
+        heads = [put(writer, 1), put(writer, 2)]
         writer.sync()
-        newer = log.path / f"base-{tips[0].number:020d}"
+        newer = log.path / f"base-{heads[0].number:020d}"
         newer.mkdir()
         (newer / "manifest.json").write_text("{")
     with log.writer() as writer:
-        assert writer.start_tip == tips[-1]
+        assert writer.start_head == heads[-1]
 
 
 def test_a_path_that_cannot_be_a_folder_is_named_with_its_key(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_what_a_replaced_rank_appends_after_the_lengths_were_noted_is_not_sealed
 
     monkeypatch.setattr(springtide.app.version_log.write.epoch, "sync_file", late)
     with log.team(2, take_over=True) as new:
-        assert new.lead.start_tip.number == first
+        assert new.lead.start_head.number == first
         third = new.put({(0, 50): (5.0, 100)})
         wait_until(lambda: new.lead.published.number == third)
         assert log.read()[1] == ROWS | {(0, 50): (5.0, 100)}
@@ -223,8 +223,8 @@ def test_a_replaced_rank_that_writes_on_changes_nothing_that_is_read(log) -> Non
     wait_until(lambda: old.lead.published.number == first)
     for writer in old.writers:
         writer.directory.is_fenced = lambda epoch: False  # it was paused behind its look
-    with log.team(3, take_over=True) as new, log.directory.follow(new.lead.start_tip) as cursor:
-        assert new.lead.start_tip.number == first
+    with log.team(3, take_over=True) as new, log.directory.follow(new.lead.start_head) as cursor:
+        assert new.lead.start_head.number == first
         zombie = old.put(LATER)
         wait_until(lambda: old.lead.published.number == zombie)
         second = new.put({(0, 50): (5.0, 100)})

@@ -37,9 +37,9 @@ def test_a_version_of_three_ranks_is_read_as_one(log) -> None:
         last = team.put({(1, 7): (3.0, 100)})
         team.sync()
         assert all(writer.durable.number == writer.published.number == last for writer in team.writers)
-        tip, rows = log.read()
+        head, rows = log.read()
     assert number == (1 << 32) + 1
-    assert tip.number == last
+    assert head.number == last
     assert rows == {key: row for key, row in ROWS.items() if key[1] not in (3, 4)} | {(1, 7): (3.0, 100)}
     files = sorted(path.name for path in log.path.glob("seg-*"))
     assert files == [
@@ -67,7 +67,7 @@ def test_nothing_is_published_before_every_rank_has_written(log) -> None:
         wait_until(lambda: "rank 1 has not written the shard record of version 1.1" in team.lead.stall_reason)
         assert team.lead.is_stalled
         assert team.lead.published == before
-        assert log.tips() == []
+        assert log.heads() == []
         team.writers[1].append_owned(VersionMeta(), row_tensors(ROWS))
         wait_until(lambda: team.lead.published.number == number)
         assert not team.lead.is_stalled
@@ -107,7 +107,7 @@ def test_an_epoch_without_versions_waits_for_nobody(log) -> None:
     for _ in range(2):  # one that begins with a base, one that begins with the end of the log
         with log.team(2, timeout_seconds=0.2) as team:
             team.sync()
-            assert team.lead.durable == team.lead.published == team.lead.start_tip
+            assert team.lead.durable == team.lead.published == team.lead.start_head
 
 
 def test_durable_waits_for_every_rank(log) -> None:
@@ -153,9 +153,9 @@ def test_teams_of_any_size_follow_one_another(log, sizes) -> None:
             rows = {(0, epoch * 3 + n): (float(epoch), 100) for n in range(6)}
             expected |= rows
             team.put(rows)
-    tip, rows = log.read()
+    head, rows = log.read()
     assert rows == expected
-    assert tip.number == (len(sizes) << 32) + 1
+    assert head.number == (len(sizes) << 32) + 1
 
 
 def test_the_seal_ends_before_a_version_with_a_missing_or_another_shard_record(log) -> None:
@@ -171,7 +171,7 @@ def test_the_seal_ends_before_a_version_with_a_missing_or_another_shard_record(l
         file.truncate(size + 60)  # what a power loss of the other host leaves
     assert log.read()[0].number == first
     with log.team(3) as team:
-        assert team.lead.start_tip.number == first
+        assert team.lead.start_head.number == first
         assert log.read()[1] == {(0, 1): (1.0, 100), (0, 2): (2.0, 100)}
         team.put({(0, 9): (9.0, 100)})
     assert log.read()[1] == {(0, 1): (1.0, 100), (0, 2): (2.0, 100), (0, 9): (9.0, 100)}
@@ -203,13 +203,13 @@ def test_a_version_whose_version_record_was_not_written_never_was(tmp_path, visi
         check=False,
     )
     assert process.returncode == -9
-    tip, rows = log.read()
-    assert tip.number == (1 << 32) + visit - 1
+    head, rows = log.read()
+    assert head.number == (1 << 32) + visit - 1
     assert rows == {key: (float(visit - 1), 100) for key in KEYS if visit > 1}
     shards = [frame.header.number for frame in sound_frames(log.path / shard_segment_name(1, 1, 0))]
-    assert shards[-1] > tip.number
-    assert all(int(line) <= tip.number for line in process.stdout.split())
+    assert shards[-1] > head.number
+    assert all(int(line) <= head.number for line in process.stdout.split())
     with log.team(3) as team:
-        assert team.lead.start_tip == tip
+        assert team.lead.start_head == head
         team.put({KEYS[0]: (7.0, 100)})
     assert log.read()[1] == rows | {KEYS[0]: (7.0, 100)}

@@ -174,10 +174,10 @@ def test_a_record_of_wrong_size_is_reported(spill: RocksSpill) -> None:
     with spill._worker.reading() as (_, databases):
         (database,) = databases
     assert database.exists
-    from springtide_client.keys import mix_keys
+    from springtide_client.keys import hash_keys
 
-    mixed = mix_keys(rows.feature[:1], rows.id[:1])
-    inject(spill, mixed.astype(">u8").tobytes() + b"\0\0", b"short")
+    key_hash = hash_keys(rows.feature[:1], rows.id[:1])
+    inject(spill, key_hash.astype(">u8").tobytes() + b"\0\0", b"short")
     with pytest.raises(SpillError, match=r"a record of 5 bytes instead of 84 - restart"):
         find(spill, rows)
     assert_found(spill, rows.take(np.arange(1, 1000)))

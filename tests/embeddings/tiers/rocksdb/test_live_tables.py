@@ -17,7 +17,7 @@ from springtide.embeddings.tiers.rocksdb.catalog import KeyFilter
 from springtide.embeddings.tiers.rocksdb.live_tables import LiveTables
 from springtide.embeddings.tiers.rocksdb.process_main import Databases
 from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.row_block import RowBlock
 from tests.support.waiting import wait_until
 
@@ -117,8 +117,8 @@ def rows_of(ids: Any, version: int) -> RowBlock:
     ids = np.asarray(ids, np.int64)
     rows = RowBlock.zeros(len(ids), DIM, WIDTH)
     rows.feature[:], rows.id[:] = ids % 2, ids
-    noise = mix_keys(np.full(len(ids), version, np.uint16), ids)
-    words = np.stack([mix_keys(np.full(len(ids), n, np.uint16), noise.view(np.int64)) for n in range(DIM)], axis=1)
+    noise = hash_keys(np.full(len(ids), version, np.uint16), ids)
+    words = np.stack([hash_keys(np.full(len(ids), n, np.uint16), noise.view(np.int64)) for n in range(DIM)], axis=1)
     rows.value[:] = (words >> np.uint64(40)).astype(np.float32)
     rows.state[:, 0] = (noise >> np.uint64(41)).astype(np.float32)
     rows.count[:], rows.last_seen[:] = version, (noise >> np.uint64(3)).astype(np.int64)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from springtide.kernels.cpu.index.buckets import WIDTH
 from springtide.kernels.types import NO_SLOT, PRIORITY_BITS, TICK_BITS, RowLayout, priority_of
-from tests.kernels.oracle import Index, Key, mixed
+from tests.kernels.oracle import Index, Key, key_hash
 from tests.kernels.small_batch import OPS, arrays, found, insert, keys_of
 
 LAST_TICK = 2**TICK_BITS - 1
@@ -93,7 +93,7 @@ def test_dead_rows_are_those_last_seen_before_the_horizon_of_their_feature(
 
 def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
     # digests 0 and 1 are the same; an erased slot has digest 0 and still its old key
-    alike = [(0, i) for i in range(3000) if mixed((0, i)) & 0xFF in (0, 1)][:8]
+    alike = [(0, i) for i in range(3000) if key_hash((0, i)) & 0xFF in (0, 1)][:8]
     store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     slots = insert(store, alike, 1, 1).slots_U
     for erased in range(1, len(alike)):
@@ -103,11 +103,11 @@ def test_an_erased_key_is_not_found_beside_one_of_its_digest() -> None:
 
 def test_keys_of_one_bucket_and_one_digest_are_told_apart() -> None:
     store = OPS.allocate(WIDTH, 16, RowLayout(4, 1))
-    alike = [(f, i) for f in (0, 65535) for i in range(4000) if mixed((f, i)) & 0xFF == 7][:32]
+    alike = [(f, i) for f in (0, 65535) for i in range(4000) if key_hash((f, i)) & 0xFF == 7][:32]
     slots = insert(store, alike, 1, 1).slots_U
     np.testing.assert_array_equal(found(store, alike), slots)
     assert keys_of(store, slots) == alike
-    strangers = [(1, i) for i in range(40000) if mixed((1, i)) & 0xFF == 7]
+    strangers = [(1, i) for i in range(40000) if key_hash((1, i)) & 0xFF == 7]
     assert (found(store, strangers) == NO_SLOT).all()
 
 
@@ -116,10 +116,10 @@ def test_two_threads_share_a_find() -> None:
     keys = [(i % 3, i * 7) for i in range(900)]
     slots = insert(store, keys, 1, 1).slots_U
     features, ids = arrays(keys)
-    mixed_keys = OPS.mix_keys(features, ids)
+    key_hashes = OPS.hash_keys(features, ids)
 
     def find(part: slice) -> Any:
-        return OPS.find(store, features[part], ids[part], mixed_keys[part])
+        return OPS.find(store, features[part], ids[part], key_hashes[part])
 
     with ThreadPoolExecutor(2) as pool:
         halves = list(pool.map(find, [slice(0, 450), slice(450, 900)]))
@@ -134,10 +134,10 @@ def test_a_key_of_the_highest_score_word_may_still_go() -> None:
     assert len(insert(store, [(1, 1)], LAST_TICK, LAST_TICK + 1).victim_ids_V) == 1
 
 
-def test_two_keys_with_one_mixed_key_are_two_keys() -> None:
+def test_two_keys_with_one_key_hash_are_two_keys() -> None:
     golden = 0x9E37_79B9_7F4A_7C15
     twins = [(0, 5 ^ (golden - 2**64)), (1, 5)]
-    assert mixed(twins[0]) == mixed(twins[1])
+    assert key_hash(twins[0]) == key_hash(twins[1])
     store = OPS.allocate(WIDTH, 4, RowLayout(4, 1))
     slots = insert(store, twins, 1, 1).slots_U
     assert len(set(slots.tolist())) == 2

@@ -95,17 +95,17 @@ def filled(num_slots: int, layout: RowLayout) -> tuple[Store, Any, Any]:
     """A store at load 0.8, all its memory written to; the ids and their values."""
     store, ids = OPS.allocate(num_slots, WIDTH, layout), np.arange(num_slots * 4 // 5)
     features = np.zeros(len(ids), np.uint16)
-    placed = OPS.find_or_insert(store, features, ids, OPS.mix_keys(features, ids), 1, 2)
+    placed = OPS.find_or_insert(store, features, ids, OPS.hash_keys(features, ids), 1, 2)
     OPS.create(store, placed.slots_U, features, ids, 0, 0.1)
     arrays_of(store).values_CD[store.num_slots :] = 0
-    kept = OPS.find(store, features, ids, OPS.mix_keys(features, ids)) != NO_SLOT
+    kept = OPS.find(store, features, ids, OPS.hash_keys(features, ids)) != NO_SLOT
     ids, features = ids[kept], features[kept]
     return store, ids, OPS.initial_values(features, ids, layout.dim, 0, 0.1)
 
 
 def holds(store: Store, ids: Any, values: Any) -> bool:
     features = np.zeros(len(ids), np.uint16)
-    slots = OPS.find(store, features, ids, OPS.mix_keys(features, ids))
+    slots = OPS.find(store, features, ids, OPS.hash_keys(features, ids))
     return bool((slots != NO_SLOT).all()) and bool(np.array_equal(OPS.read(store, slots).values_ND, values))
 
 

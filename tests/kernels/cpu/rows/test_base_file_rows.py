@@ -15,10 +15,10 @@ KEYS = st.tuples(WORDS, st.integers(0, 3))
 def test_a_row_is_found_where_it_stands_and_nowhere_else(there: list[tuple[int, int]], others: list[tuple[int, int]]):
     there.sort()
     asked = [*there[::2], *others]
-    mixed_n, feature_n = np.array([k for k, _ in there], np.uint64), np.array([f for _, f in there], np.uint16)
-    mixed_K, features_K = np.array([k for k, _ in asked], np.uint64), np.array([f for _, f in asked], np.uint16)
+    key_hash_n, feature_n = np.array([k for k, _ in there], np.uint64), np.array([f for _, f in there], np.uint16)
+    key_hash_K, features_K = np.array([k for k, _ in asked], np.uint64), np.array([f for _, f in asked], np.uint16)
     places = {key: row for row, key in enumerate(there)}
-    rows_K = base_file_rows.find_rows(mixed_n, feature_n, mixed_K, features_K)
+    rows_K = base_file_rows.find_rows(key_hash_n, feature_n, key_hash_K, features_K)
     assert rows_K.tolist() == [places.get(key, -1) for key in asked]
 
     num, dim = len(there), 5

@@ -94,9 +94,9 @@ def test_wide_columns_move_with_their_rows(name: str) -> None:
     OPS.scatter(batch.store, batch.slots, columns)
     store = OPS.resize(batch.store, WIDTH * 8)
     keys = batch.unique.features_U, batch.unique.ids_U
-    moved = OPS.read(store, OPS.find(store, *keys, OPS.mix_keys(*keys)))
+    moved = OPS.read(store, OPS.find(store, *keys, OPS.hash_keys(*keys)))
     np.testing.assert_array_equal(moved.states_NS, columns.states_NS)
-    slots = OPS.find(store, *keys, OPS.mix_keys(*keys))
+    slots = OPS.find(store, *keys, OPS.hash_keys(*keys))
     OPS.create(store, slots, *keys, 0, 0.1)
     assert not OPS.read(store, slots).states_NS.any()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from springtide.kernels.cpu.serving.key_owners import first_foreign, split_keys
-from springtide_client.keys import mix_keys
+from springtide_client.keys import hash_keys
 from springtide_client.rows.hash_range import owners_of, split_by_owner
 
 IDS = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 500)
@@ -21,11 +21,11 @@ def test_keys_are_split_as_in_numpy(count, features) -> None:
 
 
 def test_the_first_key_of_another_range_is_found() -> None:
-    owners = owners_of(mix_keys(np.array([3], np.uint16), IDS), 2)
+    owners = owners_of(hash_keys(np.array([3], np.uint16), IDS), 2)
     own = IDS[owners == 1]
     assert first_foreign(3, own, 1, 2) == -1
     assert first_foreign(3, own[:0], 1, 2) == -1
-    mixed = own.copy()
-    mixed[[7, 9]] = IDS[owners == 0][:2]
-    mixed.flags.writeable = False
-    assert first_foreign(3, mixed, 1, 2) == 7
+    key_hash = own.copy()
+    key_hash[[7, 9]] = IDS[owners == 0][:2]
+    key_hash.flags.writeable = False
+    assert first_foreign(3, key_hash, 1, 2) == 7

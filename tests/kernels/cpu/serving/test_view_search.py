@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
-from springtide_client.keys import GOLDEN, MASK, mix_keys
+from springtide_client.keys import GOLDEN, MASK, hash_keys
 from springtide_client.rows.admission_counts import AdmissionCounts, SketchLayer
 from springtide_client.rows.layers import record_layer
 from springtide_client.rows.row_block import RowBlock
@@ -15,7 +15,7 @@ from tests.support.layers import sorted_layer
 
 DIM = 3
 FEATURES = (0, 1, 2, 40_000)
-# ids of feature 1 whose mixed keys equal those of ids of feature 0
+# ids of feature 1 whose key hashes equal those of ids of feature 0
 TWINS = [int(np.uint64((i ^ GOLDEN) & MASK).astype(np.int64)) for i in (0, 1, 7)]
 IDS = [-(2**63), -5, 0, 1, 2, 7, 10**12, 2**63 - 1, *TWINS]
 
@@ -108,7 +108,7 @@ def test_many_keys_in_many_layers(num_asked) -> None:
 
 @pytest.mark.parametrize("spread", [1, 2**20, 2**50])
 def test_keys_chosen_to_lie_unevenly_are_found(spread) -> None:
-    # inverting the mixing gives ids whose mixed keys lie close together: interpolation misses, results must not
+    # inverting the mixing gives ids whose key hashes lie close together: interpolation misses, results must not
     ids = unmixed(2**60 + np.arange(5_000, dtype=np.uint64) * np.uint64(spread)).view(np.int64)
     values = np.arange(15_000, dtype=np.float32).reshape(-1, DIM)
     ones, feature = np.ones(5_000, np.int64), np.zeros(5_000, np.uint16)
@@ -128,11 +128,11 @@ def test_one_feature_or_one_a_key() -> None:
         LayerSearchCache()(stack_of([]))(np.zeros(2, np.uint16), np.zeros(3, np.int64))
 
 
-def unmixed(mixed: np.ndarray) -> np.ndarray:
-    """The ids of feature 0 with these mixed keys."""
-    x = mixed.copy()
+def unmixed(key_hash: np.ndarray) -> np.ndarray:
+    """The ids of feature 0 with these key hashes."""
+    x = key_hash.copy()
     for multiplier, shift in ((0x94D0_49BB_1331_11EB, 31), (0xBF58_476D_1CE4_E5B9, 27), (1, 30)):
         x ^= (x >> np.uint64(shift)) ^ (x >> np.uint64(2 * shift))
         x *= np.uint64(pow(multiplier, -1, 2**64))
-    np.testing.assert_array_equal(mix_keys(np.zeros(len(x), np.uint16), x.view(np.int64)), mixed)
+    np.testing.assert_array_equal(hash_keys(np.zeros(len(x), np.uint16), x.view(np.int64)), key_hash)
     return x

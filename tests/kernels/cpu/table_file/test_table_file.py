@@ -20,7 +20,7 @@ VECTORS = {
     4096: 0x5D9027C84D5F33F7,
     5000: 0xCE29A19460EE1BFC,
 }
-KEYS = [(n * 977, n % 3) for n in range(1, 40)]  # ascending, as (mixed key, feature)
+KEYS = [(n * 977, n % 3) for n in range(1, 40)]  # ascending, as (key hash, feature)
 
 
 def varint(number):
@@ -33,8 +33,8 @@ def varint(number):
 def row_block(keys, values, *, kind=1, interval=16):
     """A block as RocksDB writes it."""
     content, restarts, before = b"", [], b""
-    for n, ((mixed, feature), value) in enumerate(zip(keys, values, strict=True)):
-        key = mixed.to_bytes(8, "big") + feature.to_bytes(2, "big") + bytes([kind]) + n.to_bytes(7, "little")
+    for n, ((key_hash, feature), value) in enumerate(zip(keys, values, strict=True)):
+        key = key_hash.to_bytes(8, "big") + feature.to_bytes(2, "big") + bytes([kind]) + n.to_bytes(7, "little")
         shared = 0
         if n % interval == 0:
             restarts.append(len(content))
@@ -46,10 +46,10 @@ def row_block(keys, values, *, kind=1, interval=16):
     return content + struct.pack(f"<{len(restarts)}I", *restarts) + struct.pack("<I", len(restarts))
 
 
-def find(content, mixed, feature):
+def find(content, key_hash, feature):
     """What is found in a block that ends where its memory ends."""
     array = np.frombuffer(content, np.uint8)
-    kind, at, length = blocks.find_in_block(array.ctypes.data, len(content), np.uint64(mixed), feature)
+    kind, at, length = blocks.find_in_block(array.ctypes.data, len(content), np.uint64(key_hash), feature)
     start = at - array.ctypes.data
     return kind, content[start : start + length] if kind == blocks.FOUND else None
 

@@ -11,8 +11,8 @@ from springtide.kernels.cpu.ops import CpuOps
 from springtide.kernels.cuda.ops import CudaOps
 from springtide.kernels.cuda.store import WIDTH, arrays_of
 from springtide.kernels.types import NO_SLOT, TICK_BITS, InsertResult, RowLayout
-from springtide_client.keys import mix_keys
-from tests.kernels.oracle import Index, Key, mixed
+from springtide_client.keys import hash_keys
+from tests.kernels.oracle import Index, Key, key_hash
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
 LAST_TICK = 2**TICK_BITS - 1
@@ -27,10 +27,10 @@ class StorePair:
         self.store = self.ops.allocate(num_slots, num_overflow, LAYOUT)
 
     def arrays(self, keys: list[Key]) -> tuple[Any, Any, Any]:
-        """Features, ids and mixed keys on the device."""
-        mixed_keys = np.array([mixed(key) for key in keys], np.uint64)
+        """Features, ids and key hashes on the device."""
+        key_hashes = np.array([key_hash(key) for key in keys], np.uint64)
         features, ids = np.array([f for f, _ in keys], np.uint16), np.array([i for _, i in keys], np.int64)
-        return self.put(features), self.put(ids), self.put(mixed_keys)
+        return self.put(features), self.put(ids), self.put(key_hashes)
 
     def find(self, keys: list[Key]) -> Any:
         return host(self.ops.find(self.store, *self.arrays(keys)))
@@ -134,7 +134,7 @@ def keys_of_one_bucket(num: int, num_buckets: int, seed: int) -> list[Key]:
     while len(keys) < num:
         features = rng.integers(0, 4, 4 * num_buckets * num).astype(np.uint16)
         ids = rng.integers(-(2**63), 2**63 - 1, len(features))
-        there = (mix_keys(features, ids) >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32) == num_buckets - 1
+        there = (hash_keys(features, ids) >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32) == num_buckets - 1
         keys.update(zip(features[there].tolist(), ids[there].tolist(), strict=True))
     return sorted(keys)[:num]
 
@@ -183,15 +183,15 @@ def test_one_bucket_takes_a_whole_batch_in_its_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_keys_of_one_digest_and_keys_of_one_mixed_key_are_told_apart(name: str) -> None:
+def test_keys_of_one_digest_and_keys_of_one_key_hash_are_told_apart(name: str) -> None:
     pair = StorePair(device_of(name), WIDTH, 4)
     golden = 0x9E37_79B9_7F4A_7C15
     same: list[Key] = [(0, 5 ^ (golden - 2**64)), (1, 5)]
-    assert mixed(same[0]) == mixed(same[1])
-    alike = [(f, i) for f in (0, 65535) for i in range(4000) if mixed((f, i)) & 0xFF in (0, 1)][:40]
+    assert key_hash(same[0]) == key_hash(same[1])
+    alike = [(f, i) for f in (0, 65535) for i in range(4000) if key_hash((f, i)) & 0xFF in (0, 1)][:40]
     pair.place(same + alike, 1, 1)
     pair.check(same + alike)
-    strangers = [(1, i) for i in range(4000) if mixed((1, i)) & 0xFF in (0, 1)]
+    strangers = [(1, i) for i in range(4000) if key_hash((1, i)) & 0xFF in (0, 1)]
     assert (pair.find(strangers) == NO_SLOT).all()
     slots = pair.find(alike)
     pair.ops.erase(pair.store, pair.put(slots[:20]))  # their digests go, their ids stay
@@ -206,9 +206,9 @@ def test_no_verb_waits_where_answers_keep_their_longest_length(name: str) -> Non
     pair.place([(0, i) for i in range(WIDTH)], 1, 1)
     pair.ops = CudaOps(device, exact=False)
     device.read = None  # type: ignore[method-assign]
-    features, ids, mixed_keys = (host(array) for array in pair.arrays([(0, 3), (1, 7), (0, 0)]))
-    mixed_keys[2] = 1  # (0, 0) with a mixed key that is not its own is no key
-    batch = [pair.put(array) for array in (features, ids, mixed_keys)]
+    features, ids, key_hashes = (host(array) for array in pair.arrays([(0, 3), (1, 7), (0, 0)]))
+    key_hashes[2] = 1  # (0, 0) with a key hash that is not its own is no key
+    batch = [pair.put(array) for array in (features, ids, key_hashes)]
     placed = InsertResult(*(host(array) for array in pair.ops.find_or_insert(pair.store, *batch, 2, 2)))
     assert placed.new_N.tolist() == [1, NO_SLOT, NO_SLOT]
     assert placed.victim_slots_V[1:].tolist() == [NO_SLOT, NO_SLOT]
@@ -220,13 +220,13 @@ def test_no_verb_waits_where_answers_keep_their_longest_length(name: str) -> Non
 @pytest.mark.parametrize("name", DEVICES)
 def test_arguments_of_another_kind_are_refused_by_name(name: str) -> None:
     pair = StorePair(device_of(name), WIDTH, 4)
-    features, ids, mixed_keys = pair.arrays([(0, 1), (0, 2)])
+    features, ids, key_hashes = pair.arrays([(0, 1), (0, 2)])
     with pytest.raises(ValueError, match=r"features uint16 \(1,\) for contiguous uint16 \(2,\)"):
-        pair.ops.find(pair.store, features[:1], ids, mixed_keys)
-    with pytest.raises(ValueError, match="mixed keys int64"):
+        pair.ops.find(pair.store, features[:1], ids, key_hashes)
+    with pytest.raises(ValueError, match="key hashes int64"):
         pair.ops.find(pair.store, features, ids, ids)
     with pytest.raises(ValueError, match="40 bits"):
-        pair.ops.find_or_insert(pair.store, features, ids, mixed_keys, 2**40, 1)
+        pair.ops.find_or_insert(pair.store, features, ids, key_hashes, 2**40, 1)
 
 
 CPU = CpuOps()
@@ -245,7 +245,7 @@ def test_hashes_and_first_values_are_the_cpus(name: str) -> None:
     device = device_of(name)
     ops, (features, ids, _) = CudaOps(device), batch(np.random.default_rng(1), 50, 10**12)
     put = device.put
-    np.testing.assert_array_equal(host(ops.mix_keys(put(features), put(ids))), CPU.mix_keys(features, ids))
+    np.testing.assert_array_equal(host(ops.hash_keys(put(features), put(ids))), CPU.hash_keys(features, ids))
     ours = ops.initial_values(put(features), put(ids), 5, 7, 0.3)
     np.testing.assert_array_equal(host(ours), CPU.initial_values(features, ids, 5, 7, 0.3))
     texts = [b"", b"a", b"springtide", bytes(range(64)), b"12345678"]
@@ -292,10 +292,10 @@ def test_the_sketch_is_the_cpus_block_by_block(name: str) -> None:
     assert ours.num_blocks == theirs.num_blocks == 7
     everything = rng.integers(0, 2**64, 60, np.uint64)
     for age in (0, 0, 1, 1, 3, 12, 12):
-        mixed, occurrences = rng.choice(everything, 25, replace=False), rng.integers(1, 90, 25)
+        key_hash, occurrences = rng.choice(everything, 25, replace=False), rng.integers(1, 90, 25)
         results = [
-            ops.sketch_add(ours, put(mixed), put(occurrences), age),
-            CPU.sketch_add(theirs, mixed, occurrences, age),
+            ops.sketch_add(ours, put(key_hash), put(occurrences), age),
+            CPU.sketch_add(theirs, key_hash, occurrences, age),
         ]
         for mine, expected in zip(*results, strict=True):
             np.testing.assert_array_equal(host(mine), expected)
@@ -318,12 +318,12 @@ def test_ghosts_are_the_cpus(name: str) -> None:
     ops = CudaOps(device)
     ours, theirs = ops.new_ghosts(40), CPU.new_ghosts(40)
     for tick in range(2**32 - 4, 2**32 + 4):
-        mixed = rng.integers(0, 2**64, 12, np.uint64)
-        ops.ghosts_add(ours, device.put(mixed), tick)
-        CPU.ghosts_add(theirs, mixed, tick)
+        key_hash = rng.integers(0, 2**64, 12, np.uint64)
+        ops.ghosts_add(ours, device.put(key_hash), tick)
+        CPU.ghosts_add(theirs, key_hash, tick)
         np.testing.assert_array_equal(host(ours.arrays), theirs.arrays)
-        mine = ops.ghosts_count(ours, device.put(mixed[::3]), tick - 2)
-        assert mine == CPU.ghosts_count(theirs, mixed[::3], tick - 2) > 0
+        mine = ops.ghosts_count(ours, device.put(key_hash[::3]), tick - 2)
+        assert mine == CPU.ghosts_count(theirs, key_hash[::3], tick - 2) > 0
 
 
 class Filled(StorePair):
@@ -406,7 +406,7 @@ def test_a_store_of_another_size_has_the_same_rows(name: str, num_slots: int, ot
     assert set(left) == moved.keys()
     filled.check_rows(left)
     found = filled.find(left)
-    homes = [range_of(mixed(key), others // WIDTH) for key in left]
+    homes = [range_of(key_hash(key), others // WIDTH) for key in left]
     assert all(slot >= others or slot // WIDTH == home for slot, home in zip(found, homes, strict=True))
     filled.check_rows(left)
 

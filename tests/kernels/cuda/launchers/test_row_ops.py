@@ -10,7 +10,7 @@ from springtide.kernels.cuda.launchers.update_ops import LONG, group_of, num_par
 from springtide.kernels.cuda.ops import CudaOps
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import NO_SLOT, OptimizerStep, RowColumns, RowLayout
-from tests.kernels.oracle import Row, mixed, nearest
+from tests.kernels.oracle import Row, key_hash, nearest
 from tests.support.gpu_emulation.emulated_ops import DEVICES, device_of, host
 
 SEED, SCALE = 9, 0.1
@@ -28,8 +28,8 @@ class FilledStore:
         self.ids = self.put(np.arange(NUM_KEYS, dtype=np.int64) * 977 - 5)
         width = OPTIMIZERS[name].state_width(dim) + wide
         self.store = self.ops.allocate(128, 16, RowLayout(dim, width, dtype, wide))
-        mixed_keys = self.ops.mix_keys(self.features, self.ids)
-        self.slots = self.ops.find_or_insert(self.store, self.features, self.ids, mixed_keys, 1, 1).slots_U
+        key_hashes = self.ops.hash_keys(self.features, self.ids)
+        self.slots = self.ops.find_or_insert(self.store, self.features, self.ids, key_hashes, 1, 1).slots_U
         self.ops.create(self.store, self.slots, self.features, self.ids, SEED, SCALE)
         self.keys = list(zip(host(self.features).tolist(), host(self.ids).tolist(), strict=True))
         self.rows = [Row(key, dim=dim, seed=SEED, scale=SCALE, dtype=dtype, width=width) for key in self.keys]
@@ -103,7 +103,7 @@ def test_updates_are_the_oracles_bit_by_bit(name: str, dim: int, dtype: str, opt
             priorities[u] = row.count if turn == 2 else 0
         filled.check()
     lowest = host(filled.ops.lowest_scores(filled.store, -1, NUM_KEYS, 99)).tolist()
-    ranked = sorted(range(NUM_KEYS), key=lambda u: (priorities[u], mixed(filled.keys[u])))
+    ranked = sorted(range(NUM_KEYS), key=lambda u: (priorities[u], key_hash(filled.keys[u])))
     assert lowest == [host(filled.slots)[u] for u in ranked]
 
 
@@ -202,7 +202,7 @@ def test_a_step_waits_for_nothing(name: str) -> None:
     device.read = None  # type: ignore[method-assign]
     features, ids = np.array([0, 0, 1, 0], np.uint16), np.array([-5, 10**6, 3, -5])
     unique = eager.unique(filled.put(features), filled.put(ids), filled.put(np.arange(4)))
-    placed = eager.find_or_insert(store, unique.features_U, unique.ids_U, unique.mixed_U, 2, 2)
+    placed = eager.find_or_insert(store, unique.features_U, unique.ids_U, unique.key_hash_U, 2, 2)
     slots = host(placed.slots_U)
     assert (slots[:3] >= 0).all()
     assert slots[3] == NO_SLOT
@@ -305,6 +305,6 @@ def test_wide_columns_move_with_their_rows(name: str) -> None:
     columns = RowColumns(read.values_ND, rng.random(read.states_NS.shape, np.float32), *read[2:])
     filled.ops.scatter(filled.store, filled.slots, RowColumns(*(filled.put(array) for array in columns)))
     filled.store = filled.ops.resize(filled.store, 512)
-    mixed = filled.ops.mix_keys(filled.features, filled.ids)
-    filled.slots = filled.ops.find(filled.store, filled.features, filled.ids, mixed)
+    key_hash = filled.ops.hash_keys(filled.features, filled.ids)
+    filled.slots = filled.ops.find(filled.store, filled.features, filled.ids, key_hash)
     np.testing.assert_array_equal(filled.read().states_NS, columns.states_NS)

@@ -104,7 +104,7 @@ class Rank:
                 self.empty_other_spills()
             return None
         image, own = self.base, self.base
-        versions, _ = world.versions_after(manifest if "load-to-tip" not in self.off else self.team.old, image)
+        versions, _ = world.versions_after(manifest if "load-to-head" not in self.off else self.team.old, image)
         for record, shards in versions:
             image, own = image.plus(record, shards), own.plus(record, [s for s in shards if s.rank == self.index])
         net = world.net_of(image, self.base, [record for record, _ in versions])

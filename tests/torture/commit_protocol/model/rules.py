@@ -104,7 +104,7 @@ RULES = {
         " be there."
     ),
     "sealed-only": "Main files of older epochs count only as far as the newest manifest lists them.",
-    "load-to-tip": (
+    "load-to-head": (
         "Every rank loads exactly up to the end that its own epoch's manifest names, from whichever base is the newest"
         " that can be read."
     ),
