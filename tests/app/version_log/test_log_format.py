@@ -44,11 +44,11 @@ def first_column(heading: str) -> list[str]:
 def test_the_keys_of_a_json_object_are_those_of_its_struct(section: str, struct: type) -> None:
     table = TEXT[TEXT.index(section) :].split("\n\n")[1]
     words = [word for line in table.split("\n")[2:] for word in re.findall(r"`([^`]+)`", line.split("|")[1])]
-    assert sorted(words) == sorted(struct.__struct_fields__)
+    assert sorted(words) == sorted(struct.__struct_encode_fields__)
 
 
 def test_the_keys_of_a_base_manifest_are_those_of_its_struct() -> None:
-    assert sorted(first_column("key of `manifest.json`")) == sorted(BaseManifest.__struct_fields__)
+    assert sorted(first_column("key of `manifest.json`")) == sorted(BaseManifest.__struct_encode_fields__)
 
 
 def test_the_files_of_a_base_are_those_of_the_client() -> None:
