@@ -1,6 +1,7 @@
 """Gathers columns into batches, and knows exactly which positions a batch moves. Knows no model.
 
-Few samples are a batch while little was learned, more as the learner gains experience (`BatchSize`).
+The source decides which partition's rows come next: column_queue.py. Few samples are a batch while little was learned,
+more as the learner gains experience (`BatchSize`).
 """
 
 # N rows of one Columns

@@ -17,7 +17,7 @@ from springtide.stream.decode.decoder import DecodePipeline, Decoder
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.errors import CorruptBatchError, RetriableError, StreamError
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from springtide.stream.watermark import FreshnessTracker
+from springtide.stream.watermark import IDLE_SECONDS, FreshnessTracker
 from springtide_client.schema import Schema
 from springtide_client.system.clock import Backoff
 
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 MAX_POLL_BYTES = 8 << 20
 MAX_CORRUPT_FETCHES = 3
-IDLE_SECONDS = 2.0
 
 
 class Source(ABC):

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from springtide.stream.positions import Partition, PartitionShare, Position
 
+IDLE_SECONDS = 2.0  # a partition without a record for so long holds no clock back
+
 
 class WatermarkClock:
     """The minimum over the partitions of the latest event time learned (their watermarks); it never goes back.

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.auc import Float64Array
-from springtide_client.links import output_of, value_of
+from springtide_client.targets import output_of, value_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 SAMPLES = ("logits", "labels", "weights")

@@ -16,7 +16,7 @@ SETTINGS = '[scores]\nby = ["item_id"]\n[gate]\nlogloss_ratio = inf\ncalibration
 @pytest.fixture
 def flipped(env: TrainerEnv):  # noqa: F811
     """A log of 1,500 samples with a click in three and, from a second trainer, 900 with two in three."""
-    env.configure(SETTINGS, train="window_samples = 700\n")
+    env.configure(SETTINGS, "[train]\nwindow_samples = 700\n")
     env.produce(1500)
     before = Trainer(env.config, until_end=True).run().scores
     env.produce(900, label=lambda number: 1 - int(number % 37 % 3 == 0))

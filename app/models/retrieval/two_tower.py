@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from springtide.app.models.calibrated_model import Calibration, DenseFeatureNormalizer, join_fields
+from springtide.app.models.calibrated_model import Calibration, join_fields
 from springtide.app.models.interface import DenseModel, ModelSpec
-from springtide.app.models.layers import check_layer_sizes, perceptron
+from springtide.app.models.layers import DenseFeatureNormalizer, check_layer_sizes, perceptron
 
 # odd multipliers of multiplicative hashing (Knuth): golden ratio, and the constants of SplitMix64
 MULTIPLIERS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)

@@ -1,4 +1,7 @@
-"""The optimizers of the dense net, and their state as named arrays that a version carries."""
+"""The optimizers of the dense net, and their state as named arrays that a version carries.
+
+Gradients are summed, clipped and given to them in net_update.py.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter

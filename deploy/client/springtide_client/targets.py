@@ -1,10 +1,14 @@
-"""Targets of a record, beside its features: labels, weight and event time."""
+"""Targets of a record, beside its features: labels, weight and event time; what a net's output says of a label.
+
+A label that is a value, such as a dwell time, may be learned through a link: as its logarithm.
+"""
 
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from springtide_client.encode import DECIMAL, parse_number
 from springtide_client.errors import EncodeError
@@ -12,6 +16,7 @@ from springtide_client.schema import Schema
 
 # an earlier time, 1980, is most likely in seconds or days instead of milliseconds; 0 means "unknown, long ago"
 EARLIEST_MS = 315_532_800_000
+MAX_OUTPUT = 80.0  # exp of more is no float32
 
 
 class SampleTargets(NamedTuple):
@@ -81,3 +86,16 @@ def _event_ms(name: str, value: Any) -> int:
     if value != 0 and value < EARLIEST_MS:
         raise EncodeError("bad_timestamp", f"{name}: {value} is before 1980: give milliseconds", field=name)
     return value
+
+
+def value_of(link: str, outputs_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the values that outputs stand for, by one of springtide_client.schema.LINKS."""
+    if link == "log1p":
+        values_N: npt.NDArray[np.float64] = np.expm1(np.clip(outputs_N, 0.0, MAX_OUTPUT))
+        return values_N
+    return outputs_N
+
+
+def output_of(link: str, values_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Invert `value_of`."""
+    return np.log1p(values_N) if link == "log1p" else values_N

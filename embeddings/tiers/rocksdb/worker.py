@@ -1,4 +1,7 @@
-"""The background thread of a spill: the only one that starts its process, writes, purges and deletes databases."""
+"""The background thread of a spill: the only one that starts its process, writes, purges and deletes databases.
+
+RocksDB's own options are set in that process: process_main.py.
+"""
 
 import logging
 import math

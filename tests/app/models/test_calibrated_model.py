@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from springtide.app.models.calibrated_model import CalibratedModel, DenseFeatureNormalizer
-from springtide.app.models.layers import perceptron
+from springtide.app.models.calibrated_model import CalibratedModel
+from springtide.app.models.layers import DenseFeatureNormalizer, perceptron
 from tests.support.model_specs import spec_of_sizes
 
 SPEC = spec_of_sizes(2, dim=4)

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from springtide.app.models.calibrated_model import Calibration, DenseFeatureNormalizer
+from springtide.app.models.calibrated_model import Calibration
 from springtide.app.models.config import BUILT_IN_MODELS, ModelConfig
 from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.interface import ModelSpec
+from springtide.app.models.layers import DenseFeatureNormalizer
 from springtide.app.models.registry import build_model
 from springtide_client.model.exported_model import ExportedModel as ServedModel
 from springtide_client.model.inputs import ModelInputs

@@ -169,7 +169,7 @@ def test_commands_are_executed_while_a_batch_waits_for_room_in_the_spill(env):
     env.produce(200)
     trainer = Trainer(env.config)
     table = trainer.state.learner.table
-    table.has_room = lambda *_: table.lr == 0.5  # type: ignore[method-assign]  # only a command makes room
+    table.tables[""].has_room = lambda *_: table.lr == 0.5  # type: ignore[method-assign]  # only a command makes room
     thread, ended = run_in_thread(trainer)
     wait_until(lambda: trainer.session.batches.ready is not None, "a batch")
     command = submit_command(env.config.log.path, "limits", {"limits": {"lr": 0.5}})
@@ -184,7 +184,7 @@ def test_commands_are_executed_while_a_batch_waits_for_room_in_the_spill(env):
 def test_a_stop_is_heard_while_a_batch_waits_for_room_and_the_next_trainer_learns_it(env):
     env.produce(200)
     trainer = Trainer(env.config)
-    trainer.state.learner.table.has_room = lambda *_: False  # type: ignore[method-assign]
+    trainer.state.learner.table.tables[""].has_room = lambda *_: False  # type: ignore[method-assign]
     thread, ended = run_in_thread(trainer)
     wait_until(lambda: trainer.session.batches.ready is not None, "a batch")
     trainer.stop()

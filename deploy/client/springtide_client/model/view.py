@@ -19,7 +19,6 @@ from springtide_client.errors import GapError, LogError
 from springtide_client.features import Features
 from springtide_client.format.records import Head, Record, VersionMeta
 from springtide_client.keys import INT64_MIN
-from springtide_client.links import value_of
 from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
 from springtide_client.model.view_table import ModelRows, ViewTable
@@ -35,6 +34,7 @@ from springtide_client.rows.search import NumpySearch, RowSearch, SearchFactory
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
 from springtide_client.schema import Schema
 from springtide_client.system.switch_interval import short_switch_interval
+from springtide_client.targets import value_of
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import NUMPY_STEPS, WideSteps

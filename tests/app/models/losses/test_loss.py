@@ -20,8 +20,8 @@ from springtide.app.models.losses.loss import (
     pairwise,
 )
 from springtide_client.features import Features
-from springtide_client.links import output_of, value_of
 from springtide_client.schema import LINKS, Schema
+from springtide_client.targets import output_of, value_of
 from tests.support.model_specs import spec_of_sizes
 
 NAN = float("nan")
