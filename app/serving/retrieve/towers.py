@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.models.calibrated_model import MAX_DEVIATIONS, VARIANCE_FLOOR
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
+from springtide.app.models.layers import MAX_DEVIATIONS, VARIANCE_FLOOR
 from springtide.app.models.registry import build_model
 from springtide.app.models.retrieval.schema_part import SchemaPart
 from springtide.app.models.retrieval.two_tower import TwoTower
