@@ -102,6 +102,9 @@ def main() -> None:
     print(f"model {arguments.model} {arguments.options} table {arguments.table} train {arguments.train}")
     for name in arguments.sets.split(","):
         real = SETS[name]
+        if not (arguments.data / f"{real.file}.parquet").is_file():
+            print(f"skipped: {name}, {real.file}.parquet is not in {arguments.data}")
+            continue
         batch = read_batch(arguments.data, real)
         config = RunConfig(
             schema=real.schema,
