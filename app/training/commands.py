@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +152,18 @@ class CommandExecutor:
 
     def _change_limits(self, body: dict[str, Any]) -> Result:
         """Change limits on all ranks, or on none: also if a spill cannot take the rows that leave memory."""
-        state, refusal = self._state, ""
+        state, refusal, is_unchanged = self._state, "", False
         limits = parse_limits(body.get("limits"), state.schema)
         before = {name: state.limits.value(*name) for name in limits}
         try:
             state.change_limits(limits)
         except ValueError as error:
-            refusal = str(error)
+            refusal, is_unchanged = str(error), True
         except SpillError as error:
             refusal = f"the rows that leave memory cannot be spilled: {error}"
         if (found := self._ranks.first_text(refusal)) is not None:
-            state.change_limits(before)
+            if not is_unchanged:
+                with suppress(SpillError):  # rows that cannot be spilled stay in memory
+                    state.change_limits(before)
             raise ValueError(found[1])
         return {"limits": limits_document(limits)}

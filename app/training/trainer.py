@@ -165,8 +165,9 @@ class Trainer:
         if not decision.may_publish:
             return
         accepts_command, is_due = publisher.decide(self.session)
-        if accepts_command and self.publish():
-            self.execute_commands()
+        if accepts_command:
+            if self.publish():
+                self.execute_commands()
         elif is_due:
             self.publish()
 

@@ -54,10 +54,10 @@ def lower_bound(address: Any, length: Any, place: Any, key: Any, step: Any) -> A
 
 
 @njit(nogil=True, cache=True)
-def row_of(mixed_address: Any, feature_address: Any, length: Any, place: Any, key: Any, feature: Any) -> Any:
+def row_of(hash_address: Any, feature_address: Any, length: Any, place: Any, key: Any, feature: Any) -> Any:
     """The row of (key hash, feature), -1 where there is none; keys of two features may have one key hash."""
-    row = lower_bound(mixed_address, length, place, key, 1)
-    while row < length and read_uint64(mixed_address, row) == key:
+    row = lower_bound(hash_address, length, place, key, 1)
+    while row < length and read_uint64(hash_address, row) == key:
         if read_uint16(feature_address, row) == feature:
             return row
         row += 1

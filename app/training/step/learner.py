@@ -133,9 +133,13 @@ class Learner:
         return any(num_keys > most for num_keys, most in self._count_keys(batch))
 
     def has_room(self, batch: Batch, wait_seconds: float = 0.0) -> bool:
-        """Return True, perhaps after a wait, if the spill can take all rows that this batch may evict."""
-        counts = self._counts if self._counted is batch else self._count_keys(batch)
-        asked = zip(self._tables, counts, strict=True)
+        """Return True, perhaps after a wait, if the spill can take all rows that this batch may evict.
+
+        RuntimeError unless `needs_checkpoint` was asked about it just before: all ranks counted its keys together then.
+        """
+        if self._counted is not batch:
+            raise RuntimeError("ask needs_checkpoint about this batch first: it counts the keys of all ranks")
+        asked = zip(self._tables, self._counts, strict=True)
         return self.exchange.all_true(all(table.has_room(num, wait_seconds) for (table, _), (num, _) in asked))
 
     def _count_keys(self, batch: Batch) -> list[tuple[int, int]]:
@@ -193,11 +197,10 @@ class Learner:
         self.update.begin_batch(num_samples, num_trained)
         if self.update.schedule.rows:
             self.table.lr_factor = self.update.schedule.factor(num_trained)
-        outcome = self._train(keys)
+        fetch = self._train(keys, decision.num_before)
         self.update.gathered.end_batch()
         self.steps, self.num_samples, self.num_keys = self.steps + 1, num_trained, len(keys.ids_K)
         self.num_crosses = 0 if self.wide_step is None else self.wide_step.num_crosses
-        fetch = start_report(outcome, self.device.transfer, decision.num_before)
 
         def wait() -> StepReport:
             report = fetch()
@@ -216,8 +219,11 @@ class Learner:
         """ShardError unless every rank has the same net, and the same state of its optimizer, bit by bit. All ranks."""
         self.global_batch.require_same(lambda: self.dense_tensors() | self.state_tensors())
 
-    def _train(self, keys: BatchKeys) -> StepOutcome:
-        """Look up the rows, pin them, and learn from them while the next batch's rows are prefetched."""
+    def _train(self, keys: BatchKeys, num_before: int) -> Callable[[], StepReport]:
+        """Look up the rows, pin them, and learn from them while the next batch's rows are prefetched.
+
+        The report is started before the batch's columns on the device are given back: it reads labels and weights.
+        """
         with ExitStack() as releases:
             if keys.staged is not None:
                 releases.callback(keys.staged.release)
@@ -230,7 +236,7 @@ class Learner:
                 if self._next is not None:
                     self._prefetch(self._next)
                 try:
-                    return self._update(keys, lookup)
+                    return start_report(self._update(keys, lookup), None, num_before)
                 finally:
                     lookup.release()
             releases.callback(lookup.release)
@@ -242,7 +248,7 @@ class Learner:
             if self._next is not None:
                 with transfer.side_stream(after):
                     self._prefetch(self.keys.at_table(self._next))
-            return outcome
+            return start_report(outcome, transfer, num_before)
 
     def _prefetch(self, keys: BatchKeys) -> None:
         """Start to fetch the next batch's rows. Its lookup reports a failure.

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def link_base(log_path: Path, base: Base, head: Head, meta: VersionMeta) -> Path:
-    """Write the base of version `summary`, which holds what `base` holds, and return its folder.
+    """Write the base of version `head`, which holds what `base` holds, and return its folder.
 
     The files are links, so it takes no space; where the file system has none, they are copied.
     """

@@ -46,7 +46,7 @@ class RecordSummary(NamedTuple):
         return self.shapes.get("forgotten.id", (0,))[0]
 
     def merged(self, shapes: dict[str, tuple[int, ...]]) -> "RecordSummary":
-        """Return the head with the shapes of one of its shard records."""
+        """Return the summary with the shapes of one of its shard records."""
         merged = dict(self.shapes)
         for name, shape in shapes.items():
             is_joined = name in merged and (is_row_column(name) or name.startswith("sketch."))

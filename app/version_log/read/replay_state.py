@@ -49,9 +49,9 @@ class Resume:
 
     @staticmethod
     def of(directory: LogDirectory, head: Head | None, read_already: deque[Record] | None = None) -> "Resume | None":
-        """Open the newest base for a log that ends at `summary`; None in a new log. LogError if no base opens.
+        """Open the newest base for a log that ends at `head`; None in a new log. LogError if no base opens.
 
-        `read_already`: versions up to `summary` in order, which need not be read and verified again.
+        `read_already`: versions up to `head` in order, which need not be read and verified again.
         """
         if head is None:
             return None

@@ -21,7 +21,7 @@ MAX_PIECES = 512  # that one call writes; POSIX allows at least 16, Linux 1,024
 
 @dataclass(eq=False)
 class PendingRecord:
-    """A version that is not written yet. `summary` and `frame` are set when it is encoded.
+    """A version that is not written yet. `head` and `frame` are set when it is encoded.
 
     `num_pooled_bytes`: of arrays whose memory is bounded by their owner. `follows_state`: it is published only once its
     exact state is written.

@@ -43,9 +43,9 @@ STRIPE, BLOCK_STRIPES = 64, 16
 def _accumulate(sums_8: Any, address: Any, secret_at: Any) -> None:
     for i in range(8):
         word = read_uint64(address, i)
-        key_hash = word ^ WORDS_AT[secret_at + 8 * i]
+        mixed = word ^ WORDS_AT[secret_at + 8 * i]
         sums_8[i ^ 1] += word
-        sums_8[i] += (key_hash & LOW_32) * (key_hash >> np.uint64(32))
+        sums_8[i] += (mixed & LOW_32) * (mixed >> np.uint64(32))
 
 
 @njit(nogil=True, cache=True)

@@ -54,7 +54,7 @@ INLINE bool is_key_at(const Index& index, i64 slot, u16 feature, i64 id) {
   return index.ids[slot] == id && index.features[slot] == feature;
 }
 
-INLINE u64 mixed_at(const Index& index, i64 slot) { return mix_key(index.features[slot], index.ids[slot]); }
+INLINE u64 key_hash_at(const Index& index, i64 slot) { return hash_key(index.features[slot], index.ids[slot]); }
 
 // The overflow row of a key, or -1. Linear probing; erasing overflow rows rebuilds the places.
 INLINE i64 overflow_row_of(const Index& index, u16 feature, i64 id, u64 key_hash) {
@@ -105,11 +105,11 @@ INLINE void key_at(const Index& index, i64 slot, u16& feature, i64& id) {
   id = row < 0 ? index.ids[slot] : index.ids_O[row];
 }
 
-INLINE u64 mixed_of_slot(const Index& index, i64 slot) {
+INLINE u64 key_hash_of_slot(const Index& index, i64 slot) {
   u16 feature;
   i64 id;
   key_at(index, slot, feature, id);
-  return mix_key(feature, id);
+  return hash_key(feature, id);
 }
 
 // One bucket held by one warp, four slots a lane; what is written goes to memory and to the lane's copy.
@@ -161,7 +161,7 @@ INLINE i64 victim_slot(const Index& index, HeldBucket& held, i64 protect_from) {
   u64 key_hash = ~0ull;
   for (u32 left = ties; left; left &= left - 1) {
     i64 other = held.first + lowest_bit(left);
-    u64 word = mixed_at(index, other);
+    u64 word = key_hash_at(index, other);
     if (left == ties || word < key_hash) key_hash = word, slot = other;
   }
   // as int64 with the top bit turned the order of uint64 is kept

@@ -2,7 +2,7 @@
 #include "bucket.cuh"
 
 // Eight lanes a key; a warp looks for four keys at once.
-extern "C" __global__ void find(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* mixed_U, i64 num,
+extern "C" __global__ void find(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* key_hash_U, i64 num,
                                 i64* slots_U) {
   const Index index = INDEX_OF_PARAMETERS;
   i64 tiles = num_threads() / TILE, stop = (num + LANES / TILE - 1) / (LANES / TILE) * (LANES / TILE);
@@ -10,7 +10,7 @@ extern "C" __global__ void find(INDEX_PARAMETERS, const u16* features_U, const i
     bool active = u < num;
     u16 feature = active ? features_U[u] : 0;
     i64 id = active ? ids_U[u] : 0;
-    u64 key_hash = active ? mixed_U[u] : NO_KEY_MIXED;
+    u64 key_hash = active ? key_hash_U[u] : NO_KEY_HASH;
     i64 slot = find_slot(index, active && !is_no_key(feature, id, key_hash), feature, id, key_hash);
     if (active && lane_number() % TILE == 0) slots_U[u] = slot;
   }
@@ -19,7 +19,7 @@ extern "C" __global__ void find(INDEX_PARAMETERS, const u16* features_U, const i
 #define NO_HOME 0x7fffffff
 
 // The slots of those present, which take the tick and with it protection; the buckets of the others, to be sorted by.
-extern "C" __global__ void locate(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* mixed_U, i64 num,
+extern "C" __global__ void locate(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* key_hash_U, i64 num,
                                   i64 tick, i64* slots_U, i32* homes_U) {
   const Index index = INDEX_OF_PARAMETERS;
   i64 tiles = num_threads() / TILE, stop = (num + LANES / TILE - 1) / (LANES / TILE) * (LANES / TILE);
@@ -27,7 +27,7 @@ extern "C" __global__ void locate(INDEX_PARAMETERS, const u16* features_U, const
     bool active = u < num;
     u16 feature = active ? features_U[u] : 0;
     i64 id = active ? ids_U[u] : 0;
-    u64 key_hash = active ? mixed_U[u] : NO_KEY_MIXED;
+    u64 key_hash = active ? key_hash_U[u] : NO_KEY_HASH;
     bool is_key = active && !is_no_key(feature, id, key_hash);
     i64 slot = find_slot(index, is_key, feature, id, key_hash);
     if (!active || lane_number() % TILE) continue;
@@ -67,7 +67,7 @@ extern "C" __global__ void erase(INDEX_PARAMETERS, i64* meta, const i64* slots_N
     if (row < 0) {
       index.digests[slot] = EMPTY;
     } else if (atomicExch(index.taken_O + row, 0u)) {
-      u64 key_hash = mix_key(index.features_O[row], index.ids_O[row]);
+      u64 key_hash = hash_key(index.features_O[row], index.ids_O[row]);
       atomicSub(index.elsewhere + range_of(key_hash, index.num_buckets), 1u);
       atomicAdd(num_left, 1u);
     }

@@ -11,11 +11,11 @@ INLINE u64 mix64(u64 x) {
   return x ^ (x >> 31);
 }
 
-INLINE u64 mix_key(u16 feature, i64 id) { return mix64((u64)id ^ ((u64)feature * GOLDEN)); }
+INLINE u64 hash_key(u16 feature, i64 id) { return mix64((u64)id ^ ((u64)feature * GOLDEN)); }
 
 // A batch whose length only the device knows is filled up with no keys: (0, 0) with a key hash that is not its own.
-#define NO_KEY_MIXED 1ull
-INLINE bool is_no_key(u16 feature, i64 id, u64 key_hash) { return key_hash == NO_KEY_MIXED && id == 0 && feature == 0; }
+#define NO_KEY_HASH 1ull
+INLINE bool is_no_key(u16 feature, i64 id, u64 key_hash) { return key_hash == NO_KEY_HASH && id == 0 && feature == 0; }
 
 // Ranges of key hashes, in ascending order.
 INLINE u64 range_of(u64 key_hash, u64 num_ranges) { return ((key_hash >> 32) * num_ranges) >> 32; }

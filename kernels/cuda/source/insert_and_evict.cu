@@ -31,7 +31,7 @@ struct Outcome {
 
 // All keys of one bucket, in the order of the batch, by one warp.
 INLINE void insert_bucket(const Index& index, const Outcome& outcome, const u16* features_U, const i64* ids_U,
-                   const u64* mixed_U, const i32* homes_K, const i64* order_K, i64 num, i64 first, i64 tick,
+                   const u64* key_hash_U, const i32* homes_K, const i64* order_K, i64 num, i64 first, i64 tick,
                    i64 protect_from, u32* num_overflowed) {
   i32 home = homes_K[first];
   HeldBucket held = hold_bucket(index, home);
@@ -53,12 +53,12 @@ INLINE void insert_bucket(const Index& index, const Outcome& outcome, const u16*
       outcome.is_new_U[u] = 1;
     }
     __syncwarp();  // the victim's key is read before it is written over
-    put_key(index, held, slot, features_U[u], ids_U[u], mixed_U[u], tick);
+    put_key(index, held, slot, features_U[u], ids_U[u], key_hash_U[u], tick);
   }
 }
 
 // homes_K ascending, order_K their positions in the batch; a warp looks at 32 and settles every bucket that begins there.
-extern "C" __global__ void place(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* mixed_U,
+extern "C" __global__ void place(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U, const u64* key_hash_U,
                                  const i32* homes_K, const i64* order_K, i64 num, i64 tick, i64 protect_from,
                                  i64* slots_U, u8* is_new_U, u8* is_crowded_U, i64* victim_slots_U,
                                  u16* victim_features_U, i64* victim_ids_U, u32* num_overflowed) {
@@ -70,14 +70,14 @@ extern "C" __global__ void place(INDEX_PARAMETERS, const u16* features_U, const 
     i32 home = k < num ? homes_K[k] : NO_HOME;
     bool begins = home != NO_HOME && (k == 0 || homes_K[k - 1] != home);
     for (u32 begun = ballot(begins); begun; begun &= begun - 1)
-      insert_bucket(index, outcome, features_U, ids_U, mixed_U, homes_K, order_K, num, from + lowest_bit(begun), tick,
+      insert_bucket(index, outcome, features_U, ids_U, key_hash_U, homes_K, order_K, num, from + lowest_bit(begun), tick,
              protect_from, num_overflowed);
   }
 }
 
 // Enters an overflow row into the hash table, beside other threads that do the same.
 INLINE void enter_row(const Index& index, i64 row) {
-  u64 key_hash = mix_key(index.features_O[row], index.ids_O[row]);
+  u64 key_hash = hash_key(index.features_O[row], index.ids_O[row]);
   u64 place = key_hash & index.place_mask;
   while (atomicCAS(index.places + place, -1, (i32)row) != -1) place = (place + 1) & index.place_mask;
 }
@@ -85,7 +85,7 @@ INLINE void enter_row(const Index& index, i64 row) {
 // The crowded keys in the order of the batch onto the free overflow rows, lowest first, while there are any.
 // One block: it has work only where a bucket's slots are all protected. free_O is scratch.
 extern "C" __global__ void place_elsewhere(INDEX_PARAMETERS, const u16* features_U, const i64* ids_U,
-                                           const u64* mixed_U, i64 num, i64 tick, const u8* is_crowded_U,
+                                           const u64* key_hash_U, i64 num, i64 tick, const u8* is_crowded_U,
                                            const u32* num_overflowed, i64* slots_U, u8* is_new_U, i32* free_O,
                                            i64* counts_1, i64* num_kept) {
   const Index index = INDEX_OF_PARAMETERS;
@@ -107,7 +107,7 @@ extern "C" __global__ void place_elsewhere(INDEX_PARAMETERS, const u16* features
     index.scores_O[row] = tick;
     index.taken_O[row] = 1;
     enter_row(index, row);
-    atomicAdd(index.elsewhere + range_of(mixed_U[u], index.num_buckets), 1u);
+    atomicAdd(index.elsewhere + range_of(key_hash_U[u], index.num_buckets), 1u);
     slots_U[u] = index.num_slots() + row;
     is_new_U[u] = 1;
   };

@@ -2,8 +2,8 @@
 #include "compact.cuh"
 #include "hash.cuh"
 
-extern "C" __global__ void mix_keys(const u16* features_U, const i64* ids_U, i64 num, u64* mixed_U) {
-  for (i64 u = thread_number(); u < num; u += num_threads()) mixed_U[u] = mix_key(features_U[u], ids_U[u]);
+extern "C" __global__ void mix_keys(const u16* features_U, const i64* ids_U, i64 num, u64* key_hash_U) {
+  for (i64 u = thread_number(); u < num; u += num_threads()) key_hash_U[u] = hash_key(features_U[u], ids_U[u]);
 }
 
 extern "C" __global__ void hash_texts(const u8* bytes_T, const i64* offsets_N1, i64 num, i64* ids_N) {
@@ -14,7 +14,7 @@ extern "C" __global__ void hash_texts(const u8* bytes_T, const i64* offsets_N1, 
 extern "C" __global__ void initial_values(const u16* features_U, const i64* ids_U, i64 num, i64 dim, u64 mixed_seed,
                                         float factor, float* values_UD) {
   for (i64 i = thread_number(); i < num * dim; i += num_threads())
-    values_UD[i] = first_value(mix_key(features_U[i / dim], ids_U[i / dim]), mixed_seed, i % dim, factor);
+    values_UD[i] = first_value(hash_key(features_U[i / dim], ids_U[i / dim]), mixed_seed, i % dim, factor);
 }
 
 #define EMPTY 0xffffffffu
@@ -23,7 +23,7 @@ extern "C" __global__ void initial_values(const u16* features_U, const i64* ids_
 extern "C" __global__ void enter_keys(const u16* features_K, const i64* ids_K, i64 num, u32* places, u64 mask,
                                       u32* place_of_K) {
   for (i64 k = thread_number(); k < num; k += num_threads()) {
-    u64 place = mix_key(features_K[k], ids_K[k]) & mask;
+    u64 place = hash_key(features_K[k], ids_K[k]) & mask;
     for (;; place = (place + 1) & mask) {
       u32 other = places[place];
       if (other == EMPTY) other = atomicCAS(places + place, EMPTY, (u32)k);
@@ -44,12 +44,12 @@ extern "C" __global__ void count_unique(const u32* places, const u32* place_of_K
 
 extern "C" __global__ void list_unique(const u32* places, const u32* place_of_K, const u16* features_K,
                                        const i64* ids_K, i64 num, i64 chunk, const i64* counts, u16* features_U,
-                                       i64* ids_U, u64* mixed_U, u64* occurrences_U, i64* last_seen_U, u32* rank_K,
+                                       i64* ids_U, u64* key_hash_U, u64* occurrences_U, i64* last_seen_U, u32* rank_K,
                                        i64* num_unique) {
   auto write = [&](i64 k, i64 rank) {
     features_U[rank] = features_K[k];
     ids_U[rank] = ids_K[k];
-    mixed_U[rank] = mix_key(features_K[k], ids_K[k]);
+    key_hash_U[rank] = hash_key(features_K[k], ids_K[k]);
     occurrences_U[rank] = 0;
     last_seen_U[rank] = -0x7fffffffffffffffll - 1;
     rank_K[k] = (u32)rank;
@@ -70,10 +70,10 @@ extern "C" __global__ void count_occurrences(const u32* places, const u32* place
 }
 
 // Padding behind the unique keys when their number stays on the device: no keys, without occurrences.
-extern "C" __global__ void pad_unique(const i64* num_unique, i64 num, u16* features_U, i64* ids_U, u64* mixed_U,
+extern "C" __global__ void pad_unique(const i64* num_unique, i64 num, u16* features_U, i64* ids_U, u64* key_hash_U,
                                       u64* occurrences_U, i64* last_seen_U) {
   for (i64 u = *num_unique + thread_number(); u < num; u += num_threads()) {
-    features_U[u] = 0, ids_U[u] = 0, mixed_U[u] = NO_KEY_MIXED;
+    features_U[u] = 0, ids_U[u] = 0, key_hash_U[u] = NO_KEY_HASH;
     occurrences_U[u] = 0, last_seen_U[u] = 0;
   }
 }

@@ -10,7 +10,7 @@ extern "C" __global__ void write_values(INDEX_PARAMETERS, Value* values, const i
     i64 u = i / VECTORS, slot = slots_U[u];
     i32 d = (i32)(i % VECTORS) * VECTOR;
     if (slot < 0) continue;
-    u64 bits = HALF ? step_bits(mixed_of_slot(index, slot), mixed_seed, meta[slot * RECORD]) : 0;
+    u64 bits = HALF ? step_bits(key_hash_of_slot(index, slot), mixed_seed, meta[slot * RECORD]) : 0;
     store_rounded(values + slot * DIM, d, load_four(values_UD + u * DIM, d), bits);
   }
 }

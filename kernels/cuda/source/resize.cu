@@ -13,7 +13,7 @@ INLINE void sources_of(const Index& index, u64 target, u64 num_new, i64& start, 
 
 INLINE bool belongs(const Index& index, i64 slot, u64 target, u64 num_new, u64& key_hash) {
   if (index.digests[slot] == EMPTY) return false;
-  key_hash = mixed_at(index, slot);
+  key_hash = key_hash_at(index, slot);
   return range_of(key_hash, num_new) == target;
 }
 
@@ -22,7 +22,7 @@ extern "C" __global__ void mark_crowded(INDEX_PARAMETERS, u64 num_new, i64 first
   const Index index = INDEX_OF_PARAMETERS;
   for (i64 target = first + thread_number() / LANES; target < last; target += num_threads() / LANES) {
     i64 start, stop, num = 0;
-    u64 key_hash, other_mixed;
+    u64 key_hash, other_key_hash;
     sources_of(index, (u64)target, num_new, start, stop);
     for (i64 slot = start + lane_number(); slot < stop; slot += LANES)
       num += __popc(ballot(belongs(index, slot, (u64)target, num_new, key_hash)));
@@ -31,10 +31,10 @@ extern "C" __global__ void mark_crowded(INDEX_PARAMETERS, u64 num_new, i64 first
       if (!belongs(index, slot, (u64)target, num_new, key_hash)) continue;
       i64 score = index.scores[slot], num_higher = 0;
       for (i64 other = start; other < stop; other++) {
-        if (!belongs(index, other, (u64)target, num_new, other_mixed)) continue;
+        if (!belongs(index, other, (u64)target, num_new, other_key_hash)) continue;
         i64 other_score = index.scores[other];
         num_higher += other_score != score   ? other_score > score
-                      : other_mixed != key_hash ? other_mixed > key_hash
+                      : other_key_hash != key_hash ? other_key_hash > key_hash
                                              : other > slot;
       }
       if (num_higher >= WIDTH) marks[slot] = 1;
@@ -82,7 +82,7 @@ extern "C" __global__ void count_elsewhere(INDEX_PARAMETERS) {
   const Index index = INDEX_OF_PARAMETERS;
   for (i64 row = thread_number(); row < index.num_overflow; row += num_threads())
     if (index.taken_O[row])
-      atomicAdd(index.elsewhere + range_of(mix_key(index.features_O[row], index.ids_O[row]), index.num_buckets), 1u);
+      atomicAdd(index.elsewhere + range_of(hash_key(index.features_O[row], index.ids_O[row]), index.num_buckets), 1u);
 }
 
 // Rows of so many half words to their new slots, from their previous slots or, without a list, from the same ones; the

@@ -64,7 +64,7 @@ extern "C" __global__ void create(Value* values, i64* meta, float* states, i64 o
     i64 n = i / VECTORS, slot = slots_N[n];
     i32 piece = (i32)(i % VECTORS), d = piece * VECTOR;
     if (slot < 0) continue;
-    u64 key_hash = mix_key(features_N[n], ids_N[n]);
+    u64 key_hash = hash_key(features_N[n], ids_N[n]);
     Four row;
 #pragma unroll
     for (i32 j = 0; j < VECTOR; j++) row.at[j] = first_value(key_hash, mixed_seed, d + j, factor);

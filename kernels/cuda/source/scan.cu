@@ -89,7 +89,7 @@ INLINE bool is_candidate(const Index& index, i64 slot, i64 feature, i64 protect_
 }
 
 INLINE u64 word_at(const Index& index, i64 slot, i32 word) {
-  return word == 0 ? ordered(index.scores[slot]) : word == 1 ? mixed_at(index, slot) : (u64)slot;
+  return word == 0 ? ordered(index.scores[slot]) : word == 1 ? key_hash_at(index, slot) : (u64)slot;
 }
 
 // Agrees in all digits before this one; its digit.

@@ -8,8 +8,8 @@
 #define HIGHEST 255
 
 // What each key is sorted by: the block or the place of its key hash.
-extern "C" __global__ void ranges_of(const u64* mixed_U, i64 num, u64 num_ranges, i32* ranges_U) {
-  for (i64 u = thread_number(); u < num; u += num_threads()) ranges_U[u] = (i32)range_of(mixed_U[u], num_ranges);
+extern "C" __global__ void ranges_of(const u64* key_hash_U, i64 num, u64 num_ranges, i32* ranges_U) {
+  for (i64 u = thread_number(); u < num; u += num_threads()) ranges_U[u] = (i32)range_of(key_hash_U[u], num_ranges);
 }
 
 INLINE i64 counter_of(u64 key_hash, i32 i) {
@@ -27,7 +27,7 @@ INLINE i64 missing_halvings(const u8* block, i64 age) {
 }
 
 // The keys of a block in the order of the batch, by the thread that sees the first of them.
-extern "C" __global__ void add_counts(u8* blocks, const u64* mixed_U, const i64* occurrences_U, const i32* blocks_K,
+extern "C" __global__ void add_counts(u8* blocks, const u64* key_hash_U, const i64* occurrences_U, const i32* blocks_K,
                                       const i64* order_K, i64 num, i64 age, i64* estimates_U) {
   for (i64 first = thread_number(); first < num; first += num_threads()) {
     if (first > 0 && blocks_K[first - 1] == blocks_K[first]) continue;
@@ -38,7 +38,7 @@ extern "C" __global__ void add_counts(u8* blocks, const u64* mixed_U, const i64*
     }
     for (i64 k = first; k < num && blocks_K[k] == blocks_K[first]; k++) {
       i64 u = order_K[k];
-      u64 key_hash = mixed_U[u];
+      u64 key_hash = key_hash_U[u];
       i64 raised = min_of(HIGHEST, least_of(block, key_hash) + min_of(HIGHEST, occurrences_U[u]));
       for (i32 i = 0; i < 4; i++) {
         u8* counter = block + counter_of(key_hash, i);
@@ -59,11 +59,11 @@ extern "C" __global__ void list_begun(const i32* blocks_K, i64 num, i64 chunk, c
              [&](i64 k, i64 rank) { blocks_N[rank] = blocks_K[k]; }, num, chunk, counts, num_begun);
 }
 
-extern "C" __global__ void estimate(const u8* blocks, u64 num_blocks, const u64* mixed_U, i64 num, i64 age,
+extern "C" __global__ void estimate(const u8* blocks, u64 num_blocks, const u64* key_hash_U, i64 num, i64 age,
                                     i64* estimates_U) {
   for (i64 u = thread_number(); u < num; u += num_threads()) {
-    const u8* block = blocks + range_of(mixed_U[u], num_blocks) * BLOCK;
-    estimates_U[u] = least_of(block, mixed_U[u]) >> missing_halvings(block, age);
+    const u8* block = blocks + range_of(key_hash_U[u], num_blocks) * BLOCK;
+    estimates_U[u] = least_of(block, key_hash_U[u]) >> missing_halvings(block, age);
   }
 }
 

@@ -90,7 +90,7 @@ extern "C" __global__ void update_rows(INDEX_PARAMETERS, Value* values, i64* met
     if (active) {
       count = record[0] + (last - first), flags = record[2], scalar = ((float*)record)[STATE_AT];
       OPTIMIZER::begin(step, scalar, squares / (float)DIM, c, corrections);
-      if (HALF) bits = step_bits(mixed_of_slot(index, slot), mixed_seed, count);
+      if (HALF) bits = step_bits(key_hash_of_slot(index, slot), mixed_seed, count);
     }
     __syncwarp();  // the record is read by all of the group before its leader writes it
     if (!active) {

@@ -225,3 +225,20 @@ def test_malformed_commands_are_refused_and_a_later_rollback_works(make_setup):
     assert not any(entry.keys for entry in entries)
     back = build_rollback(setup.log.directory, number, window_samples=100)
     assert "forgotten.id" not in back.arrays
+
+
+@pytest.mark.parametrize("fails", [ValueError("no"), SpillError("no space left on device")], ids=["value", "spill"])
+def test_only_limits_that_were_changed_are_taken_back_and_a_failure_then_ends_nothing(make_setup, monkeypatch, fails):
+    setup = make_setup()
+    tried = []
+
+    def refuse(limits) -> None:
+        tried.append(limits)
+        raise fails
+
+    monkeypatch.setattr(setup.state, "change_limits", refuse)
+    setup.put("limits", {"limits": {"lr": 0.5}})
+    setup.executor.execute()
+    assert len(tried) == (1 if isinstance(fails, ValueError) else 2)
+    setup.version()
+    assert str(fails) in setup.newest().meta.executed_commands[0].result["refused"]

@@ -21,6 +21,7 @@ from springtide.app.training.device import (
     ALIGNMENT,
     MIN_BUFFER_BYTES,
     PinnedBuffers,
+    StagedColumns,
     TrainDevice,
     column_layout,
     read_columns,
@@ -100,6 +101,26 @@ def test_a_device_with_late_reports_learns_what_the_host_learns(batches, name, o
     transfer = late.device.transfer
     assert isinstance(transfer, EmulatedTransferStream)
     assert transfer.num_copies == sum(len(batch) > 0 for batch in batches)
+
+
+def test_a_step_reads_its_labels_for_the_report_before_it_gives_their_buffer_back(monkeypatch) -> None:
+    learner, order = learner_on(emulated_device()), []
+    transfer = learner.device.transfer
+    release, fetch_async = StagedColumns.release, transfer.fetch_async
+
+    def released(staged) -> None:
+        if staged._buffer is not None:
+            order.append("released")
+        release(staged)
+
+    def fetched(numbers):
+        order.append("read")
+        return fetch_async(numbers)
+
+    monkeypatch.setattr(StagedColumns, "release", released)
+    monkeypatch.setattr(transfer, "fetch_async", fetched)
+    learned(learner, BATCHES[:3])
+    assert order == ["read", "released"] * 3
 
 
 def test_rows_on_the_device_take_their_keys_from_the_same_copy() -> None:

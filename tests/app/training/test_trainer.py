@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from springtide.app.errors import UserError
+from springtide.app.training.ranks.loop_decision import LoopDecision
 from springtide.app.training.start_position import StartPosition
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.trainer import Trainer
@@ -163,6 +164,16 @@ def test_a_version_is_not_published_before_the_broker_has_its_dead_letters(env, 
     trainer.stop()
     thread.join(DEADLINE_SECONDS)
     assert ended[0].dead_letters == {"bad_json": 1}
+
+
+def test_a_pass_whose_version_cannot_be_published_tries_it_once(env, monkeypatch):
+    trainer, tried = Trainer(env.config), []
+    monkeypatch.setattr(trainer.publisher, "decide", lambda session: (True, True))
+    monkeypatch.setattr(trainer, "publish", lambda: tried.append(1))
+    monkeypatch.setattr(trainer, "vote", lambda **_: LoopDecision(may_publish=True))
+    trainer.run_once()
+    trainer.close()
+    assert tried == [1]
 
 
 def test_commands_are_executed_while_a_batch_waits_for_room_in_the_spill(env):

@@ -1,4 +1,4 @@
-"""A block of rows, one array a column: what tables, tiers, versions, bases and views pass to each other. Immutable."""
+"""A block of rows, one array a column: what tables, tiers, versions, bases and views pass to each other."""
 
 # K keys of a look-up, n rows, D dimension, S width of the optimizer state
 from collections.abc import Mapping, Sequence
