@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from starlette.types import Scope
@@ -114,10 +114,17 @@ class FastPath:
 def _split(data: bytes) -> tuple[bytes, int, int]:
     """Return the head of a request without its Content-Length, where the body begins, and where it ends."""
     body_start = data.find(b"\r\n\r\n") + 4
-    length = LENGTH.search(data, 0, body_start)
-    if length is None:
+    if body_start > MAX_HEAD_BYTES:
         return b"", 0, 0
-    return data[: length.start(1)] + data[length.end(1) : body_start], body_start, body_start + int(length[1])
+    key, num_bytes = _split_head(data[:body_start])
+    return (key, body_start, body_start + num_bytes) if key else (b"", 0, 0)
+
+
+@lru_cache(maxsize=MAX_HEADS)
+def _split_head(head: bytes) -> tuple[bytes, int]:
+    """Return a head without its Content-Length, and that length; nothing and 0 for one that has none."""
+    length = LENGTH.search(head)
+    return (b"", 0) if length is None else (head[: length.start(1)] + head[length.end(1) :], int(length[1]))
 
 
 def _is_plain(data: bytes, scope: Scope, body: bytes) -> bool:
@@ -126,7 +133,7 @@ def _is_plain(data: bytes, scope: Scope, body: bytes) -> bool:
     # the body must begin and end where the real parser has found it
     if not body_start or num_bytes != len(data) or data[body_start:] != body:
         return False
-    if body_start > MAX_HEAD_BYTES or scope["http_version"] != "1.1":
+    if scope["http_version"] != "1.1":
         return False
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     return [name for name, _ in headers].count(b"content-length") == 1 and not any(

@@ -83,7 +83,8 @@ def encode_packed(
         return packed.data, status_N
     dim = view.dim_of(view.feature_numbers[options.feature])
     rows_ND = packed[: len(packed) - num_ids].view(np.float32).reshape(num_ids, dim)
-    rows_ND = np.require(rows_ND, requirements="A")  # after another look-up's status it is not aligned
+    if not rows_ND.flags.aligned:  # it lies after another look-up's status
+        rows_ND = rows_ND.copy()
     body = encode_response(media_type, request, rows_ND, status_N, feature=options.feature, version=view.version)
     return body, status_N
 
