@@ -135,6 +135,12 @@ class LocalExchange(Exchange):
         self.numbers_device, self.bytes_sent = "cpu", Counter()
 
 
+def exchange_of(group: dist.ProcessGroup | None, device: str) -> Exchange | None:
+    """None if a rank has nothing to exchange. ValueError if the group cannot connect such devices."""
+    exchange = None if group is None else Exchange(group, device)
+    return None if exchange is None or exchange.is_alone else exchange
+
+
 def numbers_device_of(backends: str, device: str) -> str:
     """Return where a group's numbers for the host travel: "cpu" if it can; `backends`: such as "cpu:gloo,cuda:nccl".
 

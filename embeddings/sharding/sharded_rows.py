@@ -140,12 +140,6 @@ if TYPE_CHECKING:
 KEY_COLUMNS = "features", "ids", "values", "states", "counts", "last_seen"
 
 
-def exchange_of(group: ProcessGroup | None, device: str) -> Exchange | None:
-    """None if a rank has nothing to exchange. ValueError if the group cannot connect such devices."""
-    exchange = None if group is None else Exchange(group, device)
-    return None if exchange is None or exchange.is_alone else exchange
-
-
 def folder_of_rank(folder: Path, group: ProcessGroup | None) -> Path:
     """The spill folder of this rank: a folder of several ranks has one in it for each."""
     if group is None or dist.get_world_size(group) == 1:

@@ -19,7 +19,8 @@ from springtide.embeddings.errors import OwnershipError
 from springtide.embeddings.eviction_policy import ScoreFunction
 from springtide.embeddings.lookup.materialize import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 from springtide.embeddings.memory.capacity import Capacity
-from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, ShardedRows, exchange_of, state_of_rank
+from springtide.embeddings.sharding.exchange import exchange_of
+from springtide.embeddings.sharding.sharded_rows import PrefetchedIds, ShardedRows, state_of_rank
 from springtide.embeddings.torch_api.inputs import FEATURE
 from springtide.embeddings.torch_api.module_table import ModuleTable, OnEvict, OwnerLock, RemovalListeners, changing
 from springtide.embeddings.torch_api.state_dict import check_state, export_state, import_state
