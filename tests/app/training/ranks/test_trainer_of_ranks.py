@@ -142,9 +142,11 @@ def test_a_stop_that_ends_the_wait_for_a_checkpoint_leaves_the_batch_to_the_next
         env.produce(200, partition=partition)
 
     def run(trainer: Trainer):
-        publish, waits = trainer.publish, []
+        learner, publish, waits = trainer.state.learner, trainer.publish, []
+        count = learner.needs_checkpoint
 
         def needs_checkpoint(batch) -> bool:
+            count(batch)
             is_first = not waits and trainer.state.samples_trained >= 100
             waits.extend([True] * is_first)
             return is_first
@@ -156,7 +158,7 @@ def test_a_stop_that_ends_the_wait_for_a_checkpoint_leaves_the_batch_to_the_next
                 trainer.stop()
             return False
 
-        trainer.state.learner.needs_checkpoint, trainer.publish = needs_checkpoint, refuse
+        learner.needs_checkpoint, trainer.publish = needs_checkpoint, refuse
         return trainer.run()
 
     stopped, _ = on_trainers(env, 2, run)
