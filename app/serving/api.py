@@ -15,7 +15,7 @@ from springtide.app.serving.feed import log_routes as log
 from springtide.app.serving.feed import snapshot_routes as snapshots
 from springtide.app.serving.feed import version_routes as versions
 from springtide.app.serving.http.authorization import Authorizer
-from springtide.app.serving.http.errors import ApiError, as_api_error
+from springtide.app.serving.http.errors import ApiError, api_error
 from springtide.app.serving.http.middleware import HttpMiddleware
 from springtide.app.serving.http.route import RouteTable
 from springtide.app.serving.lookup import routes as lookup
@@ -97,9 +97,7 @@ def build_api(service: Service, authorizer: Authorizer) -> FastAPI:
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
-    told = as_api_error(error, request.method, request.url.path)
-    request.scope["springtide.error_code"] = told.code
-    return told.response()
+    return api_error(error, request.scope).response()
 
 
 async def _client_disconnected(request: Request, error: Exception) -> Response:

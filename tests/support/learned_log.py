@@ -66,6 +66,17 @@ class LearnedLog:
                 versions.append(self.checkpoint())
         return versions
 
+    def learn_interrupted(self) -> None:
+        """Learn batches 0 to 29, every third into a version, with two restarts.
+
+        Each restart comes after batches that are in no version, and are learned again.
+        """
+        for start, stop in [(0, 11), (9, 20), (18, 30)]:
+            if start:
+                self.restart()
+            assert self.state.samples_trained == start * self.samples
+            self.learn(range(start, stop), every=3, ahead=True)
+
     def checkpoint(self) -> int:
         """Append a version of what was learned; return its number."""
         return self.log.append(*self.state.checkpoint(created_ms=1, complete_until_ms=1)).number

@@ -7,6 +7,7 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from springtide_client.errors import PartError, VersionsDifferError
 
@@ -120,8 +121,14 @@ class ApiError(Exception):
         return Response(self.body(), self.status, self.headers, "application/json")
 
 
-def as_api_error(error: Exception, method: str, path: str) -> ApiError:
-    """Return what a client is told of an exception that its request has raised; 500 for a defect."""
+def api_error(error: Exception, scope: Scope) -> ApiError:
+    """Return the ApiError for an exception of a request; 500 for a defect."""
+    told = _api_error(error, scope["method"], scope["path"])
+    scope["springtide.error_code"] = told.code
+    return told
+
+
+def _api_error(error: Exception, method: str, path: str) -> ApiError:
     match error:
         case ApiError():
             return error

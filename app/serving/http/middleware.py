@@ -13,7 +13,7 @@ from springtide.app.serving.http.authorization import Authorizer
 from springtide.app.serving.http.errors import (
     REJECTION_REASONS,
     ApiError,
-    as_api_error,
+    api_error,
     bad_request,
     body_too_large,
     busy,
@@ -130,8 +130,7 @@ class HttpMiddleware:
                 scope, receive, note_status
             )
         except Exception as error:
-            told = as_api_error(error, scope["method"], scope["path"])
-            scope["springtide.error_code"] = told.code
+            told = api_error(error, scope)
             if told.status == 500:
                 logger.exception("a request failed", extra={"path": scope["path"]})
             if status == 0:

@@ -102,7 +102,7 @@ LABELED_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 PLAIN_COUNTERS = {
     "keys": "Ids looked up, every occurrence.",
-    "prefetched": "Rows recalled before the batch that needed them.",
+    "prefetched": "Rows fetched before the batch that needed them.",
     "created": "Rows created.",
     "admitted": "Ids seen often enough to get a row.",
     "not_admitted": "Ids of a batch that used a shared row: not seen often enough yet.",
