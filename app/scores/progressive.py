@@ -3,7 +3,7 @@
 # N samples, L labels, W samples of the window
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -88,15 +88,24 @@ class ScoresPlan(msgspec.Struct, frozen=True):
 
 
 NUM_SUMS = 4  # weight, loss, predicted, positive
+MAX_WAITING = 4096  # samples that are counted together
+
+
+class Observed(NamedTuple):
+    """Samples that wait to be counted, with their features or with what is kept of them."""
+
+    samples: Arrays
+    features: Features | None
+    columns: Arrays | None
 
 
 class ProgressiveScores:
     """AUC (within 1e-4 of exact), logloss and calibration of each label; scores by segment; drift.
 
     Labels between 0 and 1 count in part as positive and in part as negative; NaN is masked. Segments and drift are of
-    labels that are probabilities. A version holds the samples
-    since the previous one (`delta`), a base holds `state`. A state and the deltas after it give the same bits as
-    observing every sample.
+    labels that are probabilities. A version holds the samples since the previous one (`delta`), a base holds `state`.
+    A state and the deltas after it give the same bits as observing every sample. Observed samples wait until somebody
+    asks or MAX_WAITING are there: counting many at once costs little more than counting one.
     """
 
     def __init__(
@@ -130,7 +139,9 @@ class ProgressiveScores:
     def _begin(self) -> None:
         """Forget everything observed."""
         num_labels = len(self.labels)
-        self.num_samples = 0
+        self._waiting: list[Observed] = []
+        self._num_waiting = 0
+        self._num_counted = 0
         self._sums_LQ = np.zeros((num_labels, NUM_SUMS))
         self._histograms = [RocHistogram() for _ in self.labels]
         self._window = no_samples(num_labels)
@@ -151,20 +162,45 @@ class ProgressiveScores:
         *,
         columns: Arrays | None = None,
     ) -> None:
-        """Count scored samples; they belong to the next delta. `features`: those of the samples, always or never.
+        """Take scored samples; they belong to the next delta. `features`: those of the samples, always or never.
 
-        `columns`: instead of features, what `columns_of` returned for them.
+        `columns`: instead of features, what `columns_of` returned for them. The arrays are kept and must not change.
         """
         samples: Arrays = dict(zip(SAMPLES, (logits_NL, labels_NL, weights_N), strict=True))
-        if columns is None and features is not None and len(weights_N):
-            columns = self.columns_of(features, self.num_samples)
-        if columns is not None and len(weights_N):
+        self._waiting.append(Observed(samples, features, columns))
+        self._num_waiting += len(weights_N)
+        if self._num_waiting >= MAX_WAITING:
+            self._count_waiting()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples observed."""
+        return self._num_counted + self._num_waiting
+
+    def _count_waiting(self) -> None:
+        """Count what waits, in the order in which it came."""
+        if not self._waiting:
+            return
+        waiting = [each for each in self._waiting if len(each.samples["weights"])] or self._waiting[:1]
+        self._waiting, num_waiting, self._num_waiting = [], self._num_waiting, 0
+        samples = join([each.samples for each in waiting], SAMPLES)
+        if num_waiting and (columns := self._columns_of_waiting(waiting)) is not None:
             if self._wanted is not None and self._plan != self._wanted:
                 self._follow(self._wanted)
                 self._delta_has_plan = True
             samples |= columns
         self._count(samples)
         self._delta.append(samples)
+
+    def _columns_of_waiting(self, waiting: Sequence[Observed]) -> Arrays | None:
+        """Return what is kept of the features of samples; None if they were observed without any."""
+        columns = [each.columns for each in waiting if each.columns is not None]
+        if columns:
+            return join(columns, list(columns[0]))
+        features = [each.features for each in waiting if each.features is not None]
+        if not features:
+            return None
+        return self.columns_of(Features.concatenate(features), self._num_counted)
 
     def columns_of(self, features: Features, first: int) -> Arrays:
         """Return what is kept of the features of samples, the first of which is sample number `first` of all."""
@@ -174,6 +210,7 @@ class ProgressiveScores:
 
     def delta(self) -> Arrays:
         """Return the samples observed since the last call; {} if there are none."""
+        self._count_waiting()
         parts, self._delta = self._delta, []
         parts = [part for part in parts if len(part["weights"])] or parts[:1]
         delta = join(parts, list(parts[0])) if parts else {}
@@ -183,6 +220,7 @@ class ProgressiveScores:
 
     def apply(self, delta: Mapping[str, npt.NDArray[Any]]) -> None:
         """Count the samples of another object's `delta`."""
+        self._count_waiting()
         if "plan" in delta:
             self._follow(ScoresPlan.from_array(delta["plan"]))
         if delta:
@@ -190,9 +228,9 @@ class ProgressiveScores:
 
     def state(self) -> Arrays:
         """Return sums, histograms, window and plan: everything but the list of samples for the next delta."""
-        window = self._join_window()
+        window = self._join_window()  # of all that was observed, so this comes first
         arrays = {f"window.{name}": array for name, array in window.items() if name not in TERMS}
-        arrays["sums"], arrays["num_samples"] = self._sums_LQ.copy(), np.array(self.num_samples)
+        arrays["sums"], arrays["num_samples"] = self._sums_LQ.copy(), np.array(self._num_counted)
         arrays["plan"] = self._plan.to_array()
         for number, histogram in enumerate(self._histograms):
             arrays |= {f"histogram.{number}.{name}": array for name, array in histogram.arrays().items()}
@@ -215,7 +253,7 @@ class ProgressiveScores:
         self._begin()
         if not state:
             return
-        self._sums_LQ, self.num_samples = np.array(state["sums"]), int(state["num_samples"])
+        self._sums_LQ, self._num_counted = np.array(state["sums"]), int(state["num_samples"])
         for number, histogram in enumerate(self._histograms):
             parts = (np.array(state[f"histogram.{number}.{name}"]) for name in HISTOGRAM_ARRAYS)
             histogram.restore(*parts)
@@ -309,15 +347,15 @@ class ProgressiveScores:
         codes_RD, numbers_R = samples.pop("drift.codes", None), samples.pop("drift.numbers", None)
         start, num = 0, len(samples["weights"])
         while start < num or start == num == 0:
-            begin = self.num_samples
+            begin = self._num_counted
             snapshot_at = self._plan.next_snapshot(begin, self.window_samples)
             stop = num if snapshot_at is None else min(num, start + snapshot_at - begin)
             self._add({name: array[start:stop] for name, array in samples.items()})
             if numbers_R is not None and codes_RD is not None:
-                within = slice(*np.searchsorted(numbers_R, [begin, self.num_samples]))
-                first = self.num_samples - self.window_samples
+                within = slice(*np.searchsorted(numbers_R, [begin, self._num_counted]))
+                first = self._num_counted - self.window_samples
                 self._drift.add(codes_RD[within], numbers_R[within], first=first)
-            if self.num_samples == snapshot_at:
+            if self._num_counted == snapshot_at:
                 self._drift.take_snapshot(snapshot_at, self._without_values(self._join_window()))
             start = stop
             if not num:
@@ -347,12 +385,13 @@ class ProgressiveScores:
             segments.add(samples[name], self._without_values(samples))
         self._recent.append(samples)
         self._num_recent += len(samples["weights"])
-        self.num_samples += len(samples["weights"])
+        self._num_counted += len(samples["weights"])
         if self._num_recent > 2 * self.window_samples:
             self._join_window()
 
     def _join_window(self) -> Arrays:
-        """Return the window's samples as one array each."""
+        """Return the window's samples as one array each; of all that was observed."""
+        self._count_waiting()
         if self._recent:
             joined = join([self._window, *self._recent], list(self._window))
             self._window = {name: array[-self.window_samples :].copy() for name, array in joined.items()}

@@ -85,7 +85,7 @@ class PendingStep(NamedTuple):
 
 
 class PendingScores:
-    """Keeps steps and texts of ids until all ranks have exchanged theirs; then counts them."""
+    """Of many ranks, keeps steps and texts of ids until all have exchanged theirs; then counts them."""
 
     def __init__(self, scores: ProgressiveScores, segment_names: SegmentNames, num_ranks: int) -> None:
         self._scores, self._segment_names, self._num_ranks = scores, segment_names, num_ranks
@@ -94,7 +94,10 @@ class PendingScores:
         self._strings: list[IdStrings] = []
 
     def add_step(self, report: StepReport, features: Features, num_before: int) -> None:
-        """Keep a step's report. `num_before`: samples of the same step on the ranks below this one."""
+        """Count a step's report, or keep it. `num_before`: samples of the same step on the ranks below this one."""
+        if self._num_ranks == 1:
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
+            return
         first = self._scores.num_samples + self._num_samples + num_before
         self._steps.append(PendingStep(report, self._scores.columns_of(features, first)))
         self._num_samples += len(report.weights_N)
@@ -114,7 +117,7 @@ class PendingScores:
         return strings
 
     def count_own(self) -> None:
-        """Count what needs no other rank's features: everything, if there is no other rank."""
+        """Take over texts, if there is no other rank whose come first."""
         if self._num_ranks == 1:
             self.merge([self.features()], [self.take_strings()])
 

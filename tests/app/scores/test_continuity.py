@@ -69,6 +69,20 @@ def test_deltas_replayed_without_the_settings_equal_observing(splits, versions):
     assert_same(written, STRAIGHT)
 
 
+def test_samples_that_wait_give_the_same_bits_as_samples_counted_at_once():
+    waiting, asked = make(), make()
+    for start, stop in itertools.pairwise(range(0, NUM, 211)):
+        for scores in (waiting, asked):
+            observe(scores, start, stop)
+        asked.state_sizes()
+        assert waiting.num_samples == asked.num_samples == stop
+    deltas = waiting.delta(), asked.delta()
+    assert deltas[0].keys() == deltas[1].keys()
+    for name, array in deltas[0].items():
+        np.testing.assert_array_equal(array, deltas[1][name], err_msg=name)
+    assert_same(waiting, asked)
+
+
 def test_a_restart_with_other_settings_keeps_what_both_measure():
     before = make()
     observe(before, 0, 3000)
