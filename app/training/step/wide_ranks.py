@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from springtide.app.models.wide_part import WidePart
-from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, WideStep
+from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, PreparedBatch, WideStep
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
@@ -34,9 +34,9 @@ from springtide.kernels.cpu.wide.score import (
     strengths_of,
 )
 from springtide.kernels.types import RowColumns
+from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_of
-from springtide_client.wide.slots import Slots
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Float64Array = npt.NDArray[np.float64]
@@ -236,7 +236,7 @@ class RanksWideStep(WideStep):
         return RowColumns(before_UD.copy(), before_US.copy(), counts_U, NONE, NONE)
 
     def _write_rows(
-        self, lookup: ShardedLookup, values_UD: Float32Array, states_US: Float32Array, slots: Slots
+        self, lookup: ShardedLookup, values_UD: Float32Array, states_US: Float32Array, prepared: PreparedBatch
     ) -> None:
         """Sum what the ranks add to rows at their owners, and to the part's own arrays everywhere."""
         before_UD, before_US = self._rows_before
@@ -275,10 +275,8 @@ class RanksWideStep(WideStep):
                 moves_UD = np.nan_to_num(sums_UD) / (np.sqrt(states[:, :1]) + FACTORIZATION_EPS)
                 columns.values_ND[...] += least_U[:, None] * moves_UD
             table.write_rows(own, columns.values_ND, columns.states_NS)
-        num_samples = len(slots.offsets_N1) - 1
-        counts_3 = np.array(
-            [num_samples, len(slots.rows_S), prepare.potential_crosses(slots.num_crossed_NF).sum()], np.float64
-        )
+        slots, potential_N = prepared.slots, prepared.potential_N
+        counts_3 = np.array([len(potential_N), len(slots.rows_S), potential_N.sum()], np.float64)
         array_sums = ArraySums.of(self._arrays_before, self.arrays.named(), strengths, counts_3)
         array_sums.all_reduce(self.exchange)
         array_sums.write(self._arrays_before, self.arrays.named(), strengths)
@@ -292,9 +290,14 @@ class RanksWideStep(WideStep):
             has_more = is_first or not self.exchange.all_true(start >= num_samples)
         return num_samples if has_more else None
 
-    def _read_crosses(self, lookup: ShardedLookup) -> RowColumns:
+    def _look_up_crosses(
+        self, ids_C: npt.NDArray[np.int64], event_ms_C: npt.NDArray[np.int64]
+    ) -> tuple[ShardedLookup, RowColumns, Float32Array]:
+        features_C = np.full(len(ids_C), CROSSES, np.uint16)
+        lookup = self.sharded_crosses.lookup(features_C, ids_C, event_ms_C)
         values_QV = lookup.rows_UD.detach().numpy() + np.float32(0)  # what is -0.0 is 0.0 then
-        return RowColumns(values_QV, NONE, np.ones(len(values_QV), np.int64), NONE, NONE)
+        columns = RowColumns(values_QV, NONE, NONE, NONE, NONE)
+        return lookup, columns, values_QV.copy()
 
     def _write_crosses(self, lookup: ShardedLookup, columns: RowColumns, weights_Q2L: Float32Array) -> None:
         assert self.crosses is not None

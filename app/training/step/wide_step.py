@@ -1,7 +1,8 @@
 """The wide part's step: between the net's forward and backward pass it scores and learns a batch, sample by sample."""
 
 # N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +16,13 @@ from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
-from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses
+from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, repeated
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import RowColumns
 from springtide.stream.columns import Batch
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
-from springtide_client.wide.layout import born_column, born_of
-from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.slots import Slots, num_crossed, row_hashes, slots_of
+from springtide_client.wide.slots import Slots, num_crossed
 
 MAX_CROSSES = 1 << 18  # looked up at once
 CHOICE_SAMPLES = 500  # samples between two choices of pairs
@@ -48,6 +47,9 @@ class WideStep:
         self.arrays = part.arrays  # over the memory of the part's buffers, which stays: they are restored in place
         self.num_labels = len(schema.labels)
         self.is_value_L = np.array([link != "logit" for link in schema.label_links])  # the net's alone
+        self._has_values = bool(self.is_value_L.any())
+        self._fields_F3 = fields_of(schema)
+        self._features_C = np.empty(0, np.uint16)  # of keys of crosses, as many as were needed so far
         self.num_crosses = 0  # rows that the newest batch looked up
         self.crosses = table.tables.get(CROSSES_TABLE)
         if self.crosses is None and part.get_buffer("pair_is_live_P").numel():
@@ -78,94 +80,112 @@ class WideStep:
         return most
 
     def learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Score and learn a batch, whose rows are looked up, as an `OffsetStep`; rows are written back at the end."""
+        """Score and learn a batch, whose rows are looked up, given the net's logits; rows are written back at the end.
+
+        Return logits, and the derivatives of their logistic loss by the net's: the loss is of the labels from 0 to 1.
+        """
+        return self.walk(self.prepare(keys, lookup), net_NL)
+
+    def prepare(self, keys: BatchKeys, lookup: Lookup) -> "PreparedBatch":
+        """Do what needs no logit of the net: find slots and crosses, look up their rows."""
         assert keys.numbers is not None
-        arrays, batch = self.arrays, keys.batch
-        slots = slots_of(self.schema, batch.features).at(lookup.unique.inverse_K)
-        rows = self._read_rows(lookup)
-        wide_UW = np.ascontiguousarray(rows.states_NS[:, self.columns_from :])
-        squares_U = np.ascontiguousarray(rows.states_NS[:, 0]) if self.steps_rows else np.zeros(0, np.float32)
-        found = _Rows.of(lookup, slots, wide_UW, arrays, self.num_labels, born_together=self.is_of_ranks)
-        logits_NL, errors_NL = np.zeros((len(batch), self.num_labels)), np.zeros_like(net_NL)
+        batch, unique, rows = keys.batch, lookup.unique, self._read_rows(lookup)
+        slots, usable_from_U, hashes_U, potential_N = prepare_batch(
+            self._fields_F3,
+            batch.features.categorical_NC.shape[1],
+            len(self.schema.dense),
+            list_offsets(batch.features),
+            unique.inverse_K,
+            unique.features_U,
+            unique.ids_U,
+            rows.states_NS,
+            int(self.arrays.num_samples_1[0]),
+            self.is_of_ranks,  # samples of other ranks have no order
+        )
+        prepared = PreparedBatch(keys, lookup, rows, Slots(*slots), usable_from_U, hashes_U, potential_N)
+        prepared.crosses = self._find_crosses(prepared, 0)
+        return prepared
+
+    def walk(self, prepared: "PreparedBatch", net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Score and learn the samples in order: the rest of `learn`."""
+        keys, rows, slots = prepared.keys, prepared.rows, prepared.slots
+        assert keys.numbers is not None
+        batch, labels_NL = keys.batch, np.array(keys.batch.labels_NL, np.float32)
+        if self._has_values:
+            labels_NL[:, self.is_value_L] = np.nan
+        logits_NL, errors_NL = np.empty((len(batch), self.num_labels)), np.empty_like(net_NL)
         wide_batch = WideBatch(
             slots.rows_S,
             slots.fields_S,
             slots.offsets_N1,
             keys.numbers.x_NX,
             net_NL,
-            np.where(self.is_value_L, np.float32(np.nan), batch.labels_NL),
+            labels_NL,
             batch.weights_N,
             rows.values_ND,
-            squares_U,
-            wide_UW,
+            rows.states_NS,
             rows.counts_N,
+            self.columns_from,
+            self.steps_rows,
         )
-        crossed = self._learn_in_ranges(keys, wide_batch, slots, found, logits_NL, errors_NL)
-        logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
-        self.num_crosses = sum(len(cross_lookup.unique.ids_U) for cross_lookup in crossed)
-        for cross_lookup in crossed:
-            assert self.crosses_of_all is not None
-            self.crosses_of_all.touch(cross_lookup)
-        arrays.number_statistics_3D[...] = keys.numbers.after_3D
-        states_US = rows.states_NS
-        states_US[:, self.columns_from :] = wide_UW
-        if self.steps_rows:
-            states_US[:, 0] = squares_U
-        self._write_rows(lookup, rows.values_ND, states_US, slots)
-        return logits_NL.astype(np.float32), errors_NL
-
-    def _learn_in_ranges(
-        self,
-        keys: BatchKeys,
-        batch: WideBatch,
-        slots: Slots,
-        found: "_Rows",
-        logits_NL: npt.NDArray[np.float64],
-        errors_NL: Float32Array,
-    ) -> list[Any]:
-        """Learn a part of the batch after the other: as far as one look-up of crosses reaches, or to the next choice.
-
-        Returns the look-ups of crosses.
-        """
-        arrays, potential_N, crossed = self.arrays, potential_crosses(slots.num_crossed_NF), list[Any]()
-        lr, start, num_samples = FACTORIZATION_RATE * self.table.step_lr, 0, len(slots.offsets_N1) - 1
-        while (end := self._next_end(start, num_samples, is_first=not crossed)) is not None:
-            ids_C, pairs_C, offsets_R1, stop = crosses_of(
-                slots.rows_S,
-                slots.crossed_from_NF,
-                slots.num_crossed_NF,
-                arrays.pair_fields_P2,
-                arrays.live_pairs,
-                found.usable_from_U,
-                found.hashes_U,
-                start,
-                end,
-                MAX_CROSSES,
-            )
-            weights_Q2L, rows_C = np.zeros((0, 2 * self.num_labels), np.float32), ids_C
-            is_crossed = len(ids_C) > 0 or (self.is_of_ranks and self.crosses is not None)
-            if is_crossed:
-                samples_C = np.repeat(np.arange(start, stop), np.diff(offsets_R1))
-                lookup, columns = self._look_up(keys, ids_C, samples_C)
-                crossed.append(lookup)
-                weights_Q2L = columns.values_ND.copy()
-                rows_C = lookup.unique.inverse_K
-            crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, weights_Q2L)
-            in_order_pass(batch, crosses, self.arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
-            if is_crossed:
-                self._write_crosses(lookup, columns, weights_Q2L)
+        lr, crosses, self.num_crosses = FACTORIZATION_RATE * self.table.step_lr, prepared.crosses, 0
+        while crosses is not None:
+            in_order_pass(wide_batch, crosses.batch, self.arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
+            if crosses.lookup is not None:
+                self._write_crosses(crosses.lookup, crosses.columns, crosses.batch.weights_Q2L)
+                prepared.looked_up.append(crosses.lookup)
             if not self.is_of_ranks:
                 self._choose_pairs()
-            start = stop
-        return crossed
+            crosses = self._find_crosses(prepared, crosses.batch.stop)
+        if self._has_values:
+            logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
+        for lookup in prepared.looked_up:
+            assert self.crosses_of_all is not None
+            self.num_crosses += len(lookup.unique.ids_U)
+            self.crosses_of_all.touch(lookup)
+        self.arrays.number_statistics_3D[...] = keys.numbers.after_3D
+        self._write_rows(prepared.lookup, rows.values_ND, rows.states_NS, prepared)
+        return logits_NL.astype(np.float32), errors_NL
+
+    def _find_crosses(self, prepared: "PreparedBatch", start: int) -> "RangeCrosses | None":
+        """Find the crosses of the samples from `start` on, and look up their rows; None where no sample is left.
+
+        A range ends where one look-up of crosses reaches no further, or at the next choice of pairs.
+        """
+        arrays, slots = self.arrays, prepared.slots
+        end = self._next_end(start, len(slots.offsets_N1) - 1, is_first=not prepared.looked_up)
+        if end is None:
+            return None
+        ids_C, pairs_C, offsets_R1, stop = crosses_of(
+            slots.rows_S,
+            slots.crossed_from_NF,
+            slots.num_crossed_NF,
+            arrays.pair_fields_P2,
+            arrays.pair_is_live_P,
+            prepared.usable_from_U,
+            prepared.hashes_U,
+            start,
+            end,
+            MAX_CROSSES,
+        )
+        if not len(ids_C) and not (self.is_of_ranks and self.crosses is not None):
+            weights_Q2L = np.zeros((0, 2 * self.num_labels), np.float32)
+            return RangeCrosses(CrossBatch(start, stop, ids_C, pairs_C, offsets_R1, prepared.potential_N, weights_Q2L))
+        event_ms_C = repeated(prepared.keys.batch.event_ms_N, offsets_R1, start)
+        lookup, columns, weights_Q2L = self._look_up_crosses(ids_C, event_ms_C)
+        rows_C = lookup.unique.inverse_K
+        crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, prepared.potential_N, weights_Q2L)
+        return RangeCrosses(crosses, lookup, columns)
 
     # what differs where many ranks learn together
 
     def _read_rows(self, lookup: Any) -> RowColumns:
         return self.table.rows.read_rows(lookup)
 
-    def _write_rows(self, lookup: Any, values_UD: Float32Array, states_US: Float32Array, slots: Slots) -> None:
-        """Write the rows back; `slots` are those of the whole batch."""
+    def _write_rows(
+        self, lookup: Any, values_UD: Float32Array, states_US: Float32Array, prepared: "PreparedBatch"
+    ) -> None:
+        """Write the rows of the whole batch back."""
         self.table.rows.write_rows(lookup, values_UD, states_US)
 
     def _next_end(self, start: int, num_samples: int, *, is_first: bool) -> int | None:
@@ -190,20 +210,21 @@ class WideStep:
         order = np.argsort(-arrays.pair_gains_P[live_P], kind="stable")
         arrays.pair_is_live_P[live_P[order[keep:]]] = 0
 
-    def _look_up(
-        self, keys: BatchKeys, ids_C: npt.NDArray[np.int64], samples_C: npt.NDArray[np.int64]
-    ) -> tuple[Lookup, RowColumns]:
-        """Look up rows of crosses, whose values are weight and information of label 0, then of label 1, ..."""
-        assert self.crosses_of_all is not None
-        features_C, event_ms_C = np.full(len(ids_C), CROSSES, np.uint16), keys.batch.event_ms_N[samples_C]
-        lookup = self.crosses_of_all.lookup(features_C, ids_C, event_ms_C)
-        columns = self._read_crosses(lookup)
-        columns.values_ND[columns.counts_N == 0] = 0.0  # a first value of scale zero may be -0.0: servers score +0.0
-        return lookup, columns
+    def _look_up_crosses(
+        self, ids_C: npt.NDArray[np.int64], event_ms_C: npt.NDArray[np.int64]
+    ) -> tuple[Any, RowColumns, Float32Array]:
+        """Look up rows of crosses; return their columns, and weights and informations to step.
 
-    def _read_crosses(self, lookup: Any) -> RowColumns:
+        Values are weight and information of label 0, then of label 1, ...
+        """
         assert self.crosses is not None
-        return self.crosses.read_rows(lookup)
+        if len(self._features_C) < len(ids_C):
+            self._features_C = np.full(2 * len(ids_C), CROSSES, np.uint16)
+        # these are keys of the right types: `lookup` would ask them
+        lookup = self.crosses.lookup_unique(self.crosses.ops.unique(self._features_C[: len(ids_C)], ids_C, event_ms_C))
+        columns = self.crosses.read_rows(lookup)
+        columns.values_ND[columns.counts_N == 0] = 0.0  # a first value of scale zero may be -0.0: servers score +0.0
+        return lookup, columns, columns.values_ND
 
     def _write_crosses(self, lookup: Any, columns: RowColumns, weights_Q2L: Float32Array) -> None:
         assert self.crosses is not None
@@ -215,31 +236,25 @@ def _sums_row_squares(table: AnyTable) -> bool:
     return all(OPTIMIZERS[one.optimizer.name].sums_row_squares for one in table.model_tables.values())
 
 
-class _Rows(NamedTuple):
-    """The parts of crosses, of each row."""
+@dataclass
+class RangeCrosses:
+    """The crosses of some samples of a batch, whose rows are looked up."""
 
+    batch: CrossBatch
+    lookup: Any = None  # None: they have no crosses
+    columns: Any = None  # of the rows, before they learn
+
+
+@dataclass
+class PreparedBatch:
+    """What a batch's walk needs besides the net's logits."""
+
+    keys: BatchKeys
+    lookup: Any
+    rows: RowColumns  # of the unique keys; the walk steps values and states
+    slots: Slots
     usable_from_U: npt.NDArray[np.int64]  # the first sample of the batch that finds the row used before
     hashes_U: npt.NDArray[np.uint64]
-
-    @staticmethod
-    def of(
-        lookup: Lookup,
-        slots: Slots,
-        wide_UW: Float32Array,
-        arrays: WideParameters,
-        num_labels: int,
-        *,
-        born_together: bool,
-    ) -> "_Rows":
-        """Note when rows are used first, also in their column `born`.
-
-        `born_together`: new rows are born with the batch's first sample, since other ranks' samples have no order.
-        """
-        unique, num_samples = lookup.unique, len(slots.offsets_N1) - 1
-        first_U = first_samples(slots.rows_S, slots.offsets_N1, len(unique.ids_U))
-        born_U = wide_UW[:, born_column(num_labels)]
-        is_new_U = (born_U == 0) & (first_U < num_samples)
-        usable_from_U = np.where(born_U > 0, -1, first_U + 1)
-        samples_before_U = np.zeros_like(first_U) if born_together else first_U
-        born_U[is_new_U] = born_of(int(arrays.num_samples_1[0]) + samples_before_U[is_new_U])
-        return _Rows(usable_from_U, row_hashes(unique.features_U.astype(np.int64), unique.ids_U, born_U))
+    potential_N: npt.NDArray[np.int64]  # crosses if all pairs lived
+    crosses: RangeCrosses | None = None  # of the first samples
+    looked_up: list[Any] = field(default_factory=list)  # the look-ups of crosses that the walk has come through

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from springtide.kernels.cpu.hashing import GOLDEN, hash_key, mix64
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
-from springtide.kernels.cpu.wide.prepare import crosses_of
+from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, row_hash, sample_slots
 from springtide.kernels.cpu.wide.score import score_samples
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
 from springtide_client.features import Features
@@ -20,11 +19,8 @@ from springtide_client.schema import Schema
 from springtide_client.wide.fields import Float64Array, signed_logs
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows, WideSteps
-from springtide_client.wide.slots import MAX_CROSSED, CrossSlots, Slots
+from springtide_client.wide.slots import CrossSlots, Slots
 
-# what a field is made of, and in a field's line: its kind, its place among those, whether its last elements are crossed
-CATEGORICAL, LIST, DENSE = 0, 1, 2
-KIND, PLACE, TAKES_LAST = 0, 1, 2
 ALL_CROSSES = 1 << 62
 
 
@@ -54,17 +50,11 @@ class CompiledSlots:
         if known is not schema:
             fields_F3 = fields_of(schema)
             self._known = schema, fields_F3
-        num_samples, num_categorical = features.categorical_NC.shape
-        if features.lists:
-            offsets_LN1 = np.array([ragged.offsets for ragged in features.lists])
-        else:
-            offsets_LN1 = np.empty((0, num_samples + 1), np.int64)
         found = _slots_and_crosses(
             fields_F3,
-            num_samples,
-            num_categorical,
+            features.categorical_NC.shape[1],
             len(schema.dense),
-            offsets_LN1,
+            list_offsets(features),
             parameters.pair_fields_P2,
             parameters.pair_is_live_P,
             features_K,
@@ -72,18 +62,6 @@ class CompiledSlots:
             wide_KW,
         )
         return Slots(*found[:5]), CrossSlots(*found[5:])
-
-
-def fields_of(schema: Schema) -> Int64Array:
-    """Return a line for each field, in the order of springtide_client.wide.fields."""
-    lines = [(CATEGORICAL, place, 0) for place, name in enumerate(schema.categorical) if name not in schema.share]
-    lines += [
-        (LIST, place, int(name in schema.sequence))
-        for place, name in enumerate(schema.lists)
-        if name not in schema.share
-    ]
-    lines += [(DENSE, place, 0) for place in range(len(schema.dense))]
-    return np.array(lines, np.int64).reshape(-1, 3)
 
 
 @njit(nogil=True, cache=True)
@@ -109,63 +87,31 @@ def _numbers(logs_ND: Any, statistics_3D: Any) -> Any:
 @njit(nogil=True, cache=True)
 def _slots_and_crosses(
     fields_F3: Any,
-    num_samples: Any,
     num_categorical: Any,
     num_dense: Any,
-    offsets_LN1: Any,
+    offsets_PN1: Any,
     pair_fields_P2: Any,
     pair_is_live_P: Any,
     features_K: Any,
     ids_K: Any,
     wide_KW: Any,
 ) -> Any:
-    num_fields, num_lists = len(fields_F3), len(offsets_LN1)
-    starts_L, end = np.empty(num_lists, np.int64), num_samples * num_categorical
-    for place in range(num_lists):
-        starts_L[place] = end
-        end += offsets_LN1[place, num_samples]
-    num_slots = 0
-    for f in range(num_fields):
-        is_list = fields_F3[f, KIND] == LIST
-        num_slots += offsets_LN1[fields_F3[f, PLACE], num_samples] if is_list else num_samples
-    rows_S, fields_S = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
-    offsets_N1 = np.empty(num_samples + 1, np.int64)
-    crossed_from_NF = np.empty((num_samples, num_fields), np.int64)
-    num_crossed_NF = np.empty((num_samples, num_fields), np.int64)
-    s = 0
-    for n in range(num_samples):
-        offsets_N1[n] = s
-        for f in range(num_fields):
-            kind, place = fields_F3[f, KIND], fields_F3[f, PLACE]
-            length = 1
-            if kind == CATEGORICAL:
-                first = n * num_categorical + place
-            elif kind == DENSE:
-                first = end + n * num_dense + place
-            else:
-                first = starts_L[place] + offsets_LN1[place, n]
-                length = offsets_LN1[place, n + 1] - offsets_LN1[place, n]
-            crossed = min(length, MAX_CROSSED)
-            num_crossed_NF[n, f] = crossed
-            crossed_from_NF[n, f] = s + (length - crossed if fields_F3[f, TAKES_LAST] else 0)
-            for k in range(first, first + length):
-                rows_S[s], fields_S[s] = k, f
-                s += 1
-    offsets_N1[num_samples] = s
-
+    rows_S, fields_S, offsets_N1, crossed_from_NF, num_crossed_NF = sample_slots(
+        fields_F3, num_categorical, num_dense, offsets_PN1
+    )
+    num_samples = len(offsets_N1) - 1
     num_keys, born_column = wide_KW.shape[0], wide_KW.shape[1] - 1
     hashes_K, usable_from_K = np.empty(num_keys, np.uint64), np.empty(num_keys, np.int64)
     for k in range(num_keys):
         born = wide_KW[k, born_column]
-        hashes_K[k] = mix64(hash_key(features_K[k], ids_K[k]) ^ (np.uint64(born) * GOLDEN))
+        hashes_K[k] = row_hash(features_K[k], ids_K[k], born)
         usable_from_K[k] = -1 if born != 0 else num_samples
-    live_P = np.flatnonzero(pair_is_live_P)
     ids_C, pairs_C, cross_offsets_N1, _ = crosses_of(
         rows_S,
         crossed_from_NF,
         num_crossed_NF,
         pair_fields_P2,
-        live_P,
+        pair_is_live_P,
         usable_from_K,
         hashes_K,
         0,
@@ -188,19 +134,23 @@ def compiled_score(
     logits_NL = np.empty((len(slots.offsets_N1) - 1, parameters.num_labels))
     none, rows_C2L = np.empty(0, np.float32), np.ascontiguousarray(cross_rows_C2L)
     rows_C = np.arange(len(rows_C2L))
+    contiguous = np.ascontiguousarray  # one layout of each array: the kernel is compiled once
     batch = WideBatch(
-        *(slots.rows_S, slots.fields_S, slots.offsets_N1, x_NX, net_NL.astype(np.float64)),
+        contiguous(slots.rows_S),
+        contiguous(slots.fields_S),
+        contiguous(slots.offsets_N1),
+        contiguous(x_NX),
+        contiguous(net_NL.astype(np.float64)),
         labels_NL=none,
         weights_N=none,
-        values_UD=rows.values_UD,
-        squares_U=none,
-        wide_UW=rows.wide_UW,
-        counts_U=rows.counts_U,
+        values_UD=contiguous(rows.values_UD),
+        states_US=contiguous(rows.wide_UW),
+        counts_U=contiguous(rows.counts_U),
+        wide_from=0,
+        has_squares=False,
     )
     own = CrossBatch(0, len(logits_NL), rows_C, crosses.pairs_C, crosses.offsets_N1, rows_C, rows_C2L)
-    # one layout of each array: the kernel is compiled once
-    contiguous = np.ascontiguousarray
-    score_samples(WideBatch(*map(contiguous, batch)), own, WideParameters(*map(contiguous, parameters)), logits_NL)
+    score_samples(batch, own, WideParameters(*map(contiguous, parameters)), logits_NL)
     return logits_NL
 
 

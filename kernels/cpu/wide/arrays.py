@@ -1,7 +1,7 @@
 """The arrays that the in-order pass reads and writes, beside springtide_client.wide.parameters.WideParameters."""
 
-# N samples, S slots, C crosses of all samples, U rows, Q rows of crosses, D dimension, L labels, W columns of the wide
-# part, F fields, P pairs of fields, T types of slots (F + P), B buckets, X numbers of a sample, G parts of a score,
+# N samples, S slots (of a row: state columns), C crosses of all samples, U rows, Q rows of crosses, D dimension,
+# L labels, F fields, P pairs of fields, T types of slots (F + P), B buckets, X numbers of a sample, G parts of a score,
 # K slots of a sample, then its crosses
 from typing import Any, NamedTuple
 
@@ -25,9 +25,10 @@ class WideBatch(NamedTuple):
     labels_NL: Any  # float32; NaN: masked
     weights_N: Any  # float32
     values_UD: Any  # float32
-    squares_U: Any  # float32, summed squared gradients of row-wise Adagrad; length 0: vectors are not stepped
-    wide_UW: Any  # float32
+    states_US: Any  # float32, with the columns of the wide part from `wide_from` on
     counts_U: Any  # int64
+    wide_from: int
+    has_squares: bool  # the first state is the summed squared gradients of row-wise Adagrad: vectors are stepped
 
 
 class CrossBatch(NamedTuple):

@@ -237,17 +237,17 @@ def _moved_gate(gate: float, slope: float, added: float, information: float) -> 
 def _scatter(data: WidePass, n: int, label: int) -> None:
     """Write back what `gather` took."""
     batch, crosses, arrays, work = data.batch, data.crosses, data.arrays, data.work
-    rows_S, wide_UW, rows_C, weights_Q2L = batch.rows_S, batch.wide_UW, crosses.rows_C, crosses.weights_Q2L
+    rows_S, states_US, rows_C, weights_Q2L = batch.rows_S, batch.states_US, crosses.rows_C, crosses.weights_Q2L
     weights_K, informations_K, places_K = work.new_weights_K, work.informations_K, work.places_K
     plain_weights_K, plain_squares_K = work.plain_weights_K, work.plain_squares_K
-    first, at = batch.offsets_N1[n], np.uint64(COLUMNS * label)
+    first, at = batch.offsets_N1[n], np.uint64(batch.wide_from + COLUMNS * label)
     num_slots, num = sizes_of(data, n)
     for k in range(num_slots):
         u = np.uint64(rows_S[first + k])
-        wide_UW[u, at + np.uint64(WEIGHT)] = weights_K[k]
-        wide_UW[u, at + np.uint64(INFORMATION)] = informations_K[k]
-        wide_UW[u, at + np.uint64(PLAIN_WEIGHT)] = plain_weights_K[k]
-        wide_UW[u, at + np.uint64(PLAIN_SQUARES)] = plain_squares_K[k]
+        states_US[u, at + np.uint64(WEIGHT)] = weights_K[k]
+        states_US[u, at + np.uint64(INFORMATION)] = informations_K[k]
+        states_US[u, at + np.uint64(PLAIN_WEIGHT)] = plain_weights_K[k]
+        states_US[u, at + np.uint64(PLAIN_SQUARES)] = plain_squares_K[k]
     first, at = crosses.offsets_R1[n - crosses.start], np.uint64(2 * label)
     for c in range(num - num_slots):
         q, k = np.uint64(rows_C[first + c]), num_slots + c
@@ -376,9 +376,9 @@ def _mix_and_count(arrays: WideParameters, label: int, y: float, weight: float, 
 def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: float, eps: float) -> None:
     """Row-wise Adagrad that forgets, where rows have its state."""
     batch, work = data.batch, data.work
-    rows_S, values_UD, squares_U, first_K = batch.rows_S, batch.values_UD, batch.squares_U, work.first_K
+    rows_S, values_UD, states_US, first_K = batch.rows_S, batch.values_UD, batch.states_US, work.first_K
     sums_D, gradients_D, dim = work.sums_D, work.gradients_D, values_UD.shape[1]
-    if not len(squares_U):
+    if not batch.has_squares:
         return
     first = batch.offsets_N1[n]
     for k in range(batch.offsets_N1[n + 1] - first):
@@ -397,8 +397,8 @@ def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: f
         for d in range(dim):
             total += gradients_D[d] * gradients_D[d]
         if total > 0.0:
-            squares = squares_U[u] * remembered + total / dim
-            squares_U[u] = squares
+            squares = states_US[u, 0] * remembered + total / dim
+            states_US[u, 0] = squares
             rate = lr / (math.sqrt(squares) + eps)
             for d in range(dim):
                 values_D[d] += rate * gradients_D[d]

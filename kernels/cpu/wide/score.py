@@ -68,15 +68,15 @@ def strengths_of(arrays: WideParameters, num_live: int) -> Strengths:
 def fetch_rows(data: WidePass, n: int) -> None:
     """Ask for the rows of sample n, before its turn."""
     batch, crosses = data.batch, data.crosses
-    rows_S, wide_UW, values_UD, counts_U = batch.rows_S, batch.wide_UW, batch.values_UD, batch.counts_U
-    squares_U, has_squares = batch.squares_U, len(batch.squares_U) > 0
-    width, dim = np.uint64(wide_UW.shape[1]), np.uint64(values_UD.shape[1])
+    rows_S, states_US, values_UD, counts_U = batch.rows_S, batch.states_US, batch.values_UD, batch.counts_U
+    has_squares, wide_from = batch.has_squares, np.uint64(batch.wide_from)
+    width, dim = np.uint64(states_US.shape[1]), np.uint64(values_UD.shape[1])
     for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
         u = np.uint64(rows_S[s])
-        prefetch(wide_UW, u * width)
+        prefetch(states_US, u * width + wide_from)
         prefetch(counts_U, u)
         if has_squares:
-            prefetch(squares_U, u)
+            prefetch(states_US, u * width)
         for d in range(np.uint64(0), dim, np.uint64(16)):
             prefetch(values_UD, u * dim + d)
     rows_C, weights_Q2L = crosses.rows_C, crosses.weights_Q2L
@@ -183,18 +183,18 @@ def factorize(data: WidePass, n: int) -> Any:
 def gather(data: WidePass, strengths: Strengths, n: int, label: int) -> None:
     """Take weights, informations and gates of the slots and crosses."""
     batch, crosses, arrays, work = data.batch, data.crosses, data.arrays, data.work
-    rows_S, fields_S, wide_UW = batch.rows_S, batch.fields_S, batch.wide_UW
+    rows_S, fields_S, states_US = batch.rows_S, batch.fields_S, batch.states_US
     rows_C, pairs_C, weights_Q2L = crosses.rows_C, crosses.pairs_C, crosses.weights_Q2L
     weights_K, informations_K, strengths_K = work.weights_K, work.informations_K, work.strengths_K
     plain_weights_K, plain_squares_K, places_K = work.plain_weights_K, work.plain_squares_K, work.places_K
-    num_fields, first, at = len(arrays.numbers_F), batch.offsets_N1[n], np.uint64(COLUMNS * label)
+    num_fields, first, at = len(arrays.numbers_F), batch.offsets_N1[n], np.uint64(batch.wide_from + COLUMNS * label)
     num_slots, num = sizes_of(data, n)
     for k in range(num_slots):
         u = np.uint64(rows_S[first + k])
-        weights_K[k] = wide_UW[u, at + np.uint64(WEIGHT)]
-        informations_K[k] = wide_UW[u, at + np.uint64(INFORMATION)]
-        plain_weights_K[k] = wide_UW[u, at + np.uint64(PLAIN_WEIGHT)]
-        plain_squares_K[k] = wide_UW[u, at + np.uint64(PLAIN_SQUARES)]
+        weights_K[k] = states_US[u, at + np.uint64(WEIGHT)]
+        informations_K[k] = states_US[u, at + np.uint64(INFORMATION)]
+        plain_weights_K[k] = states_US[u, at + np.uint64(PLAIN_WEIGHT)]
+        plain_squares_K[k] = states_US[u, at + np.uint64(PLAIN_SQUARES)]
         places_K[k] = fields_S[first + k] * NUM_BUCKETS
         strengths_K[k] = strengths.first
     first, at = crosses.offsets_R1[n - crosses.start], np.uint64(2 * label)

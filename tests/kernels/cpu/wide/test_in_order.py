@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
-from springtide.kernels.cpu.wide.prepare import crosses_of, first_samples, potential_crosses, running_numbers
+from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, running_numbers
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
@@ -45,8 +45,9 @@ class SmallTable:
         self.schema, self.num_labels = schema, len(schema.labels)
         self.places: dict[tuple[int, int], int] = {}
         width = wide_width(self.num_labels)
-        self.values, self.squares = np.zeros((5000, DIM), np.float32), np.zeros(5000, np.float32)
-        self.wide, self.counts = np.zeros((5000, width), np.float32), np.zeros(5000, np.int64)
+        self.values, self.counts = np.zeros((5000, DIM), np.float32), np.zeros(5000, np.int64)
+        self.states = np.zeros((5000, 1 + width), np.float32)
+        self.squares, self.wide = self.states[:, 0], self.states[:, 1:]
         self.cross_places: dict[int, int] = {}
         self.crosses = np.zeros((200_000, 2 * self.num_labels), np.float32)
         self.fields = WideFields.of(schema)
@@ -71,18 +72,26 @@ class SmallTable:
 
         keys = zip(lookup_keys(self.schema, features), bin_keys(self.schema, bin_ids(x_NX)), strict=True)
         rows_K = self.rows_of(*(np.concatenate(parts) for parts in keys))
-        return slots_of(self.schema, features).at(rows_K)
+        return slots_of(self.schema, features).at(rows_K), rows_K
 
     def learn(self, features, net_NL, labels_NL, weights_N, most=1 << 20):  # type: ignore[no-untyped-def]
         num = len(features)
         x_NX = running_numbers(signed_logs(features.dense_NF), self.parameters.number_statistics_3D)
-        slots = self.slots(features, x_NX)
+        slots, rows_K = self.slots(features, x_NX)
         numbers, ids = self.keys()
-        first_U = first_samples(slots.rows_S, slots.offsets_N1, len(numbers))
+        states = self.states[: len(numbers)].copy()
+        own, usable_U, hashes_U, potential_N = prepare_batch(
+            fields_of(self.schema), 2, 1, list_offsets(features), rows_K, numbers, ids, states, self.samples, False
+        )
+        for array, expected in zip(own, slots, strict=True):
+            np.testing.assert_array_equal(array, expected)
+        first_U = np.full(len(numbers), num)
+        np.minimum.at(first_U, slots.rows_S, np.repeat(np.arange(num), np.diff(slots.offsets_N1)))
         born = self.wide[: len(numbers), born_column(self.num_labels)]
-        usable_U = np.where(born > 0, -1, first_U + 1)
+        np.testing.assert_array_equal(usable_U, np.where(born > 0, -1, first_U + 1))
         born[:] = np.where((born == 0) & (first_U < num), born_of(self.samples + first_U), born)
-        hashes_U = row_hashes(numbers, ids, born)
+        np.testing.assert_array_equal(hashes_U, row_hashes(numbers, ids, born))
+        np.testing.assert_array_equal(states, self.states[: len(numbers)])
         logits_NL, errors_NL = np.zeros((num, self.num_labels)), np.zeros((num, self.num_labels), np.float32)
         batch = WideBatch(
             slots.rows_S,
@@ -93,9 +102,10 @@ class SmallTable:
             labels_NL,
             weights_N,
             self.values,
-            self.squares,
-            self.wide,
+            self.states,
             self.counts,
+            1,
+            True,
         )
         start = 0
         while start < num:
@@ -104,7 +114,7 @@ class SmallTable:
                 slots.crossed_from_NF,
                 slots.num_crossed_NF,
                 self.parameters.pair_fields_P2,
-                self.parameters.live_pairs,
+                self.parameters.pair_is_live_P,
                 usable_U,
                 hashes_U,
                 start,
@@ -112,9 +122,7 @@ class SmallTable:
                 most,
             )
             rows_C = np.array([self.cross_places.setdefault(i, len(self.cross_places)) for i in ids_C.tolist()], int)
-            crosses = CrossBatch(
-                start, stop, rows_C, pairs_C, offsets_R1, potential_crosses(slots.num_crossed_NF), self.crosses
-            )
+            crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, self.crosses)
             in_order_pass(batch, crosses, self.parameters, 0.1, 0.1, logits_NL, errors_NL)
             start = stop
         self.samples += num
@@ -123,7 +131,7 @@ class SmallTable:
     def score(self, features: Features, net_NL: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
         """The reference, of one sample."""
         x_NX = standardize(signed_logs(features.dense_NF), self.parameters.number_statistics_3D)
-        slots = self.slots(features, x_NX)
+        slots, _ = self.slots(features, x_NX)
         numbers, ids = self.keys()
         born = self.wide[: len(numbers), born_column(self.num_labels)]
         hashes_U = row_hashes(numbers, ids, born)
