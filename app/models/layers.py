@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from springtide.app.models.interface import ModelSpec
+from springtide.kernels.cpu.net.batch import observe_numbers
 
 INITIAL_SCALE = 0.05  # as that of a new row
 MEMORY = 1e6  # values; older ones fade, and float32 can still count
@@ -42,6 +43,10 @@ class DenseFeatureNormalizer(nn.Module):
     def observe(self, dense_NF: Tensor) -> None:
         """Count a batch."""
         if dense_NF.numel() == 0:
+            return
+        if dense_NF.device.type == "cpu" and dense_NF.dtype == torch.float32:
+            statistics = self.mean_F.numpy(), self.variance_F.numpy(), self.count_F.numpy()
+            observe_numbers(dense_NF.numpy(), *statistics, MEMORY)
             return
         known_NF = ~torch.isnan(dense_NF)
         log_NF = torch.where(known_NF, _signed_log(dense_NF), 0.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.app.training.step.learning_step import Gradients, LocalBatch, Samples, StepDecision
+from springtide.app.training.step.learning_step import Gradients, LocalBatch, Samples, Scores, StepDecision
 from springtide.embeddings.errors import ShardError
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
@@ -49,8 +49,8 @@ class GlobalBatch(LocalBatch):
     def all_gather(self, rows_NX: Tensor) -> Tensor:
         return self.exchange.all_gather("samples", rows_NX.contiguous(), self._num_samples_R)
 
-    def reduce(self, samples: Samples, loss: Tensor, weight: Tensor) -> Gradients:
-        loss, weight, norm = self.all_reduce(loss, weight)
+    def reduce(self, samples: Samples, scores: Scores) -> Gradients:
+        loss, weight, norm = self.all_reduce(scores.loss.detach(), scores.weight)
         return Gradients(self.join(samples), loss.detach(), weight, norm)
 
     def join(self, samples: Samples) -> Samples:

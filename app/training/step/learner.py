@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from springtide.app.models.compiled_net import CompiledNet
 from springtide.app.models.losses.config import LabelLoss
 from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import TwoTower
@@ -22,6 +23,7 @@ from springtide.app.training.step.batch_keys import BatchKeys, KeyPreparer, asse
 from springtide.app.training.step.cuda_graphs import CudaGraphStep
 from springtide.app.training.step.global_batch import GlobalBatch, without_samples
 from springtide.app.training.step.learning_step import (
+    CompiledObjective,
     LearningStep,
     LocalBatch,
     LossObjective,
@@ -40,7 +42,9 @@ from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.torch_api.autograd import embed_slices
+from springtide.kernels.cpu.net.batch import gradient_rows
 from springtide.stream.columns import Batch
+from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -116,6 +120,12 @@ class Learner:
         self.objective = (LossObjective if self.wide_step is None else OffsetObjective)(self.model, self.loss)
         if isinstance(model, TwoTower):
             self.objective = TwoTowerObjective(model, self.global_batch)
+        # small batches of nets that we ship; of many ranks the rows' gradients travel, which autograd starts
+        self.compiled: CompiledObjective | None = None
+        takes_greatest = any(schema.pooling_of(name) == "max" for name in schema.multi_value)
+        if self.device.transfer is None and self.sharded_table is None and not takes_greatest:
+            program = CompiledNet.of(model)
+            self.compiled = None if program is None else CompiledObjective(model, self.loss, program)
         self.learning_step = self._new_step()
         # reports arrive after their steps: asking for one at once would wait for the device
         self.reports_late = self.device.transfer is not None
@@ -262,6 +272,9 @@ class Learner:
     def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""
         batch, columns = keys.batch, keys.tensors()
+        use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+        if self.compiled is not None and self.compiled.program.fits(len(batch)):
+            return self._update_compiled(self.compiled, keys, lookup)
         if self.sharded_table is None:
             tensors = embed_slices(self.table.rows, lookup, keys.slices)
         else:
@@ -279,12 +292,41 @@ class Learner:
             columns.get("item_ids"),
             offset_step,
         )
-        use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
         outcome = self.learning_step(self.objective, step_columns, bfloat16=use_bfloat16)
         if self.sharded_table is not None:
             self.sharded_table.update(lookup)
         elif self.wide_step is not None and not lookup.released:
             self.rows.touch(lookup)  # the net gives rows no gradients: count them all the same
+        return outcome
+
+    def _update_compiled(self, objective: CompiledObjective, keys: BatchKeys, lookup: Any) -> StepOutcome:
+        """The same without autograd: the net is a program, and the rows' gradients go to the table at the end."""
+        batch, table, offset_step, slices = keys.batch, self.table.rows, None, keys.slices
+        if self.wide_step is not None:
+            slices, offset_step = slices[:-1], partial(self.wide_step.learn, keys, lookup)  # the bins are its alone
+        num, num_categorical = batch.features.categorical_NC.shape
+        rows, *pooled = (torch.from_numpy(table.gather_slice(lookup, part)[0]) for part in slices)
+        dim = rows.shape[1]
+        inputs = ModelInputs(
+            rows.view(num, num_categorical, dim),
+            torch.stack(pooled, dim=1) if pooled else rows.new_empty(num, 0, dim),
+            None,
+            None,
+            torch.from_numpy(batch.features.dense_NF),
+        )
+        groups = self.loss.groups_of(batch.features)
+        columns = StepColumns(
+            inputs,
+            torch.from_numpy(batch.labels_NL),
+            torch.from_numpy(batch.weights_N),
+            None if groups is None else torch.from_numpy(groups),
+            offset_step=offset_step,
+        )
+        outcome = self.learning_step(objective, columns, bfloat16=False)
+        offsets_PN1 = np.array([part.offsets_B1 for part in slices[1:]], np.int64).reshape(len(pooled), num + 1)
+        is_mean_P = np.array([part.mode == "mean" for part in slices[1:]], np.bool_)
+        own = gradient_rows(num, num_categorical, offsets_PN1, is_mean_P, len(keys.ids_K))
+        table.update(lookup, objective.grads_BD, *own)
         return outcome
 
     def _new_step(self) -> LearningStep | CudaGraphStep:

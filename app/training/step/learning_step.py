@@ -14,11 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from springtide.app.models.compiled_net import CompiledNet
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import Frequencies, TwoTower
 from springtide.app.training.device import TransferStream
 from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.kernels.cpu.net.batch import logistic_loss
 from springtide_client.model.inputs import ModelInputs
 
 Float32Array = npt.NDArray[np.float32]
@@ -56,6 +58,20 @@ class Samples(NamedTuple):
     logits_NL: Tensor
 
 
+class Scores(NamedTuple):
+    """Logits from before a step, and the sums of loss and weight."""
+
+    logits_NL: Tensor
+    loss: Tensor
+    weight: Tensor
+    norm: Tensor | None = None  # of the net's gradients, if it is known already
+
+    @staticmethod
+    def of_none(columns: StepColumns) -> "Scores":
+        """Return those of a rank that has no samples in this step."""
+        return Scores(columns.labels_NL, columns.labels_NL.sum(), columns.weights_N.sum())
+
+
 class Gradients(NamedTuple):
     """Gradients that a backward pass leaves; of many ranks, the samples and sums of all."""
 
@@ -80,25 +96,13 @@ class LocalBatch:
         """Return the rows of all ranks' samples, from this rank's."""
         return rows_NX
 
-    def reduce(self, samples: Samples, loss: Tensor, weight: Tensor) -> Gradients:
+    def reduce(self, samples: Samples, scores: Scores) -> Gradients:
         """After the backward pass: join the samples of all ranks, and add up their sums and gradients."""
-        return Gradients(samples, loss, weight, self.update.gradient_norm())
+        norm = self.update.gradient_norm() if scores.norm is None else scores.norm
+        return Gradients(samples, scores.loss.detach(), scores.weight, norm)
 
     def require_same(self, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
         """ShardError unless every rank has the same bits in these."""
-
-
-class Scores(NamedTuple):
-    """Logits from before a step, and the sums of loss and weight."""
-
-    logits_NL: Tensor
-    loss: Tensor
-    weight: Tensor
-
-    @staticmethod
-    def of_none(columns: StepColumns) -> "Scores":
-        """Return those of a rank that has no samples in this step."""
-        return Scores(columns.labels_NL, columns.labels_NL.sum(), columns.weights_N.sum())
 
 
 class StepOutcome(NamedTuple):
@@ -159,6 +163,35 @@ class OffsetObjective(LossObjective):
         return Scores(logits_NL, gradient.loss, gradient.weight)
 
 
+class CompiledObjective(LossObjective):
+    """The same losses of a net that is a program, without autograd. Leaves the rows' gradients in `grads_BD`.
+
+    With an `offset_step` its scores are a part of the final ones, as for an OffsetObjective.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, net: CompiledNet) -> None:
+        super().__init__(model, loss)
+        self.program = net
+        self.grads_BD = np.zeros((1, 1), np.float32)  # of the newest step's rows, sample by sample; a last row is 0
+
+    def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
+        inputs, labels_NL, weights_N, groups_NG, _, offset_step = columns
+        logits = self.program.forward(inputs)
+        errors = found = np.empty_like(logits)
+        if offset_step is not None:
+            logits, errors = offset_step(logits)
+        logits_NL = torch.from_numpy(logits)
+        loss, weight = map(torch.tensor, logistic_loss(logits, labels_NL.numpy(), weights_N.numpy(), found))
+        if not self.loss.is_plain:
+            gradient = self.loss.gradient(logits_NL, labels_NL, weights_N, torch.from_numpy(errors), groups_NG)
+            errors, loss, weight = gradient.errors_NL.numpy(), gradient.loss, gradient.weight
+        num_fields = inputs.categorical.shape[1] + inputs.pooled.shape[1]
+        self.grads_BD = np.empty((len(errors) * num_fields + 1, inputs.categorical.shape[2]), np.float32)
+        self.grads_BD[-1] = 0
+        norm = self.program.backward(errors, self.grads_BD[:-1].reshape(len(errors), -1))
+        return Scores(logits_NL, loss, weight, norm)
+
+
 class TwoTowerObjective(LossObjective):
     """Scores of the samples' own items, and a loss over the items of the batch, of many ranks of this rank's batch."""
 
@@ -197,9 +230,9 @@ class LearningStep:
 
     def __call__(self, objective: LossObjective, columns: StepColumns, *, bfloat16: bool) -> StepOutcome:
         self.update.optimizer.zero_grad()
-        logits_NL, loss, weight = objective.learn(columns, bfloat16=bfloat16)
-        samples = Samples(columns.inputs.dense, columns.labels_NL, columns.weights_N, logits_NL.detach())
-        samples, loss, weight, norm = self.batch.reduce(samples, loss.detach(), weight)
+        scores = objective.learn(columns, bfloat16=bfloat16)
+        samples = Samples(columns.inputs.dense, columns.labels_NL, columns.weights_N, scores.logits_NL.detach())
+        samples, loss, weight, norm = self.batch.reduce(samples, scores)
         norm = norm.to(loss.device)
         skipped = ~torch.isfinite(norm)
         # one overflow would stay in the net for ever; the table rejects such gradients row by row

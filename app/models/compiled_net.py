@@ -1,0 +1,104 @@
+"""A net that we ship, as a program on the CPU: it scores and finds gradients in one compiled call each.
+
+Worth it where a batch is so small that calling torch's operators costs more than what they compute.
+"""
+
+# N samples, W columns, R numbers of rows (fields times dimension), D dimension, L labels, P parameters and statistics
+import logging
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from springtide.app.models.interface import DenseModel
+from springtide.app.models.trace import TracedNet, TraceError, trace
+from springtide.kernels.cpu.net.run import CHUNK, backward, forward
+from springtide_client.model.inputs import ModelInputs
+
+logger = logging.getLogger(__name__)
+
+Float32Array = npt.NDArray[np.float32]
+
+# operations of a batch's forward pass up to which the program is the faster one: see deploy/docs/decisions/training.md
+MOST_FLOPS = 30e6
+SHIPPED = "springtide.app.models."
+
+
+class CompiledNet:
+    """Parameters and the statistics that the net reads move into one array; the module's tensors are views of it."""
+
+    def __init__(self, traced: TracedNet) -> None:
+        self.program, self._traced = traced.program, traced
+        num_learned = sum(one.numel() for one in traced.parameters)
+        self.flat_P = torch.empty(num_learned)
+        self.gradient_P = torch.zeros(self.program.num_parameters)
+        self._gradients: list[tuple[Tensor, Tensor]] = []  # of each parameter, a view of `gradient_P`
+        start = 0
+        for one in traced.parameters:
+            stop = start + one.numel()
+            view = self.flat_P[start:stop].view(one.shape)
+            view.copy_(one.detach())
+            one.data = view
+            if stop <= self.program.num_parameters:
+                self._gradients.append((one, self.gradient_P[start:stop].view(one.shape)))
+            start = stop
+        self._parameters_P, self._gradients_P = self.flat_P.numpy(), self.gradient_P.numpy()
+        self._scratch_CW = np.zeros((CHUNK, traced.num_columns), np.float32)
+        self._columns_NW = np.zeros((0, traced.num_columns), np.float32)
+
+    @staticmethod
+    def of(model: nn.Module) -> "CompiledNet | None":
+        """Return the program of a net that we ship; None of others, and where it does what a program cannot."""
+        if not isinstance(model, DenseModel) or not type(model).__module__.startswith(SHIPPED):
+            return None  # a user's own may draw random numbers, or take branches that one call does not show
+        floats = all(one.dtype == torch.float32 and one.device.type == "cpu" for one in model.parameters())
+        try:
+            traced = trace(model, model.spec) if floats else None
+        except TraceError as error:
+            logger.debug("the net learns by autograd", extra={"reason": str(error)})
+            return None
+        return None if traced is None or traced.num_rows == 0 else CompiledNet(traced)
+
+    def fits(self, num_samples: int) -> bool:
+        """Return True if a batch is small enough. A function of net and batch alone: a restart decides the same."""
+        return num_samples * self.program.num_flops <= MOST_FLOPS
+
+    def forward(self, inputs: ModelInputs) -> Float32Array:
+        """Return logits, or what the wide part's are added to, float32 (N, L)."""
+        num = len(inputs.dense)
+        if num > len(self._columns_NW):
+            self._columns_NW = np.zeros((2 * num, self._columns_NW.shape[1]), np.float32)
+        columns_NW, start = self._columns_NW[:num], 0
+        for part in (inputs.categorical, inputs.pooled, inputs.dense):
+            width = part[0].numel()
+            if width:
+                columns_NW[:, start : start + width] = part.numpy().reshape(num, width)
+            start += width
+        program = self.program
+        forward(program.instructions_IO, program.indices_X, program.constants_A, self._parameters_P, columns_NW)
+        return columns_NW[:, self._traced.outputs_L]
+
+    def backward(self, errors_NL: Float32Array, rows_NR: Float32Array) -> Tensor:
+        """Leave the gradients of the newest `forward` in the parameters, and the rows' in `rows_NR`.
+
+        Returns the norm of the parameters' gradients.
+        """
+        program = self.program
+        backward(
+            program.instructions_IO,
+            program.indices_X,
+            program.constants_A,
+            program.needs_gradient_W,
+            self._parameters_P,
+            self._columns_NW[: len(errors_NL)],
+            errors_NL,
+            self._traced.outputs_L,
+            self._gradients_P,
+            self._scratch_CW,
+            rows_NR,
+        )
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        norm: Tensor = torch.linalg.vector_norm(self.gradient_P)
+        return norm
