@@ -29,15 +29,16 @@ class Fetch:
     """The rows that a table's next lookup will miss in memory. They are dropped once any key was written."""
 
     missing: PredictedMisses
-    fetched: "Future[FoundRows] | None"  # None: no key is missing
+    fetched: "Future[FoundRows] | None"  # None: the lower tiers have no row of any key
 
     def rows_if_current(self, writes: int, num_unique: int) -> "PrefetchedRows | None":
-        """Wait for the fetched rows. None if there are none, or if they may be outdated.
+        """Wait for the fetched rows. None if no key is missing, or if the rows may be outdated.
 
         `writes`: of memory.changes, now.
         """
         if self.fetched is None:
-            return None
+            is_current = len(self.missing.ids_N) > 0 and writes == self.missing.writes
+            return PrefetchedRows.of(self.missing.positions_N, None, num_unique) if is_current else None
         # result() would raise the failure again, with a traceback that refers to every frame and lookup of the caller
         if isinstance(self.fetched.exception(), SpillError) or writes != self.missing.writes:
             return None  # the lookup fetches the rows itself, and gets the error if there still is one
@@ -49,10 +50,10 @@ class PrefetchedRows:
     """Rows of some of a batch's unique keys that were fetched before the lookup."""
 
     place_U: Int64Array  # position in `fetched`; -1: not fetched
-    fetched: FoundRows
+    fetched: FoundRows | None  # None: the lower tiers have no row of any of them
 
     @staticmethod
-    def of(positions_N: Int64Array, fetched: FoundRows, num_unique: int) -> "PrefetchedRows":
+    def of(positions_N: Int64Array, fetched: FoundRows | None, num_unique: int) -> "PrefetchedRows":
         place_U = np.full(num_unique, -1, np.int64)
         place_U[positions_N] = np.arange(len(positions_N))
         return PrefetchedRows(place_U, fetched)
@@ -114,7 +115,7 @@ class Materializer:
                     self.memory.erase(slots_U[placement.new_N])  # they hold no row
                     raise
         except BaseException:
-            if taken is not None:
+            if taken is not None and taken.fetched is not None:
                 self.lower_tiers.put_back(taken.fetched)
             raise
         self.counters["hits_device"] += len(slots_U) - len(placement.new_N)
@@ -135,7 +136,7 @@ class Materializer:
         )
         fetched = self._fetch(missing, features_M, ids_M, prefetched)
         prefetched = PrefetchedRows.of(missing, fetched, len(ids_U))
-        not_found = missing[~fetched.without_expired(self.cutoffs).found_U]
+        not_found = missing if fetched is None else missing[~fetched.without_expired(self.cutoffs).found_U]
         positions_N = np.sort(np.concatenate([not_found, expired[expired >= 0]]))
         (rowless_N,) = self.ops.put(positions_N)
         features_N, key_hash_N, occurrences_N, last_seen_N = self.ops.fetch(
@@ -191,32 +192,44 @@ class Materializer:
         missing_M = self.ops.xp.flatnonzero(slots_U == NO_SLOT)
         missing, features_M, ids_M = self.ops.fetch(missing_M, unique.features_U[missing_M], unique.ids_U[missing_M])
         fetched = self._fetch(missing, features_M, ids_M, prefetched)
-        return PrefetchedRows.of(missing, self.lower_tiers.take(fetched), len(unique.ids_U))
+        taken = None if fetched is None else self.lower_tiers.take(fetched)
+        return PrefetchedRows.of(missing, taken, len(unique.ids_U))
 
     def _fill(self, unique: UniqueKeys, placement: Placement, prefetched: PrefetchedRows | None) -> None:
         """Write rows into the slots of new keys: fetched ones, else initial values. Expired rows are created again."""
         slots_U, new_N = placement.slots_U, placement.new_N
+        slots_N = slots_U[new_N]
         expired = self._expired(unique, slots_U, new_N)
         stored = self._fetch(placement.positions_N, placement.features_N, placement.ids_N, prefetched)
-        fetched = stored.without_expired(self.cutoffs)
-        found_N, created = fetched.found_U, new_N
+        if stored is None:
+            self._create(unique, slots_N, new_N)
+            self.counters["created"] += len(new_N)
+            if self.removals.wanted:
+                self.removals.add_created(placement.features_N, placement.ids_N)
+        else:
+            self._fill_found(unique, placement, slots_N, stored)
+        if len(expired):
+            self._recreate_expired(unique, slots_U, expired)
+        self.priorities.refresh(self.memory.store, slots_N)
+        self.eviction_sink.count_premature(unique.key_hash_U[new_N], self.memory.pins.clock)
+
+    def _fill_found(self, unique: UniqueKeys, placement: Placement, slots_N: Array, stored: FoundRows) -> None:
+        """Write what the lower tiers had into the slots of new keys, and create the rest."""
+        fetched, created, slots_C = stored.without_expired(self.cutoffs), placement.new_N, slots_N
+        found_N = fetched.found_U
         if found_N.any():
-            slots_F, columns = self._upload_found(fetched, slots_U[new_N])
+            slots_F, columns = self._upload_found(fetched, slots_N)
             self.ops.scatter(self.memory.store, slots_F, columns)
             self.priorities.set_counts(self.memory.store, slots_F, columns.counts_N)
             (not_found,) = self.ops.put(np.flatnonzero(~found_N))
-            created = new_N[not_found]
+            created, slots_C = placement.new_N[not_found], slots_N[not_found]
         if len(created):
-            self._create(unique, slots_U[created], created)
+            self._create(unique, slots_C, created)
         self._count(fetched, len(created))
         if self.removals.wanted:
             self.removals.add_created(placement.features_N[~found_N], placement.ids_N[~found_N])
             if fetched is not stored:
                 self._report_expired_below(placement, stored.found_U & ~found_N)
-        if len(expired):
-            self._recreate_expired(unique, slots_U, expired)
-        self.priorities.refresh(self.memory.store, slots_U[new_N])
-        self.eviction_sink.count_premature(unique.key_hash_U[new_N], self.memory.pins.clock)
 
     def _create(self, unique: UniqueKeys, slots_N: Array, positions_N: Array) -> None:
         keys_N = unique.features_U[positions_N], unique.ids_U[positions_N]
@@ -279,17 +292,24 @@ class Materializer:
 
     def _fetch(
         self, positions_N: Int64Array, features_N: UInt16Array, ids_N: Int64Array, prefetched: PrefetchedRows | None
-    ) -> FoundRows:
+    ) -> FoundRows | None:
         """The rows of these keys in the lower tiers: those that were prefetched, and the others fetched now."""
         if prefetched is None:
-            return self.lower_tiers.fetch(features_N, ids_N)
+            return self.lower_tiers.fetch_unless_empty(features_N, ids_N)
         place_N = prefetched.place_U[positions_N]
         late = np.flatnonzero(place_N < 0)
         if len(late) == 0:
-            return prefetched.fetched.take(place_N)
-        rest = self.lower_tiers.fetch(features_N[late], ids_N[late])
-        place_N[late] = len(prefetched.fetched.rows) + np.arange(len(late))
-        return FoundRows.concatenate([prefetched.fetched, rest]).take(place_N)
+            return None if prefetched.fetched is None else prefetched.fetched.take(place_N)
+        rest = self.lower_tiers.fetch_unless_empty(features_N[late], ids_N[late])
+        if prefetched.fetched is None and rest is None:
+            return None
+        found = FoundRows.nothing(features_N, ids_N, self.config.dim, self.config.layout.state_width)
+        if prefetched.fetched is not None:
+            early = np.flatnonzero(place_N >= 0)
+            found.put_found(early, prefetched.fetched.take(place_N[early]))
+        if rest is not None:
+            found.put_found(late, rest)
+        return found
 
     def _count(self, fetched: FoundRows, num_created: int) -> None:
         num_spill = int(np.count_nonzero(fetched.from_spill_U))

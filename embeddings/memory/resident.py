@@ -112,6 +112,7 @@ class PredictedMisses(NamedTuple):
 
 
 EVICTED_ROWS_PER_STEP = 65536
+FEW_KEYS = 1024
 SMALL_BATCHES = 256  # batches in a row that fit the planned overflow area, before an enlarged one shrinks again
 
 
@@ -352,7 +353,8 @@ class ResidentRows:
     def _on_insert(self, features_N: UInt16Array) -> None:
         self.num_rows += len(features_N)
         self.quotas.add(features_N)
-        self.present_features.update(np.flatnonzero(np.bincount(features_N)).tolist())
+        many = len(features_N) > FEW_KEYS  # counting them costs as much as the highest feature number
+        self.present_features.update((np.flatnonzero(np.bincount(features_N)) if many else features_N).tolist())
 
     def _on_evict(self, rows: RowBlock, flags_V: Int64Array, reason: EvictionReason, tick: int) -> None:
         self.num_rows -= len(rows)

@@ -99,11 +99,6 @@ class FoundRows:
             return self
         return FoundRows(self.rows.take(chosen), self.kinds_U[chosen])
 
-    @staticmethod
-    def concatenate(parts: Sequence["FoundRows"]) -> "FoundRows":
-        rows = RowBlock.concatenate([part.rows for part in parts])
-        return FoundRows(rows, np.concatenate([part.kinds_U for part in parts]))
-
     def columns(self, *, is_exclusive: bool) -> tuple[npt.NDArray[Any], ...]:
         """The positions of the found rows, and their columns with their flags: what goes to the device.
 

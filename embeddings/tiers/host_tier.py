@@ -112,6 +112,11 @@ class HostTier:
             found.put_found(missing, self.spill.find(features_U[missing], ids_U[missing]))
         return found
 
+    def is_empty_for(self, num_keys: int) -> bool:
+        with self._lock:
+            holds_rows = self._num_rows > 0 or len(self._inflight) > 0
+        return not holds_rows and self.spill.is_empty_for(num_keys)
+
     def take(self, features_N: UInt16Array, ids_N: Int64Array) -> BoolArray:
         """Delete rows that were fetched to the device. Return which of them were still here."""
         with self._lock:

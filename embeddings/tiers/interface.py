@@ -43,6 +43,10 @@ class Spill(Protocol):
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows: ...
 
+    def is_empty_for(self, num_keys: int) -> bool:
+        """Return True if there is neither a row nor a tombstone: a find of so many keys is counted, and not needed."""
+        ...
+
     def read_all(self) -> RowBlock:
         """Every row that a find would return, once."""
         ...

@@ -46,6 +46,9 @@ class NoSpill:
                 found.kinds_U[places[key_hash_U & np.uint64(NUM_PLACES - 1)] == key_hash_U] = TOMBSTONE
         return found
 
+    def is_empty_for(self, num_keys: int) -> bool:
+        return not any(map(len, self._generations.values()))
+
     def read_all(self) -> RowBlock:
         return RowBlock.zeros(0, self.dim, self.state_width)
 

@@ -157,6 +157,11 @@ class Catalog:
             self.queued_bytes -= batch.num_bytes
             self.changed.notify_all()
 
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is queued and no generation has a database. The caller has the lock."""
+        return not self.queue and not any(generation.databases for generation in self.generations)
+
     @contextmanager
     def reading(self) -> Iterator[tuple[list[RowBlock], list[Database]]]:
         """The queued batches and the databases on disk, the newest first. The databases are not deleted meanwhile."""

@@ -132,6 +132,12 @@ class RocksSpill:
         )
         return found
 
+    def is_empty_for(self, num_keys: int) -> bool:
+        is_empty = self._worker.is_empty()
+        if is_empty:
+            self._count(spill_lookups=num_keys, spill_filter_negatives=num_keys)
+        return is_empty
+
     def read_all(self) -> RowBlock:
         """Every stored row, which must all fit into memory."""
         deadline = self._worker.deadline()

@@ -141,6 +141,12 @@ class SpillWorker:
             return ""
         return str(self._failure("keeps a caller waiting", str(self._error or self._last_failure)))
 
+    def is_empty(self) -> bool:
+        """Return True if nothing is queued or on disk; only `enqueue` changes that. SpillError as of `reading`."""
+        with self._changed:
+            self._raise_error()
+            return self.catalog.is_empty
+
     @contextmanager
     def reading(self) -> Iterator[tuple[list[RowBlock], list[Database]]]:
         """Catalog.reading; SpillError if this spill has failed or is closed."""

@@ -70,6 +70,9 @@ class ArraySpill(NoSpill):
     def write(self, rows: RowBlock, num_new: int) -> None:
         self.counts[rows.id] = rows.count
 
+    def is_empty_for(self, num_keys: int) -> bool:
+        return False
+
     def find(self, features_U: npt.NDArray[np.uint16], ids_U: npt.NDArray[np.int64]) -> FoundRows:
         rows = RowBlock.of_keys(features_U, ids_U, DIM)
         rows.count[:] = self.counts[ids_U]

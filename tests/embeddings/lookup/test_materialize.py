@@ -94,3 +94,23 @@ def test_sweeps_and_quotas_do_not_invalidate_a_prefetch(tmp_path: Path, ops: Ops
     table.lookup(*keys, prefetched=prefetched).release()
     assert table.counters()["prefetched"] == 20
     table.close()
+
+
+def test_tiers_that_hold_nothing_are_not_read_and_counted_alike(tmp_path: Path, ops: Ops) -> None:
+    spill = RocksSpill(tmp_path / "spill", dim=DIM, state_width=1)
+    table = make(spill=spill, device=ops)
+    read = spill.find
+    keys = np.zeros(3, np.uint16), np.arange(3), np.zeros(3, np.int64)
+    spill.find = None  # type: ignore[assignment, method-assign]
+    prefetched = table.prefetch(*keys)
+    table.update(table.lookup(*keys, prefetched=prefetched), np.zeros((3, DIM), np.float32))
+    learn(table, range(3, 5))
+    assert table.lower_tiers._executor is None
+    counts = table.counters()
+    assert (counts["created"], counts["prefetched"]) == (5, 3)
+    assert (counts["spill_lookups"], counts["spill_filter_negatives"]) == (5, 5)
+    spill.find = read  # type: ignore[method-assign]
+    table.forget(np.zeros(1, np.uint16), np.zeros(1, np.int64))  # a tombstone hides nothing, but is there
+    learn(table, range(1))
+    assert table.counters()["spill_lookups"] == 6
+    table.close()

@@ -106,6 +106,9 @@ class DictSpill:
                     break
         return FoundRows(rows, kinds)
 
+    def is_empty_for(self, num_keys: int) -> bool:
+        return not any(self.generations.values())
+
     def read_all(self) -> RowBlock:
         keys = sorted({key for generation in self.generations.values() for key in generation})
         features = np.array([feature for feature, _ in keys], np.uint16)
