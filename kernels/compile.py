@@ -83,8 +83,8 @@ def compile_table_files() -> None:
     )
     key_hash_U, features_U, numbers_U = np.zeros(1, np.uint64), np.zeros(1, np.uint16), np.zeros(1, np.int64)
     tables = tables_TC, none_T, none_T, runs_R1, key_hash_U, features_U
-    find.locate_all(*tables, numbers_U, numbers_U.copy())
-    find.find_all(*tables, np.zeros(1, np.uint8), numbers_U, numbers_U.copy())
+    find.locate_all(*tables, numbers_U.copy(), numbers_U, numbers_U.copy())
+    find.find_all(*tables, numbers_U.copy(), False, np.zeros(1, np.uint8), numbers_U, numbers_U.copy())
     values_UD = np.zeros((1, 1), np.float32)
     find.copy_rows(numbers_U[:0], numbers_U[:0], key_hash_U, values_UD, values_UD.copy(), numbers_U, numbers_U.copy())
     zeros = np.zeros(256, np.uint8)

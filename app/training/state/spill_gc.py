@@ -3,10 +3,12 @@
 One closed generation waits for its base; the next one is closed at the first checkpoint after that.
 """
 
-# U unique keys, M some of them
+# U unique keys, M of a part of them
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
+
+import numpy as np
 
 from springtide.app.version_log.failpoints import failpoint
 from springtide.embeddings.rows import Int64Array, UInt16Array
@@ -15,7 +17,6 @@ from springtide.embeddings.tiers.interface import RowSource
 from springtide.embeddings.tiers.record_kinds import IN_BASE
 from springtide.kernels.cpu.rows import base_file_rows
 from springtide.kernels.cpu.store.readahead import Readahead
-from springtide_client.array_types import UInt8Array
 from springtide_client.errors import LogError
 from springtide_client.log.base import Base
 from springtide_client.log.directory import LogDirectory
@@ -91,7 +92,8 @@ class SpillGC:
         return True
 
 
-CHUNK_KEYS = 512  # their pages, up to seven each, must stay cached until they are read: 14 MiB
+CHUNK_KEYS = 256
+NEAR_ROWS = 96  # a guess that was corrected by one look is seldom farther off
 
 
 class BaseRows:
@@ -103,26 +105,60 @@ class BaseRows:
         self._readahead = Readahead()
 
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
-        """1. Find the keys' places; read pages ahead if they come from the disk. 2. Copy the rows."""
+        """Find and copy rows; from the disk in the order of their keys, so that neighbours share pages."""
         found = FoundRows.nothing(features_U, ids_U, self.rows.dim, self.rows.state.shape[1])
         before = self._readahead.num_pages_read()
-        step = CHUNK_KEYS if self._readahead.is_worthwhile else max(1, len(ids_U))
-        for start in range(0, len(ids_U), step):
-            part = slice(start, start + step)
-            self._find(found.rows.take(part), found.kinds_U[part])
+        if self._readahead.is_worthwhile and len(self.rows):
+            order = np.argsort(found.rows.key_hash)
+            in_order = FoundRows.nothing(features_U[order], ids_U[order], self.rows.dim, self.rows.state.shape[1])
+            self._find_on_disk(in_order)
+            found.put_found(order, in_order)
+        else:
+            part = _Part(self.rows, found, slice(None), self._readahead)
+            part.find()
+            part.copy()
         self._readahead.observe(self._readahead.num_pages_read() - before, len(ids_U))
         return found
 
-    def _find(self, out: RowBlock, kinds_M: UInt8Array) -> None:
-        rows, key_hash_M, request = self.rows, out.key_hash, self._readahead.request
-        if self._readahead.is_worthwhile and len(rows):
-            places_M = base_file_rows.interpolate_all(len(rows), key_hash_M)
-            request(rows.key_hash, places_M)
-            places_M = base_file_rows.refine_places(rows.key_hash, places_M, key_hash_M)
-            request(rows.key_hash, places_M)
-            request(rows.feature, places_M)
-        rows_M = base_file_rows.find_rows(rows.key_hash, rows.feature, key_hash_M, out.feature)
-        kinds_M[rows_M >= 0] = IN_BASE
+    def _find_on_disk(self, found: FoundRows) -> None:
+        """Take the keys in parts through four steps, each of which requests the pages that the next one reads.
+
+        While a part waits for its pages, the parts around it take their steps: 256 keys in each, of whose pages, seven
+        a key at most, those of three parts must stay cached, 20 MiB.
+        """
+        starts = range(0, len(found.kinds_U), CHUNK_KEYS)
+        parts = [_Part(self.rows, found, slice(start, start + CHUNK_KEYS), self._readahead) for start in starts]
+        steps = _Part.guess, _Part.look, _Part.find, _Part.copy
+        for n in range(len(parts) + len(steps) - 1):
+            for behind, step in enumerate(steps):
+                if 0 <= n - behind < len(parts):
+                    step(parts[n - behind])
+
+
+class _Part:
+    """Some keys of a search, and what is known of their places."""
+
+    def __init__(self, rows: RowBlock, found: FoundRows, part: slice, readahead: Readahead) -> None:
+        self._rows, self._out, self._kinds_M = rows, found.rows.take(part), found.kinds_U[part]
+        self._readahead = readahead
+        self._places_M = self._rows_M = np.empty(0, np.int64)
+
+    def guess(self) -> None:
+        self._places_M = base_file_rows.interpolate_all(len(self._rows), self._out.key_hash)
+        self._readahead.request(self._rows.key_hash, self._places_M)
+
+    def look(self) -> None:
+        rows = self._rows
+        places_M = base_file_rows.refine_places(rows.key_hash, self._places_M, self._out.key_hash)
+        for column in (rows.key_hash, rows.feature):
+            self._readahead.request(column, np.maximum(places_M - NEAR_ROWS, 0), 2 * NEAR_ROWS)
+
+    def find(self) -> None:
+        rows, out = self._rows, self._out
+        self._rows_M = base_file_rows.find_rows(rows.key_hash, rows.feature, out.key_hash, out.feature)
+        self._kinds_M[self._rows_M >= 0] = IN_BASE
         for column in rows.contents:
-            request(column, rows_M[rows_M >= 0])
-        base_file_rows.copy_rows(*rows.contents, rows_M, *out.contents)
+            self._readahead.request(column, self._rows_M[self._rows_M >= 0])
+
+    def copy(self) -> None:
+        base_file_rows.copy_rows(*self._rows.contents, self._rows_M, *self._out.contents)

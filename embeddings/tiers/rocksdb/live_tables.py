@@ -118,7 +118,6 @@ def contains_any(filters: tuple[KeyFilter, ...], key_hash_N: UInt64Array) -> Boo
 logger = logging.getLogger(__name__)
 
 CHUNK_KEYS = 512  # their blocks, of two pages each, must stay cached until they are read
-BLOCK_BYTES = 4096
 MAX_TRIES = 16
 
 
@@ -138,19 +137,33 @@ class MappedTables:
         self.smallest_T = np.array([table.smallest for table in order], np.uint64)
         self.largest_T = np.array([table.largest for table in order], np.uint64)
 
-    def read_ahead(self, key_hash_M: UInt64Array, features_M: npt.NDArray[np.uint16], readahead: Readahead) -> None:
-        """Request the blocks that are read first for these keys, without waiting for them."""
+    def read_ahead(
+        self,
+        key_hash_M: UInt64Array,
+        features_M: npt.NDArray[np.uint16],
+        first_runs_M: Int64Array,
+        readahead: Readahead,
+    ) -> None:
+        """Request the blocks that `find` reads first for these keys, without waiting for them."""
         starts_M, sizes_M = np.empty(len(key_hash_M), np.int64), np.empty(len(key_hash_M), np.int64)
-        find.locate_all(*self._arrays(), key_hash_M, features_M, starts_M, sizes_M)
-        readahead.request_ranges(starts_M[sizes_M > 0], BLOCK_BYTES)
+        find.locate_all(*self._arrays(), key_hash_M, features_M, first_runs_M, starts_M, sizes_M)
+        readahead.request_ranges(starts_M[sizes_M > 0], sizes_M[sizes_M > 0])
 
     def find(
-        self, key_hash_M: UInt64Array, features_M: npt.NDArray[np.uint16]
+        self,
+        key_hash_M: UInt64Array,
+        features_M: npt.NDArray[np.uint16],
+        first_runs_M: Int64Array,
+        *,
+        one_block: bool = False,
     ) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array]:
-        """Return for each key NOT_FOUND, FOUND or UNSURE, and the address and the length of its value."""
+        """Return for each key NOT_FOUND, FOUND or UNSURE, and the address and the length of its value.
+
+        With `one_block` also LATER, where a second block must be read: `first_runs_M` then says from where on to look.
+        """
         num = len(key_hash_M)
         kinds_M, values_M, lengths_M = np.empty(num, np.uint8), np.zeros(num, np.int64), np.zeros(num, np.int64)
-        find.find_all(*self._arrays(), key_hash_M, features_M, kinds_M, values_M, lengths_M)
+        find.find_all(*self._arrays(), key_hash_M, features_M, first_runs_M, one_block, kinds_M, values_M, lengths_M)
         return kinds_M, values_M, lengths_M
 
     def _arrays(self) -> tuple[Int64Array, UInt64Array, UInt64Array, Int64Array]:
@@ -201,29 +214,45 @@ class LiveTables:
         """Read the keys at these positions into `found`. Return the positions that RocksDB must be asked for."""
         if not len(here):
             return here
-        before = self._readahead.num_pages_read()
-        step = CHUNK_KEYS if self._readahead.is_worthwhile else len(here)
-        parts = [here[start : start + step] for start in range(0, len(here), step)]
-        unsure = []
-        # where rows come from the disk, the blocks of a part are under way while the part before is read
-        for n, part in enumerate(parts):
-            for ahead in parts[n + (n > 0) : n + 2] if self._readahead.is_worthwhile else ():
-                view.read_ahead(found.rows.key_hash[ahead], found.rows.feature[ahead], self._readahead)
-            unsure.append(self._read_part(view, part, found))
-        self._readahead.observe(self._readahead.num_pages_read() - before, len(here))
+        num_keys, before = len(here), self._readahead.num_pages_read()
+        unsure, first_runs = [], np.zeros(num_keys, np.int64)
+        # from the disk a round reads one block of each key: a second one, read at once, would wait behind all others
+        while len(here):
+            kinds = self._read_round(view, here, first_runs, found)
+            unsure.append(here[kinds == blocks.UNSURE])
+            here, first_runs = here[kinds == find.LATER], first_runs[kinds == find.LATER]
+        self._readahead.observe(self._readahead.num_pages_read() - before, num_keys)
         return np.concatenate(unsure)
 
-    def _read_part(self, view: MappedTables, part: Int64Array, found: FoundRows) -> Int64Array:
-        """Find and copy at once: a page may be dropped from the cache soon after it was read."""
+    def _read_round(
+        self, view: MappedTables, here: Int64Array, first_runs: Int64Array, found: FoundRows
+    ) -> npt.NDArray[np.uint8]:
+        """Read the keys at these positions, or where rows come from the disk a block of each. Return their kinds."""
+        from_disk, rows, kinds = self._readahead.is_worthwhile, found.rows, np.empty(len(here), np.uint8)
+        step = CHUNK_KEYS if from_disk else len(here)
+        parts = [slice(start, start + step) for start in range(0, len(here), step)]
+        # the blocks of a part are under way while the part before is read
+        for n, part in enumerate(parts):
+            for ahead in parts[n + (n > 0) : n + 2] if from_disk else ():
+                keys = rows.key_hash[here[ahead]], rows.feature[here[ahead]]
+                view.read_ahead(*keys, first_runs[ahead], self._readahead)
+            kinds[part] = self._read_part(view, here[part], first_runs[part], found, one_block=from_disk)
+        return kinds
+
+    def _read_part(
+        self, view: MappedTables, part: Int64Array, first_runs_M: Int64Array, found: FoundRows, *, one_block: bool
+    ) -> npt.NDArray[np.uint8]:
+        """Find and copy at once: a page may be dropped from the cache soon after it was read. Return the kinds."""
         rows, kinds_U = found.rows, found.kinds_U
-        kinds_M, values_M, lengths_M = view.find(rows.key_hash[part], rows.feature[part])
+        keys = rows.key_hash[part], rows.feature[part]
+        kinds_M, values_M, lengths_M = view.find(*keys, first_runs_M, one_block=one_block)
         is_row_M = (kinds_M == blocks.FOUND) & (lengths_M == self.record_bytes)
         is_tombstone_M = (kinds_M == blocks.FOUND) & (lengths_M == 0)
         is_absent_M = kinds_M == blocks.NOT_FOUND
         kinds_U[part[is_row_M]], kinds_U[part[is_tombstone_M]], kinds_U[part[is_absent_M]] = ROW, TOMBSTONE, ABSENT
         find.copy_rows(values_M[is_row_M], part[is_row_M], rows.key_hash, *rows.contents)
-        unsure: Int64Array = part[~(is_row_M | is_tombstone_M | is_absent_M)]
-        return unsure
+        kinds_M[(kinds_M == blocks.FOUND) & ~(is_row_M | is_tombstone_M)] = blocks.UNSURE
+        return kinds_M
 
     def num_bytes(self) -> int:
         """Bytes of memory: indexes, and filters of recent keys."""

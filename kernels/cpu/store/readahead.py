@@ -45,15 +45,19 @@ class Readahead:
         """Record that reading `num_rows` rows took `num_pages` pages from the disk."""
         self._cold.last = num_pages > COLD_PAGES_PER_ROW * num_rows
 
-    def request(self, column: Array, rows_N: Int64Array) -> None:
-        """Read ahead the pages of these rows of a mapped column where that pays. Does not wait, releases the GIL."""
+    def request(self, column: Array, rows_N: Int64Array, num_rows: int = 1) -> None:
+        """Read ahead the pages of these rows of a mapped column where that pays. Does not wait, releases the GIL.
+
+        `num_rows`: how many from each on, of which the first and the last page are read.
+        """
         if not len(rows_N) or not column.nbytes:
             return
         assert column.flags.c_contiguous
         address, width = column.ctypes.data, column.nbytes // len(column)
-        self.request_ranges(address + rows_N * width, width)
+        ends_N = np.minimum(rows_N + num_rows, len(column))
+        self.request_ranges(address + rows_N * width, (ends_N - rows_N) * width)
 
-    def request_ranges(self, addresses_N: Int64Array, num_bytes: int) -> None:
+    def request_ranges(self, addresses_N: Int64Array, num_bytes: Int64Array | int) -> None:
         """Read ahead the first and the last page of each range of so many bytes, likewise."""
         if not self.is_worthwhile or not len(addresses_N):
             return

@@ -1,6 +1,7 @@
 """Find many keys in the mapped tables of a RocksDB database, the newest first, without the GIL.
 
-A table of level 0 is a run of its own; the tables of a deeper level are one run, in the order of their keys.
+A table of level 0 is a run of its own; the tables of a deeper level are one run, in the order of their keys. Where
+tables come from the disk, a search reads one block of each key, which was asked for before, and goes on later.
 """
 
 # U keys, R runs, T tables, B blocks of a table
@@ -30,6 +31,7 @@ from springtide.kernels.cpu.table_file.blocks import (
 # the columns of a table: int64 each
 FILE, SEPARATORS, OFFSETS, NUM_BLOCKS, FILTER, FILTER_LINES, FILTER_PROBES, CHECKSUM_BASE, CHECKED = range(9)
 NUM_COLUMNS = 9
+LATER = 3  # beside NOT_FOUND, FOUND and UNSURE: a later run may have the key
 TRAILER_BYTES = 5
 FIRST_STEP = 8  # of separators, from where one is guessed to be
 AHEAD = 32  # keys whose blocks are asked for before their turn
@@ -72,13 +74,14 @@ def locate_all(
     runs_R1: Any,
     key_hash_U: Any,
     features_U: Any,
+    first_runs_U: Any,
     starts_U: Any,
     sizes_U: Any,
 ) -> None:
-    """Write the address and the size of the block that is read first for each key; a size of 0 if none is."""
+    """Write the address and the size of the block that is read first from each first run on; a size of 0 if none is."""
     for u in range(len(key_hash_U)):
         hashed = hash_user_key(key_hash_U[u], features_U[u])
-        run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, 0, key_hash_U[u], hashed)
+        run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, first_runs_U[u], key_hash_U[u], hashed)
         starts_U[u] = sizes_U[u] = 0
         if run >= 0:
             offset = np.int64(read_uint32(table_TC[table, OFFSETS], block))
@@ -119,11 +122,17 @@ def find_all(
     runs_R1: Any,
     key_hash_U: Any,
     features_U: Any,
+    first_runs_U: Any,
+    one_block: Any,
     kinds_U: Any,
     values_U: Any,
     lengths_U: Any,
 ) -> None:
-    """Find each key in the newest run that has it: NOT_FOUND, FOUND or UNSURE, its value's address and length."""
+    """Find each key in the newest run from its first on that has it: NOT_FOUND, FOUND or UNSURE, its value's address
+    and length.
+
+    With `one_block` no second block of a key is read: it is LATER, and its first run the next that may have it.
+    """
     num_keys = len(key_hash_U)
     run_A, table_A = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.int64)
     block_A, hash_A = np.empty(AHEAD, np.int64), np.empty(AHEAD, np.uint64)
@@ -141,9 +150,14 @@ def find_all(
                 run, table, block = _locate(
                     table_TC, smallest_T, largest_T, runs_R1, run + 1, key_hash_U[u], hash_A[slot]
                 )
+                if one_block and run >= 0:
+                    kinds_U[u], first_runs_U[u] = LATER, run
+                    break
         if k < num_keys:
             hashed = hash_user_key(key_hash_U[k], features_U[k])
-            run, table, block = _locate(table_TC, smallest_T, largest_T, runs_R1, 0, key_hash_U[k], hashed)
+            run, table, block = _locate(
+                table_TC, smallest_T, largest_T, runs_R1, first_runs_U[k], key_hash_U[k], hashed
+            )
             run_A[slot], table_A[slot], block_A[slot], hash_A[slot] = run, table, block, hashed
             if run >= 0:
                 start = np.int64(read_uint32(table_TC[table, OFFSETS], block))

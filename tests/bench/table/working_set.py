@@ -140,8 +140,11 @@ class Contest:
                 closing.callback(child.call, "close")
 
 
-def run_in_cgroup(contest: Contest, cgroup: MemoryCgroup) -> dict[str, list[float]]:
-    """Run two passes of each small contender; the first only drops the page cache."""
+def run_in_cgroup(contest: Contest, cgroup: MemoryCgroup) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Run two passes of each small contender; the first only drops the page cache.
+
+    Return the rates, and the limits that the disk sets: one read for each fetched row.
+    """
     base = uncached_copy(contest.base, contest.folder / "base of the cgroup")
     names = [f"{name}, cgroup" for name in list(CONTENDERS)[1:]]
     with cgroup.watched():
@@ -156,12 +159,13 @@ def run_in_cgroup(contest: Contest, cgroup: MemoryCgroup) -> dict[str, list[floa
     cgroup.lift()
     reads = random_read_rates(contest.folder)
     print(describe(reads))
+    limits = {}
     for name in names if reads else ():
         since = {key: number - before[name].get(key, 0) for key, number in contest.last[name]["counters"].items()}
         share = (since["recalled_from_spill"] + since["recalled_from_base"]) / since["keys"]
-        most = max(reads.values()) / (share * NUM_FIELDS)
-        print(f"{name}: at one read for each fetched row this disk allows {most:,.0f} samples/s")
-    return rates
+        limits[name] = max(reads.values()) / (share * NUM_FIELDS)
+        print(f"{name}: at one read for each fetched row this disk allows {limits[name]:,.0f} samples/s")
+    return rates, limits
 
 
 def measure(contest: Contest, repeats: int, cgroup: MemoryCgroup | None) -> list[Case]:
@@ -169,13 +173,18 @@ def measure(contest: Contest, repeats: int, cgroup: MemoryCgroup | None) -> list
         contest.start(name, contest.base)
     rates = alternate(contest.contenders() | {"dense only": contest.run_dense}, repeats=repeats)
     limit, whole = median(rates.pop("dense only")), rates.pop("all in memory")
+    limits = dict.fromkeys(rates, limit)
     if cgroup is not None:
-        rates |= run_in_cgroup(contest, cgroup)
+        in_cgroup, of_disk = run_in_cgroup(contest, cgroup)
+        rates, limits = rates | in_cgroup, limits | of_disk
     contest.check()
     contest.describe()
     needed = {name: NEEDED if name.startswith("with lookahead") else None for name in rates}
-    case = partial(Case, unit="samples/s", peers={"all in memory": whole}, limit=limit, contest=False)
-    return [case(f"{contest.dtype}, {name}", ours=mine, needed=needed[name]) for name, mine in rates.items()]
+    case = partial(Case, unit="samples/s", peers={"all in memory": whole}, contest=False)
+    return [
+        case(f"{contest.dtype}, {name}", ours=mine, needed=needed[name], limit=limits.get(name))
+        for name, mine in rates.items()
+    ]
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from springtide.embeddings.tiers.rocksdb.catalog import KeyFilter
 from springtide.embeddings.tiers.rocksdb.live_tables import LiveTables
 from springtide.embeddings.tiers.rocksdb.process_main import Databases
 from springtide.embeddings.tiers.rocksdb.record_format import RecordFormat
+from springtide.kernels.cpu.table_file import find
 from springtide_client.keys import hash_keys
 from springtide_client.rows.row_block import RowBlock
 from tests.support.waiting import wait_until
@@ -138,15 +139,40 @@ def num_tables(store: Store) -> int:
     return len(store.tables._view.tables)
 
 
-def test_rows_tombstones_and_absent_keys_are_those_written_through_flushes_and_compactions(store: Store) -> None:
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_rows_tombstones_and_absent_keys_are_those_written_through_flushes_and_compactions(
+    store: Store, from_disk: bool
+) -> None:
     num_read = 0
     for _ in range(60):
         store.write_some(5)
+        store.tables._readahead.observe(int(from_disk), 1)
         num_read += store.check(random.Random(store.version).sample(range(NUM_IDS + 500), 1000))
     assert not store.tables.is_disabled
     assert num_read > 1000
     wait_until(lambda: any(file.level > 0 for file in store.tables._manifest.files.values()), "a compaction")
     wait_until(lambda: store.check(list(range(NUM_IDS + 500))) > 0, "the tables hold what was written")
+
+
+def test_a_search_of_a_block_at_a_time_finds_what_one_of_all_runs_finds(store: Store) -> None:
+    store.write_some(400)
+    wait_until(lambda: num_tables(store) > 1, "two tables")
+    rows = rows_of(np.arange(NUM_IDS), 0)
+    view, _, _ = store.tables.split(rows.key_hash, np.arange(NUM_IDS))
+    expected = view.find(rows.key_hash, rows.feature, np.zeros(NUM_IDS, np.int64))
+    first_runs, found = np.zeros(NUM_IDS, np.int64), [np.zeros_like(column) for column in expected]
+    left, num_rounds = np.arange(NUM_IDS), 0
+    while len(left):
+        runs = first_runs[left]
+        columns = view.find(rows.key_hash[left], rows.feature[left], runs, one_block=True)
+        for to, column in zip(found, columns, strict=True):
+            to[left] = column
+        is_later = columns[0] == find.LATER
+        assert (runs[is_later] > first_runs[left][is_later]).all()
+        first_runs[left], left, num_rounds = runs, left[is_later], num_rounds + 1
+    assert num_rounds > 1
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_what_is_not_flushed_is_left_to_rocksdb(store: Store) -> None:
