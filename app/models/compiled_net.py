@@ -44,6 +44,9 @@ class CompiledNet:
                 self._gradients.append((one, self.gradient_P[start:stop].view(one.shape)))
             start = stop
         self._parameters_P, self._gradients_P = self.flat_P.numpy(), self.gradient_P.numpy()
+        spec, first = traced.spec, int(traced.outputs_L[0])
+        self._widths = spec.num_categorical * spec.dim, spec.num_pooled * spec.dim, spec.num_dense
+        self._outputs = slice(first, first + spec.num_labels)
         self._scratch_CW = np.zeros((CHUNK, traced.num_columns), np.float32)
         self._columns_NW = np.zeros((0, traced.num_columns), np.float32)
 
@@ -54,7 +57,7 @@ class CompiledNet:
             return None  # a user's own may draw random numbers, or take branches that one call does not show
         floats = all(one.dtype == torch.float32 and one.device.type == "cpu" for one in model.parameters())
         try:
-            traced = trace(model, model.spec) if floats else None
+            traced = trace(model) if floats else None
         except TraceError as error:
             logger.debug("the net learns by autograd", extra={"reason": str(error)})
             return None
@@ -66,18 +69,16 @@ class CompiledNet:
 
     def forward(self, inputs: ModelInputs) -> Float32Array:
         """Return logits, or what the wide part's are added to, float32 (N, L)."""
-        num = len(inputs.dense)
+        num, program = len(inputs.dense), self.program
         if num > len(self._columns_NW):
             self._columns_NW = np.zeros((2 * num, self._columns_NW.shape[1]), np.float32)
         columns_NW, start = self._columns_NW[:num], 0
-        for part in (inputs.categorical, inputs.pooled, inputs.dense):
-            width = part[0].numel()
+        for part, width in zip((inputs.categorical, inputs.pooled, inputs.dense), self._widths, strict=True):
             if width:
-                columns_NW[:, start : start + width] = part.numpy().reshape(num, width)
-            start += width
-        program = self.program
+                columns_NW[:, start : start + width] = np.asarray(part).reshape(num, width)
+                start += width
         forward(program.instructions_IO, program.indices_X, program.constants_A, self._parameters_P, columns_NW)
-        return columns_NW[:, self._traced.outputs_L]
+        return columns_NW[:, self._outputs].copy()
 
     def backward(self, errors_NL: Float32Array, rows_NR: Float32Array) -> Tensor:
         """Leave the gradients of the newest `forward` in the parameters, and the rows' in `rows_NR`.

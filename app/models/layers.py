@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from springtide.app.models.interface import ModelSpec
-from springtide.kernels.cpu.net.batch import observe_numbers
+from springtide.kernels.cpu.net.normalize import observe_numbers
 
 INITIAL_SCALE = 0.05  # as that of a new row
 MEMORY = 1e6  # values; older ones fade, and float32 can still count
@@ -39,7 +39,6 @@ class DenseFeatureNormalizer(nn.Module):
         self.register_buffer("variance_F", torch.ones(num_dense))
         self.register_buffer("count_F", torch.zeros(num_dense))
 
-    @torch.no_grad()
     def observe(self, dense_NF: Tensor) -> None:
         """Count a batch."""
         if dense_NF.numel() == 0:
@@ -47,7 +46,11 @@ class DenseFeatureNormalizer(nn.Module):
         if dense_NF.device.type == "cpu" and dense_NF.dtype == torch.float32:
             statistics = self.mean_F.numpy(), self.variance_F.numpy(), self.count_F.numpy()
             observe_numbers(dense_NF.numpy(), *statistics, MEMORY)
-            return
+        else:
+            self._observe_on_device(dense_NF)
+
+    @torch.no_grad()
+    def _observe_on_device(self, dense_NF: Tensor) -> None:
         known_NF = ~torch.isnan(dense_NF)
         log_NF = torch.where(known_NF, _signed_log(dense_NF), 0.0)
         new_F = known_NF.sum(0).float()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from springtide.app.models.calibrated_model import Calibration
-from springtide.app.models.interface import ModelSpec
+from springtide.app.models.interface import DenseModel, ModelSpec
 from springtide.app.models.layers import DenseFeatureNormalizer
 from springtide.kernels.cpu.net import program as ops
 from springtide.kernels.cpu.net.program import NetProgram
@@ -54,6 +54,7 @@ class TraceError(Exception):
 class TracedNet(NamedTuple):
     """A program, and where it finds what."""
 
+    spec: ModelSpec
     program: NetProgram
     parameters: list[Tensor]  # those it uses, in their order: learned ones first, then statistics
     num_rows: int  # the columns that are rows of tables: the first
@@ -61,8 +62,9 @@ class TracedNet(NamedTuple):
     outputs_L: np.ndarray[Any, np.dtype[np.int64]]  # the columns of the logits
 
 
-def trace(model: nn.Module, spec: ModelSpec) -> TracedNet:
-    """Trace one call of `model`. TraceError if something in it has no instruction."""
+def trace(model: DenseModel) -> TracedNet:
+    """Trace one call of a net. TraceError if something in it has no instruction."""
+    spec = model.spec
     if spec.num_sequence:
         raise TraceError("sequences have no instructions")
     recorder = Recorder(model)
@@ -86,8 +88,9 @@ def trace(model: nn.Module, spec: ModelSpec) -> TracedNet:
 class Recorder(TorchFunctionMode):
     """Writes down what torch computes. Knows a tensor by its identity, so it keeps all of them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: DenseModel) -> None:
         super().__init__()
+        self._spec = model.spec
         self._learned = {id(one): one for one in model.parameters()}
         self._places: dict[int, Tensor] = {}  # of the numbers of a tensor
         self._alive: list[Tensor] = []
@@ -141,7 +144,8 @@ class Recorder(TorchFunctionMode):
         """Return the program."""
         if not self._is_known(logits_NL):
             raise TraceError("the logits do not follow from the inputs")
-        outputs_L = self._columns(logits_NL)
+        first, width = self._side_by_side(logits_NL)
+        outputs_L = np.arange(first, first + width)
         learned = [one for one in self._used.values() if id(one) in self._learned]
         statistics = [one for one in self._used.values() if id(one) not in self._learned]
         starts, num = {}, 0
@@ -162,7 +166,9 @@ class Recorder(TorchFunctionMode):
             sum(one.numel() for one in learned),
             self._num_flops(),
         )
-        return TracedNet(program, [*learned, *statistics], self._num_rows, len(self._needs_gradient), outputs_L)
+        return TracedNet(
+            self._spec, program, [*learned, *statistics], self._num_rows, len(self._needs_gradient), outputs_L
+        )
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         name = NAMES.get(name := getattr(func, "__name__", str(func)), name)

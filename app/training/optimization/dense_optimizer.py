@@ -85,6 +85,10 @@ class Optimizer:
         self.lr: LearningRate = config.lr
         self.state: dict[Tensor, dict[str, Tensor]] = {}
 
+    def replace_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
+        """Go on with another state of a parameter."""
+        self.state[parameter] = state
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for parameter in self.parameters:
@@ -122,10 +126,16 @@ class Optimizer:
 
 
 MOMENTS = itemgetter("exp_avg", "exp_avg_sq", "step")  # of a state
+# of each parameter its mean, square and number of steps, and all those numbers as one vector of which they are parts
+Moments = tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]
 
 
 class Adam(Optimizer):
     """Equal bit by bit to torch.optim.Adam(fused=True), or AdamW: the kernels are the same."""
+
+    def __init__(self, groups: Sequence[ParameterGroup], config: DenseOptimizerConfig) -> None:
+        super().__init__(groups, config)
+        self._moments: dict[tuple[int, ...], Moments] = {}  # by the parameters that are updated
 
     def update(
         self,
@@ -135,11 +145,11 @@ class Adam(Optimizer):
         lr: LearningRate,
         weight_decay: float,
     ) -> None:
-        means, squares, steps = map(list, zip(*map(MOMENTS, map(self.state_of, parameters)), strict=True))
+        means, squares, steps_of_each, steps = self._moments_of(parameters)
         found_inf = None if skip is None else skip.to(torch.float32)
-        torch._foreach_add_(steps, 1)
+        steps.add_(1)
         if found_inf is not None:
-            torch._foreach_sub_(steps, [found_inf] * len(steps))  # the kernel updates nothing then
+            steps.sub_(found_inf)  # the kernel updates nothing then
         fused = torch._fused_adamw_ if self.config.name == "adamw" else torch._fused_adam_
         fused(
             parameters,
@@ -147,7 +157,7 @@ class Adam(Optimizer):
             means,
             squares,
             [],
-            steps,
+            steps_of_each,
             lr=lr,
             beta1=self.config.beta1,
             beta2=self.config.beta2,
@@ -157,6 +167,23 @@ class Adam(Optimizer):
             maximize=False,
             found_inf=found_inf,
         )
+
+    def _moments_of(self, parameters: list[Tensor]) -> Moments:
+        """Return the moments of parameters, found once: a look at each one's state takes longer than a step."""
+        key = tuple(map(id, parameters))
+        if key not in self._moments:
+            self._moments.clear()  # numbers of steps are in the newest one's vector
+            states = [self.state_of(parameter) for parameter in parameters]
+            steps = torch.stack([state["step"] for state in states])
+            for state, step in zip(states, steps.unbind(), strict=True):
+                state["step"] = step
+            means, squares, steps_of_each = map(list, zip(*map(MOMENTS, states), strict=True))
+            self._moments[key] = means, squares, steps_of_each, steps
+        return self._moments[key]
+
+    def replace_state(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
+        super().replace_state(parameter, state)
+        self._moments.clear()
 
     def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state.setdefault(parameter, {})
@@ -218,7 +245,7 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, arrays: Mapping[st
             if key.startswith(prefix) and "." not in key[len(prefix) :]
         }
         if state:
-            optimizer.state[parameter] = state
+            optimizer.replace_state(parameter, state)
 
 
 def _step_groups(groups: Sequence[ParameterGroup], weight_decay: float) -> list[StepGroup]:

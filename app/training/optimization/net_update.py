@@ -22,7 +22,7 @@ class GradientReport(NamedTuple):
     """Of a batch: the norm of its gradients, and whether gradients were clipped before they were applied."""
 
     norm: Tensor
-    clipped: Tensor
+    clipped: Tensor | bool
 
 
 class NetUpdate:
@@ -71,18 +71,19 @@ class NetUpdate:
         """Return the norm of all gradients together; not finite if one of them is not."""
         return torch.nn.utils.get_total_norm(self._gradients())
 
-    def apply(self, weight: Tensor, norm: Tensor, skip: Tensor) -> GradientReport:
+    def apply(self, weight: Tensor, norm: Tensor, skip: Tensor | bool) -> GradientReport:
         """1. Gather gradients. 2. Clip them. 3. Step. 4. Move the averages. Nothing is learned if `skip` is True.
 
-        `weight` is the sum of the batch's weights, `norm` what `gradient_norm` returned.
+        `weight` is the sum of the batch's weights, `norm` what `gradient_norm` returned; `skip` is a tensor on a
+        device, which the host does not read.
         """
-        clipped = torch.zeros_like(skip)
+        clipped: Tensor | bool = False
         gathered = self.gathered
         if not self.is_gathering:
             if self.on_device or not skip:
-                clipped = self._clip_and_step(weight, norm, skip if self.on_device else None)
+                clipped = self._clip_and_step(weight, norm, skip if isinstance(skip, Tensor) else None)
         else:
-            gathered.add(weight, skip)
+            gathered.add(weight, skip if isinstance(skip, Tensor) else torch.tensor(skip))
             if gathered.is_last:
                 is_empty = gathered.num_added == 0
                 gathered.hand_over()
@@ -122,8 +123,8 @@ class NetUpdate:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
-    def _clip_and_step(self, weight: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:
-        clipped = torch.zeros_like(norm, dtype=torch.bool)
+    def _clip_and_step(self, weight: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor | bool:
+        clipped: Tensor | bool = False
         if self.config.clip_norm:
             clipped = clip_by_norm(self._gradients(), norm, weight * self.config.clip_norm)
         elif self.config.clip_value:

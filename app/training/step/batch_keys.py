@@ -2,8 +2,9 @@
 
 # N samples, K keys
 # N samples, C categorical, P multi_value, S sequence features, T longest sequence, D dimension, K keys, M elements
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,18 @@ from torch import Tensor
 
 from springtide.app.training.device import PinnedBuffers, StagedColumns, TransferStream
 from springtide.embeddings.lookup.handle import LookupSlice
-from springtide.kernels.cpu.wide.prepare import running_numbers
+from springtide.kernels.cpu.batch_keys import batch_keys
+from springtide.kernels.cpu.wide.prepare import list_offsets, running_numbers
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
 from springtide.stream.columns import Batch
 from springtide_client.features import Features
-from springtide_client.model.inputs import ModelInputs, lookup_keys
+from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import bin_ids, signed_logs
-from springtide_client.wide.slots import bin_keys
 
+Columns = dict[str, npt.NDArray[Any]]
+_NO_IDS = np.empty(0, np.int64)
 KEY_COLUMNS = ("features_K", "ids_K", "event_ms_K", "scores_K")
 
 
@@ -45,10 +48,17 @@ class BatchKeys:
     event_ms_K: Array
     scores_K: Array | None
     slices: list[LookupSlice]  # which keys become which input of the model; the last one has the bins, if there are any
-    columns: dict[str, npt.NDArray[Any]]  # the other inputs, on the host: see `input_columns`; labels, weights, items
+    offsets_PN1: npt.NDArray[np.int64]  # of the lists
     prefetch: Any = None  # what the table's `prefetch` gave
     staged: StagedColumns | None = None  # all columns of the batch, on their way to the device, until its `release`
     numbers: WideNumbers | None = None  # of the wide part
+    make_columns: Callable[[Batch], Columns] | None = None
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The other inputs of autograd, on the host: see `input_columns`; labels, weights, items."""
+        assert self.make_columns is not None
+        return self.make_columns(self.batch)
 
     def fit(self, batch: Batch, statistics_3D: npt.NDArray[np.float64] | None) -> bool:
         """Return True if they are those of this batch, its numbers standardized by what is known before it.
@@ -63,6 +73,18 @@ class BatchKeys:
         if self.staged is not None:
             return self.staged.tensors()
         return dict(zip(self.columns, map(torch.from_numpy, self.columns.values()), strict=True))
+
+
+def _int64(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    return np.ascontiguousarray(array, np.int64)
+
+
+def wide_numbers(dense_NF: npt.NDArray[np.float32], statistics_3D: npt.NDArray[np.float64]) -> WideNumbers:
+    """Return a batch's numbers, from statistics before it."""
+    if not dense_NF.shape[1]:
+        return WideNumbers(np.empty((len(dense_NF), 0)), statistics_3D, statistics_3D)
+    after_3D = statistics_3D.copy()
+    return WideNumbers(running_numbers(signed_logs(dense_NF), after_3D), statistics_3D.copy(), after_3D)
 
 
 class KeyPreparer:
@@ -86,6 +108,7 @@ class KeyPreparer:
         self._wide, self._schema, self._ops = wide, schema, ops
         self._buffers = None if transfer is None else PinnedBuffers(transfer)
         self._keys_on_device = transfer is not None and ops.device != "cpu"
+        self._numbers_F = np.array([*schema.feature_numbers, *schema.dense_numbers], np.uint16)
         self._score_column = None if score_field is None else schema.dense.index(score_field)
 
     def num_keys(self, batch: Batch) -> int:
@@ -99,33 +122,49 @@ class KeyPreparer:
 
         `statistics_3D`: of the numbers before the batch, for the wide part.
         """
-        schema, features = self._schema, batch.features
-        features_K, ids_K = lookup_keys(schema, features)
-        slices, numbers = lookup_slices(schema, features), None
+        schema, features, numbers = self._schema, batch.features, None
+        slices, offsets_PN1 = lookup_slices(schema, features), list_offsets(features)
+        bins_ND = np.empty((len(batch), 0), np.int64)
         if self._wide:
             assert statistics_3D is not None
-            after_3D = statistics_3D.copy()
-            x_NX = running_numbers(signed_logs(features.dense_NF), after_3D)
-            numbers = WideNumbers(x_NX, statistics_3D.copy(), after_3D)
-            bin_features_K, bin_ids_K = bin_keys(schema, bin_ids(x_NX))
-            features_K, ids_K = np.concatenate([features_K, bin_features_K]), np.concatenate([ids_K, bin_ids_K])
-            slices.append(LookupSlice(slices[-1].stop, len(ids_K)))
-        event_ms_K, scores_K = repeat_per_key(features, batch.event_ms_N, self._num_bins), None
+            numbers = wide_numbers(features.dense_NF, statistics_3D)
+            if self._num_bins:
+                bins_ND = bin_ids(numbers.x_NX)
+            slices.append(LookupSlice(slices[-1].stop, slices[-1].stop + bins_ND.size))
+        lists = [ragged.ids_M for ragged in features.lists]
+        elements_M = lists[0] if len(lists) == 1 else np.concatenate([_NO_IDS, *lists])
+        ids_NC, elements_M, event_ms_N = map(_int64, (features.categorical_NC, elements_M, batch.event_ms_N))
+        features_K, ids_K, event_ms_K = batch_keys(
+            self._numbers_F, ids_NC, elements_M, offsets_PN1, bins_ND, event_ms_N
+        )
+        scores_K = None
         if self._score_column is not None:
             # a missing score counts as 0
             scores_N = np.nan_to_num(features.dense_NF[:, self._score_column], nan=0)
             scores_K = repeat_per_key(features, scores_N, self._num_bins)
-        columns = input_columns(schema, features) | {"labels": batch.labels_NL, "weights": batch.weights_N}
-        if self._item_column is not None:
-            columns["item_ids"] = np.ascontiguousarray(features.categorical_NC[:, self._item_column])
         staged = None
         if self._buffers is not None:
             own = zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
             keys = {name: column for name, column in own if column is not None} if self._keys_on_device else {}
-            staged = self._buffers.stage(columns | keys)
+            staged = self._buffers.stage(self._columns(batch) | keys)
         return BatchKeys(
-            batch, features_K, ids_K, event_ms_K, scores_K, slices, columns, staged=staged, numbers=numbers
+            batch,
+            features_K,
+            ids_K,
+            event_ms_K,
+            scores_K,
+            slices,
+            offsets_PN1,
+            staged=staged,
+            numbers=numbers,
+            make_columns=self._columns,
         )
+
+    def _columns(self, batch: Batch) -> Columns:
+        columns = input_columns(self._schema, batch.features) | {"labels": batch.labels_NL, "weights": batch.weights_N}
+        if self._item_column is not None:
+            columns["item_ids"] = np.ascontiguousarray(batch.features.categorical_NC[:, self._item_column])
+        return columns
 
     def at_table(self, keys: BatchKeys) -> BatchKeys:
         """Return keys and offsets of bags as arrays where the table is, without a copy: the staged ones, if it is on
@@ -155,12 +194,12 @@ def lookup_slices(schema: Schema, features: Features) -> list[LookupSlice]:
     return slices
 
 
-def input_columns(schema: Schema, features: Features) -> dict[str, npt.NDArray[Any]]:
+def input_columns(schema: Schema, features: Features) -> Columns:
     """Return the other inputs: dense values, offsets of pooled lists, lengths of sequences and places of their rows."""
     num_pooled = len(schema.multi_value)
     pooled, sequences = features.lists[:num_pooled], features.lists[num_pooled:]
     lengths_NS = np.zeros((len(features), len(sequences)), np.int64)
-    columns: dict[str, npt.NDArray[Any]] = {"dense": features.dense_NF, "lengths": lengths_NS}
+    columns: Columns = {"dense": features.dense_NF, "lengths": lengths_NS}
     for number, ragged in enumerate(pooled, 1):  # slice 0 has the categorical rows
         columns[f"offsets.{number}"] = ragged.offsets
     for s, ragged in enumerate(sequences):

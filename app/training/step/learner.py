@@ -42,7 +42,7 @@ from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.torch_api.autograd import embed_slices
-from springtide.kernels.cpu.net.batch import gradient_rows
+from springtide.kernels.cpu.batch_keys import gradient_rows
 from springtide.stream.columns import Batch
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
@@ -122,7 +122,8 @@ class Learner:
             self.objective = TwoTowerObjective(model, self.global_batch)
         # small batches of nets that we ship; of many ranks the rows' gradients travel, which autograd starts
         self.compiled: CompiledObjective | None = None
-        takes_greatest = any(schema.pooling_of(name) == "max" for name in schema.multi_value)
+        poolings = [schema.pooling_of(name) for name in schema.multi_value]
+        takes_greatest, self._is_mean_P = "max" in poolings, np.array([one == "mean" for one in poolings], np.bool_)
         if self.device.transfer is None and self.sharded_table is None and not takes_greatest:
             program = CompiledNet.of(model)
             self.compiled = None if program is None else CompiledObjective(model, self.loss, program)
@@ -234,21 +235,20 @@ class Learner:
 
         The report is started before the batch's columns on the device are given back: it reads labels and weights.
         """
+        transfer = self.device.transfer
+        if transfer is None:
+            lookup = self._look_up(keys)
+            if self._next is not None:
+                self._prefetch(self._next)
+            try:
+                return start_report(self._update(keys, lookup), None, num_before)
+            finally:
+                lookup.release()
         with ExitStack() as releases:
             if keys.staged is not None:
                 releases.callback(keys.staged.release)
                 keys = self.keys.at_table(keys)
-            lookup = self.rows.lookup(
-                keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
-            )
-            transfer = self.device.transfer
-            if transfer is None:
-                if self._next is not None:
-                    self._prefetch(self._next)
-                try:
-                    return start_report(self._update(keys, lookup), None, num_before)
-                finally:
-                    lookup.release()
+            lookup = self._look_up(keys)
             releases.callback(lookup.release)
             # a prefetch reads the table back: after the update it would wait for the whole step, so it runs on a side
             # stream that waits for the lookup only, or for the update if that has evicted rows
@@ -259,6 +259,11 @@ class Learner:
                 with transfer.side_stream(after):
                     self._prefetch(self.keys.at_table(self._next))
             return start_report(outcome, transfer, num_before)
+
+    def _look_up(self, keys: BatchKeys) -> Any:
+        return self.rows.lookup(
+            keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
+        )
 
     def _prefetch(self, keys: BatchKeys) -> None:
         """Start to fetch the next batch's rows. Its lookup reports a failure.
@@ -271,10 +276,10 @@ class Learner:
 
     def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""
-        batch, columns = keys.batch, keys.tensors()
-        use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+        batch = keys.batch
         if self.compiled is not None and self.compiled.program.fits(len(batch)):
             return self._update_compiled(self.compiled, keys, lookup)
+        columns, use_bfloat16 = keys.tensors(), self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
         if self.sharded_table is None:
             tensors = embed_slices(self.table.rows, lookup, keys.slices)
         else:
@@ -305,11 +310,10 @@ class Learner:
         if self.wide_step is not None:
             slices, offset_step = slices[:-1], partial(self.wide_step.learn, keys, lookup)  # the bins are its alone
         num, num_categorical = batch.features.categorical_NC.shape
-        rows, *pooled = (torch.from_numpy(table.gather_slice(lookup, part)[0]) for part in slices)
-        dim = rows.shape[1]
+        rows, *pooled = (table.gather_slice(lookup, part)[0] for part in slices)
         inputs = ModelInputs(
-            rows.view(num, num_categorical, dim),
-            torch.stack(pooled, dim=1) if pooled else rows.new_empty(num, 0, dim),
+            rows.reshape(num, num_categorical, rows.shape[1]),
+            np.stack(pooled, axis=1) if pooled else np.empty((num, 0, rows.shape[1]), np.float32),
             None,
             None,
             torch.from_numpy(batch.features.dense_NF),
@@ -323,9 +327,7 @@ class Learner:
             offset_step=offset_step,
         )
         outcome = self.learning_step(objective, columns, bfloat16=False)
-        offsets_PN1 = np.array([part.offsets_B1 for part in slices[1:]], np.int64).reshape(len(pooled), num + 1)
-        is_mean_P = np.array([part.mode == "mean" for part in slices[1:]], np.bool_)
-        own = gradient_rows(num, num_categorical, offsets_PN1, is_mean_P, len(keys.ids_K))
+        own = gradient_rows(num, num_categorical, keys.offsets_PN1, self._is_mean_P, len(keys.ids_K))
         table.update(lookup, objective.grads_BD, *own)
         return outcome
 

@@ -4,6 +4,7 @@ On a device nothing is read back, so that it may lag behind, or a CUDA graph cap
 """
 
 # N samples, F dense features, L labels, G fields that group samples, O of an output of a tower
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import Frequencies, TwoTower
 from springtide.app.training.device import TransferStream
 from springtide.app.training.optimization.net_update import NetUpdate
-from springtide.kernels.cpu.net.batch import logistic_loss
+from springtide.kernels.cpu.net.loss import logistic_loss
 from springtide_client.model.inputs import ModelInputs
 
 Float32Array = npt.NDArray[np.float32]
@@ -113,9 +114,9 @@ class StepOutcome(NamedTuple):
     weights_N: Tensor
     loss: Tensor
     weight: Tensor
-    skipped: Tensor  # True if the net was not updated, because gradients were not finite
+    skipped: Tensor | bool  # True if the net was not updated, because gradients were not finite
     gradient_norm: Tensor  # of the dense net
-    clipped: Tensor  # True if gradients were clipped
+    clipped: Tensor | bool  # True if gradients were clipped
 
 
 class LossObjective:
@@ -234,17 +235,20 @@ class LearningStep:
         samples = Samples(columns.inputs.dense, columns.labels_NL, columns.weights_N, scores.logits_NL.detach())
         samples, loss, weight, norm = self.batch.reduce(samples, scores)
         norm = norm.to(loss.device)
-        skipped = ~torch.isfinite(norm)
+        skipped: Tensor | bool
         # one overflow would stay in the net for ever; the table rejects such gradients row by row
         if self.update.on_device:
+            skipped = ~torch.isfinite(norm)
             # other nets have no statistics
             buffers = list(self.model.buffers()) if isinstance(self.model, DenseModel) else []
             before = [buffer.clone() for buffer in buffers]
             objective.observe(samples)
             for buffer, old in zip(buffers, before, strict=True):
                 buffer.copy_(torch.where(skipped, old, buffer))
-        elif not skipped:
-            objective.observe(samples)
+        else:
+            skipped = not math.isfinite(norm)
+            if not skipped:
+                objective.observe(samples)
         applied = self.update.apply(weight, norm, skipped)
         return StepOutcome(samples.logits_NL, samples.labels_NL, samples.weights_N, loss, weight, skipped, *applied)
 
@@ -278,9 +282,11 @@ def start_report(
     `num_before`: the first samples, which are those of other ranks.
     """
     if transfer is None:
-        return partial(report_of, [part.numpy() for part in outcome], num_before)
-    fetch = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in outcome]))
-    shapes = [tuple(part.shape) for part in outcome]
+        columns = [part.numpy() for part in outcome[:3]]
+        return partial(report_of, [*columns, *outcome[3:]], num_before)
+    tensors = [part if isinstance(part, Tensor) else torch.tensor(part) for part in outcome]
+    fetch = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in tensors]))
+    shapes = [tuple(part.shape) for part in tensors]
 
     def wait() -> StepReport:
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
@@ -290,8 +296,8 @@ def start_report(
     return wait
 
 
-def report_of(outcome: Sequence[npt.NDArray[Any]], num_before: int) -> StepReport:
-    """Return the report of a step from its outcome as arrays."""
+def report_of(outcome: Sequence[Any], num_before: int) -> StepReport:
+    """Return the report of a step from its outcome: three arrays, then numbers."""
     logits_NL, labels_NL, weights_N, *numbers = outcome
     loss, weight, skipped, gradient_norm, clipped = map(float, numbers)
     has_weight = weight > 0

@@ -191,6 +191,5 @@ class Random(Own):
 
 @pytest.mark.parametrize("net", [Mixed, Turned, Stacked, Random])
 def test_a_trace_refuses_what_mixes_samples_or_draws_numbers(net):
-    spec = ModelSpec.of(TWO_IDS, 24)
     with pytest.raises(TraceError):
-        trace(net(spec), spec)
+        trace(net(ModelSpec.of(TWO_IDS, 24)))
