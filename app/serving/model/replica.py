@@ -19,6 +19,7 @@ from springtide.app.serving.model.log_sources import LogOfPart, LogUpTo
 from springtide.app.serving.model.recent_records import LiveIdDictionary, LiveItems, RecordCache
 from springtide.app.serving.model.served_view import WHOLE, Part, ServedView
 from springtide.app.serving.model.versions import VersionIndex
+from springtide.kernels.cpu.serving.layer_merge import merge_sorted
 from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.errors import VersionsDifferError
@@ -93,6 +94,7 @@ class Replica:
             search_factory=LayerSearchCache(),
             wide_steps=compiled_steps(),
             hash_range=part.hash_range,
+            merge=merge_sorted,
         )
         self.follower.add_listener(self._version_applied)
         self.follower.on_swap(self._swapped)

@@ -7,6 +7,7 @@ from springtide.app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode
 from springtide.app.serving.lookup.content_negotiation import MediaType
 from springtide.app.serving.lookup.neighbors import measure_similarity
 from springtide.kernels.cpu.serving.key_owners import first_foreign, owner_of, place_rows, split_keys
+from springtide.kernels.cpu.serving.layer_merge import merge_sorted
 from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
 from springtide_client.features import Features
@@ -28,6 +29,7 @@ def warm_up() -> None:
     search = LayerSearchCache()(
         LayerStack((rows, rows), 1, {}, {"0": 2}, AdmissionCounts(1, np.zeros((1, 64), np.uint8)), 0)
     )
+    merge_sorted(rows, rows)
     warm_up_wide_steps()
     measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for requested_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):

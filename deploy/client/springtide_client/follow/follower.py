@@ -21,6 +21,7 @@ from springtide_client.format.records import Head, Record, VersionMeta, version_
 from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
+from springtide_client.rows.layers import LayerMerge, merge_layers
 from springtide_client.rows.search import NumpySearch, SearchFactory
 from springtide_client.system.clock import Backoff, wall_ms
 from springtide_client.wide.score import NUMPY_STEPS, WideSteps
@@ -169,6 +170,7 @@ class Follower:
         search_factory: SearchFactory = NumpySearch,
         wide_steps: WideSteps = NUMPY_STEPS,
         hash_range: HashRange = ALL_KEYS,
+        merge: LayerMerge = merge_layers,
     ) -> None:
         """`cache_bytes` limits the memory of changed rows and parameters. Half of it is for merging layers; rows beyond
         the other half move to an unnamed file of at most `disk_bytes` in `cache_dir`. When both are full, the served
@@ -189,7 +191,7 @@ class Follower:
         self._poll_seconds = poll_seconds
         self._on_start, self._on_view = on_start, on_view
         self._clock_ms = clock_ms
-        self._bases = BaseOpener(source, self._limit, search_factory, wide_steps, hash_range)
+        self._bases = BaseOpener(source, self._limit, search_factory, wide_steps, hash_range, merge)
         self._polling = threading.Lock()
         self._swapped = threading.Condition()
         self._listeners: list[Listener] = []

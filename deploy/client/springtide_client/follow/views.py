@@ -13,6 +13,7 @@ from springtide_client.log.listing import base_number
 from springtide_client.model.view import View
 from springtide_client.rows.disk_layer import write_disk_layer
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
+from springtide_client.rows.layers import LayerMerge, merge_layers
 from springtide_client.rows.search import SearchFactory
 from springtide_client.wide.score import WideSteps
 
@@ -97,10 +98,11 @@ class BaseOpener:
         search_factory: SearchFactory,
         wide_steps: WideSteps,
         hash_range: HashRange = ALL_KEYS,
+        merge: LayerMerge = merge_layers,
     ) -> None:
         self._source, self._limit = source, limit
         self._search_factory, self._wide_steps = search_factory, wide_steps
-        self._hash_range = hash_range
+        self._hash_range, self._merge = hash_range, merge
         self._next_rebase = 0.0
         self.has_base: bool | None = None
 
@@ -137,4 +139,4 @@ class BaseOpener:
         return self._open(base_path, served)
 
     def _open(self, path: Path, like: View | None) -> View:
-        return View.open(path, like, self._search_factory, self._wide_steps, self._hash_range)
+        return View.open(path, like, self._search_factory, self._wide_steps, self._hash_range, self._merge)

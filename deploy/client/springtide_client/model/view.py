@@ -25,6 +25,7 @@ from springtide_client.model.view_table import ModelRows, ViewTable
 from springtide_client.model.wide_prediction import WidePrediction, predict_wide
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
+from springtide_client.rows.layers import LayerMerge, merge_layers
 from springtide_client.rows.nearest import Measure, find_nearest, measure_nearness
 from springtide_client.rows.search import FORGOTTEN as FORGOTTEN
 from springtide_client.rows.search import KNOWN as KNOWN
@@ -70,6 +71,7 @@ class View:
         search_factory: SearchFactory = NumpySearch,
         wide_steps: WideSteps = NUMPY_STEPS,
         hash_range: HashRange = ALL_KEYS,
+        merge: LayerMerge = merge_layers,
     ) -> "View":
         """Open a base as a view; LogError when its files do not fit together.
 
@@ -90,7 +92,7 @@ class View:
                 model = ExportedModel.load(base.model_path)
         schema, table_names = manifest.decode_schema(), manifest.table_names
         counts = AdmissionCounts(manifest.meta.sketch_blocks, base.sketch)
-        tables = {name: ViewTable.of(base, name, counts, search_factory) for name in table_names.names}
+        tables = {name: ViewTable.of(base, name, counts, search_factory, merge) for name in table_names.names}
         seen_by_model = {table_names.name_of(schema.number(name)) for name in schema.features} or {MAIN_TABLE}
         return View(
             base=base,

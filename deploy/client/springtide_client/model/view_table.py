@@ -16,7 +16,7 @@ from springtide_client.log.base import Base, TableSpec
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.initial_values import initial_values
-from springtide_client.rows.layers import merge_layers, record_layer
+from springtide_client.rows.layers import LayerMerge, merge_layers, record_layer
 from springtide_client.rows.row_block import RowBlock
 from springtide_client.rows.search import KNOWN, UNKNOWN, FoundStates, LayerStack, RowSearch, SearchFactory
 from springtide_client.rows.table_names import MAIN_TABLE, TableNames
@@ -50,15 +50,22 @@ class ViewTable:
     admission_counts: AdmissionCounts  # of ids without a row
     search_factory: SearchFactory
     hash_range: HashRange = ALL_KEYS  # whose rows it holds
+    merge: LayerMerge = merge_layers
 
     @staticmethod
-    def of(base: Base, name: str, counts: AdmissionCounts, search_factory: SearchFactory) -> "ViewTable":
+    def of(
+        base: Base,
+        name: str,
+        counts: AdmissionCounts,
+        search_factory: SearchFactory,
+        merge: LayerMerge = merge_layers,
+    ) -> "ViewTable":
         """Return a table of a base."""
         spec = base.manifest.all_tables[name]
         rows = base.tables[name].rows
         if spec.wide_width:
             rows = with_wide_columns(base.tables[name].layer, spec)
-        return ViewTable(name, spec, rows, (), None, base.manifest.meta, counts, search_factory, base.hash_range)
+        return ViewTable(name, spec, rows, (), None, base.manifest.meta, counts, search_factory, base.hash_range, merge)
 
     @property
     def dim(self) -> int:
@@ -203,7 +210,7 @@ class ViewTable:
             start -= 1
         if start == 0 or start > len(layers) - 1:
             return self if counts is self.admission_counts else replace(self, admission_counts=counts)
-        top = merge_layers(*layers[start - 1 :])
+        top = self.merge(*layers[start - 1 :])
         return replace(self, layers=(top, *reversed(layers[: start - 1])), admission_counts=counts)
 
 

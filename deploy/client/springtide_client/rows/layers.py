@@ -17,6 +17,9 @@ CHUNK_ROWS = 65_536
 # processor's cache, and a thread that waits for the same processor waits for one piece
 PIECE_BYTES, MIN_PIECE_ROWS = 1 << 20, 1_024
 
+# merges layers, given oldest first, as `merge_layers` does
+LayerMerge = Callable[..., RowBlock]
+
 # let a thread that waits for this processor go first
 _yield_processor: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
