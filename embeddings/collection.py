@@ -302,7 +302,7 @@ def limits_of_tables(
         check_device_bytes(resized, ops)
         shares = device_shares(resized, ops)
         for name, table in tables.items():
-            Capacity.of_bytes(replace(table.config, device_bytes=shares[name]), ops, tracked=table.tracked)
+            Capacity.of_bytes(replace(table.config, device_bytes=shares[name]), table.ops, tracked=table.tracked)
             if table.memory.num_pinned:
                 raise ValueError("tables cannot change their size while lookups are open: update or release them first")
     by_table = {}

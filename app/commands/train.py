@@ -81,9 +81,6 @@ def run(arguments: argparse.Namespace) -> Report | int:
         raise UserError("--max-restarts is for --ranks of 2 or more: one process is started again by what started it")
     start = StartPosition.parse(arguments.from_offset, arguments.from_timestamp)
     config = load_config(arguments.config)
-    if int(os.environ.get("RANK", "0")) == 0:
-        for note in config.notes:
-            logger.warning(note)
     if config.source.uses_embedded_broker:
         config.source.kafka_config()  # fails now if no broker runs: a trainer does not start one
     if config.train.device == "cuda" and "RANK" in os.environ:

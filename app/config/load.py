@@ -61,7 +61,6 @@ class Config:
     log: LogConfig
     cluster: ClusterConfig
     serve: ServeConfig
-    notes: tuple[str, ...] = ()  # what an "auto" has decided that makes another model of it
 
 
 def load_config(
@@ -118,14 +117,13 @@ def load_config(
         features=features,
         losses=losses,
         table=table,
-        model=model.for_device(train.device),
+        model=model.decided(),
         train=train,
         gate=bind(GateConfig, "[gate]", document.get("gate", {})),
         scores=scores,
         log=log,
         cluster=bind(ClusterConfig, "[cluster]", document.get("cluster", {})),
         serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
-        notes=_notes(model, train.device),
     )
 
 
@@ -147,15 +145,6 @@ def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:
             "[model] wide = true: the wide part learns labels from 0 to 1, every label here is a value: leave it out"
         )
     return structs.replace(model, wide=False)
-
-
-def _notes(model: ModelConfig, device: str) -> tuple[str, ...]:
-    if model.wide == "auto" and model.for_device("cpu").has_wide_part and not model.for_device(device).has_wide_part:
-        return (
-            f'model: without the wide part, which [model] wide = "auto" leaves out where [train] device = "{device}": '
-            'it scores otherwise than the model that device = "cpu" trains; wide = false says so without this line',
-        )
-    return ()
 
 
 def numbered(schema: Schema, log_path: Path) -> Schema:

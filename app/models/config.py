@@ -56,8 +56,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Literal["auto"] | bool,
         Meta(
             description="Score with a wide part beside the net: weights of ids and of pairs of ids, learned sample by "
-            'sample. "auto": yes, unless `[train] device = "cuda"`, where it cannot be learned yet: that model is '
-            "another one, which `check`, the trainer's first lines and `net.wide` of the status say."
+            'sample, on the host whatever `[train] device` is. "auto": yes, where the model can have one.'
         ),
     ] = "auto"
     crosses: Annotated[
@@ -70,11 +69,11 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         """True if there is a wide part; "auto" stands for False until a configuration has decided."""
         return self.wide is True
 
-    def for_device(self, device: str) -> "ModelConfig":
-        """Return the same settings with "auto" decided for `[train] device`."""
+    def decided(self) -> "ModelConfig":
+        """Return the same settings with "auto" decided."""
         if self.wide != "auto":
             return self
-        return msgspec.structs.replace(self, wide=device != "cuda" and self.name not in MODELS_WITHOUT_WIDE)
+        return msgspec.structs.replace(self, wide=self.name not in MODELS_WITHOUT_WIDE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

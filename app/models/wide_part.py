@@ -1,5 +1,7 @@
 """The wide part's arrays as buffers of a module beside the net, so that versions carry them like the net's own."""
 
+from typing import Any, Self
+
 import torch
 from torch import nn
 
@@ -13,7 +15,10 @@ NAME = "wide"  # of the module in the net: its buffers are `wide.base_L` and so 
 
 
 class WidePart(nn.Module):
-    """Holds springtide_client.wide.parameters.WideParameters; a kernel writes them in place."""
+    """Holds springtide_client.wide.parameters.WideParameters; a kernel writes them in place.
+
+    They stay in the host's memory, and float64, wherever the net goes.
+    """
 
     def __init__(self, schema: Schema, *, crosses: int) -> None:
         """`crosses`: the pairs of fields that stay, at most."""
@@ -22,6 +27,9 @@ class WidePart(nn.Module):
         initial = WideParameters.initial(self.fields, len(schema.dense), len(schema.labels), crosses=crosses)
         for name, array in initial.named().items():
             self.register_buffer(name, torch.from_numpy(array.copy()))
+
+    def _apply(self, *_: Any, **__: Any) -> Self:
+        return self  # what `to` and its like call
 
     @property
     def arrays(self) -> WideParameters:

@@ -123,8 +123,6 @@ def check_model(config: Config) -> Iterator[Diagnosis]:
     with user_errors("[model] "):
         export_model(model, model_spec(config))
     yield Diagnosis("ok", f"model: {config.model.name}")
-    for note in config.notes:
-        yield Diagnosis("note", note)
     yield from check_losses(config)
     try:
         base = LogDirectory(config.log.path).open_base()

@@ -145,12 +145,9 @@ def empty_state(
 ) -> TrainingState:
     """Return a state that has learned nothing, over a table whose lowest tier is the base.
 
-    UserError if the wide part is to be learned on a device, if two towers are to have another loss, or if several
-    `ranks` cannot learn the model.
+    UserError if two towers are to have another loss, or if several `ranks` cannot learn the model.
     """
     ranks = ranks or Ranks()
-    if config.model.has_wide_part and device.transfer is not None:
-        raise UserError('the wide part is learned on the CPU so far: leave out [model] wide, or [train] device = "cpu"')
     if isinstance(model, TwoTower) and any(loss.name != "bce" for loss in config.losses):
         raise UserError(f'[model] name = "{config.model.name}" has a loss of its own: leave out [train] loss')
     table = open_table(config, epoch, base, device=device.table, ranks=ranks)
@@ -196,15 +193,17 @@ def open_table(
     # the other ranks wait in a collective: they must hear of a full spill before they take its rank for dead
     patience = min(PATIENCE_SECONDS, ranks.patience_seconds)
     ops = backend(device)
+    host = ops if ops.device == "cpu" else backend("cpu")
 
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
         own = with_adagrad_eps(own)
+        # no net sees its rows: the wide part learns them on the host
+        is_plain = name in settings.tables and settings.tables[name].is_plain
         layout, subfolder = own.layout, (name or "main") if settings.tables else ""
         widths = {"dim": layout.dim, "state_width": layout.state_width}
         spill: Spill = RocksSpill.of_epoch(folder, epoch, **widths, table=subfolder, patience_seconds=patience)
         try:
             if own.host_bytes:
-                host = backend("cpu")
                 num_rows = HostTier.rows_of_bytes(own.host_bytes, layout, host)
                 spill = HostTier(spill, num_rows=num_rows, layout=layout, ops=host)
             return EmbeddingTable(
@@ -212,7 +211,7 @@ def open_table(
                 seed=config.train.seed,
                 spill=spill,
                 base=None if base is None else BaseRows(base, name),
-                device=ops,
+                device=host if is_plain else ops,
                 other_disk_bytes=partial(folder_bytes, config.log.path),
                 admission=admission,
             )

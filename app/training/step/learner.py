@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,6 +81,11 @@ class Learner:
         self.optimizer = self.update.optimizer
         self.bfloat16 = config.bfloat16 is True or (config.bfloat16 == "auto" and self.device.has_bfloat16)
         self.wide = wide_part_of(model)
+        if self.wide is not None and self.device.graph_capture is not None:
+            raise ValueError(
+                "the host learns the wide part in the middle of a step, which no CUDA graph can hold: "
+                "set [train] cuda_graphs = false, or [model] wide = false"
+            )
         self.keys = KeyPreparer(
             schema,
             table.ops,
@@ -96,7 +100,7 @@ class Learner:
         self.exchange = exchange or LocalExchange()
         if exchange is None or exchange.is_alone:
             if self.wide is not None:
-                self.wide_step = WideStep(self.wide, table, schema)
+                self.wide_step = WideStep(self.wide, table, schema, num_threads=self._num_threads[1])
         else:
             if self.device.graph_capture is not None:
                 raise ValueError(
@@ -280,15 +284,16 @@ class Learner:
         if self.compiled is not None and self.compiled.program.fits(len(batch)):
             return self._update_compiled(self.compiled, keys, lookup)
         columns, use_bfloat16 = keys.tensors(), self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+        offset_step = None if self.wide_step is None else self.wide_step.begin(keys, lookup)
         if self.sharded_table is None:
             tensors = embed_slices(self.table.rows, lookup, keys.slices)
         else:
             tensors = self.sharded_table.embed_slices(lookup, keys.slices)
         if keys.staged is not None:
             tensors = tuple(tensor.to(self.device.device) for tensor in tensors)
-        groups, offset_step = self.loss.groups_of(batch.features), None
+        groups = self.loss.groups_of(batch.features)
         if self.wide_step is not None:
-            tensors, offset_step = tensors[:-1], partial(self.wide_step.learn, keys, lookup)  # the bins are its alone
+            tensors = tensors[:-1]  # the bins are its alone
         step_columns = StepColumns(
             assemble_tensors(keys, self.schema, tensors, columns),
             columns["labels"],
@@ -308,7 +313,7 @@ class Learner:
         """The same without autograd: the net is a program, and the rows' gradients go to the table at the end."""
         batch, table, offset_step, slices = keys.batch, self.table.rows, None, keys.slices
         if self.wide_step is not None:
-            slices, offset_step = slices[:-1], partial(self.wide_step.learn, keys, lookup)  # the bins are its alone
+            slices, offset_step = slices[:-1], self.wide_step.begin(keys, lookup)  # the bins are its alone
         num, num_categorical = batch.features.categorical_NC.shape
         rows, *pooled = (table.gather_slice(lookup, part)[0] for part in slices)
         inputs = ModelInputs(

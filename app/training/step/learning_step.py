@@ -19,15 +19,12 @@ from springtide.app.models.compiled_net import CompiledNet
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import Frequencies, TwoTower
+from springtide.app.models.wide_part import wide_part_of
 from springtide.app.training.device import TransferStream
 from springtide.app.training.optimization.net_update import NetUpdate
+from springtide.app.training.step.wide_step import OffsetStep
 from springtide.kernels.cpu.net.loss import logistic_loss
 from springtide_client.model.inputs import ModelInputs
-
-Float32Array = npt.NDArray[np.float32]
-# scores and learns a batch given the net's logits, float32 (N, L): returns logits, and the derivatives of their
-# logistic loss by the net's
-OffsetStep = Callable[[Float32Array], tuple[Float32Array, Float32Array]]
 
 
 class StepColumns(NamedTuple):
@@ -155,10 +152,11 @@ class OffsetObjective(LossObjective):
         assert offset_step is not None
         has_samples = len(labels_NL) > 0
         net_NL = score(self.net, inputs, bfloat16=bfloat16) if has_samples else torch.zeros_like(labels_NL)
-        logits, errors = offset_step(np.ascontiguousarray(net_NL.detach().numpy()))
+        # the one wait for a device: its logits come, the wide part's go
+        arrays = offset_step(np.ascontiguousarray(net_NL.detach().cpu().numpy()))
         if not has_samples:
             return Scores.of_none(columns)
-        logits_NL, errors_NL = torch.from_numpy(logits), torch.from_numpy(errors)
+        logits_NL, errors_NL = (torch.from_numpy(array).to(net_NL.device) for array in arrays)
         gradient = self.loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
         net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
         return Scores(logits_NL, gradient.loss, gradient.weight)
@@ -240,7 +238,7 @@ class LearningStep:
         if self.update.on_device:
             skipped = ~torch.isfinite(norm)
             # other nets have no statistics
-            buffers = list(self.model.buffers()) if isinstance(self.model, DenseModel) else []
+            buffers = statistics_of(self.model) if isinstance(self.model, DenseModel) else []
             before = [buffer.clone() for buffer in buffers]
             objective.observe(samples)
             for buffer, old in zip(buffers, before, strict=True):
@@ -251,6 +249,13 @@ class LearningStep:
                 objective.observe(samples)
         applied = self.update.apply(weight, norm, skipped)
         return StepOutcome(samples.logits_NL, samples.labels_NL, samples.weights_N, loss, weight, skipped, *applied)
+
+
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    """Return the net's buffers; those of the wide part, which the host learns, are none of its statistics."""
+    part = wide_part_of(model)
+    others = set() if part is None else {id(buffer) for buffer in part.buffers()}
+    return [buffer for buffer in model.buffers() if id(buffer) not in others]
 
 
 def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:

@@ -8,7 +8,7 @@ row do not overshoot, and of a row that is well known their moves add up.
 """
 
 # N samples, U rows, Q rows of crosses, D dimension (of statistics: dense features), S states, L labels, F fields
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from springtide.app.models.wide_part import WidePart
-from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, PreparedBatch, WideStep
+from springtide.app.training.step.wide_step import FACTORIZATION_EPS, Float32Array, HostRows, PreparedBatch, WideStep
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.sharding.row_format import Precision
@@ -215,6 +215,12 @@ class RanksWideStep(WideStep):
     is_of_ranks = True
 
     def __init__(self, part: WidePart, table: AnyTable, schema: Schema, rows: ShardedTable) -> None:
+        """ValueError if the table is not in the host's memory."""
+        if table.ops.device != "cpu":
+            raise ValueError(
+                "several ranks learn the wide part on the CPU only so far: set [model] wide = false, or [train] "
+                'device = "cpu"'
+            )
         super().__init__(part, table, schema)
         self.rows, self.exchange = rows, rows.exchange
         self.columns_from = rows.num_states - table.layout.wide_width
@@ -226,14 +232,15 @@ class RanksWideStep(WideStep):
         self._strengths: Strengths
         self._born: np.float32
 
-    def _read_rows(self, lookup: ShardedLookup) -> RowColumns:
-        arrays = self.arrays
+    def _start_reading(self, lookup: ShardedLookup) -> Callable[[], HostRows]:
+        arrays, unique = self.arrays, lookup.unique
         self._strengths = strengths_of(self.arrays, int(arrays.pair_is_live_P.sum()))
         self._born = born_of(arrays.num_samples_1)[0]
         self._arrays_before = {name: array.copy() for name, array in arrays.named().items()}
         self._rows_before = before_UD, before_US = lookup.rows_UD.detach().numpy(), lookup.states_US.numpy()
         counts_U = lookup.counts_U.numpy().reshape(-1).astype(np.int64)
-        return RowColumns(before_UD.copy(), before_US.copy(), counts_U, NONE, NONE)
+        columns = RowColumns(before_UD.copy(), before_US.copy(), counts_U, NONE, NONE)
+        return lambda: HostRows(unique.features_U, unique.ids_U, unique.inverse_K, columns)
 
     def _write_rows(
         self, lookup: ShardedLookup, values_UD: Float32Array, states_US: Float32Array, prepared: PreparedBatch

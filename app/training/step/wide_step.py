@@ -1,8 +1,11 @@
 """The wide part's step: between the net's forward and backward pass it scores and learns a batch, sample by sample."""
 
 # N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,24 +28,36 @@ from springtide_client.schema import Schema
 from springtide_client.wide.slots import Slots, num_crossed
 
 MAX_CROSSES = 1 << 18  # looked up at once
+MIN_SAMPLES_AHEAD = 512  # of a batch that is prepared by a thread of its own, where its rows are on the host
 CHOICE_SAMPLES = 500  # samples between two choices of pairs
 FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for its rows
 FACTORIZATION_EPS = 0.05
 
 Float32Array = npt.NDArray[np.float32]
+# scores and learns a batch given the net's logits, float32 (N, L): returns logits, and the derivatives of their
+# logistic loss by the net's
+OffsetStep = Callable[[Float32Array], tuple[Float32Array, Float32Array]]
+
+
+class HostRows(NamedTuple):
+    """The rows of a lookup's unique keys on the host, and what their crosses are made of."""
+
+    features_U: npt.NDArray[np.uint16]
+    ids_U: npt.NDArray[np.int64]
+    inverse_K: npt.NDArray[np.int64]
+    columns: RowColumns
 
 
 class WideStep:
-    """Learns the wide part over a table's rows. On the host only."""
+    """Learns the wide part over a table's rows, on the host wherever the table is.
+
+    The rows of a table on a device come to the host once a batch and go back; crosses have a table of the host.
+    """
 
     is_of_ranks = False  # True: the batch is a rank's part of samples that many ranks learn together
 
-    def __init__(self, part: WidePart, table: AnyTable, schema: Schema) -> None:
-        """ValueError if the table is not in the host's memory."""
-        if table.ops.device != "cpu":
-            raise ValueError(
-                'the wide part is learned on the CPU so far: set [model] wide = false, or [train] device = "cpu"'
-            )
+    def __init__(self, part: WidePart, table: AnyTable, schema: Schema, *, num_threads: int = 1) -> None:
+        """`num_threads`: of a large step; with one all work is the caller's."""
         self.part, self.table, self.schema = part, table, schema
         self.arrays = part.arrays  # over the memory of the part's buffers, which stays: they are restored in place
         self.num_labels = len(schema.labels)
@@ -54,6 +69,12 @@ class WideStep:
         self.crosses = table.tables.get(CROSSES_TABLE)
         if self.crosses is None and part.get_buffer("pair_is_live_P").numel():
             raise ValueError("the wide part crosses fields, and there is no table for their rows")
+        if self.crosses is not None and self.crosses.ops.device != "cpu":
+            raise ValueError("the wide part learns crosses on the host: make their table there")
+        self.is_on_host = table.ops.device == "cpu"
+        self._least_ahead = MIN_SAMPLES_AHEAD if self.is_on_host else 1
+        has_thread = not self.is_of_ranks and (num_threads > 1 or not self.is_on_host)
+        self._thread = ThreadPoolExecutor(1, "wide-part") if has_thread else None
         self.crosses_of_all: EmbeddingTable | ShardedTable | None = self.crosses  # with the rows of other ranks
         self.columns_from = table.layout.state_width - table.layout.wide_width
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
@@ -79,6 +100,17 @@ class WideStep:
             most = int(counts_FF[pairs_P2[:, 0], pairs_P2[:, 1]].sum())
         return most
 
+    def begin(self, keys: BatchKeys, lookup: Lookup) -> OffsetStep:
+        """Return what the net calls with its logits: `learn`, of a batch that is prepared while the net computes them.
+
+        That needs a thread, and pays for large batches only, or where the rows come from a device. What is learned is
+        the same: a batch is prepared from what was known before it.
+        """
+        if self._thread is None or len(keys.batch) < self._least_ahead:
+            return partial(self.learn, keys, lookup)
+        prepared = self._thread.submit(self.prepare, keys, lookup, self._start_reading(lookup))
+        return lambda net_NL: self.walk(prepared.result(), net_NL)
+
     def learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Score and learn a batch, whose rows are looked up, given the net's logits; rows are written back at the end.
 
@@ -86,23 +118,28 @@ class WideStep:
         """
         return self.walk(self.prepare(keys, lookup), net_NL)
 
-    def prepare(self, keys: BatchKeys, lookup: Lookup) -> "PreparedBatch":
-        """Do what needs no logit of the net: find slots and crosses, look up their rows."""
+    def prepare(
+        self, keys: BatchKeys, lookup: Lookup, reading: Callable[[], HostRows] | None = None
+    ) -> "PreparedBatch":
+        """Do what needs no logit of the net: find slots and crosses, look up their rows.
+
+        `reading`: what `_start_reading` returned.
+        """
         assert keys.numbers is not None
-        batch, unique, rows = keys.batch, lookup.unique, self._read_rows(lookup)
+        batch, rows = keys.batch, (reading or self._start_reading(lookup))()
         slots, usable_from_U, hashes_U, potential_N = prepare_batch(
             self._fields_F3,
             batch.features.categorical_NC.shape[1],
             len(self.schema.dense),
             list_offsets(batch.features),
-            unique.inverse_K,
-            unique.features_U,
-            unique.ids_U,
-            rows.states_NS,
+            rows.inverse_K,
+            rows.features_U,
+            rows.ids_U,
+            rows.columns.states_NS,
             int(self.arrays.num_samples_1[0]),
             self.is_of_ranks,  # samples of other ranks have no order
         )
-        prepared = PreparedBatch(keys, lookup, rows, Slots(*slots), usable_from_U, hashes_U, potential_N)
+        prepared = PreparedBatch(keys, lookup, rows.columns, Slots(*slots), usable_from_U, hashes_U, potential_N)
         prepared.crosses = self._find_crosses(prepared, 0)
         return prepared
 
@@ -179,14 +216,26 @@ class WideStep:
 
     # what differs where many ranks learn together
 
-    def _read_rows(self, lookup: Any) -> RowColumns:
-        return self.table.rows.read_rows(lookup)
+    def _start_reading(self, lookup: Any) -> Callable[[], HostRows]:
+        """Start to read the rows; the returned call, which another thread may make, gives copies of them."""
+        unique, rows = lookup.unique, self.table.rows
+        if self.is_on_host:
+            return lambda: HostRows(unique.features_U, unique.ids_U, unique.inverse_K, rows.read_rows(lookup))
+        keys = unique.features_U, unique.ids_U, unique.inverse_K
+        arrive = rows.ops.download_async(*keys, *rows.read_rows(lookup)[:3])
+
+        def wait() -> HostRows:
+            features_U, ids_U, inverse_K, values_UD, states_US, counts_U = arrive()
+            return HostRows(features_U, ids_U, inverse_K, RowColumns(values_UD, states_US, counts_U, None, None))
+
+        return wait
 
     def _write_rows(
         self, lookup: Any, values_UD: Float32Array, states_US: Float32Array, prepared: "PreparedBatch"
     ) -> None:
         """Write the rows of the whole batch back."""
-        self.table.rows.write_rows(lookup, values_UD, states_US)
+        rows = self.table.rows
+        rows.write_rows(lookup, *((values_UD, states_US) if self.is_on_host else rows.ops.put(values_UD, states_US)))
 
     def _next_end(self, start: int, num_samples: int, *, is_first: bool) -> int | None:
         """Return until where samples from `start` on are learned at once, None at the end.

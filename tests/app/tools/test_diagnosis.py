@@ -18,7 +18,6 @@ from springtide.app.tools.diagnosis import (
     check_disk_caps,
     check_losses,
     check_memory,
-    check_model,
     check_parts,
     check_spill_format,
 )
@@ -94,18 +93,6 @@ def test_paths_where_no_file_can_be_are_problems_that_name_their_key(tmp_path: P
     assert log == ("problem", "log: /proc/nowhere is not on a disk: set another [log] path")
     assert spill.state == "problem"
     assert spill.text.endswith("file cannot be written: change its owner, or set another [table] disk_path")
-
-
-def test_a_wide_part_that_the_gpu_leaves_out_is_said_aloud(tmp_path: Path) -> None:
-    for keys, is_noted in (
-        ('[train]\ndevice = "cuda"\n', True),
-        ('[train]\ndevice = "cuda"\n[model]\nwide = false\n', False),
-        ("", False),
-    ):
-        config = loaded(tmp_path, {"log": {"path": tmp_path / "log"}}, keys)
-        notes = [found.text for found in check_model(config) if found.state == "note"]
-        assert notes == list(config.notes)
-        assert [note.startswith("model: without the wide part") for note in notes] == [True] * is_noted
 
 
 def check_ranks(tmp_path, text: str) -> tuple[str, str]:

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 
 from springtide.app.config.load import Config
-from springtide.app.errors import UserError
-from springtide.app.training.bootstrap import state_without_log
-from springtide.app.training.device import resolve_device
 from springtide.app.version_log.verify.verify import verify
 from springtide.kernels.cpu.serving.layer_search import LayerSearchCache
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
@@ -92,14 +89,6 @@ def test_a_trainer_that_starts_again_continues_bit_by_bit(tmp_path):
     assert arrays["wide.pair_is_live_P"].sum() == 4
     report = verify(LogDirectory(parts.log.path))
     assert not report.errors
-
-
-def test_on_a_device_the_wide_part_is_refused_with_what_to_do(tmp_path, monkeypatch):
-    device = resolve_device(config_of(tmp_path).train)
-    on_device = device._replace(transfer=object())
-    monkeypatch.setattr("springtide.app.training.bootstrap.resolve_device", lambda _: on_device)
-    with pytest.raises(UserError, match=r"leave out \[model\] wide"):
-        state_without_log(config_of(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def test_wrong_options_are_clear_errors(options, message):
 
 
 def test_it_has_no_wide_part():
-    assert ModelConfig(name="two_tower", wide="auto").for_device("cpu").has_wide_part is False
+    assert ModelConfig(name="two_tower", wide="auto").decided().has_wide_part is False
+    assert ModelConfig(name="dlrm", wide="auto").decided().has_wide_part is True
     with pytest.raises(ValueError, match=r'wide = true does not fit name = "two_tower"'):
         ModelConfig(name="two_tower", wide=True)
 
