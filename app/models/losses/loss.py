@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from springtide.app.models.calibrated_model import MIN_SCALE, MOST_DEVIATIONS, targets_of
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.config import LabelLoss
+from springtide.kernels.cpu.net.loss import logistic_loss
 from springtide_client.features import Features
 
 ModelLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -99,13 +100,21 @@ class Loss:
         logits_NL: Tensor,
         labels_NL: Tensor,
         weights_N: Tensor,
-        errors_NL: Tensor,
+        errors_NL: Tensor | None,
         groups_NG: Tensor | None = None,
     ) -> LossGradient:
         """Return the derivatives by final logits; those by learned weights of labels are left in their `grad`.
 
-        `errors_NL`: those of the logistic loss, which are kept where that is a label's loss.
+        `errors_NL`: those of the logistic loss, which are kept where that is a label's loss; None: found here, on the
+        host.
         """
+        if logits_NL.device.type == "cpu" and (self.is_plain or errors_NL is None):
+            found_NL = torch.empty_like(logits_NL)
+            loss, weight = logistic_loss(logits_NL.numpy(), labels_NL.numpy(), weights_N.numpy(), found_NL.numpy())
+            errors_NL = found_NL if errors_NL is None else errors_NL
+            if self.is_plain:
+                return LossGradient(errors_NL, torch.tensor(loss), torch.tensor(weight))
+        assert errors_NL is not None
         if self.is_plain:
             with torch.no_grad():
                 return LossGradient(errors_NL, *self(logits_NL, labels_NL, weights_N))

@@ -69,7 +69,8 @@ class NetUpdate:
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients together; not finite if one of them is not."""
-        return torch.nn.utils.get_total_norm(self._gradients())
+        norms = torch._foreach_norm(self._gradients())
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
     def apply(self, weight: Tensor, norm: Tensor, skip: Tensor | bool) -> GradientReport:
         """1. Gather gradients. 2. Clip them. 3. Step. 4. Move the averages. Nothing is learned if `skip` is True.

@@ -6,6 +6,7 @@ On a device nothing is read back, so that it may lag behind, or a CUDA graph cap
 # N samples, F dense features, L labels, G fields that group samples, O of an output of a tower
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from springtide.app.models.wide_part import wide_part_of
 from springtide.app.training.device import TransferStream
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.wide_step import OffsetStep
-from springtide.kernels.cpu.net.loss import logistic_loss
 from springtide_client.model.inputs import ModelInputs
 
 
@@ -175,15 +175,13 @@ class CompiledObjective(LossObjective):
 
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
         inputs, labels_NL, weights_N, groups_NG, _, offset_step = columns
-        logits = self.program.forward(inputs)
-        errors = found = np.empty_like(logits)
+        logits, errors_NL = self.program.forward(inputs), None
         if offset_step is not None:
             logits, errors = offset_step(logits)
+            errors_NL = torch.from_numpy(errors)
         logits_NL = torch.from_numpy(logits)
-        loss, weight = map(torch.tensor, logistic_loss(logits, labels_NL.numpy(), weights_N.numpy(), found))
-        if not self.loss.is_plain:
-            gradient = self.loss.gradient(logits_NL, labels_NL, weights_N, torch.from_numpy(errors), groups_NG)
-            errors, loss, weight = gradient.errors_NL.numpy(), gradient.loss, gradient.weight
+        errors_NL, loss, weight = self.loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
+        errors = errors_NL.numpy()
         num_fields = inputs.categorical.shape[1] + inputs.pooled.shape[1]
         self.grads_BD = np.empty((len(errors) * num_fields + 1, inputs.categorical.shape[2]), np.float32)
         self.grads_BD[-1] = 0
@@ -260,7 +258,7 @@ def statistics_of(model: nn.Module) -> list[Tensor]:
 
 def score(net: nn.Module, inputs: ModelInputs, *, bfloat16: bool) -> Tensor:
     """Return float32 logits."""
-    with torch.autocast(inputs.dense.device.type, torch.bfloat16, enabled=bfloat16):
+    with torch.autocast(inputs.dense.device.type, torch.bfloat16) if bfloat16 else nullcontext():
         logits_NL: Tensor = net(*inputs)
     return logits_NL.float()
 
