@@ -16,6 +16,12 @@ import numpy.typing as npt
 PEER_SCRIPTS = Path(__file__).parents[1] / "peers"
 
 
+def checkout_environment(checkout: Path) -> dict[str, str]:
+    """Return the environment in which a checkout's packages are imported, with one OpenMP thread."""
+    folders = (checkout / "deploy/package", checkout / "deploy/client", checkout)
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+
+
 def save_array(folder: Path, name: str, array: npt.NDArray[Any]) -> str:
     """Save an array for another process to load; return its path."""
     np.save(folder / f"{name}.npy", array)

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import ascii_letters
 
 import numpy as np
-from serving import load, serve
+from serving import load, serve, timed
 
 BITS = 24  # of VW's table: 16.8 million weights
 
@@ -71,14 +71,12 @@ class Learners:
 
         assert self.samples is not None
         raw = self.samples.vw_path.with_suffix(".raw")
-        began = time.perf_counter()
         # with low-rank crosses -r writes what is predicted after learning a sample's one side, -p what was before
         output = "-p" if "--lrq" in options else "-r"
         fixed = f"--quiet --no_stdin --loss_function logistic --hash all -b {BITS} -d {self.samples.vw_path}"
-        Workspace(f"{fixed} {output} {raw} {options}").finish()
-        seconds = time.perf_counter() - began
+        seconds = timed(lambda: Workspace(f"{fixed} {output} {raw} {options}").finish())
         np.save(path, np.array(raw.read_text().split(), np.float64))
-        return {"seconds": seconds}
+        return seconds
 
     def river(self, model: str, rate: float, path: str) -> dict[str, float]:
         """Learn one pass; write the logits to `path` as .npy."""

@@ -10,7 +10,6 @@ where steps of a case spend their time.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess
+from tests.bench.harness.processes import PEER_SCRIPTS, ContenderProcess, checkout_environment
 from tests.bench.harness.report import (
     Case,
     argument_parser,
@@ -60,9 +59,8 @@ CASES = (
 
 def contender(checkout: Path) -> ContenderProcess:
     """Start a process that imports a checkout."""
-    folders = (checkout / "deploy/package", checkout / "deploy/client", checkout)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
-    return ContenderProcess(str(checkout), [sys.executable, str(PEER_SCRIPTS / "step_peer.py")], environment, None)
+    command = [sys.executable, str(PEER_SCRIPTS / "step_peer.py")]
+    return ContenderProcess(str(checkout), command, checkout_environment(checkout), None)
 
 
 class Contest:
