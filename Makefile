@@ -19,28 +19,48 @@ GPU_TESTS := tests/app/models/interactions/test_dot_interaction.py tests/app/tra
 GPU_RESULTS ?= tests/bench/results
 GPU_BENCH_ARGS ?=
 
-.PHONY: setup demo run test check lint types imports bench torture gpu-wheels gpu-site test-gpu bench-gpu clean
+BEGAN := $(shell date +%s)
+SAY := f() { echo "[$$(( $$(date +%s) - $(BEGAN) )) s] $$1"; }; f
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+
+.PHONY: setup demo package test check lint types imports bench torture gpu-wheels gpu-site test-gpu bench-gpu clean
 
 setup: $(VENV)/.compiled
 
-# whichever build of torch the index offers: constraints.txt fits the CPU build and the CUDA build
-$(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Springtide needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+# what the program needs to run, with the embedded broker, and nothing of what tests need. Whichever build of torch the
+# index offers: constraints.txt fits the CPU build and the CUDA build. Bytecode is written as modules are imported
+$(VENV)/.runnable: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Springtide needs Python 3.11 to 3.13, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@$(SAY) "a virtual environment in $(VENV): some 5 s"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,local]' -c constraints.txt
-	touch $@
+	@$(SAY) "packages: some 30 s, and what torch takes to come, which is 0.2 to 2.5 GB"
+	$(INSTALL) -e '.[local]' -c constraints.txt
+	@touch $@
 
-# Numba's cache; stale parts are deleted first
-$(VENV)/.compiled: $(VENV)/.ready $(shell find kernels stream -name '*.py')
-	$(BIN)/python -m springtide.kernels.compile
-	$(BIN)/python -m springtide.stream.compile
-	$(BIN)/python -m springtide.app.training.compile_kernels
-	$(BIN)/python -m springtide.app.serving.server.warmup
-	$(BIN)/python -m springtide.app.serving.retrieve.warmup
-	touch $@
+$(VENV)/.ready: $(VENV)/.runnable
+	@$(SAY) "packages that tests need"
+	$(INSTALL) --quiet -e '.[dev,local]' -c constraints.txt
+	@touch $@
 
-demo: setup
+# Numba's cache does not notice a change in a function that is called from another file
+$(VENV)/.fresh: $(VENV)/.runnable $(shell find kernels stream -name '*.py')
+	@find kernels stream -name '*.nb[ic]' -delete
+	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.ready $(VENV)/.fresh
+	@$(SAY) "compiling all kernels, once: two minutes on two cores"
+	$(BIN)/python -m springtide.app.tools.compile_kernels
+	@touch $@
+
+# compiles what it runs, when it runs it first
+demo: $(VENV)/.fresh
+	@$(SAY) "the demo: some 15 s until it is ready, the first time one minute, as kernels are compiled"
 	@$(BIN)/springtide demo $(ARGS)
+
+# a wheel with compiled kernels for this kind of machine and this Python, and the sources
+package: $(VENV)/.ready
+	$(BIN)/python -m build --no-isolation --sdist
+	$(BIN)/python -m build --no-isolation --wheel
 
 # half of the suite's time is spent waiting for processes and disks: two files at a time, each in its own order
 test: setup

@@ -19,9 +19,11 @@ from springtide.app.processes.supervisor import BrokerSupervisor, ChildSpec, Sup
 from springtide.app.scores.best_auc import read_best_auc
 from springtide.app.tools.status_text import status_line
 from springtide.app.version_log.write.trainer_lock import wait_until_free
+from springtide.kernels.kernel_store import COMPILING
 from springtide_client.errors import SpringtideError
 
 READY_SECONDS = 120.0
+READY_COMPILING_SECONDS = 600.0  # where kernels are compiled first
 CHECK_SECONDS = 0.1
 SHOW_SECONDS = 1.0
 PLAIN_INTERVAL_SECONDS = 10.0  # where there is no terminal on which to redraw the line
@@ -65,10 +67,18 @@ class Demo:
         """
         wait_until_free(self.config.log.path)
         output = OutputFiles(self.config.log.path.parent / "output")
+        compiling: set[str] = set()
+
+        def on_line(name: str, line: str) -> None:
+            output.append(name, line)
+            if COMPILING in line:
+                compiling.add(name)
+
         self.line.print(f"starting broker, simulator, trainer and server; their output is in {output.folder}")
+        self.line.print("which usually takes 15 s; a minute if kernels are compiled")
         with (
             BrokerSupervisor(self.config.source, self.config.log.path) as broker,
-            Supervisor(self._children(), on_line=output.append) as supervisor,
+            Supervisor(self._children(), on_line=on_line) as supervisor,
         ):
             began = time.monotonic()
             ready_at: float | None = None
@@ -82,8 +92,12 @@ class Demo:
                     if self._get("/readyz") is not None:
                         ready_at = now
                         self.line.print(f"ready after {now - began:.1f} s; the dashboard: {self.url}")
-                    elif now - began > READY_SECONDS:
-                        raise DemoError(f"not ready after {READY_SECONDS:.0f} s: see the files in {output.folder}")
+                    elif now - began > (READY_COMPILING_SECONDS if compiling else READY_SECONDS):
+                        raise DemoError(f"not ready after {now - began:.0f} s: see the files in {output.folder}")
+                    else:
+                        names = " and ".join(sorted(compiling))
+                        busy = f": {names} compile kernels, only the first time" if names else ""
+                        self.line.show(f"starting, {now - began:.0f} s{busy}")
                     continue
                 if now - shown >= SHOW_SECONDS:
                     shown = now
