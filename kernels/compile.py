@@ -1,9 +1,6 @@
-"""Compile the CPU kernels into Numba's cache, so that a first start is quick: `python -m springtide.kernels.compile`.
+"""Call every op of the CPU kernels once on a tiny table, as Numba compiles for the types that it is called with."""
 
-An op compiles for the types it is called with, so every op is called once on a tiny table.
-"""
-
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -16,26 +13,10 @@ from springtide.kernels.ops import Ops
 from springtide.kernels.types import NEEDS_SPILL, OptimizerStep, RowColumns, RowLayout, Store
 
 
-def remove_stale_cache(*folders: Path) -> int:
-    """Delete the compiled functions under these folders if any source there is newer; return how many files."""
-    sources = [path.stat().st_mtime for folder in folders for path in folder.rglob("*.py")]
-    compiled = [path for folder in folders for path in folder.rglob("__pycache__/*.nb[ic]")]
-    if not sources or not compiled or max(sources) <= min(path.stat().st_mtime for path in compiled):
-        return 0
-    for path in compiled:
-        path.unlink(missing_ok=True)
-    return len(compiled)
-
-
-# gather and update are compiled for each dimension, update for each optimizer too; others compile when first used
-DIMS = (8, 16, 32, 64)
-
-
-def main() -> None:
+def compile_ops(dims: Iterable[int]) -> None:
     """Compile every op once for the types it is called with."""
-    remove_stale_cache(Path(__file__).parent)
     ops = backend("cpu")
-    for dim in DIMS:
+    for dim in dims:
         compile_table_ops(ops, ops.allocate(32, 16, RowLayout(dim, 1)))
     compile_sketch_ops(ops)
     compile_table_files()
@@ -115,7 +96,3 @@ def compile_sketch_ops(ops: Ops) -> None:
     ops.sketch_estimate(sketch, key_hash_U, 1)
     ops.ghosts_add(ghosts, key_hash_U, 1)
     ops.ghosts_count(ghosts, key_hash_U, 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -28,6 +28,7 @@ from springtide.embeddings.collection import check_device_bytes
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.tiers.rocksdb.spill import unknown_format
 from springtide.kernels.backend import backend
+from springtide.kernels.kernel_store import NO_STORES, installed_store
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
 from springtide.stream.errors import EmbeddedBrokerError
 from springtide.stream.kafka.admin import kafka_problem
@@ -105,6 +106,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     """Check everything in turn; UserError where the model cannot be built."""
     yield Diagnosis("ok", f"configuration: {config.path}, {len(config.schema.features)} id features")
     yield from check_model(config)
+    yield check_kernels()
     yield from check_broker(config)
     yield from check_disk(config)
     yield from check_spill_format()
@@ -115,6 +117,13 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield from check_port_and_gpu(config)
     for state, text in check_parts(config.serve):
         yield Diagnosis(state, text)
+
+
+def check_kernels() -> Diagnosis:
+    """Say where the compiled kernels come from."""
+    choice = installed_store()
+    is_as_installed = choice.store is not None or choice.reason == NO_STORES
+    return Diagnosis("ok" if is_as_installed else "note", f"kernels: {choice.text}")
 
 
 def check_model(config: Config) -> Iterator[Diagnosis]:

@@ -19,7 +19,6 @@ from springtide.embeddings.config import TableConfig
 from springtide.embeddings.policy.admission import AdmissionControl
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
-from springtide.kernels.compile import DIMS
 from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
@@ -28,7 +27,7 @@ SCHEMA = Schema(labels=("label",), categorical=("user", "item"), multi_value=("t
 NUM_SAMPLES = 4
 
 
-def compile_kernels(dims: Iterable[int] = DIMS) -> None:
+def compile_kernels(dims: Iterable[int]) -> None:
     """Learn with the default settings, in rows of each of these widths."""
     for dim in dims:
         learn(dim)
@@ -63,7 +62,3 @@ def invented(num_tags: int) -> Batch:
         record_ms_N=numbers_N,
         positions={},
     )
-
-
-if __name__ == "__main__":
-    compile_kernels()

@@ -8,9 +8,9 @@ Blocked Bloom (Putze, Sanders, Singler 2007), one cache line a key: a block is e
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.njit import njit
 
 BLOCK_WORDS = 8
 KEYS_A_BLOCK = 32

@@ -4,8 +4,8 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from springtide.kernels.njit import njit
 from springtide_client.keys import GOLDEN as GOLDEN_INT
 from springtide_client.keys import MIX_1 as MIX_1_INT
 from springtide_client.keys import MIX_2 as MIX_2_INT

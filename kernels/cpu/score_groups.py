@@ -4,7 +4,8 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from springtide.kernels.njit import njit
 
 
 @njit(nogil=True, cache=True)

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.store.store import zeros
+from springtide.kernels.njit import njit
 from springtide.kernels.types import SKETCH_BLOCK_BYTES, Ghosts, Sketch
 
 BLOCK, COUNTERS_AT, NUM_COUNTERS = 64, 4, 60

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import read_uint16, read_uint64
+from springtide.kernels.njit import njit
 
 TWO_TO_MINUS_64 = 2.0**-64
 

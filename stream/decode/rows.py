@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from springtide.kernels.njit import njit
 from springtide.stream.columns import Columns, DeadLetter, RawRecords
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.decode.parsers.seen_set import SeenSet

@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import Any
 
 import crc32c
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from springtide.kernels.njit import njit
 from springtide.stream.columns import RawRecords
 from springtide.stream.compression import CODEC_NAMES, MAX_BATCH_BYTES, decompress
 from springtide.stream.errors import BatchTooLargeError, CorruptBatchError, StreamError, UnknownCodecError
@@ -276,6 +276,6 @@ def _parse_batches(
     return n, end_offset
 
 
-read_varint = numba.njit(nogil=True, cache=True, inline="always")(_read_varint)
-big_endian = numba.njit(nogil=True, cache=True, inline="always")(_big_endian)
-parse_batches = numba.njit(nogil=True, cache=True)(_parse_batches)
+read_varint = njit(nogil=True, cache=True, inline="always")(_read_varint)
+big_endian = njit(nogil=True, cache=True, inline="always")(_big_endian)
+parse_batches = njit(nogil=True, cache=True)(_parse_batches)

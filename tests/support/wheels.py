@@ -16,13 +16,17 @@ from tests.support.processes import ROOT
 CLIENT = ROOT / "deploy" / "client"
 
 
-def build_wheel(project: Path, folder: Path) -> Path:
-    """Build the wheel of a project into a folder, without a network where hatchling is installed."""
+def build_wheel(project: Path, folder: Path, *, kernels: str = "none", dims: str = "") -> Path:
+    """Build the wheel of a project into a folder, without a network where hatchling is installed.
+
+    `kernels`: the levels of CPU that it has compiled kernels for, for rows of these dims.
+    """
     isolation = (
         ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else ["--retries", "1", "--timeout", "10"]
     )
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *isolation, "-w", str(folder), str(project)]
-    built = subprocess.run(command, capture_output=True, text=True)
+    environment = clean_environment() | {"SPRINGTIDE_KERNELS": kernels, "SPRINGTIDE_KERNEL_DIMS": dims}
+    built = subprocess.run(command, capture_output=True, text=True, env=environment)
     if built.returncode and "hatchling" in built.stderr:
         pytest.skip(f"the wheel cannot be built: hatchling is neither installed nor to be had: {built.stderr[-300:]}")
     assert built.returncode == 0, built.stderr
@@ -30,11 +34,12 @@ def build_wheel(project: Path, folder: Path) -> Path:
     return wheel
 
 
-def install_wheel(wheel: Path, folder: Path) -> Path:
+def install_wheel(wheel: Path, folder: Path, *, lends_compiled: bool = True) -> Path:
     """Install the product's wheel into a new virtual environment; return its folder of commands.
 
     The other packages are the present environment's, as a .pth names its folder: such a folder's own .pth files, those
-    of an editable installation, are not read. What the checkout has compiled is used, since its sources are equal.
+    of an editable installation, are not read. `lends_compiled`: what the checkout has compiled is used, since its
+    sources are equal.
     """
     venv.create(folder, symlinks=True)
     commands = Path(sysconfig.get_path("scripts", vars={"base": str(folder)}))
@@ -44,8 +49,9 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
     done = subprocess.run(installing, capture_output=True, text=True, env=clean_environment())
     assert done.returncode == 0, done.stderr
     (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
-    lend_compiled(ROOT / "deploy" / "package" / "springtide", site / "springtide")
-    lend_compiled(CLIENT / "springtide_client", site / "springtide_client")
+    if lends_compiled:
+        lend_compiled(ROOT / "deploy" / "package" / "springtide", site / "springtide")
+        lend_compiled(CLIENT / "springtide_client", site / "springtide_client")
     return commands
 
 

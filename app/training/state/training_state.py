@@ -30,6 +30,7 @@ from springtide.app.version_log.commands.limits import LimitName, to_table_limit
 from springtide.app.version_log.items import ItemLayout, items_to_arrays
 from springtide.app.version_log.trainer_meta import GateMeta, SeekMeta, TrainerMeta, erasures_to_meta
 from springtide.embeddings.rows import TableDelta
+from springtide.kernels.kernel_store import installed_store
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition, Position, positions_to_meta
 from springtide_client.features import Features
@@ -315,6 +316,7 @@ class TrainingState:
             loss=self.loss,
             skipped_steps=self.learner.skipped_steps,
             clipped_steps=self.learner.clipped_steps,
+            kernels=installed_store().cpu,
             table=self.learner.table.clock_state(),
             limits=self.limits.document(),
             gate=self.gate,

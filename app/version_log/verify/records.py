@@ -166,6 +166,12 @@ class EpochCoverage:
     num_bytes: int = 0
     first: int = 0
     last: int = 0
+    kernels: set[str] = field(default_factory=set)  # what CPU they were compiled for with which versions were learned
+
+    @property
+    def kernels_text(self) -> str:
+        """The end of what is reported."""
+        return f", learned with kernels for {' and '.join(sorted(self.kernels))}" if self.kernels else ""
 
 
 @dataclass
@@ -207,7 +213,7 @@ class RecordCheck:
             self.report.ok(
                 f"epoch {epoch}: {plural(counted.num_versions, 'version')}, {version_name(counted.first)} to "
                 f"{version_name(counted.last)}, {counted.num_bytes:,} bytes in "
-                f"{plural(counted.num_files, 'file')}{sealed}"
+                f"{plural(counted.num_files, 'file')}{sealed}{counted.kernels_text}"
             )
         self._report_ignored({name for name, _ in files})
         return self.head
@@ -275,6 +281,8 @@ class RecordCheck:
         elif linked:
             try:
                 if (whole := self._whole(record, name, offset)) is not None:
+                    if kernels := whole.meta.trainer.get("kernels"):
+                        self.coverage[header.epoch].kernels.add(str(kernels))
                     self._semantics.check(whole, name, offset, self.consequence(header.number))
             except LogError as error:
                 self.report.error(name, offset, str(error), self.consequence(header.number))

@@ -9,11 +9,11 @@ load (after HierarchicalKV).
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.intrinsics.instructions import equal_bytes, prefetch, trailing_zeros
 from springtide.kernels.cpu.rows.rows import FLAGS
+from springtide.kernels.njit import njit
 
 TICK_BITS = 40
 TICK_MASK = np.int64((1 << TICK_BITS) - 1)

@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index import buckets, insert_and_evict
@@ -22,6 +21,7 @@ from springtide.kernels.cpu.index.buckets import (
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.rows.rows import LAST_SEEN
 from springtide.kernels.cpu.store.store import arrays_of
+from springtide.kernels.njit import njit
 from springtide.kernels.types import InsertResult, Store
 
 AHEAD = 16

@@ -4,7 +4,6 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index.buckets import (
@@ -30,6 +29,7 @@ from springtide.kernels.cpu.index.buckets import (
     with_tick,
 )
 from springtide.kernels.cpu.intrinsics.instructions import equal_bytes, lowest_words, prefetch, trailing_zeros
+from springtide.kernels.njit import njit
 
 AHEAD = 32
 

@@ -8,7 +8,6 @@ down when there are fewer: taken from the far end, no key is moved onto one that
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index.buckets import (
@@ -26,6 +25,7 @@ from springtide.kernels.cpu.index.buckets import (
 from springtide.kernels.cpu.index.insert_and_evict import find_empty_slot, write_key
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.store.store import StoreArrays, arrays_of, refit
+from springtide.kernels.njit import njit
 from springtide.kernels.types import Store
 
 ONE, S32 = np.uint64(1), np.uint64(32)

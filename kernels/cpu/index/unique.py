@@ -4,10 +4,10 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.njit import njit
 
 AHEAD = 16
 U0, U1, U2, U3, U4 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from numba import njit
+from springtide.kernels.njit import njit
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

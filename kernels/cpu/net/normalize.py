@@ -5,7 +5,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from springtide.kernels.njit import njit
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

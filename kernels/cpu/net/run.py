@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.net.program import (
     ADD,
@@ -29,6 +28,7 @@ from springtide.kernels.cpu.net.program import (
     SUM,
     TANH,
 )
+from springtide.kernels.njit import njit
 
 CHUNK = 64  # samples
 MAX_DEVIATIONS, VARIANCE_FLOOR = np.float32(5.0), np.float32(1e-4)  # as in app/models/layers.py

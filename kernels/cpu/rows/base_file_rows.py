@@ -4,10 +4,10 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.sorted_keys import interpolate, interpolate_again, row_of
+from springtide.kernels.njit import njit
 
 AHEAD = 32  # keys whose places are asked for before their turn; two looks each
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from springtide.kernels.cpu.intrinsics.simd import (
@@ -20,6 +20,7 @@ from springtide.kernels.cpu.intrinsics.simd import (
     zeros,
 )
 from springtide.kernels.cpu.intrinsics.specialize import named_specialization
+from springtide.kernels.njit import njit
 
 AHEAD = 24  # rows asked for before their turn
 

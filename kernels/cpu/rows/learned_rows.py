@@ -4,7 +4,6 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.intrinsics.simd import load, zeros
@@ -25,6 +24,7 @@ from springtide.kernels.cpu.rows.rows import (
     store_rounded,
 )
 from springtide.kernels.cpu.rows.update import key_hash_of, set_priority
+from springtide.kernels.njit import njit
 
 LEARNED_SEED = 0x5EED_0001  # added to a table's seed, so that the optimizer's step is rounded by other bits
 

@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numba.extending import register_jitable
 
 from springtide.kernels.cpu.intrinsics.simd import absolute, copysign_nonzero, load, sqrt, store, zero_where_at_most
+from springtide.kernels.njit import njit
 from springtide.kernels.row_optimizers import OPTIMIZERS, check_kernels
 from springtide.kernels.types import OptimizerStep, Store
 

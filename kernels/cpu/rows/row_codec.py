@@ -8,9 +8,9 @@ function has the bits of its plain form in embeddings/sharding/row_format.py.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.rows.rows import ELEMENT, MIX_1, MIX_2
+from springtide.kernels.njit import njit
 
 LARGEST, TINY = np.float32(127), np.float32(2.0**-126)
 ELEMENT_32, MIX_1_32, MIX_2_32 = np.uint32(ELEMENT), np.uint32(MIX_1), np.uint32(MIX_2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from springtide.kernels.cpu.hashing import GOLDEN, first_value_row, hash_key, mix64
@@ -20,6 +20,7 @@ from springtide.kernels.cpu.intrinsics.simd import (
     store_masked,
     zeros,
 )
+from springtide.kernels.njit import njit
 
 ELEMENT, MIX_1, MIX_2 = 0x9E37_79B9, 0x7FEB_352D, 0x846C_A68B  # the last two: lowbias32 (Wellons 2018)
 

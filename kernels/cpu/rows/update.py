@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.index.buckets import (
@@ -25,6 +24,7 @@ from springtide.kernels.cpu.intrinsics.simd import horizontal_sum, load, num_lan
 from springtide.kernels.cpu.intrinsics.specialize import named_specialization
 from springtide.kernels.cpu.rows.optimizers import CPU_KERNELS
 from springtide.kernels.cpu.rows.rows import DIRTY, FLAGS, LAST_SEEN, NEEDS_SPILL, SCALAR, bits_of, store_rounded
+from springtide.kernels.njit import njit
 from springtide.kernels.row_optimizers import OPTIMIZERS
 
 AHEAD = 16  # rows asked for before their turn

@@ -8,7 +8,6 @@ error, below 4e-7 of a unit, is kept away from the borders by MARGIN) the round 
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import (
     bits_of_float32,
@@ -19,6 +18,7 @@ from springtide.kernels.cpu.intrinsics.instructions import (
     write_uint64,
 )
 from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+from springtide.kernels.njit import njit
 
 # the most bytes of one number with its comma, and how far beyond the end a word may be written
 NUMBER_BYTES, SLACK_BYTES = 18, 16

@@ -8,9 +8,9 @@ its lists, its numbers as float64, ids of its lists.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+from springtide.kernels.njit import njit
 
 OWN_ID, OTHER_ID, LISTED_ID, NUMBER = 0, 1, 2, 3  # what a condition is about
 

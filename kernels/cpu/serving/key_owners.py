@@ -5,9 +5,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
+from springtide.kernels.njit import njit
 from springtide_client.array_types import Int64Array, UInt16Array
 
 S32 = np.uint64(32)

@@ -8,10 +8,10 @@ loop has to give it away.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import copy_bytes, read_uint16, read_uint64, write_uint64
 from springtide.kernels.cpu.serving.layer_search import address
+from springtide.kernels.njit import njit
 from springtide_client.rows.row_block import RowBlock
 
 # columns of a layer's line: number of rows, addresses of its key hashes and features

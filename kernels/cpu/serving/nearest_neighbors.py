@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+from springtide.kernels.njit import njit
 
 COSINE, DOT, EUCLIDEAN = 0, 1, 2
 

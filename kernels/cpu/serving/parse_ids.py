@@ -7,9 +7,9 @@ Anything else is for a real parser.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_texts
+from springtide.kernels.njit import njit
 
 NOT_PLAIN = -1  # something other than int64 numbers is in the list, or more of them than there is room for
 

@@ -5,9 +5,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.specialize import holding_gil
+from springtide.kernels.njit import njit
 
 MEAN, SUM, MAX = 0, 1, 2
 TINY = np.float32(1e-12)

@@ -4,7 +4,6 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import hash_key
 from springtide.kernels.cpu.intrinsics.instructions import (
@@ -17,6 +16,7 @@ from springtide.kernels.cpu.intrinsics.instructions import (
 )
 from springtide.kernels.cpu.intrinsics.specialize import holding_gil
 from springtide.kernels.cpu.sorted_keys import interpolate_again, row_of
+from springtide.kernels.njit import njit
 from springtide_client.rows.admission_counts import BLOCK_BYTES, COUNTERS_AT, NUM_COUNTERS
 from springtide_client.rows.search import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, row_hash, sample_slots
 from springtide.kernels.cpu.wide.score import score_samples
+from springtide.kernels.njit import njit
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID

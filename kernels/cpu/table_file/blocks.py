@@ -7,7 +7,6 @@ value; every 16th key is whole and is listed at the block's end. A key has ten b
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import (
     multiply_high,
@@ -16,6 +15,7 @@ from springtide.kernels.cpu.intrinsics.instructions import (
     read_uint32,
     read_uint64,
 )
+from springtide.kernels.njit import njit
 
 SHORTEST = 241  # shorter inputs have other formulas
 SECRET = np.frombuffer(

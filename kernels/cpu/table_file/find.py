@@ -8,7 +8,6 @@ tables come from the disk, a search reads one block of each key, which was asked
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import (
     prefetch_address,
@@ -27,6 +26,7 @@ from springtide.kernels.cpu.table_file.blocks import (
     hash_user_key,
     may_contain,
 )
+from springtide.kernels.njit import njit
 
 # the columns of a table: int64 each
 FILE, SEPARATORS, OFFSETS, NUM_BLOCKS, FILTER, FILTER_LINES, FILTER_PROBES, CHECKSUM_BASE, CHECKED = range(9)

@@ -6,8 +6,8 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from springtide.kernels.njit import njit
 from springtide_client.wide.parameters import WideParameters
 
 # Numba counts references to every array of a tuple at each call; what only writes into arrays needs none of that

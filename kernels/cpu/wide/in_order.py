@@ -9,7 +9,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch, WidePass, in_place, new_pass
 from springtide.kernels.cpu.wide.score import (
@@ -32,6 +31,7 @@ from springtide.kernels.cpu.wide.score import (
     standardize_counts,
     strengths_of,
 )
+from springtide.kernels.njit import njit
 from springtide_client.wide.parameters import WideParameters
 
 MIN_CURVATURE, MIN_ADDED = 1e-4, 1e-6

@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.hashing import GOLDEN, hash_key, mix64
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
+from springtide.kernels.njit import njit
 from springtide_client.array_types import Int64Array
 from springtide_client.features import Features
 from springtide_client.schema import Schema

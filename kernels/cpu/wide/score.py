@@ -8,10 +8,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from springtide.kernels.cpu.intrinsics.instructions import prefetch
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch, WidePass, in_place, new_pass
+from springtide.kernels.njit import njit
 from springtide_client.wide.parameters import WideParameters
 
 WEIGHT, INFORMATION, PLAIN_WEIGHT, PLAIN_SQUARES = 0, 1, 2, 3

@@ -5,8 +5,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from springtide.kernels.njit import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from springtide.kernels.njit import njit
 from springtide.stream.columns import RawRecords
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.decode.parsers.byte_ops import OPTIONS, byte_at, inlined, skip_space

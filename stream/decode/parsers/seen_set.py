@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from springtide.kernels.njit import njit
 from springtide.stream.decode.parsers.byte_ops import compiled, inlined
 from springtide_client.keys import hash_keys
 
