@@ -1,6 +1,7 @@
 """The keys that a batch looks up in its table, and where each one's gradient stands among those of a net's inputs."""
 
-# N samples, C categorical features, P lists, M elements of all lists, D dense features with bins, F features, K keys
+# N samples, C categorical features, P lists, M elements of all lists, F features, K keys, U unique ones,
+# B rows of gradients, D dense features with bins, or the dimension of rows
 from typing import Any
 
 import numpy as np
@@ -66,3 +67,14 @@ def gradient_rows(
                 k += 1
     rows_K[k:] = num_samples * width
     return rows_K, scales_K
+
+
+@njit(nogil=True, cache=True)
+def sum_gradients(grads_BD: Any, rows_K: Any, scales_K: Any, inverse_K: Any, num_unique: int) -> Any:
+    """Return the sums of the keys' gradients for each unique key, float32 (U, D), in the order of the batch."""
+    sums_UD = np.zeros((num_unique, grads_BD.shape[1]), np.float32)
+    for k in range(len(inverse_K)):
+        u, row, scale = inverse_K[k], rows_K[k], scales_K[k]
+        for d in range(grads_BD.shape[1]):
+            sums_UD[u, d] += scale * grads_BD[row, d]
+    return sums_UD

@@ -69,8 +69,11 @@ class NetUpdate:
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients together; not finite if one of them is not."""
-        norms = torch._foreach_norm(self._gradients())
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        gradients = self._gradients()
+        if not gradients:
+            return torch.zeros(())
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm
 
     def apply(self, weight: Tensor, norm: Tensor, skip: Tensor | bool) -> GradientReport:
         """1. Gather gradients. 2. Clip them. 3. Step. 4. Move the averages. Nothing is learned if `skip` is True.

@@ -41,7 +41,7 @@ from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.torch_api.autograd import embed_slices
-from springtide.kernels.cpu.batch_keys import gradient_rows
+from springtide.kernels.cpu.batch_keys import gradient_rows, sum_gradients
 from springtide.stream.columns import Batch
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
@@ -124,11 +124,11 @@ class Learner:
         self.objective = (LossObjective if self.wide_step is None else OffsetObjective)(self.model, self.loss)
         if isinstance(model, TwoTower):
             self.objective = TwoTowerObjective(model, self.global_batch)
-        # small batches of nets that we ship; of many ranks the rows' gradients travel, which autograd starts
+        # small batches of nets that we ship
         self.compiled: CompiledObjective | None = None
         poolings = [schema.pooling_of(name) for name in schema.multi_value]
         takes_greatest, self._is_mean_P = "max" in poolings, np.array([one == "mean" for one in poolings], np.bool_)
-        if self.device.transfer is None and self.sharded_table is None and not takes_greatest:
+        if self.device.transfer is None and not takes_greatest:
             program = CompiledNet.of(model)
             self.compiled = None if program is None else CompiledObjective(model, self.loss, program)
         self.learning_step = self._new_step()
@@ -281,7 +281,7 @@ class Learner:
     def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""
         batch = keys.batch
-        if self.compiled is not None and self.compiled.program.fits(len(batch)):
+        if self.compiled is not None and len(batch) and self.compiled.program.fits(len(batch)):
             return self._update_compiled(self.compiled, keys, lookup)
         columns, use_bfloat16 = keys.tensors(), self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
         offset_step = None if self.wide_step is None else self.wide_step.begin(keys, lookup)
@@ -311,11 +311,15 @@ class Learner:
 
     def _update_compiled(self, objective: CompiledObjective, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """The same without autograd: the net is a program, and the rows' gradients go to the table at the end."""
-        batch, table, offset_step, slices = keys.batch, self.table.rows, None, keys.slices
+        batch, sharded, offset_step, slices = keys.batch, self.sharded_table, None, keys.slices
         if self.wide_step is not None:
             slices, offset_step = slices[:-1], self.wide_step.begin(keys, lookup)  # the bins are its alone
         num, num_categorical = batch.features.categorical_NC.shape
-        rows, *pooled = (table.gather_slice(lookup, part)[0] for part in slices)
+        if sharded is None:
+            rows, *pooled = (self.table.rows.gather_slice(lookup, part)[0] for part in slices)
+        else:
+            with torch.no_grad():
+                rows, *pooled = (tensor.numpy() for tensor in sharded.embed_slices(lookup, slices))
         inputs = ModelInputs(
             rows.reshape(num, num_categorical, rows.shape[1]),
             np.stack(pooled, axis=1) if pooled else np.empty((num, 0, rows.shape[1]), np.float32),
@@ -333,7 +337,12 @@ class Learner:
         )
         outcome = self.learning_step(objective, columns, bfloat16=False)
         own = gradient_rows(num, num_categorical, keys.offsets_PN1, self._is_mean_P, len(keys.ids_K))
-        table.update(lookup, objective.grads_BD, *own)
+        if sharded is None:
+            self.table.rows.update(lookup, objective.grads_BD, *own)
+        else:
+            unique = lookup.unique
+            sums_UD = sum_gradients(objective.grads_BD, *own, unique.inverse_K, len(unique.ids_U))
+            sharded.update(lookup, torch.from_numpy(sums_UD))
         return outcome
 
     def _new_step(self) -> LearningStep | CudaGraphStep:
