@@ -145,11 +145,14 @@ class Adam(Optimizer):
         lr: LearningRate,
         weight_decay: float,
     ) -> None:
-        means, squares, steps_of_each, steps = self._moments_of(parameters)
         found_inf = None if skip is None else skip.to(torch.float32)
-        steps.add_(1)
-        if found_inf is not None:
-            steps.sub_(found_inf)  # the kernel updates nothing then
+        if found_inf is None:
+            means, squares, steps_of_each, steps = self._moments_of(parameters)
+            steps.add_(1)
+        else:  # a CUDA graph holds the state: its tensors stay the same
+            means, squares, steps_of_each = map(list, zip(*map(MOMENTS, map(self.state_of, parameters)), strict=True))
+            torch._foreach_add_(steps_of_each, 1)
+            torch._foreach_sub_(steps_of_each, [found_inf] * len(steps_of_each))  # the kernel updates nothing then
         fused = torch._fused_adamw_ if self.config.name == "adamw" else torch._fused_adam_
         fused(
             parameters,

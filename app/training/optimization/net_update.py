@@ -81,8 +81,7 @@ class NetUpdate:
         `weight` is the sum of the batch's weights, `norm` what `gradient_norm` returned; `skip` is a tensor on a
         device, which the host does not read.
         """
-        clipped: Tensor | bool = False
-        gathered = self.gathered
+        clipped, gathered = self._nothing_clipped(norm), self.gathered
         if not self.is_gathering:
             if self.on_device or not skip:
                 clipped = self._clip_and_step(weight, norm, skip if isinstance(skip, Tensor) else None)
@@ -127,8 +126,12 @@ class NetUpdate:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
+    def _nothing_clipped(self, norm: Tensor) -> Tensor | bool:
+        """False; on a device a tensor there, as all of a step's outcome is."""
+        return torch.zeros_like(norm, dtype=torch.bool) if self.on_device else False
+
     def _clip_and_step(self, weight: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor | bool:
-        clipped: Tensor | bool = False
+        clipped = self._nothing_clipped(norm)
         if self.config.clip_norm:
             clipped = clip_by_norm(self._gradients(), norm, weight * self.config.clip_norm)
         elif self.config.clip_value:

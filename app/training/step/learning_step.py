@@ -287,7 +287,7 @@ def start_report(
     if transfer is None:
         columns = [part.numpy() for part in outcome[:3]]
         return partial(report_of, [*columns, *outcome[3:]], num_before)
-    tensors = [part if isinstance(part, Tensor) else torch.tensor(part) for part in outcome]
+    tensors = [part for part in outcome if isinstance(part, Tensor)]  # of a device all are
     fetch = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in tensors]))
     shapes = [tuple(part.shape) for part in tensors]
 
