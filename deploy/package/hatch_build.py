@@ -1,7 +1,8 @@
-"""Puts compiled kernels into the wheel: a store for each level of this kind of CPU. An editable one gets none.
+"""Puts compiled kernels into the wheel that `python -m build` makes: a store for each level of this kind of CPU.
 
-SPRINGTIDE_KERNELS names the levels instead, such as "x86-64-v3"; "none" makes a wheel for any machine and Python, whose
-kernels compile at the user's. SPRINGTIDE_KERNEL_DIMS names the dimensions, such as "16".
+What pip builds, to install it or to link to it, gets none, as they take minutes: such a wheel is for any machine and
+Python, and its kernels compile where they are used. SPRINGTIDE_KERNELS says otherwise: levels such as
+"x86-64-v3,x86-64-v2", "all", or "none". SPRINGTIDE_KERNEL_DIMS names the dimensions of rows, such as "16 128".
 """
 
 import json
@@ -26,7 +27,7 @@ def levels_to_build() -> list[str]:
     """The levels that the environment names, or all of this machine; none where there are none."""
     if sys.platform != "linux":
         return []
-    wanted = os.environ.get("SPRINGTIDE_KERNELS", "all")
+    wanted = os.environ.get("SPRINGTIDE_KERNELS", "none" if "PIP_BUILD_TRACKER" in os.environ else "all")
     return {"all": list(LEVELS.get(platform.machine(), ())), "none": []}.get(wanted, wanted.split(","))
 
 
