@@ -60,8 +60,11 @@ def yield_to_others() -> None:
 def yield_to_learning() -> None:
     """Let this thread work in the gaps that the learning threads leave.
 
-    Linux keeps niceness per thread. A thread of even lower priority keeps it: raising it needs a privilege.
+    Only Linux keeps niceness per thread: elsewhere this does nothing. A thread of even lower priority keeps it: raising
+    it needs a privilege.
     """
+    if platform.system() != "Linux":
+        return
     thread = threading.get_native_id()
     if os.getpriority(os.PRIO_PROCESS, thread) < THREAD_NICENESS:
         os.setpriority(os.PRIO_PROCESS, thread, THREAD_NICENESS)

@@ -26,7 +26,7 @@ from springtide.app.version_log.config import LogConfig
 from springtide.app.version_log.disk_budget import BASE_SHARE, LEAST_ROWS_SHARE, DiskBudget, base_row_bytes
 from springtide.embeddings.collection import check_device_bytes
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.tiers.rocksdb.spill import unknown_format
+from springtide.embeddings.tiers.rocksdb.spill import has_rocksdb, unknown_format
 from springtide.kernels.backend import backend
 from springtide.kernels.kernel_store import NO_STORES, installed_store
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
@@ -201,7 +201,15 @@ def check_disk(config: Config) -> Iterator[Diagnosis]:
 
 
 def check_spill_format() -> Iterator[Diagnosis]:
-    """Look whether RocksDB writes table files whose format is read here."""
+    """Look for RocksDB, and whether it writes table files whose format is read here."""
+    if not has_rocksdb():
+        yield Diagnosis(
+            "note",
+            "spill: the disk tier is missing, as this Python has no rocksdb-py (its wheels are for Linux on x86-64 and "
+            "macOS on Apple silicon): memory is the last tier. A row that [table] device_bytes has no room for is "
+            "deleted, here and for every reader, and its id starts anew: give device_bytes room for all rows",
+        )
+        return
     with TemporaryDirectory() as folder:
         try:
             unknown = unknown_format(Path(folder) / "spill")

@@ -37,7 +37,8 @@ from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import Spill
-from springtide.embeddings.tiers.rocksdb.spill import PATIENCE_SECONDS, RocksSpill
+from springtide.embeddings.tiers.no_spill import NoSpill
+from springtide.embeddings.tiers.rocksdb.spill import PATIENCE_SECONDS, RocksSpill, has_rocksdb
 from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide_client.keys import CROSSES
@@ -186,14 +187,19 @@ def open_table(
     """Return an empty table, or one for each width of rows, over its lower tiers.
 
     These are host memory if `host_bytes` is set, the disk, the base. Each of several `ranks` has a spill of its own.
+    Without rocksdb-py there is no disk: rows that memory evicts are lost, as the next version says.
     """
     settings = replace(with_wide_columns(config), num_threads=max(config.table.num_threads, config.train.num_threads))
     ranks = ranks or Ranks()
     folder = ranks.spill_folder(disk_folder(config))
     # the other ranks wait in a collective: they must hear of a full spill before they take its rank for dead
     patience = min(PATIENCE_SECONDS, ranks.patience_seconds)
-    ops = backend(device)
+    ops, has_disk = backend(device), has_rocksdb()
     host = ops if ops.device == "cpu" else backend("cpu")
+    if not has_disk:
+        if settings.host_bytes:
+            raise UserError("[table] host_bytes needs the disk below it, and so rocksdb-py, which this Python lacks")
+        logger.warning("rocksdb-py is missing: memory is the last tier, and rows that it evicts are lost")
 
     def make(name: str, own: TableConfig, admission: AdmissionControl | None) -> EmbeddingTable:
         own = with_adagrad_eps(own)
@@ -201,7 +207,11 @@ def open_table(
         is_plain = name in settings.tables and settings.tables[name].is_plain
         layout, subfolder = own.layout, (name or "main") if settings.tables else ""
         widths = {"dim": layout.dim, "state_width": layout.state_width}
-        spill: Spill = RocksSpill.of_epoch(folder, epoch, **widths, table=subfolder, patience_seconds=patience)
+        spill: Spill
+        if has_disk:
+            spill = RocksSpill.of_epoch(folder, epoch, **widths, table=subfolder, patience_seconds=patience)
+        else:
+            spill = NoSpill(**widths, over_base=True)
         try:
             if own.host_bytes:
                 num_rows = HostTier.rows_of_bytes(own.host_bytes, layout, host)

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -26,6 +27,7 @@ from springtide.app.errors import UserError
 from springtide.app.training.ranks.barrier import START_SECONDS, StoreBarrier, Watchdog, wait_for_all
 from springtide.app.training.ranks.errors import FinalError, RankLostError, pickle_error, unpickle_error
 from springtide.app.training.ranks.launch import LOCAL_RANK_VARIABLE
+from springtide.app.version_log.trainer_status import boot_id
 from springtide.app.version_log.write.ranks import LogRanks
 from springtide.embeddings.rows import TableDelta
 from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
@@ -34,7 +36,6 @@ from springtide.stream.positions import PartitionShare
 
 T = TypeVar("T")
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": the store is torchrun's, and outlives a try
 # GPUs exchange rows and gradients by NCCL; decisions travel by gloo, so that they do not wait for the device
@@ -66,13 +67,17 @@ def launch_name() -> str:
     A run's name is "none" unless torchrun was given one, and in containers its process id is often the same.
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID")
-    return "" if run is None else f"{run}/{BOOT_ID.read_text().strip()}/{os.getppid()}/{start_ticks(os.getppid())}"
+    return "" if run is None else f"{run}/{boot_id()}/{os.getppid()}/{start_time(os.getppid())}"
 
 
-def start_ticks(pid: int) -> int:
-    """Return when a process started, in the kernel's ticks since the machine did."""
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    return int(after_name.split()[19])
+def start_time(pid: int) -> str:
+    """Return when a process started: in the kernel's ticks since the machine did, or by ps where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        command = ["ps", "-o", "lstart=", "-p", str(pid)]
+        words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return "-".join(words)
 
 
 class Ranks:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from springtide_client.format.records import Head, ShardEntry, VersionMeta, enco
 from springtide_client.format.tensor_writer import start_writeback
 from springtide_client.format.tensors import Arrays
 from springtide_client.log.listing import segment_name, shard_segment_name
-from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder
+from springtide_client.system.files import NO_SPACE_ERRNOS, fsync_folder, sync_descriptor
 
 PAGE_CACHE_BYTES = 64 << 20  # of the newest records, kept for followers; older pages are reused for new records
 MIN_WRITEBACK_BYTES = 1 << 20  # a smaller request to the disk costs more than it saves
@@ -103,7 +104,8 @@ class OpenSegment:
         until = min(self.dropped + num_bytes, self.synced)
         if until <= self.dropped:
             return 0
-        os.posix_fadvise(self.descriptor, 0, until, os.POSIX_FADV_DONTNEED)
+        if sys.platform == "linux" and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.descriptor, 0, until, os.POSIX_FADV_DONTNEED)
         num_bytes, self.dropped = until - self.dropped, until
         return num_bytes
 
@@ -166,7 +168,7 @@ class SegmentWriter:
                 return
             descriptor, size = os.dup(file.descriptor), file.size
         try:
-            os.fsync(descriptor)
+            sync_descriptor(descriptor)
         except OSError as error:
             raise LogError(f"fsync of the log failed: {error.strerror}") from None
         finally:

@@ -8,11 +8,27 @@ import mmap
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 
 KEY_BYTES = 10
 LINE = 64
+
+
+def send_message(connection: socket.socket, message: Sequence[Any]) -> None:
+    """Send one line of JSON: macOS has no sockets of whole messages that also say when the other end has gone."""
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive_message(connection: socket.socket) -> list[Any] | None:
+    """Receive one line, the only one on its way; None if the other end is closed. TimeoutError between two pieces."""
+    line = connection.recv(1 << 16)
+    while line and not line.endswith(b"\n"):
+        piece = connection.recv(1 << 16)
+        line = line + piece if piece else b""
+    message: list[Any] | None = json.loads(line) if line else None
+    return message
 
 
 class CorruptSpillBlockError(Exception):

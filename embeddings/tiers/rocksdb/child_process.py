@@ -1,11 +1,11 @@
 """The spill's process as its parent sees it: starts it, passes rows in shared memory, notices when it has died."""
 
-import json
 import mmap
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 
 from springtide.embeddings.errors import SpillError
-from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES, ChannelLayout, ProcessSettings
+from springtide.embeddings.tiers.rocksdb.channel import (
+    KEY_BYTES,
+    ChannelLayout,
+    ProcessSettings,
+    receive_message,
+    send_message,
+)
 from springtide_client.array_types import UInt8Array
 
 NUM_FIND_CHANNELS = 4
@@ -52,7 +58,7 @@ class Channel:
     def send(self, *request: Any) -> None:
         """Send a request whose response a `call` without a request fetches. ProcessLostError."""
         try:
-            self._connection.send(json.dumps(request).encode())
+            send_message(self._connection, request)
         except OSError:
             self.process.lost = True
             raise ProcessLostError("its process was killed or has died") from None
@@ -65,19 +71,18 @@ class Channel:
         """
         try:
             if request:
-                self._connection.send(json.dumps(request).encode())
+                send_message(self._connection, request)
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))
-            response = self._connection.recv(1 << 16)
+            response = receive_message(self._connection)
         except TimeoutError:
             self.process.kill()
             raise ProcessLostError("its process did not respond in time") from None
         except OSError:
-            response = b""
-        if not response:
+            response = None
+        if response is None:
             self.process.lost = True
             raise ProcessLostError("its process was killed or has died")
-        values: list[Any]
-        name, *values = json.loads(response)
+        name, *values = response
         if name == "failed":
             raise RequestFailedError(*values)
         return values
@@ -96,6 +101,18 @@ class Channel:
         self._connection.close()
 
 
+def nameless_file() -> int:
+    """Return the descriptor of an empty file in memory, or on a disk where the system has none in memory.
+
+    It has no name that could be left behind.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor: int = os.memfd_create("springtide-spill")
+        return descriptor
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 class SpillProcess:
     """One process with memory and sockets of its own, so that a late response of a killed process is never read."""
 
@@ -112,12 +129,12 @@ class SpillProcess:
         num_keys = max(MIN_CHANNEL_KEYS, min(MAX_CHANNEL_KEYS, CHANNEL_BYTES // record_bytes))
         layout = ChannelLayout(num_keys, record_bytes)
         num_channels = 1 + NUM_FIND_CHANNELS
-        memory = os.memfd_create("springtide-spill", os.MFD_CLOEXEC)  # has no name that could be left behind
+        memory = nameless_file()
         pairs = []
         try:
             os.ftruncate(memory, layout.num_bytes * num_channels)
             mapped = np.frombuffer(mmap.mmap(memory, layout.num_bytes * num_channels), np.uint8)
-            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_channels)]
+            pairs = [socket.socketpair() for _ in range(num_channels)]
             theirs = [their.fileno() for _, their in pairs]
             settings = ProcessSettings(str(folder), os.getpid(), memory, theirs, num_keys, record_bytes)
             self.popen = subprocess.Popen(

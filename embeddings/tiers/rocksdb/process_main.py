@@ -23,6 +23,8 @@ from springtide.embeddings.tiers.rocksdb.channel import (
     CorruptSpillBlockError,
     ProcessSettings,
     ServerChannel,
+    receive_message,
+    send_message,
 )
 from springtide_client.system.parent_death import die_with_parent
 
@@ -127,7 +129,10 @@ class Databases:
         probe = self.path(number) / "probe"
         try:
             with probe.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
+                else:
+                    file.write(bytes(PROBE_BYTES))
         finally:
             probe.unlink(missing_ok=True)
 
@@ -176,10 +181,10 @@ class SpillServer:
         return [self._channels[descriptor] for descriptor, _ in self._poll.poll(timeout)]
 
     def _execute(self, channel: ServerChannel) -> None:
-        request = channel.connection.recv(1 << 16)
-        if not request:
+        request = receive_message(channel.connection)
+        if request is None:
             raise SystemExit(0)  # the parent has closed its end, or has died
-        name, *arguments = json.loads(request)
+        name, *arguments = request
         try:
             response: list[Any] = ["done", *getattr(self, name)(channel, *arguments)]
         except (KeyboardInterrupt, SystemExit):
@@ -188,7 +193,7 @@ class SpillServer:
             is_corrupt = isinstance(error, CorruptSpillBlockError) or "Corruption" in str(error)
             is_final = is_corrupt or not isinstance(error, Exception)
             response = ["failed", is_final, (str(error) or type(error).__name__)[:MAX_REASON]]
-        channel.connection.send(json.dumps(response).encode())
+        send_message(channel.connection, response)
 
     # the requests, by name
 
@@ -265,10 +270,9 @@ def _serve(settings: ProcessSettings) -> None:
     try:
         import rocksdbpy
     except ImportError as error:
-        failed = ["failed", True, f"this Python has no RocksDB ({error})"]
-        channels[0].connection.send(json.dumps(failed).encode())
+        send_message(channels[0].connection, ["failed", True, f"this Python has no RocksDB ({error})"])
         return
-    channels[0].connection.send(json.dumps(["done"]).encode())
+    send_message(channels[0].connection, ["done"])
     SpillServer(Databases(Path(settings.folder), settings.record_bytes, rocksdbpy), channels).run()
 
 

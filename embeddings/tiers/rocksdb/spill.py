@@ -35,6 +35,11 @@ FIND_COUNTS = "spill_lookups", "spill_queue_hits", "spill_filter_negatives", "sp
 WORKER_COUNTS = "spill_written", "spill_purged", "spill_starts", "spill_failures", "spill_unknown_formats"
 
 
+def has_rocksdb() -> bool:
+    """Return True if rocksdb-py is installed, which has no wheels for some platforms."""
+    return importlib.util.find_spec("rocksdbpy") is not None
+
+
 class RocksSpill:
     """Rows and tombstones in a folder of one owner, with databases for each generation.
 
@@ -54,7 +59,7 @@ class RocksSpill:
         queue_bytes: int = QUEUE_BYTES,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        if importlib.util.find_spec("rocksdbpy") is None:
+        if not has_rocksdb():
             raise SpillError(
                 "the spill needs RocksDB, which this Python lacks: install rocksdb-py, or configure no spill"
             )

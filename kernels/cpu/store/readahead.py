@@ -78,6 +78,8 @@ class Readahead:
 @lru_cache(maxsize=1)
 def _process_madvise(pid: int) -> Any:
     """Return `call(address of iovecs, their number)` for this process, or None where the kernel has no such call."""
+    if not hasattr(os, "pidfd_open"):
+        return None
     try:
         syscall = ctypes.CDLL(None, use_errno=True).syscall
         pid_fd = os.pidfd_open(pid)

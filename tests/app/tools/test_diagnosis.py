@@ -21,7 +21,7 @@ from springtide.app.tools.diagnosis import (
     check_parts,
     check_spill_format,
 )
-from springtide.embeddings.tiers.rocksdb import table_files
+from springtide.embeddings.tiers.rocksdb import spill, table_files
 from tests.support.config import Section, write_config
 from tests.support.ports import free_port
 
@@ -170,3 +170,12 @@ def test_a_spill_whose_format_only_rocksdb_reads_is_noted(monkeypatch: pytest.Mo
     (noted,) = check_spill_format()
     assert noted.state == "note"
     assert "unknown here (another version of the table format); rows on disk are read through RocksDB" in noted.text
+
+
+def test_a_missing_disk_tier_is_named_with_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = spill.importlib.util.find_spec
+    monkeypatch.setattr(spill.importlib.util, "find_spec", lambda name: None if name == "rocksdbpy" else found(name))
+    (noted,) = check_spill_format()
+    assert noted.state == "note"
+    assert noted.text.startswith("spill: the disk tier is missing, as this Python has no rocksdb-py")
+    assert "memory is the last tier. A row that [table] device_bytes has no room for is deleted" in noted.text

@@ -1,5 +1,6 @@
 """A file is replaced whole or not at all, and a failed attempt leaves nothing beside it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from springtide_client.system.files import draft_name, draft_of, file_lock, make_durable_folder, write_atomically
+from springtide_client.system import files
+from springtide_client.system.files import (
+    draft_name,
+    draft_of,
+    file_lock,
+    make_durable_folder,
+    write_atomically,
+    write_synced,
+)
 
 HOLDER = """
 import sys, time
@@ -77,3 +86,22 @@ def test_a_held_lock_is_waited_for_until_its_holder_is_killed(tmp_path: Path) ->
 
         with file_lock(path, kill) as is_held:
             assert is_held
+
+
+def test_a_disk_that_would_keep_bytes_in_its_cache_is_told_to_write_them(tmp_path: Path, monkeypatch) -> None:
+    asked: list[object] = []
+    answers = [0, errno.ENOTSUP, errno.EIO]
+
+    def control(descriptor: int, command: int) -> None:
+        asked.append(command)
+        if refused := answers.pop(0):
+            raise OSError(refused, "refused")
+
+    monkeypatch.setattr(files, "FULL_SYNC", 51)  # F_FULLFSYNC of macOS
+    monkeypatch.setattr(files.fcntl, "fcntl", control)
+    monkeypatch.setattr(files.os, "fsync", lambda descriptor: asked.append("fsync"))
+    for _ in range(2):
+        write_synced(tmp_path / "file", b"bytes")
+    assert asked == [51, 51, "fsync"]
+    with pytest.raises(OSError, match="refused"):
+        write_synced(tmp_path / "file", b"bytes")

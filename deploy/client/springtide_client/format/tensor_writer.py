@@ -12,6 +12,7 @@ import numpy as np
 
 from springtide_client.format.checksums import combine_crc32
 from springtide_client.format.tensors import Array, TensorShape, array_bytes, tensor_layout
+from springtide_client.system.files import sync_descriptor
 
 SYNC_FILE_RANGE_WRITE = 2
 MIN_PARALLEL_BYTES = 1 << 20  # smaller blocks are not worth a second thread
@@ -115,7 +116,7 @@ class TensorWriter:
         if self._pool is not None:
             self._pool.shutdown()
         try:
-            os.fsync(self._file.fileno())
+            sync_descriptor(self._file.fileno())
         finally:
             self._file.close()
 

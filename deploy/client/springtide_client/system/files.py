@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, survive a power loss where the caller asks for that, and locks on them."""
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,22 @@ from filelock import FileLock, Timeout
 
 # the disk may have room again later, and nothing was written
 NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+# macOS's fsync leaves the bytes in the disk's own cache, which a power loss empties
+FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+NO_FULL_SYNC_ERRNOS = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)  # of file systems without it, as on a network
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Return once the bytes of an open file, or the names of a folder, are on the disk; OSError if they are not."""
+    if FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(descriptor, FULL_SYNC)
+            return
+        except OSError as error:
+            if error.errno not in NO_FULL_SYNC_ERRNOS:
+                raise
+    os.fsync(descriptor)
 
 
 @contextmanager
@@ -50,7 +67,7 @@ def write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        sync_descriptor(file.fileno())
 
 
 def sync_file(path: Path) -> None:
@@ -60,7 +77,7 @@ def sync_file(path: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        os.fsync(descriptor)
+        sync_descriptor(descriptor)
     finally:
         os.close(descriptor)
 
@@ -77,7 +94,7 @@ def fsync_folder(path: Path) -> None:
     """Return once the names in the folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_descriptor(descriptor)
     finally:
         os.close(descriptor)
 

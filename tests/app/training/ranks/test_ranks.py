@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 from springtide.app.errors import UserError
 from springtide.app.training.ranks.barrier import StoreBarrier
 from springtide.app.training.ranks.errors import FINAL_CODE, FinalError, RankLostError, exit_code
-from springtide.app.training.ranks.ranks import Ranks, launch_name, number_of_try, start_ticks
+from springtide.app.training.ranks.ranks import Ranks, launch_name, number_of_try, start_time
 from springtide_client.errors import EncodeError, LogError
 from tests.support.thread_ranks import on_ranks
 
@@ -131,9 +131,9 @@ def test_launches_have_names_of_their_own_also_if_run_and_process_id_repeat(monk
     name = launch_name()
     assert name == launch_name()
     assert name.startswith("none/")
-    assert name.endswith(f"/{os.getppid()}/{start_ticks(os.getppid())}")
+    assert name.endswith(f"/{os.getppid()}/{start_time(os.getppid())}")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert start_ticks(child.pid) >= start_ticks(os.getpid())
+        assert start_time(child.pid) >= start_time(os.getpid())
         child.communicate(b"\n")
 
 
