@@ -215,10 +215,11 @@ class Trainer:
         """
         learner = self.state.learner
         batch = Batch.empty(self.config.schema) if batch is None else batch
-        if learner.needs_checkpoint(batch) and not self.publish():
+        counts = learner.count_keys(batch)
+        if counts.need_checkpoint and not self.publish():
             self.signals.wait(POLL_SECONDS)
             return False
-        return learner.has_room(batch, POLL_SECONDS)
+        return learner.has_room(counts, POLL_SECONDS)
 
     def execute_commands(self) -> None:
         """Execute all that wait. Call it right after a checkpoint: the rows that they evict find room."""

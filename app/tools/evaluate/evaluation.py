@@ -90,7 +90,7 @@ class Evaluation:
 
     def _learn(self, batch: Batch) -> None:
         state = self.state
-        if self._num_since_version >= VERSION_SAMPLES or state.learner.needs_checkpoint(batch):
+        if self._num_since_version >= VERSION_SAMPLES or state.learner.count_keys(batch).need_checkpoint:
             self._take_version()
         if batch.dead_letters and not self._first_dead_letter:
             letter = batch.dead_letters[0]

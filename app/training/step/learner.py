@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,18 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 # below this many samples a cast saves little, and ids seen a few times need every bit
 BFLOAT16_SAMPLES = 64
+
+
+class KeyCounts(NamedTuple):
+    """Of each table, how many keys all ranks look up for a batch at most, and how many they may before a version."""
+
+    num_keys_T: tuple[int, ...]
+    max_keys_T: tuple[int, ...]
+
+    @property
+    def need_checkpoint(self) -> bool:
+        """True if the evictions of this batch could overflow the buffer of rows that await the next version."""
+        return any(num > most for num, most in zip(self.num_keys_T, self.max_keys_T, strict=True))
 
 
 class Learner:
@@ -116,8 +128,6 @@ class Learner:
         self._tables = [(one, self._max_keys) for one in table.model_tables.values()]
         if self.wide_step is not None and self.wide_step.crosses is not None:
             self._tables.append((self.wide_step.crosses, self.wide_step.max_crosses))
-        self._counted: Batch | None = None  # the batch of `_counts`
-        self._counts: list[tuple[int, int]] = []
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
         self.rows = table.rows if self.sharded_table is None else self.sharded_table
         self.loss = Loss(losses, self.model)
@@ -143,29 +153,16 @@ class Learner:
         self._next: BatchKeys | None = None  # of the next batch, if it is known
         model.train()
 
-    def needs_checkpoint(self, batch: Batch) -> bool:
-        """Return True if the evictions of this batch could overflow the buffer of rows that await the next version."""
-        return any(num_keys > most for num_keys, most in self._count_keys(batch))
-
-    def has_room(self, batch: Batch, wait_seconds: float = 0.0) -> bool:
-        """Return True, perhaps after a wait, if the spill can take all rows that this batch may evict.
-
-        RuntimeError unless `needs_checkpoint` was asked about it just before: all ranks counted its keys together then.
-        """
-        if self._counted is not batch:
-            raise RuntimeError("ask needs_checkpoint about this batch first: it counts the keys of all ranks")
-        asked = zip(self._tables, self._counts, strict=True)
-        return self.exchange.all_true(all(table.has_room(num, wait_seconds) for (table, _), (num, _) in asked))
-
-    def _count_keys(self, batch: Batch) -> list[tuple[int, int]]:
-        """Return of each table how many keys all ranks look up in it at most, and how many they may before the next
-        version.
-        """
+    def count_keys(self, batch: Batch) -> KeyCounts:
+        """Count the keys that a batch looks up. All ranks together, each with its own batch."""
         own = [number for table, max_keys in self._tables for number in (max_keys(batch), table.max_keys())]
         columns = list(zip(*self.exchange.all_gather_numbers(own), strict=True))
-        self._counts = list(zip(map(sum, columns[::2]), map(min, columns[1::2]), strict=True))
-        self._counted = batch
-        return self._counts
+        return KeyCounts(tuple(map(sum, columns[::2])), tuple(map(min, columns[1::2])))
+
+    def has_room(self, counts: KeyCounts, wait_seconds: float = 0.0) -> bool:
+        """Return True, perhaps after a wait, if the spill can take all rows that a batch of these keys may evict."""
+        asked = zip(self._tables, counts.num_keys_T, strict=True)
+        return self.exchange.all_true(all(table.has_room(num, wait_seconds) for (table, _), num in asked))
 
     def _max_keys(self, batch: Batch) -> int:
         """Return how many rows a batch of this rank looks up at most: its unique keys, if they are known already."""

@@ -107,7 +107,7 @@ def test_the_demo_model_gets_three_quarters_of_the_way_to_the_best_auc_in_60_000
         chunk = simulator.take_chunk()
         records = [msgspec.json.decode(message) for message in chunk.to_json()]
         batch = batch_of(encode_instances(config.schema, records), chunk.click_N, chunk.ts_N)
-        if learner.needs_checkpoint(batch):
+        if learner.count_keys(batch).need_checkpoint:
             table.take_delta()
         logits.append(learner.step(batch).logits_NL[:, 0])
         clicks.append(chunk.click_N)

@@ -87,7 +87,7 @@ class ReferenceRun:
             if self.num_samples >= num_samples:
                 break
             batch = self._next_batch(num_samples - self.num_samples)
-            if num_batches % BATCHES_PER_VERSION == 0 or self.state.learner.needs_checkpoint(batch):
+            if num_batches % BATCHES_PER_VERSION == 0 or self.state.learner.count_keys(batch).need_checkpoint:
                 self._append_version()
             self.state.learn(batch, limit_ms=NOW_MS)
             num_batches += 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from springtide.app.training.rollback import ModelHeldError
+from springtide.app.training.step.learner import KeyCounts
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.queue import command_status, submit_command
 from springtide.app.version_log.trainer_status import PartitionStatus
@@ -143,13 +144,13 @@ def test_a_stop_that_ends_the_wait_for_a_checkpoint_leaves_the_batch_to_the_next
 
     def run(trainer: Trainer):
         learner, publish, waits = trainer.state.learner, trainer.publish, []
-        count = learner.needs_checkpoint
+        count = learner.count_keys
 
-        def needs_checkpoint(batch) -> bool:
-            count(batch)
+        def count_keys(batch) -> KeyCounts:
+            counts = count(batch)
             is_first = not waits and trainer.state.samples_trained >= 100
             waits.extend([True] * is_first)
-            return is_first
+            return counts._replace(max_keys_T=tuple(num - is_first for num in counts.num_keys_T))
 
         def refuse() -> bool:
             if not waits:
@@ -158,7 +159,7 @@ def test_a_stop_that_ends_the_wait_for_a_checkpoint_leaves_the_batch_to_the_next
                 trainer.stop()
             return False
 
-        learner.needs_checkpoint, trainer.publish = needs_checkpoint, refuse
+        learner.count_keys, trainer.publish = count_keys, refuse
         return trainer.run()
 
     stopped, _ = on_trainers(env, 2, run)

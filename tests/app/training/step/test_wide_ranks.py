@@ -48,7 +48,7 @@ def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
     def work(exchange: Exchange) -> Any:
         learner = make_wide_learner(exchange, crosses)
         batches = [part[exchange.rank] for part in parts]
-        assert not learner.needs_checkpoint(batches[0])
+        assert not learner.count_keys(batches[0]).need_checkpoint
         reports = [
             learner.step(batch, following) for batch, following in zip(batches, [*batches[1:], None], strict=True)
         ]
