@@ -1,7 +1,7 @@
 """Gathers columns into batches, and knows exactly which positions a batch moves. Knows no model.
 
-The source decides which partition's rows come next: column_queue.py. Few samples are a batch while little was learned,
-more as the learner gains experience (`BatchSize`).
+The source decides which partition's rows come next: column_queue.py. What is there is a batch, up to a full one; a full
+one is small while little was learned, and grows as the learner gains experience (`BatchSize`).
 """
 
 # N rows of one Columns
@@ -20,6 +20,10 @@ from springtide_client.features import Features
 # before is little to miss, and from the first sample to batches of 4096 it takes 1,152 steps, some seconds. (A learner
 # that walks through a batch sample by sample misses less, and may have larger ones.)
 GROWTH = 128
+
+# while a full batch is on its way, less than that is not worth a step: many small ones would keep the reading thread
+# from the processor, and the stream would stay behind
+BEHIND_WAIT_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,6 @@ class BatchSize:
         power_of_two = 1 << share.bit_length() >> 1
         return min(self.batch_size, max(self.min_batch_size, power_of_two))
 
-    @property
-    def eager(self) -> int:
-        """The samples that are worth a step of their own once the stream is caught up."""
-        return min(self.min_batch_size, self.batch_size) or self.batch_size
-
 
 @dataclass
 class PendingColumns:
@@ -73,11 +72,11 @@ class PendingColumns:
 class Batcher:
     """Gathers columns until a batch is full or its oldest sample has waited `max_wait_seconds`.
 
-    With `min_batch_size`, full batches grow from that size (`BatchSize`), and a batch of it is due at once, unless
-    `max_wait_seconds` is infinite or `is_behind` is set: many small steps would then keep the reading thread from the
-    processor, and the stream would stay behind. Rows leave in the order of their arrival, so with an infinite wait the
-    batches of a stream do not depend on how it was split into columns, nor on where reading began. Columns without rows
-    (dead letters, offset gaps) leave as soon as no row precedes them.
+    Without a wait a batch is what is there: small while nothing waits, up to a full one as more does. While `is_behind`
+    is set it waits for a full one all the same, `BEHIND_WAIT_SECONDS` or longer. Full batches grow from
+    `min_batch_size` (`BatchSize`). Rows leave in the order of their arrival, so with an infinite wait the batches of a
+    stream do not depend on how it was split into columns, nor on where reading began. Columns without rows (dead
+    letters, offset gaps) leave as soon as no row precedes them.
     """
 
     def __init__(
@@ -115,10 +114,9 @@ class Batcher:
         return self.size.after(self.num_learned)
 
     @property
-    def _due_rows(self) -> int:
-        """How many rows are due at once."""
-        must_be_full = self.is_behind or self.max_wait_seconds == float("inf")
-        return self.full_rows if must_be_full else min(self.size.eager, self.full_rows)
+    def _wait_seconds(self) -> float:
+        """How long a batch that is not full waits for more."""
+        return max(self.max_wait_seconds, BEHIND_WAIT_SECONDS) if self.is_behind else self.max_wait_seconds
 
     def add(self, columns: Columns) -> None:
         """Queue decoded rows."""
@@ -129,13 +127,10 @@ class Batcher:
         """The next batch, or None while it is still worth waiting."""
         if not self._pending:
             return None
-        if self.num_rows >= self._due_rows:
+        first = self._pending[0]
+        if self.num_rows >= self.full_rows or self._clock() - first.arrived_at >= self._wait_seconds:
             return self._build(min(self.num_rows, self.full_rows))
-        if self._pending[0].num_rows == 0:
-            return self._build(0)
-        if self._clock() - self._pending[0].arrived_at >= self.max_wait_seconds:
-            return self._build(min(self.num_rows, self.full_rows))
-        return None
+        return self._build(0) if first.num_rows == 0 else None
 
     def flush(self) -> Batch | None:
         """A batch of what is pending, however little; None once nothing is."""
@@ -145,9 +140,9 @@ class Batcher:
         """How long take() will keep returning None if nothing is added; None = for ever."""
         if not self._pending:
             return None
-        if self.num_rows >= self._due_rows or self._pending[0].num_rows == 0:
+        if self.num_rows >= self.full_rows or self._pending[0].num_rows == 0:
             return 0.0
-        due = self._pending[0].arrived_at + self.max_wait_seconds
+        due = self._pending[0].arrived_at + self._wait_seconds
         return None if due == float("inf") else max(due - self._clock(), 0.0)
 
     def _build(self, num_rows: int) -> Batch:

@@ -1,6 +1,6 @@
 """From the stream to batches: a source and a batcher, from given positions on. Knows no table and no log."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -47,17 +47,16 @@ class BatchStream:
         )
         self.batcher = Batcher(
             config.train.batch_size,
-            config.train.max_wait_seconds,
+            float("inf") if until_end else config.train.max_wait_seconds,  # fresh for nobody, and alike on every run
             min_batch_size=config.train.min_batch_size,
             growth=config.train.batch_growth,
             num_learned=samples_trained // share.num_ranks,  # all ranks together learn a batch of each
         )
         # batches of many ranks must not depend on time, and each rank has a full one or nothing left
-        self.is_fixed = until_end and config.train.max_wait_seconds == float("inf") and share.num_ranks > 1
+        self.is_fixed = until_end and share.num_ranks > 1
         self._earlier_ends: dict[Partition, int] = {}  # end offsets that an earlier stream knew
         self.ready: Batch | None = None  # prepared, and not taken yet
         self._peeked: Batch | None = None  # the full one after it
-        self._is_stream_slow = False  # True if batches become due before they are full
 
     def start(self, after: "BatchStream | None" = None) -> None:
         """Begin to read. A stream that continues an earlier one stops at the same end."""
@@ -91,10 +90,20 @@ class BatchStream:
         return self.source.finished and self.batcher.is_empty and self._peeked is None and self.ready is None
 
     @property
-    def is_behind(self) -> bool:
-        """True if `batch_size` samples wait, here or in the broker."""
+    def num_waiting(self) -> int:
+        """Samples that wait, here or in the broker."""
         taken = sum(len(batch) for batch in (self.ready, self._peeked) if batch is not None)
-        return taken + self.batcher.num_rows + self.source.num_waiting >= self.batch_size
+        return taken + self.batcher.num_rows + self.source.num_waiting
+
+    @property
+    def is_behind(self) -> bool:
+        """True if `batch_size` samples wait: a full batch is on its way, and versions would be old anyway."""
+        return self.num_waiting >= self.batch_size
+
+    @property
+    def is_near_end(self) -> bool:
+        """True if less waits than a full batch has at present."""
+        return self.num_waiting < self.batcher.full_rows
 
     def poll(self, max_seconds: float) -> None:
         """Take what the stream has, unless a full batch waits already. Waits at most this long, or until one is due."""
@@ -110,27 +119,22 @@ class BatchStream:
         for columns in self.source.poll(max(0.0, seconds)):
             batcher.add(columns)
 
-    def take(self, *, allow_partial: bool = False) -> Batch | None:
-        """Return a batch that is due; at the end of the stream, what is left.
-
-        `allow_partial`: a version is due, and would miss samples that wait for a full batch. Those are returned only if
-        the stream is slow; where batches fill by themselves, a partial one would cost more than it gains.
-        """
+    def take(self) -> Batch | None:
+        """Return a batch that is due; at the end of the stream, what is left."""
+        is_behind = self.is_behind
         batch, self._peeked = self._peeked, None
-        full_rows = self.batcher.full_rows if batch is None else len(batch)
         if batch is None:
-            self.batcher.is_behind = self.is_behind
-            batch = self.batcher.take() if not self.is_fixed or self.batcher.num_rows >= full_rows else None
-        if batch is None and ((allow_partial and self._is_stream_slow) or (self.until_end and self.source.finished)):
+            self.batcher.is_behind = is_behind
+            is_full = self.batcher.num_rows >= self.batcher.full_rows
+            batch = self.batcher.take() if is_full or not self.is_fixed else None
+        if batch is None and self.until_end and self.source.finished:
             batch = self.batcher.flush()
-        if batch is not None and len(batch) and self.batcher.max_wait_seconds < float("inf"):
-            self._is_stream_slow = len(batch) < full_rows
         return batch
 
-    def prepare(self, *, allow_partial: Callable[[], bool]) -> None:
+    def prepare(self) -> None:
         """Prepare the batch that is due, as `take` would return it; it stays the same until it is taken."""
         if self.ready is None and not (self.batcher.is_empty and self._peeked is None):
-            self.ready = self.take(allow_partial=self._is_stream_slow and allow_partial())
+            self.ready = self.take()
 
     def prepare_rest(self) -> Batch | None:
         """Return the prepared batch. Other ranks learn now, so what waits here for more need not wait any longer."""

@@ -55,6 +55,7 @@ class CommandExecutor:
         self._roll_back = roll_back
         self._claimed: deque[Command] = deque()  # not executed yet
         self._unpublished: list[str] = []  # ids of executed commands that the next version records
+        self._acknowledged = 0  # up to this version
 
     @property
     def has_pending(self) -> bool:
@@ -115,7 +116,8 @@ class CommandExecutor:
 
     def acknowledge(self, durable: int) -> None:
         """Unlink the files of commands that versions up to this one record."""
-        if self._queue is not None:
+        if self._queue is not None and durable != self._acknowledged:  # every version asks, and a folder is read
+            self._acknowledged = durable
             self._queue.acknowledge(durable)
 
     def _record(self, command: Command, result: Result, positions: Mapping[str, StreamPosition] | None = None) -> None:

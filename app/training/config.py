@@ -94,9 +94,8 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="The fewest samples of a full batch. Batches grow from here to `batch_size` with experience: "
-            "see `batch_growth`. Once the stream is caught up, so many are learned as soon as no step runs, unless "
-            "`max_wait_seconds` is infinite. 0: every batch is `batch_size`.",
+            description="The fewest samples of a full batch. Full batches grow from here to `batch_size` with "
+            "experience: see `batch_growth`. 0: every full batch is `batch_size`.",
         ),
     ] = 16
     batch_growth: Annotated[
@@ -108,7 +107,15 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
             "the wide part learns sample by sample.",
         ),
     ] = GROWTH
-    max_wait_seconds: Annotated[float, Meta(ge=0, description="A batch that is not full is learned after this.")] = 0.2
+    max_wait_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long a batch that is not full waits for more samples. 0: what is there is learned as soon "
+            "as no step runs, so batches are small while nothing waits and grow with what does. `inf`: batches are "
+            "always full, and depend on the stream alone; so they are with `--until-end` in any case.",
+        ),
+    ] = 0.0
     optimizer: Annotated[
         Mapping[str, Any], Meta(description="Optimizer of the dense net.", extra={"table": DenseOptimizerConfig})
     ] = msgspec.field(default_factory=lambda: {"name": "adam", "lr": 0.001})

@@ -64,6 +64,7 @@ class Gate:
         self.last: Verdict | None = None  # the newest verdict, also after it was resolved
         self._good: deque[GoodVersion] = deque()
         self._judged_step = -1
+        self._window_judged_at = float("-inf")  # samples trained
         self._norm = -1, 0.0  # number of steps, and the norm of the net after them
 
     def reset(self, number: int, learner: Learner, num_samples: int) -> None:
@@ -71,7 +72,7 @@ class Gate:
         self.held, self.needs_operator = None, False
         self._norm = learner.steps, parameter_norm(learner)
         self._good = deque([GoodVersion(number, num_samples, self._norm[1])])
-        self._judged_step = learner.steps
+        self._judged_step, self._window_judged_at = learner.steps, float("-inf")
 
     def judge(self, learner: Learner, scores: ProgressiveScores, num_samples: int) -> Verdict | None:
         """Return what speaks against publishing this model, if anything; it stays in `held` until `reset`."""
@@ -121,6 +122,10 @@ class Gate:
         if norm > limit:
             detail = f"the dense net's norm went from {oldest.norm:.4g} to {norm:.4g}, norm_ratio is "
             return Verdict("norm", f"{detail}{self.config.norm_ratio:g}", newest.number)
+        # versions may be closer than samples that could change the verdict
+        if num_samples - self._window_judged_at < self._num_new // WINDOW_PARTS:
+            return None
+        self._window_judged_at = num_samples
         if (fraction := scores.non_finite_fraction(self._num_new)) > MAX_NON_FINITE_FRACTION:
             detail = f"the net gave {fraction:.0%} of the last {self._num_new:,} samples a score that is not finite"
             return Verdict("not_finite", detail, self._good_before(num_samples - self._num_new))
@@ -176,6 +181,9 @@ def parameter_norm(learner: Learner) -> float:
 
 def first_non_finite(named: Mapping[str, torch.Tensor]) -> str:
     """Return the name of the first tensor with NaN or infinity; "" if there is none."""
+    numbers = [value for value in named.values() if value.is_floating_point()]
+    if not numbers or math.isfinite(torch.nn.utils.get_total_norm(numbers)):  # then every element is finite
+        return ""
     for name, value in named.items():
         # the sum reads the tensor once; if it is finite, so is every element, and if not, it may only have overflowed
         if value.is_floating_point() and not (torch.isfinite(value.sum()) or bool(torch.isfinite(value).all())):
@@ -183,6 +191,7 @@ def first_non_finite(named: Mapping[str, torch.Tensor]) -> str:
     return ""
 
 
+WINDOW_PARTS = 16  # the window is judged again once this part of the recent samples is new
 SIGMAS = 6.0  # what trips the gate must also be significant
 HALF_A_CLICK = 0.5  # on both sides of a ratio: a window without a click has one too
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from springtide.app.training.gate import Gate
 from springtide.app.training.session import TrainingSession
 from springtide.app.version_log.failpoints import failpoint
+from springtide.app.version_log.trainer_status import PublishStatus
 from springtide.app.version_log.write.writer import LogWriter, NetState
 from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide.stream.errors import StreamError
@@ -20,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Publishes the state of a session every `publish_seconds`: samples learned, or a newer heartbeat.
+    """Publishes the state of a session when there is something to say: samples learned, or a newer heartbeat.
 
-    Less often while a version costs much or the session is behind: see PublishSchedule.
+    How often follows what versions cost, and whether the session is behind: see PublishSchedule.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Publisher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failure: StreamError | None = None  # why the dead letters cannot be delivered
-        self._schedule = PublishSchedule(publish_seconds, clock=clock)
+        self.schedule = PublishSchedule(publish_seconds, clock=clock)
         self._gate, self._dead_letters, self._clock = gate, dead_letters, clock
         self._postponed_until = float("-inf")
         self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, clock=clock)
@@ -46,8 +47,12 @@ class Publisher:
 
     def seconds_until_due(self, session: TrainingSession) -> float:
         """Until the next version may be published; not positive once it may."""
-        due_at = self._schedule.due_at(is_behind=session.batches.is_behind)
+        due_at = self.schedule.due_at(is_behind=session.batches.is_behind)
         return max(due_at, self._postponed_until) - self._clock()
+
+    def status(self, session: TrainingSession) -> PublishStatus:
+        """Return how often versions are published, for the trainer's status."""
+        return self.schedule.status(is_behind=session.batches.is_behind)
 
     def postpone(self, seconds: float) -> None:
         """Publish no version and execute no command for this long."""
@@ -88,7 +93,7 @@ class Publisher:
             return False
         if has_changed or (not log.ends_exact and session.net.is_exact_due):
             return self.seconds_until_due(session) <= 0
-        if self._clock() < self._schedule.heartbeat_at or self.seconds_until_due(session) > 0:
+        if self._clock() < self.schedule.heartbeat_at or self.seconds_until_due(session) > 0:
             return False
         return session.complete_until_ms() > state.stream.complete_until_ms
 
@@ -99,8 +104,11 @@ class Publisher:
         Returns False, and publishes nothing, if the gate holds the model back or the letters cannot be delivered.
         All ranks, after they have exchanged what they know: what speaks against it on one counts for all.
         """
-        state, ranks = session.state, session.ranks
-        self._schedule.start()
+        state, ranks, log = session.state, session.ranks, session.log
+        self.schedule.start()
+        # of several ranks it is time: they wait for each other
+        seconds = time.thread_time if ranks.num_ranks == 1 else time.monotonic
+        began = seconds()
         progress = session.exchange()
         held = ranks.broadcast(self._gate.judge(state.learner, state.scores, state.samples_trained))
         if held is not None:
@@ -110,23 +118,27 @@ class Publisher:
             return False
         state.learner.merge_gathered()
         state.learner.require_same_net()
-        started_at = self._clock()
         state.stream.clock.mark_idle(progress.idle, limit_ms=progress.limit_ms)
         failpoint("before a checkpoint")
         carried, net = Arrays(), NetState()  # of ranks above 0: the net is in rank 0's part of the version
         if ranks.is_first:
-            is_exact = exact or must_be_exact(session.log) or session.commands.has_unpublished
+            is_exact = exact or must_be_exact(log) or session.commands.has_unpublished
             carried, net = session.net.take(exact=is_exact)
-        meta, arrays = state.checkpoint(created_ms=wall_ms(), complete_until_ms=progress.complete_until_ms, net=carried)
+        meta, arrays = state.checkpoint(
+            created_ms=wall_ms(),
+            complete_until_ms=progress.complete_until_ms,
+            net=carried,
+            scores_seconds=0.0 if exact else SCORES_SECONDS,
+        )
         failpoint("after a checkpoint")
-        version = session.log.append_owned(meta, arrays, net)
+        version = log.append_owned(meta, arrays, net)
         session.net.on_appended(version)
-        self._schedule.add_cost(self._clock() - started_at)
         self._gate.on_published(version, state.learner, state.samples_trained)
         session.spill_gc.on_checkpoint(version)
         session.commands.on_published(version)
         session.committed.on_published(version, state.stream.positions)
         self.report_durable(session)
+        self.schedule.add(seconds() - began, log)
         return True
 
     def report_durable(self, session: TrainingSession) -> None:
@@ -160,40 +172,63 @@ def must_be_exact(log: LogWriter) -> bool:
     return not log.ends_exact and log.states.is_idle and log.is_full
 
 
-# behind, versions would be old anyway, and the time that they cost is missing for catching up
-BEHIND_SECONDS = 0.5
+# what versions may take of a core while the trainer is caught up, and behind: there they would be old anyway, and the
+# time that they cost is missing for catching up
+SHARE, BEHIND_SHARE = 0.2, 0.05
+# a version costs its followers too, and closer ones would show a sample no sooner: a fetch waits 5 ms
+MIN_SECONDS = 0.01
+MAX_SECONDS = 10.0  # behind, however expensive a version is
+# for disks, for followers over a network, and so that bases have not to be made all the time
+MAX_BYTES_PER_SECOND = 16 << 20
+SCORES_SECONDS = 0.5  # how old the scores may be that a version shows: finding them takes longer than all the rest
 # a version without samples only moves the time until which everything is learned
 HEARTBEAT_SECONDS = 0.1
-# what checkpoints may take of the loop's time
-MAX_SHARE, MAX_SHARE_BEHIND = 0.25, 0.05
-WEIGHT = 0.2  # of the newest version in the mean cost
-MAX_SECONDS = 10.0  # however expensive a version is
+WEIGHT = 0.2  # of the newest version in the means
 
 
 class PublishSchedule:
-    """Keeps `publish_seconds` between versions, and more where a version is expensive or the trainer is behind.
+    """Spaces versions by what they cost: interval = cost / share of a core, `publish_seconds` at most.
 
-    The caller passes `is_behind`: as soon as the trainer has caught up, the short interval counts again.
+    The cost of a version is the processor time of the loop and of the log's writer, an exponential mean. A version's
+    bytes count too: see MAX_BYTES_PER_SECOND. Behind, which the caller tells, `publish_seconds` is the least interval,
+    and the share is smaller; as soon as the trainer has caught up, the short interval counts again. What is learned
+    does not depend on the interval: see the decisions.
     """
 
     def __init__(self, publish_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.publish_seconds = publish_seconds
-        self.cost_seconds = 0.0  # of one version, in the loop; a mean of the newest ones
+        self.cost_seconds = 0.0  # of one version
+        self.num_bytes = 0.0  # of one version
         self._clock = clock
         self._started_at = float("-inf")
+        self._written: tuple[float, int] | None = None  # processor time of the log's writer, and its bytes, so far
 
     def start(self) -> None:
         """Note that a version is being written: the next one counts from now."""
         self._started_at = self._clock()
 
-    def add_cost(self, seconds: float) -> None:
-        """Note how long the loop stood still for a version."""
+    def add(self, loop_seconds: float, log: LogWriter) -> None:
+        """Note what a version has cost the loop, and what the log has cost since the last one."""
+        before, self._written = self._written, (log.cpu_seconds, log.appended_bytes)
+        if before is not None:  # the writer is a version behind at most
+            seconds, num_bytes = self._written[0] - before[0], self._written[1] - before[1]
+            self.add_cost(loop_seconds + max(seconds, 0.0), max(num_bytes, 0))  # a new epoch's begin at 0
+
+    def add_cost(self, seconds: float, num_bytes: int = 0) -> None:
+        """Note the cost of a version."""
         self.cost_seconds += WEIGHT * (seconds - self.cost_seconds)
+        self.num_bytes += WEIGHT * (num_bytes - self.num_bytes)
 
     def interval_seconds(self, *, is_behind: bool) -> float:
         """The time between the starts of two versions."""
-        affordable = self.cost_seconds / (MAX_SHARE_BEHIND if is_behind else MAX_SHARE)
-        return max(self.publish_seconds, BEHIND_SECONDS if is_behind else 0.0, min(affordable, MAX_SECONDS))
+        share = BEHIND_SHARE if is_behind else SHARE
+        seconds = max(MIN_SECONDS, self.cost_seconds / share, self.num_bytes / MAX_BYTES_PER_SECOND)
+        return max(self.publish_seconds, min(seconds, MAX_SECONDS)) if is_behind else min(self.publish_seconds, seconds)
+
+    def status(self, *, is_behind: bool) -> PublishStatus:
+        """Return its part of the trainer's status."""
+        seconds = round(self.interval_seconds(is_behind=is_behind), 4)
+        return PublishStatus(seconds, round(self.cost_seconds, 5), round(self.num_bytes))
 
     @property
     def heartbeat_at(self) -> float:

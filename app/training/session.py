@@ -22,6 +22,8 @@ from springtide.stream.positions import Partition, Position
 from springtide.stream.source import Source
 from springtide_client.system.clock import wall_ms
 
+BEHIND_MS = 3000  # a batch whose records have waited longer has waited for the trainer
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,6 +41,7 @@ class TrainingSession:
         self.committed = CommittedOffsets(state.stream.positions)
         self._config, self._until_end = config, until_end
         self.batches = self._open_batches()
+        self.is_catching_up = True  # see `note_lag`
 
     @staticmethod
     def load(
@@ -108,6 +111,19 @@ class TrainingSession:
         before.close()
         self.batches = self._open_batches()
         self.batches.start(after=before)
+
+    def note_lag(self) -> None:
+        """Note how far behind the stream the batch is that is learned next.
+
+        The trainer is catching up from its start, and from a batch on that is taken more than BEHIND_MS behind the
+        stream, until less than a full batch waits behind the one that is taken. What it learns meanwhile tells how long
+        it was away, not how fresh it is.
+        """
+        if self.source.has_partitions and wall_ms() - self.complete_until_ms() > BEHIND_MS:
+            self.is_catching_up = True
+        elif self.batches.is_near_end:
+            self.is_catching_up = False
+        self.state.unpublished.is_catching_up |= self.is_catching_up
 
     def exchange(self) -> MergedProgress:
         """Let every rank know what all know, for a version or the status. All ranks."""

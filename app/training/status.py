@@ -19,12 +19,14 @@ from springtide.app.training.batches import FeatureValues, without_values
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, Verdict, oldest_restorable
-from springtide.app.training.session import TrainingSession
+from springtide.app.training.session import BEHIND_MS, TrainingSession
 from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
+    Blocker,
     Condition,
     NetStatus,
     PartitionStatus,
+    PublishStatus,
     RankStatus,
     ScoresStatus,
     TableStatus,
@@ -148,6 +150,8 @@ class RankReport:
     waits_for: str  # what its source waits for; "" while it reads
     num_first_samples: int  # since its start, looked at for values of features
     without_values: list[str]  # the features of which those had none
+    is_catching_up: bool
+    blocked_by: Blocker  # what `status.reason` is about
 
     @staticmethod
     def of(
@@ -158,6 +162,10 @@ class RankReport:
         positions = session.state.stream.positions
         lags = [max(0, end - (positions[p].offset if p in positions else 0)) for p, end in ends.items()]
         waits_for = source.status.reason if source.status.state == "waiting" else ""
+        blocked_by: Blocker = ""
+        if stall_reason:
+            by_log: Blocker = "log" if session.log.stall_reason else "dead_letters"
+            blocked_by = "spill" if session.stall_reason() else by_log
         status = RankStatus(
             partitions=len(ends),
             lag=sum(lags) if lags else None,
@@ -167,7 +175,15 @@ class RankReport:
             reason=waits_for or stall_reason,
         )
         return RankReport(
-            status, ends, table.counters(), source.status.num_resets, waits_for, values.num_samples, values.without
+            status,
+            ends,
+            table.counters(),
+            source.status.num_resets,
+            waits_for,
+            values.num_samples,
+            values.without,
+            session.is_catching_up,
+            blocked_by,
         )
 
 
@@ -180,10 +196,6 @@ def added_up(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return sums
 
 
-# behind this, the trainer is no longer at the end of the stream
-CATCHING_UP_MS = 3000
-
-
 class TrainerFacts(NamedTuple):
     """The parts of a trainer that its status describes."""
 
@@ -191,6 +203,9 @@ class TrainerFacts(NamedTuple):
     session: TrainingSession
     gate: Gate
     samples_per_second: float
+    stream_per_second: float  # records
+    learned_per_second: float  # of them
+    publishing: PublishStatus
     complete_until_ms: int  # the wall time at which every record then readable is learned by now
     ranks: Sequence[RankReport]  # of all ranks
 
@@ -199,15 +214,18 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
     """Return the status as of now."""
     session, state = facts.session, facts.session.state
     log, table = session.log, state.learner.table
-    condition, reason = trainer_condition(facts)
+    condition = trainer_condition(facts)
     return TrainerStatus(
         name=facts.config.name,
         version=log.last_number or None,
         durable_version=None if log.durable is None else log.durable.number,
-        trainer=condition,
-        reason=reason,
+        trainer=condition.trainer,
+        reason=condition.reason,
+        blocked_by=condition.blocked_by,
         samples_trained=state.samples_trained,
         samples_per_second=round(facts.samples_per_second, 1),
+        stream_per_second=round(facts.stream_per_second, 1),
+        publishing=facts.publishing,
         positions=position_status(state.stream.positions, session.committed.offsets, _ends(facts)),
         scores=msgspec.convert(state.detailed_scores(), ScoresStatus),
         loss=state.loss,
@@ -256,28 +274,44 @@ def position_status(
     return lines
 
 
-def trainer_condition(facts: TrainerFacts) -> tuple[Condition, str]:
-    """Return the trainer's condition, and why it is not "running"."""
+class TrainerCondition(NamedTuple):
+    """The trainer's condition, why it is not "running", and what keeps it from learning as fast as the stream comes."""
+
+    trainer: Condition
+    reason: str = ""
+    blocked_by: Blocker = ""
+
+
+def trainer_condition(facts: TrainerFacts) -> TrainerCondition:
+    """Return the trainer's condition."""
     session, log = facts.session, facts.session.log
     if (held := facts.gate.held) is not None:
-        return "waiting", f"the health gate holds the model back: {held.detail}; {_remedy(facts, held)}"
+        reason = f"the health gate holds the model back: {held.detail}; {_remedy(facts, held)}"
+        return TrainerCondition("waiting", reason, "gate")
     if log.is_full:
         half = facts.config.table.disk_bytes // 2
         limit = "[log] log_bytes" if facts.config.log.log_bytes < half else "half of [table] disk_bytes"
         remedy = "goes on once the compactor has written it (run `springtide compact` if none runs)"
         if pins := pin_names(facts.config.log.path):
             remedy += f", or unpin a version (`springtide versions unpin`): {', '.join(pins)}"
-        return "waiting", f"the log takes all of {limit} but the room for its next base: {remedy}"
+        reason = f"the log takes all of {limit} but the room for its next base: {remedy}"
+        return TrainerCondition("waiting", reason, "log")
     if waits_for := next((rank.waits_for for rank in facts.ranks if rank.waits_for), ""):
-        return "waiting", waits_for
-    if stalled := next(((n, rank.status.reason) for n, rank in enumerate(facts.ranks) if rank.status.reason), None):
-        number, reason = stalled
-        return "waiting", reason if len(facts.ranks) == 1 else f"rank {number}: {reason}"
-    if wall_ms() - facts.complete_until_ms > CATCHING_UP_MS:
-        learned = {p: position.offset for p, position in session.state.stream.positions.items()}
-        lag = sum(max(0, end - learned.get(p, 0)) for p, end in _ends(facts).items())
-        return "catching_up", f"{lag} records behind the stream's end"
-    return "running", ""
+        return TrainerCondition("waiting", waits_for, "source")
+    if stalled := next(((n, rank) for n, rank in enumerate(facts.ranks) if rank.status.reason), None):
+        number, rank = stalled
+        reason = rank.status.reason if len(facts.ranks) == 1 else f"rank {number}: {rank.status.reason}"
+        return TrainerCondition("waiting", reason, rank.blocked_by)
+    learned = {p: position.offset for p, position in session.state.stream.positions.items()}
+    lag = sum(max(0, end - learned.get(p, 0)) for p, end in _ends(facts).items())
+    is_catching_up = lag > 0 and any(rank.is_catching_up for rank in facts.ranks)
+    if not is_catching_up and wall_ms() - facts.complete_until_ms <= BEHIND_MS:
+        return TrainerCondition("running")
+    reason = f"{lag} records behind the stream's end"
+    if facts.stream_per_second <= facts.learned_per_second:
+        return TrainerCondition("catching_up", reason)
+    rates = f"it brings {facts.stream_per_second:,.0f} a second, {facts.learned_per_second:,.0f} are learned"
+    return TrainerCondition("catching_up", f"{reason}: {rates}", "learner")
 
 
 def _remedy(facts: TrainerFacts, held: Verdict) -> str:
@@ -298,8 +332,12 @@ NUM_FIRST_SAMPLES = 10_000  # since the start; a feature without a value in them
 class TrainerStatusReporter:
     """Builds status documents and hands them to the writer."""
 
-    def __init__(self, config: TrainerConfig, gate: Gate, writer: StatusWriter) -> None:
-        self._config, self._gate, self._writer = config, gate, writer
+    def __init__(
+        self, config: TrainerConfig, gate: Gate, writer: StatusWriter, publishing: Callable[[], PublishStatus]
+    ) -> None:
+        """`publishing`: how often versions are published."""
+        self._config, self._gate, self._writer, self._publishing = config, gate, writer, publishing
+        self._stream, self._learned = ThroughputMeter(), ThroughputMeter()  # records of all ranks
         self._throughput = ThroughputMeter()
         self._own_throughput = ThroughputMeter()  # of this rank's batches
         self.due_at = float("-inf")  # of the next report, by the monotonic clock
@@ -334,11 +372,17 @@ class TrainerStatusReporter:
             return self._writer.status
         if not self._has_warned:
             self._warn_of_missing(reports, is_end=is_end)
+        if any(report.ends for report in reports):
+            self._stream.record(sum(end for report in reports for end in report.ends.values()))
+            self._learned.record(sum(position.offset for position in session.state.stream.positions.values()))
         facts = TrainerFacts(
             self._config,
             session,
             self._gate,
             self._throughput.per_second(),
+            max(0.0, self._stream.per_second()),
+            max(0.0, self._learned.per_second()),
+            self._publishing(),
             progress.complete_until_ms,
             reports,
         )

@@ -97,7 +97,9 @@ class Trainer:
             owner=self,
             until_end=self.until_end,
         )
-        self.reporter = TrainerStatusReporter(config, self.gate, self.status)
+        self.reporter = TrainerStatusReporter(
+            config, self.gate, self.status, lambda: self.publisher.status(self.session)
+        )
         # counters continue from the previous trainer's: a 0 would look like a reset in a graph
         self.status.update(successor(previous, name=config.name, reason="reading the log back"))
         session = TrainingSession.load(
@@ -157,7 +159,7 @@ class Trainer:
             seconds = publisher.seconds_until_due(self.session) if self.session.state.unpublished.has_changes else 0.0
             batches.poll(min(self.decision.max_poll_seconds, seconds if seconds > 0 else POLL_SECONDS))
         if has_room:
-            batches.prepare(allow_partial=lambda: publisher.seconds_until_due(self.session) <= 0)
+            batches.prepare()
         decision = self.vote(has_room=has_room)
         if decision.must_learn and (not decision.num_rows or self._has_room_for(batches.prepare_rest())):
             batch = batches.take_prepared()  # one without samples moves positions too
@@ -202,6 +204,7 @@ class Trainer:
     def learn(self, batch: Batch) -> None:
         """1. Send its dead letters. 2. Learn it, for whose rows there is room; prefetch for the next."""
         self.dead_letters.send(batch.dead_letters)
+        self.session.note_lag()
         self.reporter.values.add(batch.features)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
         has_samples = self.decision.num_rows > 0
@@ -236,7 +239,7 @@ class Trainer:
 
     def publish_last(self) -> bool:
         """Publish what is left at the end; returns True if the trainer may end, even if that was not possible."""
-        is_published = not self.state.changed
+        is_published = not self.state.changed and self.state.is_scored
         if self.ranks.is_first:  # the others do not write the net
             is_published &= self.log.ends_exact and self.session.net.is_shown
         is_published = not self.ranks.any_rank(not is_published)

@@ -28,8 +28,9 @@ class LogConfig(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             extra=FINITE,
-            description="A version is published at most this often. The trainer takes longer where versions would cost "
-            "more than a quarter of its time; while a full batch waits, at least 0.5 s and a twentieth.",
+            description="A version is published at least this often while there is something to say. It is published "
+            "at once while versions cost less than a fifth of a core and 16 MB/s, and later the more they cost. Where "
+            "`batch_size` samples wait, at most this often, and for at most a twentieth of a core.",
         ),
     ] = 0.5
     durable_seconds: Annotated[

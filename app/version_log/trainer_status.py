@@ -18,6 +18,8 @@ from springtide_client.system.files import NO_SPACE_ERRNOS, write_atomically
 _NAME = re.compile(r"status-(\d{10})\.json")
 
 Condition = Literal["running", "catching_up", "waiting", "stopped", "failed"]
+# what keeps the stream from being learned as fast as it comes
+Blocker = Literal["", "gate", "log", "source", "spill", "dead_letters", "learner"]
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
@@ -171,6 +173,14 @@ class NetStatus(msgspec.Struct, frozen=True):
     wide: bool = False  # True if a wide part is learned beside the net
 
 
+class PublishStatus(msgspec.Struct, frozen=True):
+    """How often versions are published at present: at most `[log] publish_seconds` apart, by what they cost."""
+
+    interval_seconds: float = 0.0
+    cost_seconds: float = 0.0  # processor time of one version
+    version_bytes: int = 0  # of one version
+
+
 class RankStatus(msgspec.Struct, frozen=True):
     """One of several ranks that learn together."""
 
@@ -198,6 +208,9 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     clean_shutdown: bool = False
     samples_trained: int = 0
     samples_per_second: float = 0.0
+    stream_per_second: float = 0.0  # records that the stream brings
+    blocked_by: Blocker = ""
+    publishing: PublishStatus = PublishStatus()
     positions: dict[str, PartitionStatus] = {}
     scores: ScoresStatus = ScoresStatus()
     loss: float | None = None
@@ -259,6 +272,8 @@ def successor(previous: TrainerStatus, *, name: str, reason: str) -> TrainerStat
         reason=reason,
         clean_shutdown=False,
         samples_per_second=0.0,
+        stream_per_second=0.0,
+        blocked_by="",
         gate=GateStatus(),
         epoch=0,
         pid=0,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.stream.batcher import GROWTH, Batcher, BatchSize
+from springtide.stream.batcher import BEHIND_WAIT_SECONDS, GROWTH, Batcher, BatchSize
 from tests.stream.toy_columns import KINDS, A, B, columns_of, cut_into_columns
 
 
@@ -56,11 +56,6 @@ def test_a_batch_has_at_most_a_part_of_what_was_learned_before(growth):
         assert size == 16 or size * growth <= learned
         learned += size
     assert sum(size < 4096 for size in sizes) == 9 * growth
-
-
-@pytest.mark.parametrize(("most", "fewest", "eager"), [(4096, 16, 16), (8, 16, 8), (4096, 0, 4096)])
-def test_the_fewest_samples_are_worth_a_step_once_caught_up(most, fewest, eager):
-    assert BatchSize(most, fewest).eager == eager
 
 
 @pytest.mark.parametrize(("most", "fewest"), [(0, 16), (16, -1)])
@@ -224,33 +219,32 @@ def test_invalid_settings_are_refused(size, wait):
         Batcher(size, wait)
 
 
-def test_a_batch_of_min_batch_size_rows_is_due_at_once():
-    batcher = Batcher(4, 10.0, clock=lambda: 0.0, min_batch_size=2, num_learned=1_000)
-    batcher.add(columns_of(A, "r", 0))
-    assert (batcher.take(), batcher.seconds_until_due()) == (None, 10.0)
-    batcher.add(columns_of(A, "rr", 1))
+def test_without_a_wait_a_batch_is_what_is_there():
+    batcher = Batcher(4, 0.0, clock=lambda: 0.0)
+    batcher.add(columns_of(A, "dr", 0))
     assert batcher.seconds_until_due() == 0.0
-    assert rows(batcher.take()) == [0, 2, 4]
-    batcher.add(columns_of(A, "rrrrrr", 3))
+    assert rows(batcher.take()) == [2]
+    batcher.add(columns_of(A, "rrrrrr", 2))
     assert [len(batch) for batch in drain(batcher)] == [4, 2]
 
 
-def test_without_a_max_wait_only_full_batches_are_due():
+def test_without_an_end_of_the_wait_only_full_batches_are_due():
     batcher = Batcher(4, float("inf"), min_batch_size=2, num_learned=1_000)
     batcher.add(columns_of(A, "rrr", 0))
     assert (batcher.take(), batcher.seconds_until_due()) == (None, None)
 
 
-def test_behind_min_batch_size_waits_for_a_full_batch_and_no_longer_than_max_wait():
+@pytest.mark.parametrize("wait", [0.0, 10.0])
+def test_behind_a_batch_waits_for_a_full_one_and_not_for_ever(wait):
     now = [0.0]
-    batcher = Batcher(4, 10.0, clock=lambda: now[0], min_batch_size=1, num_learned=1_000)
+    batcher = Batcher(4, wait, clock=lambda: now[0], min_batch_size=1, num_learned=1_000)
     batcher.is_behind = True
     batcher.add(columns_of(A, "rr", 0))
-    assert (batcher.take(), batcher.seconds_until_due()) == (None, 10.0)
+    assert (batcher.take(), batcher.seconds_until_due()) == (None, wait or BEHIND_WAIT_SECONDS)
     batcher.add(columns_of(A, "rrr", 2))
     assert [len(batch) for batch in drain(batcher)] == [4]
     now[0] += 10.0
     assert [len(batch) for batch in drain(batcher)] == [1]
     batcher.is_behind = False
     batcher.add(columns_of(A, "r", 5))
-    assert [len(batch) for batch in drain(batcher)] == [1]
+    assert [len(batch) for batch in drain(batcher)] == ([] if wait else [1])

@@ -1,18 +1,13 @@
 """Freshness: the time from a record's Kafka timestamp until its version is servable.
 
 While the trainer is caught up this is how fast the pipeline is. Records that waited for the trainer to start, or to
-catch up, say how long it was away, so they are counted apart.
+catch up, say how long it was away, so they are counted apart. The trainer says in each version which they are.
 """
 
 import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal
-
-# the trainer calls itself caught up below the same
-CAUGHT_UP_MS = 3000
-# a trainer that was further behind has caught up once it is less than this behind, or so long after, if it never is
-SETTLED_MS, LONGEST_TAIL_MS = 500, 10_000
 
 Phase = Literal["caught_up", "catching_up"]
 
@@ -23,42 +18,19 @@ class FreshnessMeter:
     def __init__(self) -> None:
         self.caught_up = Freshness()
         self.catching_up = CatchUp()
-        self._complete_until_ms = self._lag_ms = 0  # of the version before
-        self._is_caught_up = False
-        self._near_since_ms: int | None = None  # since when the trainer has been less than CAUGHT_UP_MS behind
 
-    def continue_from(self, *, created_ms: int, complete_until_ms: int) -> None:
-        """Note what the served version, which may come from a base, is complete until."""
-        self._complete_until_ms, self._lag_ms = complete_until_ms, created_ms - complete_until_ms
-
-    def observe(
-        self,
-        record_ms: Sequence[int],
-        *,
-        created_ms: int,
-        complete_until_ms: int,
-        servable_ms: int,
-        is_live: bool = True,
-    ) -> Phase:
+    def observe(self, record_ms: Sequence[int], *, catching_up: bool, servable_ms: int, is_live: bool = True) -> Phase:
         """Add sampled records of a version, and return where they count.
 
-        They count as caught up if the version before had reached the stream's end shortly before this one was created,
-        and the trainer has worked off what had waited before: else they, or some of them, have waited for the trainer.
-        With `is_live` False they do not count at all: the server was not there yet to serve them.
+        `catching_up`: as the version says. With `is_live` False they do not count at all: the server was not there yet
+        to serve them.
         """
-        if created_ms - self._complete_until_ms > CAUGHT_UP_MS:
-            self._is_caught_up, self._near_since_ms = False, None
-        elif not self._is_caught_up:
-            self._near_since_ms = self._near_since_ms or created_ms
-            self._is_caught_up = self._lag_ms <= SETTLED_MS or created_ms - self._near_since_ms > LONGEST_TAIL_MS
-        phase: Phase = "caught_up" if self._is_caught_up else "catching_up"
-        self.continue_from(created_ms=created_ms, complete_until_ms=complete_until_ms)
-        if is_live and phase == "caught_up":
+        if is_live and catching_up:
+            self.catching_up.observe(record_ms, servable_ms=servable_ms)
+        elif is_live:
             self.catching_up.end(servable_ms)
             self.caught_up.observe(record_ms, servable_ms=servable_ms)
-        elif is_live:
-            self.catching_up.observe(record_ms, servable_ms=servable_ms)
-        return phase
+        return "catching_up" if catching_up else "caught_up"
 
 
 class Freshness:

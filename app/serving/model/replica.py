@@ -229,8 +229,7 @@ class Replica:
         is_live = self._live_since_ms is not None and meta.created_ms >= self._live_since_ms
         phase = self.freshness.observe(
             meta.record_ms,
-            created_ms=meta.created_ms,
-            complete_until_ms=meta.complete_until_ms,
+            catching_up=meta.catching_up,
             servable_ms=servable_ms,
             is_live=is_live,
         )
@@ -245,7 +244,6 @@ class Replica:
         self.versions.add(AppliedVersion(view.head.number, view.parent, view.head.checksum, view.meta))
         if self.part.num_kept_views and self.view is not None:
             self._recent_views = (*self._recent_views, self.view)[-self.part.num_kept_views :]
-        self.freshness.continue_from(created_ms=view.meta.created_ms, complete_until_ms=view.meta.complete_until_ms)
         self.num_swaps += 1
         self._metrics.increment("springtide_view_swaps_total")
         if self._live_since_ms is None:

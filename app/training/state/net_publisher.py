@@ -45,6 +45,7 @@ class NetPublisher:
         self._shown_at = self._exact_at = clock()
         self._shown_cost = self._exact_copy = 0.0  # seconds
         self._sample = self._sampled()
+        self._num_state_bytes = self.num_state_bytes
 
     def take(self, *, exact: bool) -> tuple[Arrays, NetState]:
         """Return what the next version carries of the net, and what becomes of its exact state.
@@ -53,7 +54,7 @@ class NetPublisher:
         a state that is still being written.
         """
         learner = self._learner
-        if self.num_state_bytes <= self._config.exact_bytes:
+        if self._num_state_bytes <= self._config.exact_bytes:
             return self._take_whole(), NetState()
         is_exact = learner.steps == self._exact_step
         state = None
@@ -78,9 +79,7 @@ class NetPublisher:
     @property
     def num_state_bytes(self) -> int:
         """The size of parameters, optimizer state and averages; gathered gradients come and go, and do not count."""
-        learner = self._learner
-        states = {name: one for name, one in learner.state_tensors().items() if not name.startswith(ACCUMULATED)}
-        return sum(tensor.nbytes for tensor in (*learner.dense_tensors().values(), *states.values()))
+        return num_bytes_of(self._learner.dense_tensors(), self._learner.state_tensors())
 
     def _take_whole(self) -> Arrays:
         learner = self._learner
@@ -88,11 +87,13 @@ class NetPublisher:
             return {}
         self._exact_step = self._shown_step = learner.steps
         is_rounded = self._config.dense_dtype == "bfloat16"
+        dense, state = learner.dense_tensors(), learner.state_tensors()
         # buffers of their own, which nothing overwrites
         arrays = with_prefix("dense.", NetBuffers(bfloat16=is_rounded).fill(learner.served_tensors()))
         if is_rounded or learner.serves_averages:
-            arrays |= with_prefix("state.parameters.", NetBuffers().fill(learner.dense_tensors()))
-        arrays |= with_prefix("state.", NetBuffers().fill(learner.state_tensors()))
+            arrays |= with_prefix("state.parameters.", NetBuffers().fill(dense))
+        arrays |= with_prefix("state.", NetBuffers().fill(state))
+        self._num_state_bytes = num_bytes_of(dense, state)
         return arrays | {"state.random": torch.get_rng_state().numpy()}
 
     @property
@@ -156,6 +157,12 @@ class NetPublisher:
         """Return the distance of the parameters from those that followers have, over their norm; sampled."""
         norm = float(self._sample.norm())
         return float((self._sampled() - self._sample).norm()) / norm if norm else float("inf")
+
+
+def num_bytes_of(dense: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> int:
+    """Return the bytes of parameters and state; gathered gradients come and go, and do not count."""
+    kept = [tensor for name, tensor in state.items() if not name.startswith(ACCUMULATED)]
+    return sum(tensor.nbytes for tensor in (*dense.values(), *kept))
 
 
 class NetBuffers:

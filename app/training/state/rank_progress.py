@@ -37,6 +37,7 @@ class RankProgress:
     complete_until_ms: int | None  # None: this rank has no partitions
     limit_ms: int = 0
     idle: set[Partition] = field(default_factory=set)  # read to their end, and silent
+    is_catching_up: bool = False  # one of the batches since the newest version was learned behind the stream
 
     @staticmethod
     def of(
@@ -56,6 +57,7 @@ class RankProgress:
             complete_until_ms=complete_until_ms,
             limit_ms=limit_ms,
             idle=set(idle),
+            is_catching_up=state.unpublished.is_catching_up,
         )
 
 
@@ -93,4 +95,5 @@ class MergedProgress:
             for feature, before_ms in one.expiry_cutoffs.items():
                 cutoffs[feature] = max(before_ms, cutoffs.get(feature, before_ms))
         state.learner.table.raise_expiry_cutoffs(cutoffs)
+        state.unpublished.is_catching_up = any(one.is_catching_up for one in self.of_ranks)
         state.prepare_checkpoint([one.record_ms_N for one in self.of_ranks], self.of_ranks[0].sampled_until)

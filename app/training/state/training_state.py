@@ -1,5 +1,6 @@
 """Everything that training needs to continue exactly: it advances by batches, and versions hold it completely."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ from springtide_client.schema import Schema
 ROW_OVERHEAD_BYTES = 26  # feature, id, count and last-seen of a row in a version
 COLUMNS_OF_A_CROSS = 2  # weight and information, for each label
 NAME_BYTES = 128  # of an array in a file
+MEASURE_SAMPLES = 1024  # which add some ten bytes each to the scores' histograms
 
 
 class TrainingState:
@@ -82,6 +84,8 @@ class TrainingState:
         self._record_ms: list[int] | None = None  # of the samples of all ranks
         self._sampled_until: int | None = None
         self._published_step = 0
+        self._scored = float("-inf"), 0  # when `published_scores` were found, and after how many samples
+        self._state_bytes = 0, -MEASURE_SAMPLES  # of a base, and after how many samples they were counted
         self.must_expire = False  # rows of versions read back must expire, so that the next base fits
 
     def learn(
@@ -167,6 +171,11 @@ class TrainingState:
         """True if something has changed since the last checkpoint."""
         return self.unpublished.has_changes
 
+    @property
+    def is_scored(self) -> bool:
+        """True if the newest version shows the scores of all samples."""
+        return self._scored[1] == self.samples_trained
+
     def add_executed_command(self, entry: CommandEntry) -> None:
         """Record a command in the next version."""
         self.unpublished.add_command(entry)
@@ -186,17 +195,23 @@ class TrainingState:
         self.limits.add(limits)
 
     def checkpoint(
-        self, *, created_ms: int, complete_until_ms: int, net: Arrays | None = None
+        self,
+        *,
+        created_ms: int,
+        complete_until_ms: int,
+        net: Arrays | None = None,
+        scores_seconds: float = 0.0,
     ) -> tuple[VersionMeta, Arrays]:
         """Return the next version: the state as of now, and all tensors that changed since the previous checkpoint.
 
         `net`: what the version carries of the dense net; without it everything, if the net has changed.
+        `scores_seconds`: how old the scores in its meta may be; its tensors have all samples in any case.
         """
         self.stream.complete_until_ms = max(self.stream.complete_until_ms, complete_until_ms)
         deltas = {name: table.take_delta() for name, table in self.learner.table.tables.items()}
         if self.row_budget is not None:
             self._add_to_budget(self.row_budget, list(deltas.values()))
-            self.row_budget.expect_state(self._state_bytes())
+            self.row_budget.expect_state(self._num_state_bytes())
             self._expire_excess(self.row_budget)
         arrays = deltas_to_arrays(deltas)
         arrays |= sketch_to_arrays(*self.learner.table.admission.take_delta())
@@ -209,7 +224,7 @@ class TrainingState:
             arrays |= scores
         arrays |= id_strings_to_arrays(self.unpublished.id_strings)
         arrays |= items_to_arrays(self.unpublished.items())
-        meta = self.meta(created_ms)
+        meta = self.meta(created_ms, scores_seconds=scores_seconds)
         self.unpublished, self._published_step = Unpublished(self._item_layout), self.learner.steps
         self._record_ms = self._sampled_until = None
         return meta, arrays
@@ -245,9 +260,12 @@ class TrainingState:
         """Return the complete tensors of a base, except for rows and sketch."""
         return self._dense_arrays() | with_prefix("state.scores.", self.scores.state())
 
-    def meta(self, created_ms: int) -> VersionMeta:
+    def meta(self, created_ms: int, *, scores_seconds: float = 0.0) -> VersionMeta:
         """Return what a version says beside its tensors."""
-        self.published_scores, stream, table = self.scores.document(), self.stream, self.learner.table
+        stream, table = self.stream, self.learner.table
+        if time.monotonic() - self._scored[0] >= scores_seconds:
+            self.published_scores = self.scores.document()
+            self._scored = time.monotonic(), stream.samples_trained
         sketch = table.admission.sketch_info()
         stream.drop_passed()
         return VersionMeta(
@@ -265,6 +283,7 @@ class TrainingState:
             scores=self.published_scores,
             dead_letters=dict(stream.dead_letters),
             record_ms=sample_times([self.unpublished.record_times()]) if self._record_ms is None else self._record_ms,
+            catching_up=self.unpublished.is_catching_up,
             executed_commands=self.unpublished.commands,
             trainer=self._trainer_meta().to_json(),
         )
@@ -293,6 +312,7 @@ class TrainingState:
         self.stream.restore(meta, trainer)
         self.gate = trainer.gate
         self.published_scores, self._loss = self._scores.document(), trainer.loss
+        self._scored = time.monotonic(), meta.samples_trained
         table.restore_clock_state(trainer.table)
         table.raise_expiry_cutoffs({int(feature): ms for feature, ms in meta.expiry_cutoffs.items()})
         is_decided_here = budget is not None and self.ranks.is_first
@@ -326,8 +346,15 @@ class TrainingState:
             high_water_marks=positions_to_meta(stream.high_water_marks),
         )
 
-    def _state_bytes(self) -> int:
-        """Return the bytes of `base_arrays`, with a name for each."""
+    def _num_state_bytes(self) -> int:
+        """Return the bytes of `base_arrays`, with a name for each; of at most MEASURE_SAMPLES samples ago."""
+        num_bytes, after = self._state_bytes
+        if self.samples_trained - after >= MEASURE_SAMPLES:
+            num_bytes = self._count_state_bytes()
+            self._state_bytes = num_bytes, self.samples_trained
+        return num_bytes
+
+    def _count_state_bytes(self) -> int:
         sizes = [tensor.nbytes for tensor in self._dense_tensors().values()]
         sizes += self.scores.state_sizes()
         return sum(sizes) + NAME_BYTES * len(sizes)

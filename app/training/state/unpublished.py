@@ -27,6 +27,7 @@ class Unpublished:
     def __init__(self, item_layout: ItemLayout | None = None) -> None:
         """`item_layout`: of a model with two towers, whose versions carry the items of their samples."""
         self.has_changes = False
+        self.is_catching_up = False  # one of the batches was learned while the trainer caught up
         self._item_layout, self._items = item_layout, list[Arrays]()
         self.num_keys = 0  # of the batches, every occurrence, bins included
         self.num_crosses = 0  # that they looked up

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -35,22 +36,21 @@ class AppendQueue:
         before_sync: Callable[[int], None],
         wait_for_state: Callable[[], None],
         on_durable: Callable[[int, int], None],
-        yields: bool,
         role: Alone,
     ) -> None:
         """`is_fenced`: whether a higher epoch is claimed. `before_sync` gets the queued bytes, in the sync thread.
 
         `wait_for_state` returns once no exact state is waiting to be written. `on_durable` gets the number of each
-        version that becomes durable, and what its meta says about its exact state. `yields`: the writing thread works
-        in the gaps that learning leaves; else a version waits for no gap. `role`: beside the writers of other ranks.
+        version that becomes durable, and what its meta says about its exact state. `role`: beside the writers of other
+        ranks.
         """
         self.segments, self.encoder, self._role = segments, encoder, role
         self.published = self.durable = encoder.last  # the newest version that is written; that is fsynced
         self.failure: Exception | None = None  # why nothing is written any more
         self.stall_reason = ""  # why the disk does not take the next version at present
+        self.cpu_seconds = 0.0  # of the writing thread
         self._max_bytes, self._sync_seconds = max_bytes, sync_seconds
         self._is_epoch_fenced, self._before_sync = is_fenced, before_sync
-        self._prioritize = yield_to_learning if yields else take_short_slices
         self._wait_for_state, self._on_durable = wait_for_state, on_durable
         self._first_number = 0 if self.published is None else self.published.number  # what lies before it is durable
         self._begin = self._synced = self.published  # with which the epoch begins; the newest that is fsynced
@@ -188,7 +188,7 @@ class AppendQueue:
             self.fail(LogError(f"the log cannot be written: {type(error).__name__}: {error}"))
 
     def _write_all(self) -> None:
-        self._prioritize()
+        take_short_slices()  # of normal priority: a version waits for no gap that learning leaves
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._stopping.is_set())
@@ -211,6 +211,7 @@ class AppendQueue:
                     return
             if not self._write(version.frame):
                 return
+            self.cpu_seconds = time.thread_time()
             with self._changed:
                 self._queue.popleft()
                 self._queued_bytes -= version.num_bytes

@@ -28,8 +28,6 @@ from springtide_client.system.clock import wall_ms
 
 SEGMENTS = 32  # the least number of files that log_bytes is divided into: only whole files are deleted
 MEASURE_SECONDS = 0.1  # while the trainer waits for room
-# a log that is asked for a version this often is followed for its freshness, and its versions are small
-FRESH_SECONDS = 0.1
 
 logger = logging.getLogger(__name__)
 START_SECONDS = 600.0  # rank 0 fsyncs and reads what its predecessors wrote
@@ -89,7 +87,6 @@ class LogWriter:
             before_sync=self._measure,
             wait_for_state=lambda: self.states.wait(None),
             on_durable=self._remove_old_states,
-            yields=config.publish_seconds > FRESH_SECONDS,
             role=self._role,
         )
 
@@ -205,6 +202,16 @@ class LogWriter:
     def last_encoded(self) -> Head | None:
         """The newest version whose checksum is known, published or not. `append_owned` encodes a moment later."""
         return self._queue.encoder.last
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the thread that encodes and writes versions, so far."""
+        return self._queue.cpu_seconds
+
+    @property
+    def appended_bytes(self) -> int:
+        """Of all versions, of all ranks."""
+        return self._appended_bytes
 
     @property
     def published(self) -> Head | None:

@@ -31,37 +31,24 @@ def make_batches(folder: Path, wait: float) -> BatchStream:
     return BatchStream(config, {}, until_end=False, samples_trained=10_000)
 
 
-def test_a_partial_batch_is_taken_for_a_due_version_if_the_stream_is_slow(tmp_path) -> None:
-    batches = make_batches(tmp_path / "slow", 0.0)
+def test_what_is_there_is_a_batch_up_to_a_full_one(tmp_path) -> None:
+    batches = make_batches(tmp_path, 0.0)
     batches.batcher.add(clicks(3))
     assert len(batches.take()) == 3
-    batches.batcher.max_wait_seconds = 60.0
-    batches.batcher.add(clicks(5))
-    assert batches.take() is None
-    assert len(batches.take(allow_partial=True)) == 5
-    assert batches.take(allow_partial=True) is None
+    batches.batcher.add(clicks(37))
+    assert [len(batches.take()), len(batches.take()), batches.take()] == [32, 5, None]
 
 
-def test_full_batches_are_not_cut_short_for_a_due_version(tmp_path) -> None:
-    for wait in (60.0, float("inf")):
-        batches = make_batches(tmp_path / str(wait), wait)
-        batches.batcher.add(clicks(33))
-        assert len(batches.take(allow_partial=True)) == 32
-        assert batches.take(allow_partial=True) is None
-
-
-def test_without_a_waiting_time_only_full_batches_are_taken(tmp_path) -> None:
+def test_without_an_end_of_the_wait_only_full_batches_are_taken(tmp_path) -> None:
     batches = make_batches(tmp_path, float("inf"))
-    batches.batcher.add(clicks(3))
-    assert batches.take(allow_partial=True) is None
-    assert len(batches.batcher.flush()) == 3
-    batches.batcher.add(clicks(3))
-    assert batches.take(allow_partial=True) is None
+    batches.batcher.add(clicks(33))
+    assert [len(batches.take()), batches.take()] == [32, None]
+    assert len(batches.batcher.flush()) == 1
 
 
 def test_batches_grow_to_full_ones_while_the_stream_is_behind(env: TrainerEnv) -> None:
     env.produce(1000)  # 15 batches of 64, and 40 samples
-    train = structs.replace(env.config.train, min_batch_size=1, max_wait_seconds=60.0)
+    train = structs.replace(env.config.train, min_batch_size=1, max_wait_seconds=0.0)
     source = structs.replace(env.config.source, queue_bytes=1)  # one fetch at a time
     config = replace(env.config, train=train, source=source)
     batches = BatchStream(config, {}, until_end=False, samples_trained=64 * GROWTH)

@@ -158,6 +158,8 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     dead_letters: dict[str, int] = {}
     # the Kafka timestamps of some of the records that this version added
     record_ms: list[int] = []
+    # those records, or some of them, waited for a trainer that was catching up
+    catching_up: bool = False
     # by this version; in a base: by all versions, the newest 10,000
     executed_commands: list[CommandEntry] = []
     trainer: dict[str, Any] = {}

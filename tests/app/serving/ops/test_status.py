@@ -66,7 +66,7 @@ def test_records_that_waited_for_the_trainer_have_numbers_of_their_own(world):
     world.served(client, world.log.number)
     now_ms = world.log.meta().created_ms
     away_ms = 10_000
-    world.served(client, world.log.publish(record_ms=[now_ms - away_ms], created_ms=now_ms + away_ms))
+    world.served(client, world.log.publish(record_ms=[now_ms - away_ms], catching_up=True))
     status = client.get("/v1/status").json()
     assert status["freshness_ms"] is None
     assert status["catching_up_ms"]["ended_ms"] is None
