@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from math import inf
 
 from springtide.app.training.gate import Gate
 from springtide.app.training.session import TrainingSession
@@ -19,6 +20,73 @@ FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 
 logger = logging.getLogger(__name__)
 
+# what versions may take of a core while the trainer is caught up, and behind: there they would be old anyway, and the
+# time that they cost is missing for catching up
+SHARE, BEHIND_SHARE = 0.2, 0.05
+# a version costs its followers too, and closer ones would show a sample no sooner: a fetch waits 5 ms
+MIN_SECONDS = 0.01
+MAX_SECONDS = 10.0  # behind, however expensive a version is
+SCORES_SECONDS = 0.5  # how old the scores may be that a version shows: finding them takes longer than all the rest
+# a version without samples only moves the time until which everything is learned
+HEARTBEAT_SECONDS = 0.1
+WEIGHT = 0.2  # of the newest version in the means
+
+
+class PublishSchedule:
+    """Spaces versions by what they cost: interval = cost / share of a core, `publish_seconds` at most.
+
+    The cost of a version is the processor time of the loop and of the log's writer, an exponential mean. A version's
+    bytes count too: `[log] publish_bytes` a second. Behind, which the caller tells, `publish_seconds` is the least
+    interval, and the share is smaller; as soon as the trainer has caught up, the short interval counts again. What is
+    learned does not depend on the interval: see the decisions.
+    """
+
+    def __init__(
+        self, publish_seconds: float, publish_bytes: float = inf, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.publish_seconds, self.publish_bytes = publish_seconds, publish_bytes
+        self.cost_seconds = 0.0  # of one version
+        self.num_bytes = 0.0  # of one version
+        self._clock = clock
+        self._started_at = float("-inf")
+        self._written: tuple[float, int] | None = None  # processor time of the log's writer, and its bytes, so far
+
+    def start(self) -> None:
+        """Note that a version is being written: the next one counts from now."""
+        self._started_at = self._clock()
+
+    def add(self, loop_seconds: float, log: LogWriter) -> None:
+        """Note what a version has cost the loop, and what the log has cost since the last one."""
+        before, self._written = self._written, (log.cpu_seconds, log.appended_bytes)
+        if before is not None:  # the writer is a version behind at most
+            seconds, num_bytes = self._written[0] - before[0], self._written[1] - before[1]
+            self.add_cost(loop_seconds + max(seconds, 0.0), max(num_bytes, 0))  # a new epoch's begin at 0
+
+    def add_cost(self, seconds: float, num_bytes: int = 0) -> None:
+        """Note the cost of a version."""
+        self.cost_seconds += WEIGHT * (seconds - self.cost_seconds)
+        self.num_bytes += WEIGHT * (num_bytes - self.num_bytes)
+
+    def interval_seconds(self, *, is_behind: bool) -> float:
+        """The time between the starts of two versions."""
+        share = BEHIND_SHARE if is_behind else SHARE
+        seconds = max(MIN_SECONDS, self.cost_seconds / share, self.num_bytes / self.publish_bytes)
+        return max(self.publish_seconds, min(seconds, MAX_SECONDS)) if is_behind else min(self.publish_seconds, seconds)
+
+    def status(self, *, is_behind: bool) -> PublishStatus:
+        """Return its part of the trainer's status."""
+        seconds = round(self.interval_seconds(is_behind=is_behind), 4)
+        return PublishStatus(seconds, round(self.cost_seconds, 5), round(self.num_bytes))
+
+    @property
+    def heartbeat_at(self) -> float:
+        """The time, by the schedule's clock, from which on a version without samples may be written."""
+        return self._started_at + max(self.publish_seconds, HEARTBEAT_SECONDS)
+
+    def due_at(self, *, is_behind: bool) -> float:
+        """The time, by the schedule's clock, from which on the next version may be written."""
+        return self._started_at + self.interval_seconds(is_behind=is_behind)
+
 
 class Publisher:
     """Publishes the state of a session when there is something to say: samples learned, or a newer heartbeat.
@@ -28,14 +96,14 @@ class Publisher:
 
     def __init__(
         self,
-        publish_seconds: float,
+        schedule: PublishSchedule,
         gate: Gate,
         dead_letters: DeadLetterProducer,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failure: StreamError | None = None  # why the dead letters cannot be delivered
-        self.schedule = PublishSchedule(publish_seconds, clock=clock)
+        self.schedule = schedule
         self._gate, self._dead_letters, self._clock = gate, dead_letters, clock
         self._postponed_until = float("-inf")
         self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, clock=clock)
@@ -170,71 +238,3 @@ class Publisher:
 def must_be_exact(log: LogWriter) -> bool:
     """Return True if only a version with the exact state of the net lets the compactor make room for more."""
     return not log.ends_exact and log.states.is_idle and log.is_full
-
-
-# what versions may take of a core while the trainer is caught up, and behind: there they would be old anyway, and the
-# time that they cost is missing for catching up
-SHARE, BEHIND_SHARE = 0.2, 0.05
-# a version costs its followers too, and closer ones would show a sample no sooner: a fetch waits 5 ms
-MIN_SECONDS = 0.01
-MAX_SECONDS = 10.0  # behind, however expensive a version is
-# for disks, for followers over a network, and so that bases have not to be made all the time
-MAX_BYTES_PER_SECOND = 16 << 20
-SCORES_SECONDS = 0.5  # how old the scores may be that a version shows: finding them takes longer than all the rest
-# a version without samples only moves the time until which everything is learned
-HEARTBEAT_SECONDS = 0.1
-WEIGHT = 0.2  # of the newest version in the means
-
-
-class PublishSchedule:
-    """Spaces versions by what they cost: interval = cost / share of a core, `publish_seconds` at most.
-
-    The cost of a version is the processor time of the loop and of the log's writer, an exponential mean. A version's
-    bytes count too: see MAX_BYTES_PER_SECOND. Behind, which the caller tells, `publish_seconds` is the least interval,
-    and the share is smaller; as soon as the trainer has caught up, the short interval counts again. What is learned
-    does not depend on the interval: see the decisions.
-    """
-
-    def __init__(self, publish_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.publish_seconds = publish_seconds
-        self.cost_seconds = 0.0  # of one version
-        self.num_bytes = 0.0  # of one version
-        self._clock = clock
-        self._started_at = float("-inf")
-        self._written: tuple[float, int] | None = None  # processor time of the log's writer, and its bytes, so far
-
-    def start(self) -> None:
-        """Note that a version is being written: the next one counts from now."""
-        self._started_at = self._clock()
-
-    def add(self, loop_seconds: float, log: LogWriter) -> None:
-        """Note what a version has cost the loop, and what the log has cost since the last one."""
-        before, self._written = self._written, (log.cpu_seconds, log.appended_bytes)
-        if before is not None:  # the writer is a version behind at most
-            seconds, num_bytes = self._written[0] - before[0], self._written[1] - before[1]
-            self.add_cost(loop_seconds + max(seconds, 0.0), max(num_bytes, 0))  # a new epoch's begin at 0
-
-    def add_cost(self, seconds: float, num_bytes: int = 0) -> None:
-        """Note the cost of a version."""
-        self.cost_seconds += WEIGHT * (seconds - self.cost_seconds)
-        self.num_bytes += WEIGHT * (num_bytes - self.num_bytes)
-
-    def interval_seconds(self, *, is_behind: bool) -> float:
-        """The time between the starts of two versions."""
-        share = BEHIND_SHARE if is_behind else SHARE
-        seconds = max(MIN_SECONDS, self.cost_seconds / share, self.num_bytes / MAX_BYTES_PER_SECOND)
-        return max(self.publish_seconds, min(seconds, MAX_SECONDS)) if is_behind else min(self.publish_seconds, seconds)
-
-    def status(self, *, is_behind: bool) -> PublishStatus:
-        """Return its part of the trainer's status."""
-        seconds = round(self.interval_seconds(is_behind=is_behind), 4)
-        return PublishStatus(seconds, round(self.cost_seconds, 5), round(self.num_bytes))
-
-    @property
-    def heartbeat_at(self) -> float:
-        """The time, by the schedule's clock, from which on a version without samples may be written."""
-        return self._started_at + max(self.publish_seconds, HEARTBEAT_SECONDS)
-
-    def due_at(self, *, is_behind: bool) -> float:
-        """The time, by the schedule's clock, from which on the next version may be written."""
-        return self._started_at + self.interval_seconds(is_behind=is_behind)

@@ -11,7 +11,7 @@ from springtide.app.processes.signals import StopSignals
 from springtide.app.training.batches import POLL_SECONDS
 from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, last_good_before
-from springtide.app.training.publisher import Publisher
+from springtide.app.training.publisher import Publisher, PublishSchedule
 from springtide.app.training.ranks.loop_decision import NEVER, LoopDecision, RankVote
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.rollback import RollbackController
@@ -86,7 +86,8 @@ class Trainer:
             config.train.window_samples,
             look_back=lambda samples: last_good_before(self.log.directory, samples),
         )
-        self.publisher = Publisher(config.log.publish_seconds, self.gate, self.dead_letters)
+        schedule = PublishSchedule(config.log.publish_seconds, config.log.publish_bytes)
+        self.publisher = Publisher(schedule, self.gate, self.dead_letters)
         self.rollback = RollbackController(
             config,
             self.gate,

@@ -29,10 +29,19 @@ class LogConfig(Settings, frozen=True, kw_only=True):
             gt=0,
             extra=FINITE,
             description="A version is published at least this often while there is something to say. It is published "
-            "at once while versions cost less than a fifth of a core and 16 MB/s, and later the more they cost. Where "
-            "`batch_size` samples wait, at most this often, and for at most a twentieth of a core.",
+            "at once while versions cost less than a fifth of a core and `publish_bytes` a second, and later the more "
+            "they cost. Where `batch_size` samples wait, at most this often, and for at most a twentieth of a core.",
         ),
     ] = 0.5
+    publish_bytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            extra=SIZE,
+            description="Bytes of versions a second, of all ranks, up to which they are published sooner than "
+            "`publish_seconds` asks: what disks and networks of followers should take.",
+        ),
+    ] = 16 << 20
     durable_seconds: Annotated[
         float, Meta(gt=0, extra=FINITE, description="Versions are synced to disk (fsync) at least this often.")
     ] = 1.0

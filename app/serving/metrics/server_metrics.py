@@ -55,7 +55,8 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
     metrics.counter("springtide_applied_bytes_total", "Bytes of the versions that became servable.")
     metrics.histogram(
         "springtide_freshness_seconds",
-        "From a record's timestamp until it is servable, of sampled records, by trainer: caught_up, catching_up.",
+        "From a record's timestamp until it is servable, of sampled records, by trainer: caught_up; catching_up, from "
+        "its start or a batch taken 3 s late until less than a full batch waits.",
     )
     metrics.gauge(
         "springtide_complete_until_timestamp_seconds",

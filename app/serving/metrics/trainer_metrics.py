@@ -136,6 +136,14 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     metrics.gauge("springtide_trainer_state", "1 for the trainer's present state, by state.")
     metrics.counter("springtide_samples_trained_total", "Samples learned since the log began.", aggregation="local")
     metrics.gauge("springtide_samples_per_second", "Samples learned per second.")
+    metrics.gauge("springtide_stream_records_per_second", "Records that the stream brings per second.")
+    metrics.gauge(
+        "springtide_blocked",
+        "1 for what keeps the stream from being learned as fast as it comes, by: gate, log, source, spill, "
+        "dead_letters, learner.",
+    )
+    metrics.gauge("springtide_publish_interval_seconds", "The time between two versions at present, by what they cost.")
+    metrics.gauge("springtide_publish_cost_seconds", "Processor time of a version.")
     metrics.gauge("springtide_consumer_lag_records", "End of the partition minus the learned position, by partition.")
     metrics.counter(
         "springtide_dead_letters_total", "Records that could not be learned, by reason.", aggregation="local"
@@ -173,6 +181,10 @@ def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_
     metrics.replace_all("springtide_trainer_state", "state", {status.trainer: 1.0})
     metrics.set("springtide_samples_trained_total", status.samples_trained)
     metrics.set("springtide_samples_per_second", status.samples_per_second)
+    metrics.set("springtide_stream_records_per_second", status.stream_per_second)
+    metrics.replace_all("springtide_blocked", "by", {status.blocked_by: 1.0} if status.blocked_by else {})
+    metrics.set("springtide_publish_interval_seconds", status.publishing.interval_seconds)
+    metrics.set("springtide_publish_cost_seconds", status.publishing.cost_seconds)
     lags = {name: float(offsets.lag) for name, offsets in status.positions.items() if offsets.lag is not None}
     metrics.replace_all("springtide_consumer_lag_records", "partition", lags)
     metrics.replace_all("springtide_dead_letters_total", "reason", status.dead_letters)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from springtide.app.training.publisher import (
-    MAX_BYTES_PER_SECOND,
     MAX_SECONDS,
     MIN_SECONDS,
     Publisher,
@@ -71,7 +70,7 @@ def session(*, is_behind: bool = False, changed: bool = True, complete_until_ms:
 def test_a_delivered_flush_ends_the_postponement() -> None:
     now, letters = [100.0], Letters()
     gate: Any = SimpleNamespace(judge=lambda *of: None, on_published=lambda *of: None)
-    publisher = Publisher(0.5, gate, letters, clock=lambda: now[0])  # type: ignore[arg-type]
+    publisher = Publisher(PublishSchedule(0.5, clock=lambda: now[0]), gate, letters, clock=lambda: now[0])  # type: ignore[arg-type]
     letters.error = StreamError("no broker")
     for _ in range(6):
         assert not publisher.publish(session())
@@ -90,7 +89,7 @@ def test_a_delivered_flush_ends_the_postponement() -> None:
 def test_behind_versions_are_cut_seldom_and_at_once_when_caught_up() -> None:
     now = [100.0]
     gate: Any = SimpleNamespace(judge=lambda *of: None, on_published=lambda *of: None)
-    publisher = Publisher(0.5, gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
+    publisher = Publisher(PublishSchedule(0.5, clock=lambda: now[0]), gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
     assert publisher.publish(session(is_behind=True))
     now[0] += 0.1
     assert not publisher.decide(session(is_behind=True))[1]
@@ -102,7 +101,7 @@ def test_behind_versions_are_cut_seldom_and_at_once_when_caught_up() -> None:
 def test_heartbeats_are_rarer_than_samples_and_need_a_newer_time() -> None:
     now = [100.0]
     gate: Any = SimpleNamespace(judge=lambda *of: None, on_published=lambda *of: None)
-    publisher = Publisher(0.02, gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
+    publisher = Publisher(PublishSchedule(0.02, clock=lambda: now[0]), gate, Letters(), clock=lambda: now[0])  # type: ignore[arg-type]
     assert publisher.publish(session())
     now[0] += 0.05
     assert not publisher.decide(session(changed=False, complete_until_ms=1))[1]
@@ -113,7 +112,7 @@ def test_heartbeats_are_rarer_than_samples_and_need_a_newer_time() -> None:
 
 
 def schedule_of(cost_seconds: float, num_bytes: int = 0, *, publish_seconds: float = 0.5) -> PublishSchedule:
-    schedule = PublishSchedule(publish_seconds)
+    schedule = PublishSchedule(publish_seconds, 1_000_000)
     for _ in range(100):
         schedule.add_cost(cost_seconds, num_bytes)
     return schedule
@@ -128,7 +127,7 @@ def test_versions_take_a_fifth_of_a_core_and_come_no_later_than_publish_seconds(
 
 
 def test_large_versions_are_as_far_apart_as_their_bytes_ask() -> None:
-    schedule = schedule_of(0.001, MAX_BYTES_PER_SECOND // 10)
+    schedule = schedule_of(0.001, 100_000)
     assert schedule.interval_seconds(is_behind=False) == pytest.approx(0.1)
 
 

@@ -1,9 +1,12 @@
-"""Produce RATE events a second into one partition, from batches built beforehand: `event_producer ADDRESS TOPIC RATE`.
+"""Produce RATE events a second into one partition, from batches built beforehand.
+
+`event_producer ADDRESS TOPIC RATE IDS NUMBERS [SECONDS]`: events of so many ids and numbers; without SECONDS for ever.
 
 Building each record when it is sent would take a third of a core from the processes that are measured. Batches are sent
 every 20 ms, because the embedded broker scans all its batches at every fetch: 100 a second would take a core.
 """
 
+import math
 import random
 import socket
 import struct
@@ -90,9 +93,12 @@ class BatchSender:
 
 
 def main() -> None:
-    address, topic, rate = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    address, topic = sys.argv[1:3]
+    rate, num_ids, num_numbers = map(int, sys.argv[3:6])
+    seconds = float(sys.argv[6]) if len(sys.argv) > 6 else math.inf
     a_tick = int(rate * TICK_SECONDS)
-    clicks, chance = make_clicks(a_tick * NUM_BATCHES, seed=1), random.Random(0)
+    clicks = make_clicks(a_tick * NUM_BATCHES, seed=1, num_categorical=num_ids, num_dense=num_numbers)
+    chance = random.Random(0)
     # once a stream with constant labels is learned, its rows no longer change: each batch comes with its labels or with
     # the opposite ones, by chance. By turns would be a stream that no model can follow
     of_labels = [[click if chance.random() < 0.5 else flipped(click) for click in clicks]]
@@ -103,7 +109,10 @@ def main() -> None:
         sender.send(batches[0][0])
         print("sending", flush=True)
         due = time.monotonic()
+        end = due + seconds
         for either in cycle(batches):
+            if due >= end:
+                return
             due += TICK_SECONDS
             time.sleep(max(0.0, due - time.monotonic()))
             sender.send(chance.choice(either))

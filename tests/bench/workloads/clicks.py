@@ -20,16 +20,21 @@ def zipf_ids(random: np.random.Generator, shape: tuple[int, ...], *, exponent: f
     return np.searchsorted(bounds, random.random(shape)).astype(np.int64)
 
 
-def make_clicks(number: int, *, seed: int = 0) -> list[bytes]:
-    """Return records as JSON, about 500 bytes each; the label depends on two features' ids and one number."""
+def make_clicks(number: int, *, seed: int = 0, num_categorical: int = 26, num_dense: int = 13) -> list[bytes]:
+    """Return records as JSON, about 500 bytes each; the label depends on two features' ids and one number.
+
+    They may have fewer fields, the first ones.
+    """
     random = np.random.default_rng(seed)
-    ids_NC = zipf_ids(random, (number, len(CATEGORICAL)))
-    dense_NF = np.round(random.lognormal(1.0, 1.0, (number, len(DENSE))), 3)
-    lean_N = np.sin(ids_NC[:, 0] * 1.7) + np.cos(ids_NC[:, 1] * 0.9) + 0.3 * np.log(dense_NF[:, 0]) - 1.5
+    ids_NC = zipf_ids(random, (number, num_categorical))
+    dense_NF = np.round(random.lognormal(1.0, 1.0, (number, num_dense)), 3)
+    lean_N = np.sin(ids_NC[:, 0] * 1.7) + np.cos(ids_NC[:, 1] * 0.9) - 1.5
+    if num_dense:
+        lean_N += 0.3 * np.log(dense_NF[:, 0])
     labels_N = (random.random(number) < 1 / (1 + np.exp(-lean_N))).astype(int)
     return [
         json.dumps(
-            dict(zip(CATEGORICAL, ids, strict=True)) | dict(zip(DENSE, numbers, strict=True)) | {"click": label},
+            dict(zip(CATEGORICAL, ids, strict=False)) | dict(zip(DENSE, numbers, strict=False)) | {"click": label},
             separators=(",", ":"),
         ).encode()
         for ids, numbers, label in zip(ids_NC.tolist(), dense_NF.tolist(), labels_N.tolist(), strict=True)
