@@ -33,7 +33,7 @@ from tests.support.processes import module_command, our_environment
 
 FEATURE = "c1"
 NUM_PROBED = 64  # ids that only the probing events use
-POLL_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.001, 0.05, 10.0
+POLL_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.001, 0.05, 60.0
 START_SECONDS = 300.0  # includes the compilation of kernels
 WARM_SECONDS, SURGE_FACTOR, RECOVERY_SECONDS = 10.0, 10, 300.0
 LEARNED = 0.95  # of what is produced

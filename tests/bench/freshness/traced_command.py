@@ -53,6 +53,7 @@ def run_command(*words: str) -> None:
 
 
 def train(config: str) -> None:
+    from springtide.app.training.publisher import Publisher
     from springtide.app.training.state.training_state import TrainingState
     from springtide.app.version_log.write.segment_writer import RecordEncoder, SegmentWriter
     from springtide.app.version_log.write.writer import LogWriter
@@ -63,6 +64,7 @@ def train(config: str) -> None:
     clock(
         TrainingState, "checkpoint", "checkpoint", lambda _, made: only(p["offset"] for p in made[0].positions.values())
     )
+    clock(Publisher, "publish", "publish", lambda *_: 0)
     clock(LogWriter, "append_owned", "append", lambda _, number: int(number))
     clock(RecordEncoder, "encode", "encode", lambda _, head: int(head.number))
     clock(SegmentWriter, "write", "write", lambda arguments, _: number_of(b"".join(arguments[1][:1])))
