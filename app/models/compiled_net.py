@@ -45,7 +45,7 @@ class CompiledNet:
             start = stop
         self._parameters_P, self._gradients_P = self.flat_P.numpy(), self.gradient_P.numpy()
         spec, first = traced.spec, int(traced.outputs_L[0])
-        self._widths = spec.num_categorical * spec.dim, spec.num_pooled * spec.dim, spec.num_dense
+        self._widths = spec.num_categorical * spec.dim, (spec.num_pooled + spec.num_sequence) * spec.dim, spec.num_dense
         self._outputs = slice(first, first + spec.num_labels)
         self._scratch_CW = np.zeros((CHUNK, traced.num_columns), np.float32)
         self._columns_NW = np.zeros((0, traced.num_columns), np.float32)
@@ -68,7 +68,10 @@ class CompiledNet:
         return num_samples * self.program.num_flops <= MOST_FLOPS
 
     def forward(self, inputs: ModelInputs) -> Float32Array:
-        """Return logits, or what the wide part's are added to, float32 (N, L)."""
+        """Return logits, or what the wide part's are added to, float32 (N, L).
+
+        `inputs.pooled` has a vector for each list, of a sequence the mean of its rows.
+        """
         num, program = len(inputs.dense), self.program
         if num > len(self._columns_NW):
             self._columns_NW = np.zeros((2 * num, self._columns_NW.shape[1]), np.float32)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from springtide.app.models.calibrated_model import Calibration
+from springtide.app.models.calibrated_model import CalibratedModel, Calibration
 from springtide.app.models.interface import DenseModel, ModelSpec
 from springtide.app.models.layers import DenseFeatureNormalizer
 from springtide.kernels.cpu.net import program as ops
@@ -42,6 +42,7 @@ COPIES = {"cat", "stack", "expand", "expand_as", "broadcast_to", "repeat", "cont
 MOVES = SHAPES | PARTS | COPIES
 SAME = {"float", "to", "type_as", "clone"}  # a copy of the same numbers
 BINARY = {"add": ops.ADD, "sub": ops.SUBTRACT, "mul": ops.MULTIPLY}
+QUOTIENTS = {"__truediv__", "div", "true_divide"}
 UNARY = {"relu": ops.RELU, "relu_": ops.RELU, "sigmoid": ops.SIGMOID, "tanh": ops.TANH}
 REFLECTED = {"__radd__": "add", "__rmul__": "mul", "__rsub__": "rsub", "rsub": "rsub"}
 NAMES = {"__add__": "add", "__sub__": "sub", "__mul__": "mul", "multiply": "mul", "subtract": "sub", "concat": "cat"}
@@ -65,14 +66,14 @@ class TracedNet(NamedTuple):
 def trace(model: DenseModel) -> TracedNet:
     """Trace one call of a net. TraceError if something in it has no instruction."""
     spec = model.spec
-    if spec.num_sequence:
-        raise TraceError("sequences have no instructions")
+    if spec.num_sequence and getattr(type(model), "fields", None) is not CalibratedModel.fields:
+        raise TraceError("a net that reads sequences element by element has no program")
     recorder = Recorder(model)
     inputs = [
         recorder.input((spec.num_categorical, spec.dim), is_row=True),
         recorder.input((spec.num_pooled, spec.dim), is_row=True),
-        torch.zeros(NUM_SAMPLES, 0, 1, spec.dim),
-        torch.zeros(NUM_SAMPLES, 0, dtype=torch.int64),
+        recorder.input((spec.num_sequence, 1, spec.dim), is_row=True),  # its mean, as of a list with one element
+        torch.ones(NUM_SAMPLES, spec.num_sequence, dtype=torch.int64),
         recorder.input((spec.num_dense,), is_row=False),
     ]
     with ExitStack() as hooks, torch.no_grad():
@@ -177,6 +178,8 @@ class Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             if name in SAME and result.dtype == torch.float32:
                 self._remember_places(result, self._places[id(args[0])])
+            elif name in QUOTIENTS and isinstance(args[1], Tensor) and bool((args[1] == 1).all()):
+                self._remember_places(result, self._places[id(args[0])])  # a mean of one element
             elif name in MOVES:
                 self._move(func, args, kwargs, result)
             elif name == "linear":

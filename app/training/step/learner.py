@@ -136,8 +136,8 @@ class Learner:
             self.objective = TwoTowerObjective(model, self.global_batch)
         # small batches of nets that we ship
         self.compiled: CompiledObjective | None = None
-        poolings = [schema.pooling_of(name) for name in schema.multi_value]
-        takes_greatest, self._is_mean_P = "max" in poolings, np.array([one == "mean" for one in poolings], np.bool_)
+        self._poolings = [schema.pooling_of(name) for name in schema.multi_value] + ["mean"] * len(schema.sequence)
+        takes_greatest, self._is_mean_P = "max" in self._poolings, np.array([one == "mean" for one in self._poolings])
         if self.device.transfer is None and not takes_greatest:
             program = CompiledNet.of(model)
             self.compiled = None if program is None else CompiledObjective(model, self.loss, program)
@@ -312,6 +312,8 @@ class Learner:
         if self.wide_step is not None:
             slices, offset_step = slices[:-1], self.wide_step.begin(keys, lookup)  # the bins are its alone
         num, num_categorical = batch.features.categorical_NC.shape
+        lists = zip(slices[1:], keys.offsets_PN1, self._poolings, strict=True)
+        slices = [slices[0], *(part._replace(offsets_B1=offsets, mode=mode) for part, offsets, mode in lists)]
         if sharded is None:
             rows, *pooled = (self.table.rows.gather_slice(lookup, part)[0] for part in slices)
         else:

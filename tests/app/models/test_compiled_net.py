@@ -23,6 +23,8 @@ CLICKS = Schema(
     labels=("click", "buy"),
     categorical=("user", "item", "place"),
     multi_value=("tags", "words"),
+    sequence=("last",),
+    share={"last": "item"},
     dense=("price", "age"),
 )
 COMPILED = [
@@ -61,10 +63,16 @@ def inputs_of(spec: ModelSpec, num_samples: int) -> ModelInputs:
     return ModelInputs(
         torch.randn(num_samples, spec.num_categorical, spec.dim, generator=draw) * 0.3,
         torch.randn(num_samples, spec.num_pooled, spec.dim, generator=draw) * 0.3,
-        torch.zeros(num_samples, 0, 1, spec.dim),
-        torch.zeros(num_samples, 0, dtype=torch.int64),
+        torch.randn(num_samples, spec.num_sequence, 1, spec.dim, generator=draw) * 0.3,  # one element: its own mean
+        torch.ones(num_samples, spec.num_sequence, dtype=torch.int64),
         dense_NF,
     )
+
+
+def of_program(inputs: ModelInputs) -> ModelInputs:
+    """The same inputs with the means of sequences among the lists."""
+    lists_NPD = torch.cat([inputs.pooled, inputs.sequence[:, :, 0]], dim=1)
+    return ModelInputs(inputs.categorical, lists_NPD, None, None, inputs.dense)
 
 
 def assert_close(found: torch.Tensor | np.ndarray, wanted: torch.Tensor) -> None:
@@ -82,9 +90,9 @@ def test_scores_and_gradients_are_those_of_autograd(name, wide, schema):
     spec, wanted = model.spec, {}
     for num_samples in (1, 6, 67):  # one, a part of four, more than a chunk
         inputs = inputs_of(spec, num_samples)
-        rows = [part.clone().requires_grad_() for part in inputs[:2]]
+        rows = [part.clone().requires_grad_() for part in inputs[:3]]
         model.zero_grad()
-        logits_NL = model(*rows, *inputs[2:])
+        logits_NL = model(*rows, *inputs[3:])
         errors_NL = torch.randn(logits_NL.shape, generator=torch.Generator().manual_seed(1))
         if logits_NL.requires_grad:
             logits_NL.backward(errors_NL)
@@ -94,7 +102,7 @@ def test_scores_and_gradients_are_those_of_autograd(name, wide, schema):
     program = CompiledNet.of(model)
     assert program is not None
     for num_samples, (logits_NL, errors_NL, gradients, row_gradients) in wanted.items():
-        assert_close(program.forward(inputs_of(spec, num_samples)), logits_NL)
+        assert_close(program.forward(of_program(inputs_of(spec, num_samples))), logits_NL)
         model.zero_grad()
         rows_NR = np.full(row_gradients.shape, np.nan, np.float32)
         norm = program.backward(errors_NL.numpy(), rows_NR)
@@ -117,27 +125,29 @@ def test_the_modules_tensors_are_those_of_the_program():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model.load_state_dict({name: torch.full_like(value, 0.25) for name, value in before.items()})
     inputs = inputs_of(model.spec, 5)
-    assert_close(program.forward(inputs), model(*inputs))
+    assert_close(program.forward(of_program(inputs)), model(*inputs))
 
 
 def test_statistics_count_for_the_next_batch():
     model = model_of("dlrm", CLICKS, wide=False)
     program, inputs = CompiledNet.of(model), inputs_of(model.spec, 5)
     assert program is not None
-    earlier = program.forward(inputs)
+    earlier = program.forward(of_program(inputs))
     model.observe_inputs(inputs.dense * 3)
     model.observe_labels(torch.zeros(5, 2), torch.ones(5, 2), torch.ones(5))
-    assert_close(program.forward(inputs), model(*inputs))
-    assert not np.array_equal(program.forward(inputs), earlier)
+    assert_close(program.forward(of_program(inputs)), model(*inputs))
+    assert not np.array_equal(program.forward(of_program(inputs)), earlier)
 
 
 def test_samples_do_not_depend_on_each_other_and_repeat_bit_by_bit():
     program = CompiledNet.of(model_of("dcn", CLICKS, wide=True))
     assert program is not None
     inputs = inputs_of(ModelSpec.of(CLICKS, 24), 64)
-    together = program.forward(inputs)
-    assert np.array_equal(together, program.forward(inputs))
-    assert_close(program.forward(ModelInputs(*(part[8:12] for part in inputs))), torch.from_numpy(together[8:12]))
+    together = program.forward(of_program(inputs))
+    assert np.array_equal(together, program.forward(of_program(inputs)))
+    assert_close(
+        program.forward(of_program(ModelInputs(*(part[8:12] for part in inputs)))), torch.from_numpy(together[8:12])
+    )
 
 
 def test_a_batch_fits_up_to_a_number_of_operations():
