@@ -104,7 +104,7 @@ def test_nothing_is_compiled_until_the_first_prediction(user: UserFolder, compil
 
 def test_edited_sources_are_compiled_and_say_so(commands: Path, compilations: Path) -> None:
     hashing = (
-        "import numpy as np; from springtide.kernels.cpu.hashing import hash_keys; hash_keys(*[np.zeros(1, {})]*2)"
+        "import numpy as np\nfrom springtide.kernels.cpu.hashing import hash_keys as f\nf(*[np.zeros(1, 'u2')] * 2)"
     )
     choice = "from springtide.kernels.kernel_store import installed_store; print(installed_store().text)"
     assert run_python(commands, choice).endswith(f"compiled for {LEVEL} came with the wheel")
