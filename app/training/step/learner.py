@@ -278,10 +278,11 @@ class Learner:
     def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""
         batch = keys.batch
-        if self.compiled is not None and len(batch) and self.compiled.program.fits(len(batch)):
+        use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
+        is_small = len(batch) > 0 and not (use_bfloat16 and self.config.bfloat16 is True)
+        if self.compiled is not None and is_small and self.compiled.program.fits(len(batch)):
             return self._update_compiled(self.compiled, keys, lookup)
-        columns, use_bfloat16 = keys.tensors(), self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
-        offset_step = None if self.wide_step is None else self.wide_step.begin(keys, lookup)
+        columns = keys.tensors()
         if self.sharded_table is None:
             tensors = embed_slices(self.table.rows, lookup, keys.slices)
         else:
