@@ -140,6 +140,8 @@ class Columns:
         """The next offset to read of each partition, once rows start to stop are learned and the rows before were."""
         if stop == len(self):
             return dict(self.end_offsets)
+        if len(self.partitions) == 1:
+            return {self.partitions[0]: int(self.offset_N[stop - 1]) + 1} if stop > start else {}
         positions: dict[Partition, int] = {}
         for number, partition in enumerate(self.partitions):
             if partition in self.end_offsets and not np.any(self.partition_N[stop:] == number):
@@ -163,7 +165,7 @@ class Columns:
         if start == 0 and stop == len(self):
             return self
         end = self.positions_after(start, stop)
-        begin = self.positions_after(0, start) if start else {}
+        begin = self.positions_after(0, start) if start and self.dead_letters else {}
         return replace(
             self,
             features=self.features.slice(start, stop),

@@ -6,11 +6,10 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
@@ -22,8 +21,7 @@ FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", 
 encode_json = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True)
-class FileRow:
+class FileRow(NamedTuple):
     """One message, its key if a key column is named, and the fraction of the file (0..1) that has been read."""
 
     value: bytes

@@ -45,6 +45,9 @@ class FileSource(Source):
         self.segments = None if by is None else SegmentField(by)
         self._decoder = Decoder(schema, replace(config, format=JSON.name))
         self._limit = limit
+        self._sizes = [max(file.path.stat().st_size, 1) for file in files]
+        self._num_before = 0  # bytes of the files before the one that is read
+        self._size = 0  # of that one
         self._rows = itertools.islice(self._read(files), limit)
         self._at_end = False
         self._offsets: list[npt.NDArray[np.int64]] = []
@@ -57,7 +60,7 @@ class FileSource(Source):
         if not rows:
             self._at_end = True
             return []
-        self.fraction = rows[-1].fraction
+        self.fraction = (self._num_before + rows[-1].fraction * self._size) / sum(self._sizes)
         first, self.num_rows = self.num_rows, self.num_rows + len(rows)
         if self._limit:
             self.fraction = max(self.fraction, self.num_rows / self._limit)
@@ -93,9 +96,6 @@ class FileSource(Source):
         return np.concatenate(self._offsets) if self._offsets else np.zeros(0, np.int64)
 
     def _read(self, files: Sequence[InputFile]) -> Iterator[FileRow]:
-        sizes = [max(file.path.stat().st_size, 1) for file in files]
-        before, total = 0, sum(sizes)
-        for file, size in zip(files, sizes, strict=True):
-            for row in file.rows():
-                yield FileRow(row.value, row.key, (before + row.fraction * size) / total)
-            before += size
+        for file, size in zip(files, self._sizes, strict=True):
+            self._num_before, self._size = self._num_before + self._size, size
+            yield from file.rows()

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,7 @@ def check_step(store: Store, step: OptimizerStep) -> None:
         raise ValueError(f"{step.name} divides by lr: it must be positive, not {step.lr}")
 
 
+@lru_cache(maxsize=16)
 def constants_of(step: OptimizerStep) -> OptimizerConstants:
     return OptimizerConstants(
         np.float32(step.lr),
