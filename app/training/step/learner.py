@@ -283,6 +283,7 @@ class Learner:
         if self.compiled is not None and is_small and self.compiled.program.fits(len(batch)):
             return self._update_compiled(self.compiled, keys, lookup)
         columns = keys.tensors()
+        offset_step = None if self.wide_step is None else self.wide_step.begin(keys, lookup)
         if self.sharded_table is None:
             tensors = embed_slices(self.table.rows, lookup, keys.slices)
         else:
