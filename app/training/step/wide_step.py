@@ -17,6 +17,7 @@ from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.lookup.handle import Lookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, repeated
@@ -65,6 +66,7 @@ class WideStep:
         self._has_values = bool(self.is_value_L.any())
         self._fields_F3 = fields_of(schema)
         self._features_C = np.empty(0, np.uint16)  # of keys of crosses, as many as were needed so far
+        self._ops = backend("cpu")  # with scratch of its own: the table's is used by another thread meanwhile
         self.num_crosses = 0  # rows that the newest batch looked up
         self.crosses = table.tables.get(CROSSES_TABLE)
         if self.crosses is None and part.get_buffer("pair_is_live_P").numel():
@@ -270,7 +272,7 @@ class WideStep:
         if len(self._features_C) < len(ids_C):
             self._features_C = np.full(2 * len(ids_C), CROSSES, np.uint16)
         # these are keys of the right types: `lookup` would ask them
-        lookup = self.crosses.lookup_unique(self.crosses.ops.unique(self._features_C[: len(ids_C)], ids_C, event_ms_C))
+        lookup = self.crosses.lookup_unique(self._ops.unique(self._features_C[: len(ids_C)], ids_C, event_ms_C))
         columns = self.crosses.read_rows(lookup)
         columns.values_ND[columns.counts_N == 0] = 0.0  # a first value of scale zero may be -0.0: servers score +0.0
         return lookup, columns, columns.values_ND

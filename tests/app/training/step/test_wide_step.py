@@ -1,4 +1,5 @@
 import dataclasses
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
+from springtide.embeddings.errors import SpillError
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
 from springtide.stream.columns import Batch
@@ -71,6 +73,32 @@ def test_a_batch_teaches_as_much_as_its_samples_one_by_one():
     for name, array in whole.dense_arrays().items():
         if name.startswith("wide."):
             np.testing.assert_array_equal(array, single.dense_arrays()[name], err_msg=name)
+
+
+@pytest.mark.parametrize("crosses", [64, 3, 0])
+def test_a_thread_that_prepares_a_batch_while_the_net_computes_changes_no_bit(crosses):
+    one, two = (make_learner("deepfm", crosses=crosses, threads=2) for _ in range(2))
+    assert two.wide_step._thread is not None
+    one.wide_step._thread = None
+    for number, size in enumerate((1000, 700, 20, 600, 900)):
+        batch = make_batch(number, size)
+        np.testing.assert_array_equal(one.step(batch).logits_NL, two.step(batch).logits_NL)
+    for name, array in one.dense_arrays().items():
+        np.testing.assert_array_equal(array, two.dense_arrays()[name], err_msg=name)
+    for name, table in one.table.tables.items():
+        rows, others = table.export(), two.table.tables[name].export()
+        for column in ("id", "value", "state", "count"):
+            np.testing.assert_array_equal(getattr(rows, column), getattr(others, column), err_msg=name)
+
+
+def test_what_refuses_the_crosses_of_a_batch_is_heard_by_its_step(monkeypatch):
+    learner = make_learner(threads=2)
+    learner.step(make_batch(0, 600))
+    with monkeypatch.context() as patch:
+        patch.setattr(learner.table.tables["crosses"], "lookup_unique", Mock(side_effect=SpillError("full")))
+        with pytest.raises(SpillError, match="full"):
+            learner.step(make_batch(1, 600))
+    assert np.isfinite(learner.step(make_batch(1, 600)).logits_NL).all()
 
 
 @pytest.mark.parametrize("model", ["dlrm", "deepfm", "logistic"])
