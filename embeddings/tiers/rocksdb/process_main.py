@@ -205,18 +205,19 @@ class SpillServer:
             num_rows += channel.put_values(values, start, num_rows)
         return (num_rows,)
 
-    def write(self, channel: ServerChannel, number: int, num: int, tombstones: bool, may_create: bool) -> tuple[()]:
-        """Write the keys and records in the channel, or tombstones of the keys, to a database."""
+    def write(
+        self, channel: ServerChannel, number: int, num: int, tombstones: bool, may_create: bool
+    ) -> tuple[int | None]:
+        """Write the keys and records in the channel, or tombstones of the keys, to a database.
+
+        Return the sequence number of the last write to it; None if it is unknown.
+        """
         keys = channel.keys(num)
         values = [b""] * num if tombstones else channel.records(num)
         for start in range(0, num, CALL_KEYS):
             part = slice(start, start + CALL_KEYS)
             self.databases.write(number, keys[part], values[part], may_create=may_create)
             self._execute_finds()
-        return ()
-
-    def sequence(self, channel: ServerChannel, number: int) -> tuple[int | None]:
-        """Return the sequence number of the last write to a database; None if it is unknown."""
         return (self.databases.sequence(number),)
 
     def scan(self, channel: ServerChannel, number: int, after: str, num: int) -> tuple[int, str | None]:

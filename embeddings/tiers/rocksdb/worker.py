@@ -342,12 +342,12 @@ class SpillWorker:
                 self.record_format.pack(part, channel.records(len(part)))
             request = "write", database.number, len(part), is_deleted, not database.exists
             try:
-                channel.call(*request, deadline=self.deadline())
+                (sequence,) = channel.call(*request, deadline=self.deadline())
             except RequestFailedError:
                 self.counts["spill_failures"] += 1
                 raise
             database.exists = True
-        database.tables.written(*channel.call("sequence", database.number, deadline=self.deadline()))
+        database.tables.written(sequence)
         if is_deleted:
             database.num_tombstones += len(batch)
         else:
