@@ -191,7 +191,7 @@ def first_non_finite(named: Mapping[str, torch.Tensor]) -> str:
     return ""
 
 
-WINDOW_PARTS = 16  # the window is judged again once this part of the recent samples is new
+WINDOW_PARTS = 8  # the window is judged again once this part of the recent samples is new
 SIGMAS = 6.0  # what trips the gate must also be significant
 HALF_A_CLICK = 0.5  # on both sides of a ratio: a window without a click has one too
 

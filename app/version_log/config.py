@@ -54,7 +54,7 @@ class LogConfig(Settings, frozen=True, kw_only=True):
             "version, and a killed trainer loses nothing. The state of a larger net is copied, which takes as much "
             "memory again, and written beside the log; a killed trainer goes back to the newest complete one.",
         ),
-    ] = 4 << 20
+    ] = 256 << 10
     dense_seconds: Annotated[
         float,
         Meta(gt=0, extra=FINITE, description="Followers get the parameters of a larger net at least this often."),

@@ -136,7 +136,7 @@ class Pipeline:
         self.trainer, self.server = self._start("traced_command", "train"), self._start("traced_command", "serve")
         self.until("the server was ready", self._is_ready)
         self.produce(rate)
-        self.until("the first events were learned", lambda: self.status()["samples_trained"] > rate)
+        self.until("it had caught up", lambda: self.status()["samples_trained"] > rate and self.is_fresh)
 
     def produce(self, rate: int, *seconds: float) -> "subprocess.Popen[bytes]":
         """Start to produce other events, for so many seconds or for ever."""
@@ -144,6 +144,11 @@ class Pipeline:
         process = self._start("event_producer", self.broker.address, TOPIC, *map(str, (rate, *fields, *seconds)))
         self.until("events were sent", lambda: b"sending" in (self.folder / "event_producer.out").read_bytes())
         return process
+
+    @property
+    def is_fresh(self) -> bool:
+        """True if the trainer has caught up with the stream."""
+        return bool(self.status()["trainer"] == "running")
 
     @property
     def memory_mb(self) -> float:
