@@ -72,16 +72,19 @@ class FastPath:
         key, _, _ = _split(data)
         self._heads[key] = KnownHead(answer, route, *self._counters[route])
 
-    def respond(self, data: bytes, later: Callable[[Response | None], None]) -> Response | str | None:
+    def respond(self, data: bytes, later: Callable[[Response | None], None]) -> Response | str | int | None:
         """The response, if `data` is one whole request with a known head. None means: take the normal path.
 
-        LATER where the answer has to wait for others: then `later` hears it, or None.
+        LATER where the answer has to wait for others: then `later` hears it, or None. Where a known head has come
+        without its whole body, how many bytes are missing, unless the body is long.
         """
         started = time.perf_counter()
         key, body_start, num_bytes = _split(data)
         known = self._heads.get(key)
-        if known is None or len(data) != num_bytes:
+        if known is None or len(data) > num_bytes:
             return None
+        if len(data) < num_bytes:
+            return num_bytes - len(data) if num_bytes <= MAX_REQUEST_BYTES else None
         try:
             content = known.answer(data[body_start:], partial(self._found, known, started, later))
         except ApiError:
@@ -90,11 +93,6 @@ class FastPath:
             logger.exception("the fast path failed")  # the normal path has a client to report it to
             return None
         return content if content is None or isinstance(content, str) else self._responded(known, started, content)
-
-    def num_missing(self, data: bytes) -> int:
-        """How many bytes a request lacks that begins with `data`; 0 where its head is not known, or it is long."""
-        key, _, num_bytes = _split(data)
-        return max(0, num_bytes - len(data)) if key in self._heads and num_bytes <= MAX_REQUEST_BYTES else 0
 
     def _found(
         self, known: KnownHead, started: float, later: Callable[[Response | None], None], content: Content | None

@@ -133,10 +133,9 @@ class HttpConnection(HttpToolsProtocol):
                 self._timeouts.waiting_since = None
                 self._responded_at = self.loop.time()
                 return
-            if num_missing := self._fast_path.num_missing(data):
-                self._begun, self._num_missing = [data], num_missing
+            if isinstance(response, int):
+                self._begun, self._num_missing = [data], response
                 self._timeouts.waiting_since = self.loop.time()
-                self._unset_keepalive_if_required()
                 return
             self._data = bytearray(data)
         elif self._data:
@@ -255,6 +254,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         left = self._responded_at + self.timeout_keep_alive - self.loop.time()
+        if self._num_missing:  # a request has begun: its own time limit counts
+            left = self.timeout_keep_alive
         if left > 0:
             self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
         else:

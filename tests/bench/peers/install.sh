@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The peers that want interpreters of their own, each in a venv under DIR (about 4 GB in all):
-#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra, web, redis, online; all unless told
+#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra, web, clients, redis, online; all unless told
 # Python 3.11: neither FBGEMM 1.8.0 nor TFRA 0.8.1 knows a newer one with these versions.
 set -euo pipefail
 
 dir=${1:-${SPRINGTIDE_BENCH_PEERS:-$HOME/.cache/springtide-bench}}
 names=("${@:2}")
-[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra web redis online)
+[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra web clients redis online)
 python=${PYTHON:-python3.11}
 
 install() { # VENV ARGUMENTS...: one step of pip in that venv, made where it is missing
@@ -36,6 +36,10 @@ for name in "${names[@]}"; do
         install web fastapi==0.165.0 'uvicorn[standard]==0.54.0' orjson==3.13.0 numpy==2.4.6
         "$dir/web/bin/python" -c 'import fastapi, orjson, uvloop, httptools'
         ;;
+    clients) # HTTP clients, for serve.clients; Node's fetch, Go's net/http and curl are found on PATH
+        install clients httpx==0.28.1 requests==2.34.2 urllib3==2.8.0 aiohttp==3.14.5
+        "$dir/clients/bin/python" -c 'import aiohttp, httpx, requests, urllib3'
+        ;;
     redis) # Debian's packages unpacked, not installed: no server is started; where Redis is installed this is not needed
         mkdir -p "$dir/redis"
         (cd "$dir/redis" && apt-get download --quiet redis-server redis-tools liblzf1 libjemalloc2 libatomic1)
@@ -48,7 +52,7 @@ for name in "${names[@]}"; do
         "$dir/online/bin/python" -c 'import vowpalwabbit, river'
         ;;
     *)
-        echo "no peer called $name: frames, fbgemm, tfra, web, redis or online" >&2
+        echo "no peer called $name: frames, fbgemm, tfra, web, clients, redis or online" >&2
         exit 2
         ;;
     esac
