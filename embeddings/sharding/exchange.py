@@ -102,9 +102,10 @@ class Exchange:
             raise OtherSpillError("the spill of another rank failed: see its error")
 
     def _smallest(self, number: int) -> int:
+        if self.is_alone:
+            return number
         numbers_1 = torch.tensor([number], dtype=torch.int64, device=self.numbers_device)
-        if not self.is_alone:
-            self._all_reduce(numbers_1, dist.ReduceOp.MIN)
+        self._all_reduce(numbers_1, dist.ReduceOp.MIN)
         return int(numbers_1[0])
 
     # what a back-end does
