@@ -25,8 +25,10 @@ from tests.bench.table.full_table import FullTable, fill_table
 from tests.bench.workloads.keys import Int64Array, positions
 
 DIM, LR, EPS = 64, 0.05, 1e-8
-# rows moved between memory and processor per key: forward 2, gradient 1, update 2, and the state
-ROWS_MOVED = {"sgd": 5, "rowwise-adagrad": 5, "adagrad": 7, "adam": 9}
+# rows moved between memory and processor: of each key its output and its gradient, of each unique key the row that is
+# read for the output, then row and state, read and written
+ROWS_OF_A_KEY = 2
+ROWS_OF_A_UNIQUE_KEY = {"sgd": 3, "rowwise-adagrad": 3, "adagrad": 5, "adam": 7}
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,10 @@ def measure(setting: Setting, full: FullTable, peers: Peers, folder: Path, repea
         what = f"{setting.optimizer}, {size}, {part}, against {setting.peer}"
         needed = setting.needed if part == "train" else setting.needed_backward
         limit = None
-        if part == "train" and setting.distribution == "uniform":
-            limit = copy_rate(ThreadSlices(setting.threads)) / (ROWS_MOVED[setting.optimizer] * 4 * DIM)
+        if part == "train":
+            unique_share = len(np.unique(at_K)) / num_keys
+            rows_moved = ROWS_OF_A_KEY + unique_share * ROWS_OF_A_UNIQUE_KEY[setting.optimizer]
+            limit = copy_rate(ThreadSlices(setting.threads)) / (rows_moved * 4 * DIM)
         cases.append(Case(what, "rows/s", mine_rates, rates, needed=needed, limit=limit))
     return cases
 
