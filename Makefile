@@ -59,8 +59,7 @@ demo: $(VENV)/.fresh
 
 # a wheel with compiled kernels for this kind of machine and this Python, and the sources
 package: $(VENV)/.ready
-	$(BIN)/python -m build --no-isolation --sdist
-	$(BIN)/python -m build --no-isolation --wheel
+	$(BIN)/python -m build --no-isolation
 
 # half of the suite's time is spent waiting for processes and disks: two files at a time, each in its own order
 test: setup
