@@ -3,7 +3,8 @@
 Four cases on warm tables with the wide part on: two ids with the default net; the clicks of `springtide simulate`;
 26 ids and 13 numbers with DLRM-small; two ids with a net of the user's own, beside its own forward, backward and Adam
 in plain torch. A cost is the processor's time of a step, so that a neighbour on the machine does not count; the
-straight line through the medians has the least squares of relative errors.
+straight line through the medians has the least squares of relative errors. What is asked of the fixed cost is compared
+with the line through batches of 1 to 64 alone: there a sample costs more than in large batches.
 
 `--before PATH` measures another checkout in turn with this one, chunk by chunk. `--profile CASE BATCH` prints instead
 where steps of a case spend their time.
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 # batch: steps of a chunk
 STEPS = {1: 64, 4: 64, 16: 64, 64: 24, 256: 8, 1024: 3, 4096: 2}
 QUICK_STEPS = {1: 4, 16: 4, 64: 2}
-SMALL = (1, 4, 16, 64)  # batches whose cost beside that of their samples has a target
+SMALL = (1, 4, 16, 64)  # batches whose fixed cost has a target
 NUM_SAMPLES, QUICK_SAMPLES = 16_384, 1024
 TOLERANCE = 0.1  # of the mean difference of logits, of which the two checkouts may compute some in another precision
 
@@ -117,19 +118,20 @@ class Contest:
         ]
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return of each contender the line through its costs, and its cost beside the samples' at small batches."""
+        """Return of each contender the lines through its costs, of all batches and of small ones."""
         found = []
         for name, costs in self.costs.items():
             ms_B = {size: 1000 * median(seconds) for size, seconds in costs.items()}
             fixed_ms, sample_ms = fit(ms_B)
-            beside = max(ms_B[size] - size * sample_ms for size in SMALL if size in ms_B)
+            small_fixed_ms, small_sample_ms = fit({size: ms for size, ms in ms_B.items() if size in SMALL})
             found.append(
                 {
                     "case": self.asked.case,
                     "contender": name,
                     "fixed_ms": fixed_ms,
                     "sample_us": 1000 * sample_ms,
-                    "most_beside_samples_ms": beside,
+                    "small_fixed_ms": small_fixed_ms,
+                    "small_sample_us": 1000 * small_sample_ms,
                     "step_ms": ms_B,
                 }
             )
@@ -141,12 +143,12 @@ class Contest:
         for name, line in lines.items():
             steps = ", ".join(f"{size}: {ms:.3g}" for size, ms in line["step_ms"].items())
             texts.append(
-                f"{self.asked.text}, {name}: {line['fixed_ms']:.2f} ms and {line['sample_us']:.1f} us a sample; "
+                f"{self.asked.text}, {name}: {line['fixed_ms']:.2f} ms and {line['sample_us']:.1f} us a sample, "
+                f"{line['small_fixed_ms']:.2f} and {line['small_sample_us']:.1f} up to batches of 64; "
                 f"ms of a step by batch: {steps}"
             )
         if self.asked.most_ms is not None:
-            found = lines["ours"]["most_beside_samples_ms"]
-            texts.append(verdict("beside the samples at batches of 1 to 64", found, self.asked.most_ms))
+            texts.append(verdict("fixed at batches of 1 to 64", lines["ours"]["small_fixed_ms"], self.asked.most_ms))
         if self.asked.most_beside_plain_ms is not None:
             ours, plain = lines["ours"]["step_ms"], lines["plain torch"]["step_ms"]
             found = max(ours[size] - plain[size] for size in SMALL if size in ours)
