@@ -36,10 +36,12 @@ def processor_seconds(pid: int) -> float:
 
 
 class ProcessorWait:
-    """How long the calling thread has waited for a processor; cheap enough to be asked around each call."""
+    """How long one thread has waited for a processor; cheap enough to be asked around each call."""
 
-    def __init__(self) -> None:
-        path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+    def __init__(self, pid: int | None = None) -> None:
+        """`pid`: of a process whose main thread is meant; None: the calling thread."""
+        pid, thread = (os.getpid(), threading.get_native_id()) if pid is None else (pid, pid)
+        path = f"/proc/{pid}/task/{thread}/schedstat"
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if os.path.exists(path) else None
 
     @property

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -89,8 +90,10 @@ def server_command(log: Path, settings: Mapping[str, object]) -> list[str]:
 class Server:
     """A process that prints its port."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen([*core(0), *command], stdout=subprocess.PIPE, text=True, env=environment)
+    def __init__(self, command: list[str], environment: dict[str, str], *, is_pinned: bool = True) -> None:
+        """`is_pinned`: to the first core."""
+        command = [*core(0), *command] if is_pinned else command
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
@@ -119,27 +122,19 @@ class Server:
         self._process.communicate()
 
 
-class Trainer:
-    """A trainer on the other core; stopped except within `beside`."""
+class OtherWork:
+    """A process on the other core; stopped except within `beside`."""
 
-    def __init__(self, config: Path, num_rows: int, environment: dict[str, str]) -> None:
-        # the load generator is not part of the comparison, so it has a higher priority than the trainer. A niceness of
-        # 19 alone is not enough: a running process finishes its 3 ms slice first
-        command = ["nice", "-n", "19", *core(1), *module_command("tests.bench.serve.trainer_process")]
-        command += [str(config), str(num_rows)]
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        # the load generator is not part of the comparison, so it has a higher priority than this
+        command = ["nice", "-n", "19", *core(1), *command]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        assert self._process.stdout is not None
-        self._learned = [int(self._process.stdout.readline())]
+        self.wait_until_ready()
         self._process.send_signal(signal.SIGSTOP)
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._seconds = 0.0
+        self.seconds = 0.0
 
-    def per_second(self) -> float:
-        """Return the samples learned per second while it ran."""
-        assert self._process.stdout is not None
-        lines = (self._process.stdout.read() or b"").split()
-        self._learned += [int(line) for line in lines]
-        return (self._learned[-1] - self._learned[0]) / self._seconds
+    def wait_until_ready(self) -> None:
+        """Return once it works."""
 
     def beside(self, work: Callable[[], LoadResult]) -> LoadResult:
         """Return the result of `work`, with the trainer running meanwhile."""
@@ -149,11 +144,32 @@ class Trainer:
             return work()
         finally:
             self._process.send_signal(signal.SIGSTOP)
-            self._seconds += time.monotonic() - start
+            self.seconds += time.monotonic() - start
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+class Trainer(OtherWork):
+    """A trainer that learns and publishes."""
+
+    def __init__(self, config: Path, num_rows: int, environment: dict[str, str]) -> None:
+        command = [*module_command("tests.bench.serve.trainer_process"), str(config), str(num_rows)]
+        super().__init__(command, environment)
+
+    def wait_until_ready(self) -> None:
+        """Return once it has published a version."""
+        assert self._process.stdout is not None
+        self._learned = [int(self._process.stdout.readline())]
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def per_second(self) -> float:
+        """Return the samples learned per second while it ran."""
+        assert self._process.stdout is not None
+        lines = (self._process.stdout.read() or b"").split()
+        self._learned += [int(line) for line in lines]
+        return (self._learned[-1] - self._learned[0]) / self.seconds
 
 
 def check(name: str, found: npt.NDArray[np.float32], ids_K: Ids) -> None:
@@ -239,6 +255,13 @@ class LookupContenders:
         self.versions["redis-server"] = redis.version
         size = {"num_ids": NUM_IDS, "num_rows": self.num_rows, "connections": CONNECTIONS}
         self.runs["Redis MGET"] = partial(redis.measure, **size, requests=int(self.seconds * 20_000))
+
+    def add_computing(self, *forms: str) -> None:
+        """Add our server beside a process that only computes: what sharing the other core costs, whoever takes it."""
+        work = OtherWork([sys.executable, "-c", "while True: pass"], self.environment)
+        self._stack.callback(work.close)
+        for form in forms:
+            self.runs[f"{form}, computing"] = partial(work.beside, self.runs[form])
 
     def add_training(self, *forms: str) -> Trainer:
         """Add our server with a trainer that learns and publishes."""

@@ -18,7 +18,7 @@ from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
 from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
 from tests.bench.snapshot.row_stores import PEERS, RowFiles, RowSet, SpringtideLog
-from tests.bench.snapshot.swap_latency import Swaps
+from tests.bench.snapshot.swap_latency import ModelRows, Rows, ServedRows, Swaps
 
 DELTA_RATIO, SWAP_SECONDS, LOAD_SECONDS = 20.0, 0.005, 0.1
 READ_ROWS = 1000
@@ -93,23 +93,25 @@ def measure_loads(
     return [first, *against_each(what, "1/s", rates, {})]
 
 
-def measure_swaps(folder: Path, num_rows: int, seconds: float, repeats: int) -> Case:
-    """Measure the longest call of a HotModel while versions and bases are swapped in."""
-    with Swaps(folder, num_rows) as swaps:
+def measure_swaps(
+    what: str, open_rows: Callable[[Path], Rows], folder: Path, num_rows: int, seconds: float, repeats: int
+) -> Case:
+    """Measure the longest call, or request, while versions and bases are swapped in."""
+    with Swaps(folder, num_rows, open_rows) as swaps:
         rates = alternate(
             {"swapping": partial(swaps.run, seconds, moving=True), "still": partial(swaps.run, seconds, moving=False)},
             repeats=repeats,
         )
-        longest_on_processor = swaps.longest_on_processor
-        print(f"calls during {swaps.num_swaps} swaps, of them {swaps.num_bases} to another base; none failed")
-    for name, found in rates.items():
-        on_processor = 1000 * longest_on_processor[name == "swapping"]
+        print(f"{what}s during {swaps.num_swaps} swaps, of them {swaps.num_bases} to another base; none failed")
+    for name in rates:
+        p99, longest, on_processor = zip(*swaps.latencies[name == "swapping"][1:], strict=True)
         print(
-            f"longest call, {name}: {1000 / median(found):.2f} ms (worst {1000 / min(found):.2f}); "
-            f"without waiting for a processor that other threads had: worst {on_processor:.2f} ms"
+            f"{what}s, {name}: p99 {1000 * median(p99):.2f} ms; longest {1000 * median(longest):.2f} ms (worst "
+            f"{1000 * max(longest):.2f}), without waiting for a processor that other threads had "
+            f"{1000 * median(on_processor):.2f} ms (worst {1000 * max(on_processor):.2f})"
         )
     return Case(
-        "longest call while versions are swapped",
+        f"longest {what} while versions are swapped",
         "1/s",
         rates["swapping"],
         {f"{1000 * SWAP_SECONDS:.0f} ms": [1 / SWAP_SECONDS] * repeats},
@@ -143,7 +145,9 @@ def main() -> None:
             cases.append(measure_delta(ours, rows, full_seconds, 0.01, repeats))
             cases += measure_loads(ours, peers, tfra, rows, repeats)
         shutil.rmtree(folder / "ours")
-        cases.append(measure_swaps(folder / "swaps", num_rows, seconds, repeats))
+        for what, open_rows in (("call", ModelRows), ("request", ServedRows)):
+            cases.append(measure_swaps(what, open_rows, folder / what, num_rows, seconds, repeats))
+            shutil.rmtree(folder / what)
     print(f"a copy in memory: {copy_rate(ThreadSlices(1)) / 2e9:.1f} GB/s")
     packages = ("torch", "numpy", "numba", "safetensors")
     report("snapshot", cases, options, packages=packages, peers=tfra.versions)
