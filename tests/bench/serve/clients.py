@@ -142,7 +142,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=FOLDER", help="another checkout")
     options = parser.parse_args()
-    num_rows, repeats, seconds = (20_000, 2, 0.2) if options.quick else (1_000_000, 5, 1.0)
+    num_rows, repeats, seconds = (20_000, 2, 0.2) if options.quick else (200_000, 5, 1.0)
     random = np.random.default_rng(0)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
