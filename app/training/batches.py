@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.app.training.config import TrainerConfig
+from springtide.app.training.config import TrainerConfig, wait_seconds_of
 from springtide.stream.batcher import Batcher
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
@@ -47,7 +47,7 @@ class BatchStream:
         )
         self.batcher = Batcher(
             config.train.batch_size,
-            float("inf") if until_end else config.train.max_wait_seconds,  # fresh for nobody, and alike on every run
+            float("inf") if until_end else wait_seconds_of(config),  # fresh for nobody, and alike on every run
             min_batch_size=config.train.min_batch_size,
             growth=config.train.batch_growth,
             num_learned=samples_trained // share.num_ranks,  # all ranks together learn a batch of each

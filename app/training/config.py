@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from springtide.app.errors import UserError
-from springtide.app.models.config import ModelConfig
-from springtide.app.models.losses.config import LabelLoss, LossName
+from springtide.app.models.config import MODELS_WITHOUT_WIDE, ModelConfig
+from springtide.app.models.losses.config import RANKING, LabelLoss, LossName
 from springtide.app.scores.config import ScoresConfig
 from springtide.app.training.lr_schedule import LearningRateSchedule
 from springtide.app.training.ranks.config import ClusterConfig
@@ -80,6 +80,9 @@ class DenseOptimizerConfig(Settings, frozen=True, kw_only=True):
             )
 
 
+COMPARING_SECONDS = 0.2  # what a batch waits for whose samples are compared with each other
+
+
 class TrainConfig(Settings, frozen=True, kw_only=True):
     """How samples are learned."""
 
@@ -108,14 +111,15 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = GROWTH
     max_wait_seconds: Annotated[
-        float,
+        Literal["auto"] | Annotated[float, Meta(ge=0)],
         Meta(
-            ge=0,
             description="How long a batch that is not full waits for more samples. 0: what is there is learned as soon "
             "as no step runs, so batches are small while nothing waits and grow with what does. `inf`: batches are "
-            "always full, and depend on the stream alone; so they are with `--until-end` in any case.",
+            'always full, and depend on the stream alone; so they are with `--until-end` in any case. "auto": 0, and '
+            f"{COMPARING_SECONDS} where samples of a batch are compared with each other: two towers, `pairwise`, "
+            "`listwise`."
         ),
-    ] = 0.0
+    ] = "auto"
     optimizer: Annotated[
         Mapping[str, Any], Meta(description="Optimizer of the dense net.", extra={"table": DenseOptimizerConfig})
     ] = msgspec.field(default_factory=lambda: {"name": "adam", "lr": 0.001})
@@ -294,6 +298,14 @@ class TableSettings(TableConfig, frozen=True, kw_only=True):
                     f"[train] lr_schedule rows = true does not go with {name}, whose rows mean something else under "
                     "another lr: leave it out, or take another [table] optimizer"
                 )
+
+
+def wait_seconds_of(config: "TrainerConfig") -> float:
+    """Return `max_wait_seconds` with "auto" decided for the model and its losses."""
+    if config.train.max_wait_seconds != "auto":
+        return config.train.max_wait_seconds
+    compares = config.model.name in MODELS_WITHOUT_WIDE or any(loss.name in RANKING for loss in config.losses)
+    return COMPARING_SECONDS if compares else 0.0
 
 
 class TrainerConfig(Protocol):

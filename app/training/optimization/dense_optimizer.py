@@ -175,7 +175,8 @@ class Adam(Optimizer):
         """Return the moments of parameters, found once: a look at each one's state takes longer than a step."""
         key = tuple(map(id, parameters))
         if key not in self._moments:
-            self._moments.clear()  # numbers of steps are in the newest one's vector
+            for other in [one for one in self._moments if not set(one).isdisjoint(key)]:
+                del self._moments[other]  # a number of steps is in the newest vector only
             states = [self.state_of(parameter) for parameter in parameters]
             steps = torch.stack([state["step"] for state in states])
             for state, step in zip(states, steps.unbind(), strict=True):

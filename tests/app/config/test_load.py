@@ -41,7 +41,7 @@ def test_name_label_and_one_feature_suffice_and_other_keys_have_their_defaults(t
     assert (table.eviction, dict(table.admission)) == ("lru", {"min_count": 1})
     assert dict(table.optimizer) == {"name": "rowwise-adagrad", "lr": 0.05}
     assert (config.model.name, dict(config.model.options)) == ("dlrm", {})
-    assert (train.device, train.batch_size, train.max_wait_seconds) == ("auto", 4096, 0.0)
+    assert (train.device, train.batch_size, train.max_wait_seconds) == ("auto", 4096, "auto")
     assert dict(train.optimizer) == {"name": "adam", "lr": 0.001}
     assert (train.window_samples, train.seed) == (20_000, 0)
     assert log.path == Path("var/tiny/log")

@@ -10,6 +10,7 @@ import torch
 from springtide.app.config.load import load_config
 from springtide.app.training.bootstrap import load_state
 from springtide.app.training.commands import CommandExecutor
+from springtide.app.training.config import wait_seconds_of
 from springtide.app.version_log.commands.queue import Command
 from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.batcher import Batcher, BatchSize
@@ -55,7 +56,7 @@ class ReferenceRun:
         train = config.train
         self.batcher = Batcher(
             train.batch_size,
-            train.max_wait_seconds,
+            wait_seconds_of(config),
             min_batch_size=train.min_batch_size,
             growth=train.batch_growth,
             num_learned=self.state.samples_trained,
