@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide.kernels.compile import compile_ops
 from tests.kernels.oracle import Key, unique
 from tests.kernels.small_batch import OPS, arrays
 

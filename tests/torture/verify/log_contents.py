@@ -24,6 +24,7 @@ Key = tuple[int, int]
 TIMING_DEPENDENT_FIELDS = (
     "created_ms",
     "complete_until_ms",
+    "catching_up",
     "durable",
     "exact_state",
     "record_ms",
