@@ -41,7 +41,7 @@ class LogConfig(Settings, frozen=True, kw_only=True):
             description="Bytes of versions a second, of all ranks, up to which they are published sooner than "
             "`publish_seconds` asks: what disks and networks of followers should take.",
         ),
-    ] = 16 << 20
+    ] = 64 << 20
     durable_seconds: Annotated[
         float, Meta(gt=0, extra=FINITE, description="Versions are synced to disk (fsync) at least this often.")
     ] = 1.0
