@@ -1,4 +1,4 @@
-"""Compiled kernels that travel in the wheel: one file for each level of CPU, made by `app/tools/build_stores.py`.
+"""Compiled kernels that travel in the wheel: one file for each level of CPU, made by `app/tools/compile_kernels.py`.
 
 A store's key is what a kernel is on any machine: its name, its code, what it closes over and the types it is called
 with. It is read only if Numba, llvmlite, NumPy's major version, Python, platform and the sources are those it was built
@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -50,7 +51,11 @@ class KernelStore:
 
     def get(self, name: str) -> bytes | None:
         """The pickled kernel of this name, or None."""
-        return self._zip.read(name) if name in self._names else None
+        try:
+            return self._zip.read(name) if name in self._names else None
+        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+            logger.warning("a compiled kernel is damaged", extra={"kernel": name, "reason": str(error)})
+            return None
 
     def kernels(self) -> dict[str, bytes]:
         """Every kernel by its name."""
@@ -88,6 +93,11 @@ def installed_store() -> Choice:
     return choice
 
 
+# a forked worker opens the file itself: its position would be shared with the parent and all siblings
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=installed_store.cache_clear)
+
+
 def level_features() -> Mapping[str, tuple[str, ...]]:
     """The levels of this kind of machine, the best first."""
     return LEVELS.get(platform.machine(), {})
@@ -110,10 +120,11 @@ def choose(folder: Path, levels: Mapping[str, Iterable[str]]) -> Choice:
             continue
         try:
             store = KernelStore(path)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            reasons.append(f"{level}: {error}")
+            different = differences(store.manifest)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            reasons.append(f"{level}: it is damaged ({error})")
             continue
-        if different := differences(store.manifest):
+        if different:
             reasons.append(f"{level}: {different}")
         else:
             return Choice(store, level)
@@ -181,9 +192,13 @@ def plain(value: Any) -> object:
     """Numbers and texts as they are; functions by name, as the digest covers their sources."""
     function = getattr(value, "py_func", value)
     if callable(function) and hasattr(function, "__qualname__"):
+        if getattr(function, "__closure__", None):
+            raise TypeError(f"a kernel closes over {function.__qualname__}, which closes over values of its own")
         return f"{function.__module__}.{function.__qualname__}"
     if isinstance(value, tuple):
         return tuple(map(plain, value))
+    if getattr(value, "ndim", 0):
+        raise TypeError("a kernel closes over an array, whose text is not its whole content")
     if isinstance(value, (bool, int, float, str, bytes)) or value is None or hasattr(value, "dtype"):
         return f"{type(value).__name__}:{value!r}"
     raise TypeError(f"a kernel closes over {value!r}, which has no name that holds on another machine")

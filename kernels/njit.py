@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import numba
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
@@ -94,8 +94,12 @@ class KernelCache:
 
     # made when it is needed first: it writes a file to find out where it may
     @cached_property
-    def _on_disk(self) -> FunctionCache:
-        return FunctionCache(self._function)
+    def _on_disk(self) -> FunctionCache | NullCache:
+        try:
+            return FunctionCache(self._function)
+        except RuntimeError as error:  # neither the installation nor the home may be written
+            logger.debug("every process compiles", extra={"reason": str(error)})
+            return NullCache()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         if recording is not None:

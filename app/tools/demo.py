@@ -89,7 +89,7 @@ class Demo:
                 broker.restart_if_dead()
                 supervisor.restart_dead()
                 if ready_at is None:
-                    if self._get("/readyz") is not None:
+                    if self._is_serving():
                         ready_at = now
                         self.line.print(f"ready after {now - began:.1f} s; the dashboard: {self.url}")
                     elif now - began > (READY_COMPILING_SECONDS if compiling else READY_SECONDS):
@@ -109,6 +109,11 @@ class Demo:
             status = (self.status() if ready_at is not None else None) or status
             self.line.print("stopping")
         return status
+
+    def _is_serving(self) -> bool:
+        """Return True once what was learned from the first clicks is served: before, a server has nothing to show."""
+        document = None if self._get("/readyz") is None else self._get("/v1/status")
+        return document is not None and document.get("samples_trained", 0) > 0
 
     def status(self) -> dict[str, Any] | None:
         """Return the server's status with the simulator's best AUC; None while the server does not answer."""

@@ -9,7 +9,7 @@ import torch
 from springtide.app.training.batches import BatchStream
 from springtide.app.training.bootstrap import disk_folder, load_state
 from springtide.app.training.commands import CommandExecutor
-from springtide.app.training.config import TrainerConfig
+from springtide.app.training.config import TrainerConfig, wait_seconds_of
 from springtide.app.training.ranks.ranks import Ranks, launch_name
 from springtide.app.training.start_position import StartPosition
 from springtide.app.training.state.net_publisher import NetPublisher
@@ -22,7 +22,7 @@ from springtide.stream.positions import Partition, Position
 from springtide.stream.source import Source
 from springtide_client.system.clock import wall_ms
 
-BEHIND_MS = 3000  # a batch whose records have waited longer has waited for the trainer
+BEHIND_MS = 3000  # a batch whose records have waited so much longer than it waits for more has waited for the trainer
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +112,19 @@ class TrainingSession:
         self.batches = self._open_batches()
         self.batches.start(after=before)
 
+    @property
+    def behind_ms(self) -> float:
+        """How far behind the stream a batch is that has waited for the trainer: longer than batches wait on purpose."""
+        return BEHIND_MS + 1000 * wait_seconds_of(self._config)
+
     def note_lag(self) -> None:
         """Note how far behind the stream the batch is that is learned next.
 
-        The trainer is catching up from its start, and from a batch on that is taken more than BEHIND_MS behind the
+        The trainer is catching up from its start, and from a batch on that is taken more than `behind_ms` behind the
         stream, until less than a full batch waits behind the one that is taken. What it learns meanwhile tells how long
         it was away, not how fresh it is.
         """
-        if self.source.has_partitions and wall_ms() - self.complete_until_ms() > BEHIND_MS:
+        if self.source.has_partitions and wall_ms() - self.complete_until_ms() > self.behind_ms:
             self.is_catching_up = True
         elif self.batches.is_near_end:
             self.is_catching_up = False

@@ -19,7 +19,7 @@ from springtide.app.training.batches import FeatureValues, without_values
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, Verdict, oldest_restorable
-from springtide.app.training.session import BEHIND_MS, TrainingSession
+from springtide.app.training.session import TrainingSession
 from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
     Blocker,
@@ -305,7 +305,7 @@ def trainer_condition(facts: TrainerFacts) -> TrainerCondition:
     learned = {p: position.offset for p, position in session.state.stream.positions.items()}
     lag = sum(max(0, end - learned.get(p, 0)) for p, end in _ends(facts).items())
     is_catching_up = lag > 0 and any(rank.is_catching_up for rank in facts.ranks)
-    if not is_catching_up and wall_ms() - facts.complete_until_ms <= BEHIND_MS:
+    if not is_catching_up and wall_ms() - facts.complete_until_ms <= session.behind_ms:
         return TrainerCondition("running")
     reason = f"{lag} records behind the stream's end"
     if facts.stream_per_second <= facts.learned_per_second:

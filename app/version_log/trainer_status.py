@@ -174,7 +174,7 @@ class NetStatus(msgspec.Struct, frozen=True):
 
 
 class PublishStatus(msgspec.Struct, frozen=True):
-    """How often versions are published at present: at most `[log] publish_seconds` apart, by what they cost."""
+    """How often versions are published at present, by what they cost; behind the stream more seldom."""
 
     interval_seconds: float = 0.0
     cost_seconds: float = 0.0  # processor time of one version

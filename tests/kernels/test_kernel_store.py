@@ -1,6 +1,7 @@
 """Compiled kernels in a store: found by what they are, loaded without compiling, refused where anything differs."""
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,16 @@ from numba.core import event
 
 from springtide.kernels import kernel_store
 from springtide.kernels import njit as compiling
-from springtide.kernels.kernel_store import Choice, KernelStore, choose, entry_name, missing_features, write_store
+from springtide.kernels.kernel_store import (
+    MANIFEST,
+    Choice,
+    KernelStore,
+    choose,
+    entry_name,
+    installed_store,
+    missing_features,
+    write_store,
+)
 from springtide.kernels.njit import Recording, njit
 from tests.support.processes import ROOT
 
@@ -167,3 +177,53 @@ def test_every_kernel_is_compiled_by_our_njit() -> None:
                 assert "from numba import njit" not in text, path
                 assert "numba.njit(" not in text, path
                 assert "numba.njit\n" not in text, path
+
+
+def test_a_damaged_store_is_refused_and_a_damaged_kernel_is_compiled(tmp_path: Path) -> None:
+    path = tmp_path / "best.zip"
+    write_store(path, {"kernel": bytes(range(256)) * 8})
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as file:
+        places = {one.filename: one.header_offset for one in file.infolist()}
+    for name, is_chosen in (("kernel", True), (MANIFEST, False)):
+        at = places[name] + 30 + len(name) + 4  # in the middle of its bytes
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+        choice = choose(tmp_path, {"best": NOTHING})
+        assert (choice.store is not None) is is_chosen
+        if choice.store is not None:
+            assert choice.store.get("kernel") is None
+        else:
+            assert "it is damaged" in choice.reason
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(MANIFEST, "{}")
+    assert "it is damaged" in choose(tmp_path, {"best": NOTHING}).reason
+
+
+def test_a_forked_process_opens_the_store_itself(monkeypatch: pytest.MonkeyPatch, stores: Path) -> None:
+    monkeypatch.setattr(kernel_store, "FOLDER", stores)
+    monkeypatch.setattr(kernel_store, "level_features", lambda: {"best": NOTHING})
+    installed_store.cache_clear()
+    try:
+        before = installed_store().store
+        assert before is not None
+        child = os.fork()
+        if not child:
+            os._exit(0 if installed_store().store is not before else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert installed_store().store is before
+    finally:
+        installed_store.cache_clear()
+
+
+def test_a_kernel_closes_over_no_array_and_no_closure() -> None:
+    def of(value: Any) -> Any:
+        def kernel(x: Any) -> Any:
+            return x + value
+
+        return kernel
+
+    entry_name(of(2.0), ())
+    for value in (np.zeros(2000), make_scaled(2.0)):
+        with pytest.raises(TypeError, match="a kernel closes over"):
+            entry_name(of(value), ())

@@ -252,6 +252,11 @@ class HttpConnection(HttpToolsProtocol):
         self._framing_bytes = 0
         self._middleware.count_rejected_connection(error)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn does so only where nothing went wrong
+        self._begun, self._num_missing, self._held, self._awaited = [], 0, [], None
+
     def timeout_keep_alive_handler(self) -> None:
         left = self._responded_at + self.timeout_keep_alive - self.loop.time()
         if self._num_missing:  # a request has begun: its own time limit counts

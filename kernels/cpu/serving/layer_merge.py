@@ -41,6 +41,8 @@ def merge_sorted(*oldest_first: RowBlock) -> RowBlock:
     num_rows = order_rows(np.array(lines, np.int64), layer_M, row_M)
     merged = {}
     for name, first in columns[0].items():
+        if any(own[name].dtype != first.dtype or own[name].shape[1:] != first.shape[1:] for own in columns):
+            raise ValueError(f"layers differ in the width or the type of {name}")
         merged[name] = np.empty((num_rows, *first.shape[1:]), first.dtype)
         row_bytes = first.itemsize * int(np.prod(first.shape[1:]))
         addresses_L = np.array([address(own[name]) for own in columns], np.int64)

@@ -74,6 +74,7 @@ def session_of(*, behind_ms: int, num_waiting: int, full_rows: int) -> Any:
     return SimpleNamespace(
         batches=batches,
         source=batches.source,
+        behind_ms=BEHIND_MS,
         complete_until_ms=lambda: wall_ms() - behind_ms,
         state=SimpleNamespace(unpublished=SimpleNamespace(is_catching_up=False)),
     )
@@ -98,11 +99,22 @@ def test_catching_up_ends_where_less_than_a_full_batch_waits(before, behind_ms, 
 def facts(*, stream: float, learned: float, is_catching_up: bool = True, lag: int = 1000) -> TrainerFacts:
     log: Any = SimpleNamespace(is_full=False)
     positions = {PARTITION: Position("id", 5000)}
-    session: Any = SimpleNamespace(log=log, state=SimpleNamespace(stream=SimpleNamespace(positions=positions)))
+    session: Any = SimpleNamespace(
+        log=log, behind_ms=BEHIND_MS, state=SimpleNamespace(stream=SimpleNamespace(positions=positions))
+    )
     rank = RankReport(RankStatus(), {PARTITION: 5000 + lag}, {}, 0, "", 0, [], is_catching_up, "")
     gate: Any = SimpleNamespace(held=None)
     config: Any = None
     return TrainerFacts(config, session, gate, learned, stream, learned, PublishStatus(), wall_ms(), [rank])
+
+
+@pytest.mark.parametrize(
+    ("wait", "expected"), [(0.0, BEHIND_MS), (10.0, BEHIND_MS + 10_000), (float("inf"), float("inf"))]
+)
+def test_what_a_batch_waits_on_purpose_is_not_lag(wait, expected):
+    session = TrainingSession.__new__(TrainingSession)
+    session._config = SimpleNamespace(train=SimpleNamespace(max_wait_seconds=wait))  # type: ignore[assignment]
+    assert session.behind_ms == expected
 
 
 def test_a_stream_faster_than_the_learner_is_told_with_both_rates():
