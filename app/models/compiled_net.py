@@ -22,11 +22,15 @@ Float32Array = npt.NDArray[np.float32]
 
 # operations of a batch's forward pass up to which the program is the faster one: see deploy/docs/decisions/training.md
 MOST_FLOPS = 30e6
+MOST_NUMBERS = 1 << 23  # in the columns of a batch: 32 MiB
 SHIPPED = "springtide.app.models."
 
 
 class CompiledNet:
-    """Parameters and the statistics that the net reads move into one array; the module's tensors are views of it."""
+    """Parameters and the statistics that the net reads move into one array; the module's tensors are views of it.
+
+    A model has one program: a second one would take the tensors from the first.
+    """
 
     def __init__(self, traced: TracedNet) -> None:
         self.program, self._traced = traced.program, traced
@@ -65,7 +69,8 @@ class CompiledNet:
 
     def fits(self, num_samples: int) -> bool:
         """Return True if a batch is small enough. A function of net and batch alone: a restart decides the same."""
-        return num_samples * self.program.num_flops <= MOST_FLOPS
+        num_columns = self._traced.num_columns
+        return num_samples * self.program.num_flops <= MOST_FLOPS and num_samples * num_columns <= MOST_NUMBERS
 
     def forward(self, inputs: ModelInputs) -> Float32Array:
         """Return logits, or what the wide part's are added to, float32 (N, L).

@@ -73,7 +73,7 @@ def trace(model: DenseModel) -> TracedNet:
         recorder.input((spec.num_categorical, spec.dim), is_row=True),
         recorder.input((spec.num_pooled, spec.dim), is_row=True),
         recorder.input((spec.num_sequence, 1, spec.dim), is_row=True),  # its mean, as of a list with one element
-        torch.ones(NUM_SAMPLES, spec.num_sequence, dtype=torch.int64),
+        recorder.lengths(spec.num_sequence),
         recorder.input((spec.num_dense,), is_row=False),
     ]
     with ExitStack() as hooks, torch.no_grad():
@@ -100,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self._constants: list[float] = []
         self._needs_gradient: list[bool] = []
         self._used: dict[int, Tensor] = {}  # parameters and statistics
+        self._lengths: dict[int, Tensor] = {}  # what follows from lengths of sequences
         self._in_leaf = False
         self._num_rows = 0
 
@@ -111,11 +112,19 @@ class Recorder(TorchFunctionMode):
         self._remember(tensor, out)
         return tensor
 
+    def lengths(self, num_sequences: int) -> Tensor:
+        """Return lengths of sequences, all 1: to divide by them changes nothing."""
+        tensor = torch.ones(NUM_SAMPLES, num_sequences, dtype=torch.int64)
+        self._lengths[id(tensor)] = tensor
+        return tensor
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and any(id(one) in self._lengths for one in _tensors((*args, *kwargs.values()))):
+            self._lengths[id(result)] = result
         if not self._in_leaf and any(self._is_known(one) for one in _tensors((*args, *kwargs.values()))):
             self._record(func, args, kwargs, result)
         return result
@@ -173,13 +182,22 @@ class Recorder(TorchFunctionMode):
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         name = NAMES.get(name := getattr(func, "__name__", str(func)), name)
+        if name == "__setitem__":
+            raise TraceError("an assignment into a tensor has no instruction")
         if not any(True for _ in _tensors([result])):
             return  # a shape, a dtype, a device
+        try:
+            self._write(name, func, args, kwargs, result)
+        except TypeError as error:
+            raise TraceError(f"{name} with these arguments has no instruction: {error}") from None
+
+    def _write(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Write down one function that has an instruction."""
         with torch._C.DisableTorchFunction():
             if name in SAME and result.dtype == torch.float32:
-                self._remember_places(result, self._places[id(args[0])])
-            elif name in QUOTIENTS and isinstance(args[1], Tensor) and bool((args[1] == 1).all()):
-                self._remember_places(result, self._places[id(args[0])])  # a mean of one element
+                self._remember_places(result, self._require(args[0]))
+            elif name in QUOTIENTS and id(args[1]) in self._lengths and bool((args[1] == 1).all()):
+                self._remember_places(result, self._require(args[0]))  # a mean of one element
             elif name in MOVES:
                 self._move(func, args, kwargs, result)
             elif name == "linear":
@@ -336,7 +354,13 @@ class Recorder(TorchFunctionMode):
     def _num_flops(self) -> int:
         num = 0
         for op, _, width, _, other, *rest in self._instructions:
-            num += {ops.LINEAR: 2 * width * other, ops.PRODUCTS: 2 * width * rest[0]}.get(op, width)
+            num += {
+                ops.LINEAR: 2 * width * other,
+                ops.PRODUCTS: 2 * width * rest[0],
+                ops.SUM: width * other * rest[0],
+                ops.SOFTMAX: width * other,
+                ops.COPY: sum(self._indices[other + 2 : other + 3 * width : 3]),
+            }.get(op, width)
         return num
 
     # tensors and columns

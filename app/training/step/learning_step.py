@@ -186,7 +186,9 @@ class CompiledObjective(LossObjective):
         self.grads_BD = np.empty((len(errors) * num_fields + 1, inputs.categorical.shape[2]), np.float32)
         self.grads_BD[-1] = 0
         norm = self.program.backward(errors, self.grads_BD[:-1].reshape(len(errors), -1))
-        return Scores(logits_NL, loss, weight, norm)
+        # what a loss learns beside the program has a part in the norm too: then it is that of all gradients
+        is_all = self.loss.own is None and self.loss.task_weights is None
+        return Scores(logits_NL, loss, weight, norm if is_all else None)
 
 
 class TwoTowerObjective(LossObjective):

@@ -174,7 +174,7 @@ def _backward(
 ) -> None:
     op, source, width, out = o[0], o[1], o[2], o[3]
     if op == LINEAR:
-        has_input = needs_gradient_W[source]
+        has_input = needs_gradient_W[source : source + width].any()
         _linear_backward(
             x_NW, g_CW, start, stop, source, width, out, o[4], parameters_P, gradients_P, o[5], o[6], has_input
         )

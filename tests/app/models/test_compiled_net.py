@@ -199,7 +199,28 @@ class Random(Own):
         return nn.functional.dropout(self.net(categorical_NCD.flatten(1)))
 
 
-@pytest.mark.parametrize("net", [Mixed, Turned, Stacked, Random])
-def test_a_trace_refuses_what_mixes_samples_or_draws_numbers(net):
+class Assigning(Own):
+    def forward(self, categorical_NCD, pooled_NPD, sequence_NSTD, length_NS, dense_NF):
+        rows_NI = categorical_NCD.flatten(1).clone()
+        rows_NI[:, :1] = 0.0
+        return self.net(rows_NI)
+
+
+class Divided(Own):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.register_buffer("scale", torch.ones(spec.num_labels))
+
+    def forward(self, categorical_NCD, pooled_NPD, sequence_NSTD, length_NS, dense_NF):
+        return self.net(categorical_NCD.flatten(1)) / self.scale
+
+
+class Typed(Own):
+    def forward(self, categorical_NCD, pooled_NPD, sequence_NSTD, length_NS, dense_NF):
+        return self.net(categorical_NCD.flatten(1)) + categorical_NCD.sum(2).sum(1, keepdim=True, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("net", [Mixed, Turned, Stacked, Random, Assigning, Divided, Typed])
+def test_a_trace_refuses_what_mixes_samples_draws_numbers_or_has_no_instruction(net):
     with pytest.raises(TraceError):
         trace(net(ModelSpec.of(TWO_IDS, 24)))

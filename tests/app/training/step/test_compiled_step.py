@@ -8,6 +8,7 @@ import pytest
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.losses.config import LabelLoss
+from springtide.app.models.losses.loss import add_task_weights
 from springtide.app.models.registry import build_model
 from springtide.app.models.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_rows
@@ -35,7 +36,9 @@ def batches_of(num: int) -> list:
     return batches
 
 
-def make_learner(schema: Schema, *, wide: bool, losses: tuple[LabelLoss, ...] = (), **train: object) -> Learner:
+def make_learner(
+    schema: Schema, *, wide: bool, losses: tuple[LabelLoss, ...] = (), task_weights: bool = False, **train: object
+) -> Learner:
     settings = TableConfig(dim=8, device_bytes="8MiB")
     table = open_tables(
         with_wide_rows(settings, schema, crosses=True) if wide else settings,
@@ -45,6 +48,8 @@ def make_learner(schema: Schema, *, wide: bool, losses: tuple[LabelLoss, ...] = 
     config = ModelConfig(wide=wide)
     model = build_model(config, ModelSpec.of(schema, 8), seed=0)
     add_wide_part(model, config, schema)
+    if task_weights:
+        add_task_weights(model, len(schema.labels))
     return Learner(model, table, TrainConfig(bfloat16=False, **train), schema, losses=losses)
 
 
@@ -55,9 +60,10 @@ def make_learner(schema: Schema, *, wide: bool, losses: tuple[LabelLoss, ...] = 
     [
         ((), {}),
         ((LabelLoss(name="focal", weight=0.5),), {}),
+        ((), {"task_weights": True, "clip_norm": 0.01}),
         ((), {"clip_norm": 0.01, "accumulate_batches": 3, "ema_half_life_samples": 50}),
     ],
-    ids=["plain", "focal", "gathered"],
+    ids=["plain", "focal", "task weights", "gathered"],
 )
 def test_it_learns_what_autograd_learns(schema, wide, losses, train):
     compiled, other = (make_learner(schema, wide=wide, losses=losses, **train) for _ in range(2))
