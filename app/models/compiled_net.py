@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Float32Array = npt.NDArray[np.float32]
 
-# operations of a batch's forward pass up to which the program is the faster one: see deploy/docs/decisions/training.md
+# `num_flops` of all samples of a batch up to which the program is the faster one: see deploy/docs/decisions/training.md
 MOST_FLOPS = 30e6
 MOST_NUMBERS = 1 << 23  # in the columns of a batch: 32 MiB
 SHIPPED = "springtide.app.models."

@@ -1,12 +1,14 @@
 """Traces the forward pass of a net that we ship into a program for the CPU: one description, of which both are made.
 
-The module is called once on a few samples while torch tells each function that runs. What only moves numbers is done to
-the numbers' places instead, so it costs nothing but a copy where a layer needs its inputs side by side.
+The module is called once on a few samples while torch reports each function that runs. Beside each tensor is kept which
+column of which sample each of its numbers is. A function that only rearranges numbers (view, slice, cat) is applied to
+these columns and adds no instruction; where a layer needs inputs that are not in adjacent columns, a copy is added.
 """
 
 # N samples, W columns of a sample
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +19,14 @@ from torch.overrides import TorchFunctionMode
 from springtide.app.models.calibrated_model import CalibratedModel, Calibration
 from springtide.app.models.interface import DenseModel, ModelSpec
 from springtide.app.models.layers import DenseFeatureNormalizer
+from springtide.app.models.program_builder import ELEMENTWISE_PAIRS, ProgramBuilder
 from springtide.kernels.cpu.net import program as ops
 from springtide.kernels.cpu.net.program import NetProgram
 
 NUM_SAMPLES = 3  # of the traced call
 COLUMN_BITS = 32  # a place is a sample's number and, in the lower bits, its column
 
-# what moves numbers, is done to their places by the same function
+# functions that only rearrange numbers: the same function is applied to the numbers' places
 SHAPES = {
     "flatten",
     "view",
@@ -87,26 +90,21 @@ def trace(model: DenseModel) -> TracedNet:
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down what torch computes. Knows a tensor by its identity, so it keeps all of them."""
+    """Turns each torch function that is called into instructions. Tensors are known by identity, so all are kept."""
 
     def __init__(self, model: DenseModel) -> None:
         super().__init__()
         self._spec = model.spec
-        self._learned = {id(one): one for one in model.parameters()}
+        self._builder = ProgramBuilder(model.parameters())
         self._places: dict[int, Tensor] = {}  # of the numbers of a tensor
         self._alive: list[Tensor] = []
-        self._instructions: list[list[int]] = []
-        self._indices: list[int] = []
-        self._constants: list[float] = []
-        self._needs_gradient: list[bool] = []
-        self._used: dict[int, Tensor] = {}  # parameters and statistics
         self._lengths: dict[int, Tensor] = {}  # what follows from lengths of sequences
         self._in_leaf = False
         self._num_rows = 0
 
     def input(self, shape: tuple[int, ...], *, is_row: bool) -> Tensor:
         """Return a tensor of the next columns."""
-        out = self._new(int(np.prod(shape)), needs_gradient=is_row)
+        out = self._builder.add_columns(int(np.prod(shape)), needs_gradient=is_row)
         self._num_rows += int(np.prod(shape)) * is_row
         tensor = torch.rand(NUM_SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
         self._remember(tensor, out)
@@ -137,48 +135,27 @@ class Recorder(TorchFunctionMode):
         """After a module that is one instruction."""
         self._in_leaf = False
         with torch._C.DisableTorchFunction():
-            source, width = self._side_by_side(args[0])
             if isinstance(module, DenseFeatureNormalizer):
-                out = self._new(2 * width, needs_gradient=False)
-                names = [self._place_of(one) for one in (module.mean_F, module.variance_F, module.count_F)]
-                self._emit(ops.STANDARDIZE, source, width, out, *names)
+                source, width = self._contiguous(args[0])
+                out = self._builder.add_columns(2 * width, needs_gradient=False)
+                tensors = [self._builder.add_tensor(one) for one in (module.mean_F, module.variance_F, module.count_F)]
+                self._builder.emit(ops.STANDARDIZE, source, width, out, *tensors)
             else:
                 assert isinstance(module, Calibration)
-                source, width = self._side_by_side(args[0].expand(NUM_SAMPLES, len(module.bias_L)), args[0])
-                out = self._new(width, needs_gradient=True)
-                names = [self._place_of(one) for one in (module.bias_L, module.rate_L, module.trust_L)]
-                self._emit(ops.CALIBRATE, source, width, out, *names)
+                source, width = self._contiguous_places(self._expanded(args[0], result))
+                out = self._builder.add_columns(width, needs_gradient=True)
+                tensors = [self._builder.add_tensor(one) for one in (module.bias_L, module.rate_L, module.trust_L)]
+                self._builder.emit(ops.CALIBRATE, source, width, out, *tensors)
             self._remember(result, out)
 
     def finish(self, logits_NL: Tensor) -> TracedNet:
         """Return the program."""
         if not self._is_known(logits_NL):
             raise TraceError("the logits do not follow from the inputs")
-        first, width = self._side_by_side(logits_NL)
+        first, width = self._contiguous(logits_NL)
         outputs_L = np.arange(first, first + width)
-        learned = [one for one in self._used.values() if id(one) in self._learned]
-        statistics = [one for one in self._used.values() if id(one) not in self._learned]
-        starts, num = {}, 0
-        for one in (*learned, *statistics):
-            starts[id(one)] = num
-            num += one.numel()
-        place = [starts[key] for key in self._used]  # of what `_place_of` has numbered
-        for instruction in self._instructions:
-            for operand in PLACES.get(instruction[0], ()):
-                if instruction[operand] >= 0:
-                    instruction[operand] = place[instruction[operand]]
-        self._drop_unused_products(outputs_L)
-        program = NetProgram(
-            np.array(self._instructions, np.int64).reshape(-1, ops.NUM_OPERANDS),
-            np.array(self._indices, np.int64),
-            np.array(self._constants, np.float32),
-            np.array(self._needs_gradient, np.bool_),
-            sum(one.numel() for one in learned),
-            self._num_flops(),
-        )
-        return TracedNet(
-            self._spec, program, [*learned, *statistics], self._num_rows, len(self._needs_gradient), outputs_L
-        )
+        program, parameters = self._builder.build(outputs_L)
+        return TracedNet(self._spec, program, parameters, self._num_rows, len(program.needs_gradient_W), outputs_L)
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         name = NAMES.get(name := getattr(func, "__name__", str(func)), name)
@@ -203,12 +180,12 @@ class Recorder(TorchFunctionMode):
             elif name == "linear":
                 self._linear(result, *args, **kwargs)
             elif name in UNARY:
-                source, width = self._side_by_side(args[0])
+                source, width = self._contiguous(args[0])
                 self._result(result, UNARY[name], source, width)
             elif name in BINARY or name in REFLECTED:
                 self._binary(name, result, *args, **kwargs)
             elif name in ("square",):
-                source, width = self._side_by_side(args[0])
+                source, width = self._contiguous(args[0])
                 self._result(result, ops.MULTIPLY, source, width, other=source)
             elif name in ("sum", "mean"):
                 self._sum(name, result, *args, **kwargs)
@@ -240,16 +217,22 @@ class Recorder(TorchFunctionMode):
         return self._places[id(tensor)]
 
     def _linear(self, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        if not self._is_known(x) or id(weight) not in self._learned:
+        if not self._is_known(x) or not self._builder.is_learned(weight):
             raise TraceError("linear of something else than inputs and a parameter")
         num_out, num_in = weight.shape
-        source, width = self._side_by_side(x)
+        source, width = self._contiguous(x)
         num_vectors = width // num_in if num_in else 1
-        out = self._new(num_vectors * num_out, needs_gradient=True)
-        shift = -1 if bias is None else self._place_of(bias)
+        out = self._builder.add_columns(num_vectors * num_out, needs_gradient=True)
+        shift = -1 if bias is None else self._builder.add_tensor(bias)
         for v in range(num_vectors):
-            self._emit(
-                ops.LINEAR, source + v * num_in, num_in, out + v * num_out, num_out, self._place_of(weight), shift
+            self._builder.emit(
+                ops.LINEAR,
+                source + v * num_in,
+                num_in,
+                out + v * num_out,
+                num_out,
+                self._builder.add_tensor(weight),
+                shift,
             )
         self._remember(result, out)
 
@@ -264,21 +247,19 @@ class Recorder(TorchFunctionMode):
         if numbers:
             self._scale(name, result, x, y)
             return
-        source, width = self._side_by_side(self._expanded(x, result), x)
-        other, _ = self._side_by_side(self._expanded(y, result), y)
+        source, width = self._contiguous_places(self._expanded(x, result))
+        other, _ = self._contiguous_places(self._expanded(y, result))
         self._result(result, BINARY[name], source, width, other=other)
 
     def _scale(self, name: str, result: Tensor, x: Any, y: Any) -> None:
         """An operation with a number."""
         if isinstance(y, (int, float)):
-            source, width = self._side_by_side(x)
+            source, width = self._contiguous(x)
             factor, shift = {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}[name]
         else:
-            source, width = self._side_by_side(y)
+            source, width = self._contiguous(y)
             factor, shift = {"add": (1.0, x), "sub": (-1.0, x), "mul": (x, 0.0)}[name]
-        at = len(self._constants)
-        self._constants += [factor, shift]
-        self._result(result, ops.SCALE, source, width, other=at)
+        self._result(result, ops.SCALE, source, width, other=self._builder.add_constants(factor, shift))
 
     def _sum(
         self, name: str, result: Tensor, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
@@ -290,14 +271,14 @@ class Recorder(TorchFunctionMode):
         dim %= x.dim()
         shape = x.shape[1:]
         outer, num, inner = int(np.prod(shape[: dim - 1])), shape[dim - 1], int(np.prod(shape[dim:]))
-        source, _ = self._side_by_side(x)
-        out = self._new(outer * inner, needs_gradient=self._needs(source, outer * num * inner))
-        self._emit(ops.SUM, source, outer, out, num, inner)
+        source, _ = self._contiguous(x)
+        needs = self._builder.needs_gradient(source, outer * num * inner)
+        out = self._builder.add_columns(outer * inner, needs_gradient=needs)
+        self._builder.emit(ops.SUM, source, outer, out, num, inner)
         if name == "mean":
-            at, summed = len(self._constants), out
-            self._constants += [1.0 / num, 0.0]
-            out = self._new(outer * inner, needs_gradient=self._needs(summed, outer * inner))
-            self._emit(ops.SCALE, summed, outer * inner, out, at)
+            at, summed = self._builder.add_constants(1.0 / num, 0.0), out
+            out = self._builder.add_columns(outer * inner, needs_gradient=needs)
+            self._builder.emit(ops.SCALE, summed, outer * inner, out, at)
         self._remember(result, out)
 
     def _products(self, result: Tensor, x_NVD: Tensor, y_NDE: Tensor) -> None:
@@ -305,63 +286,22 @@ class Recorder(TorchFunctionMode):
         if x_NVD.dim() != 3 or y_NDE.dim() != 3 or not self._is_known(x_NVD) or not self._is_known(y_NDE):
             raise TraceError("a product of matrices that are not inputs has no instruction")
         (_, num, dim), num_others = x_NVD.shape, y_NDE.shape[2]
-        source, _ = self._side_by_side(x_NVD)
-        turned = self._places[id(y_NDE)].transpose(1, 2)
-        other, _ = self._side_by_side(turned, places=turned)
-        out = self._new(num * num_others, needs_gradient=self._needs(source, num * dim) or self._needs(other, 1))
-        at = len(self._indices)
-        for v in range(num):
-            for e in range(num_others):
-                self._indices += [source + v * dim, other + e * dim, out + v * num_others + e]
-        self._emit(ops.PRODUCTS, 0, num * num_others, out, at, dim)
+        source, _ = self._contiguous(x_NVD)
+        other, _ = self._contiguous_places(self._places[id(y_NDE)].transpose(1, 2))
+        needs = self._builder.needs_gradient(source, num * dim) or self._builder.needs_gradient(other, 1)
+        out = self._builder.add_columns(num * num_others, needs_gradient=needs)
+        pairs = [
+            (source + v * dim, other + e * dim, out + v * num_others + e) for v in range(num) for e in range(num_others)
+        ]
+        at = self._builder.add_indices(chain.from_iterable(pairs))
+        self._builder.emit(ops.PRODUCTS, 0, num * num_others, out, at, dim)
         self._remember(result, out)
 
     def _softmax(self, result: Tensor, x: Tensor, dim: int | None) -> None:
         if dim is None or dim % x.dim() != x.dim() - 1 or x.dim() < 2:
             raise TraceError("a softmax over another than the last axis has no instruction")
-        source, width = self._side_by_side(x)
+        source, width = self._contiguous(x)
         self._result(result, ops.SOFTMAX, source, width // x.shape[-1], other=x.shape[-1], size=width)
-
-    def _drop_unused_products(self, outputs_L: Any) -> None:
-        """Leave out dot products that nothing reads: of all pairs of vectors a net mostly takes each once."""
-        read = set(outputs_L.tolist())
-        for op, source, width, _, other, *rest in self._instructions:
-            if op == ops.COPY:
-                for run in range(width):
-                    first, _, size = self._indices[other + 3 * run : other + 3 * run + 3]
-                    read.update(range(first, first + size))
-            elif op == ops.PRODUCTS:
-                for pair in range(width):
-                    for first in self._indices[other + 3 * pair : other + 3 * pair + 2]:
-                        read.update(range(first, first + rest[0]))
-            elif op == ops.SUM:
-                read.update(range(source, source + width * other * rest[0]))
-            elif op == ops.SOFTMAX:
-                read.update(range(source, source + width * other))
-            elif op != ops.PARAMETER:
-                read.update(range(source, source + width))
-                if op in BINARY.values():
-                    read.update(range(other, other + width))
-        for instruction in self._instructions:
-            if instruction[0] == ops.PRODUCTS:
-                num, at = instruction[2], instruction[4]
-                pairs = np.array(self._indices[at : at + 3 * num]).reshape(-1, 3)
-                out = set(range(instruction[3], instruction[3] + num)) & read
-                kept = pairs[[int(to) in out for to in pairs[:, 2]]]
-                self._indices[at : at + kept.size] = kept.reshape(-1).tolist()
-                instruction[2] = len(kept)
-
-    def _num_flops(self) -> int:
-        num = 0
-        for op, _, width, _, other, *rest in self._instructions:
-            num += {
-                ops.LINEAR: 2 * width * other,
-                ops.PRODUCTS: 2 * width * rest[0],
-                ops.SUM: width * other * rest[0],
-                ops.SOFTMAX: width * other,
-                ops.COPY: sum(self._indices[other + 2 : other + 3 * width : 3]),
-            }.get(op, width)
-        return num
 
     # tensors and columns
 
@@ -370,76 +310,41 @@ class Recorder(TorchFunctionMode):
         if not isinstance(value, Tensor):
             raise TraceError(f"an operation with {type(value).__name__} has no instruction")
         if not self._is_known(value):
-            if id(value) not in self._learned:
+            if not self._builder.is_learned(value):
                 raise TraceError("an operation with a constant tensor has no instruction")
-            out = self._new(value.numel(), needs_gradient=True)
-            self._emit(ops.PARAMETER, self._place_of(value), value.numel(), out)
+            out = self._builder.add_columns(value.numel(), needs_gradient=True)
+            self._builder.emit(ops.PARAMETER, self._builder.add_tensor(value), value.numel(), out)
             places = self._new_places((NUM_SAMPLES, *value.shape), out)
             return places.reshape(NUM_SAMPLES, *[1] * (like.dim() - 1 - value.dim()), *value.shape).expand(like.shape)
         return self._places[id(value)].expand(like.shape)
 
-    def _side_by_side(
-        self, tensor: Tensor, origin: Tensor | None = None, places: Tensor | None = None
-    ) -> tuple[int, int]:
+    def _contiguous(self, tensor: Tensor) -> tuple[int, int]:
         """Return the first column and the number of columns of a tensor's numbers, copied if they are apart."""
-        if origin is not None and tensor.dtype == torch.int64:
-            places = tensor
-        elif origin is not None:
-            places = self._places[id(origin)].expand(tensor.shape)
-        columns = self._columns(tensor, places)
-        width = len(columns)
-        if width == 0:
-            return 0, 0
-        if np.array_equal(columns, np.arange(columns[0], columns[0] + width)):
-            return int(columns[0]), width
-        out = self._new(width, needs_gradient=any(self._needs_gradient[c] for c in columns))
-        starts = np.flatnonzero(np.diff(columns, prepend=columns[0] - 2) != 1)
-        sizes = np.diff(starts, append=width)
-        at = len(self._indices)
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            self._indices += [int(columns[start]), out + start, size]
-        self._emit(ops.COPY, 0, len(starts), out, at)
-        return out, width
-
-    def _columns(self, tensor: Tensor, places: Tensor | None = None) -> Any:
-        """Return the column of each number of a sample, in their order."""
-        if places is None:
-            places = self._places[id(tensor)] if self._is_known(tensor) else None
-        if places is None:
+        if not self._is_known(tensor):
             raise TraceError("something that does not follow from the inputs is an operand")
+        return self._contiguous_places(self._places[id(tensor)])
+
+    def _contiguous_places(self, places: Tensor) -> tuple[int, int]:
+        """Return the same, given the places of the numbers."""
         if places.shape[0] != NUM_SAMPLES:
             raise TraceError("the first axis is not that of samples")
         flat = places.reshape(NUM_SAMPLES, -1).numpy()
         columns_NW = flat - (np.arange(NUM_SAMPLES)[:, None] << COLUMN_BITS)
         if (columns_NW < 0).any() or (columns_NW != columns_NW[0]).any():
             raise TraceError("samples are mixed")
-        return columns_NW[0]
+        return self._builder.contiguous(columns_NW[0])
 
     def _result(
         self, result: Tensor, op: int, source: int, width: int, *, other: int = 0, size: int | None = None
     ) -> None:
         """An operation whose result has as many numbers as its operand."""
         size = width if size is None else size
-        needs = self._needs(source, size) or (op in BINARY.values() and self._needs(other, size))
-        out = self._new(size, needs_gradient=needs)
-        self._emit(op, source, width, out, other)
+        needs = self._builder.needs_gradient(source, size) or (
+            op in ELEMENTWISE_PAIRS and self._builder.needs_gradient(other, size)
+        )
+        out = self._builder.add_columns(size, needs_gradient=needs)
+        self._builder.emit(op, source, width, out, other)
         self._remember(result, out)
-
-    def _needs(self, source: int, width: int) -> bool:
-        return any(self._needs_gradient[source : source + width])
-
-    def _new(self, width: int, *, needs_gradient: bool) -> int:
-        out = len(self._needs_gradient)
-        self._needs_gradient += [needs_gradient] * width
-        return out
-
-    def _emit(self, *operands: int) -> None:
-        self._instructions.append([*operands, *[0] * (ops.NUM_OPERANDS - len(operands))])
-
-    def _place_of(self, tensor: Tensor) -> int:
-        """Return a parameter's or a statistic's number among those that are used."""
-        self._used.setdefault(id(tensor), tensor)
-        return list(self._used).index(id(tensor))
 
     def _remember(self, tensor: Tensor, out: int) -> None:
         self._remember_places(tensor, self._new_places(tensor.shape, out))
@@ -458,14 +363,6 @@ class Recorder(TorchFunctionMode):
 
     def _is_known(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) in self._places
-
-
-PLACES = {  # which operands of an instruction are places in the parameters
-    ops.LINEAR: (5, 6),
-    ops.PARAMETER: (1,),
-    ops.STANDARDIZE: (4, 5, 6),
-    ops.CALIBRATE: (4, 5, 6),
-}
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

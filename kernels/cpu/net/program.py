@@ -38,4 +38,7 @@ class NetProgram(NamedTuple):
     constants_A: npt.NDArray[np.float32]
     needs_gradient_W: npt.NDArray[np.bool_]  # of each column: whether a parameter or a row has a part in it
     num_parameters: int  # numbers that are learned: the first ones; those after them are statistics
-    num_flops: int  # of one sample, forward
+    # An estimate of the work of one sample's forward pass. In LINEAR and PRODUCTS an addition and a multiplication are
+    # one each (the bias is left out); in other instructions each number that is computed, summed or copied is one, even
+    # if its function (a sigmoid) takes more. The backward pass is not in it.
+    num_flops: int

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from springtide.app.models.calibrated_model import Calibration
 from springtide.app.models.compiled_net import MOST_FLOPS, CompiledNet
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import DenseModel, ModelSpec
@@ -13,6 +14,7 @@ from springtide.app.models.layers import perceptron
 from springtide.app.models.registry import build_model
 from springtide.app.models.trace import TraceError, trace
 from springtide.app.models.wide_part import add_wide_part
+from springtide.kernels.cpu.net.program import CALIBRATE, COPY
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 
@@ -176,6 +178,24 @@ class Own(DenseModel):
 
 def test_a_users_own_net_learns_by_autograd():
     assert CompiledNet.of(Own(ModelSpec.of(TWO_IDS, 24))) is None
+
+
+class Reordered(Own):
+    """Calibrates scores that are not in adjacent columns."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.calibration = Calibration(spec.num_labels)
+
+    def forward(self, categorical_NCD, pooled_NPD, sequence_NSTD, length_NS, dense_NF):
+        return self.calibration(self.net(categorical_NCD.flatten(1))[:, [1, 0]])
+
+
+def test_scores_that_are_apart_are_copied_once_before_they_are_calibrated():
+    schema = Schema(labels=("click", "buy"), categorical=("user", "item"))
+    operations = trace(Reordered(ModelSpec.of(schema, 24))).program.instructions_IO[:, 0].tolist()
+    assert operations[-2:] == [COPY, CALIBRATE]
+    assert operations.count(COPY) == 1
 
 
 class Mixed(Own):
