@@ -123,9 +123,9 @@ class ApiError(Exception):
 
 def api_error(error: Exception, scope: Scope) -> ApiError:
     """Return the ApiError for an exception of a request; 500 for a defect."""
-    told = _api_error(error, scope["method"], scope["path"])
-    scope["springtide.error_code"] = told.code
-    return told
+    converted = _api_error(error, scope["method"], scope["path"])
+    scope["springtide.error_code"] = converted.code
+    return converted
 
 
 def _api_error(error: Exception, method: str, path: str) -> ApiError:

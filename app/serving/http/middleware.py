@@ -130,12 +130,12 @@ class HttpMiddleware:
                 scope, receive, note_status
             )
         except Exception as error:
-            told = api_error(error, scope)
-            if told.status == 500:
+            converted = api_error(error, scope)
+            if converted.status == 500:
                 logger.exception("a request failed", extra={"path": scope["path"]})
             if status == 0:
-                await told.response()(scope, receive, note_status)
-            elif told is not error:
+                await converted.response()(scope, receive, note_status)
+            elif converted is not error:
                 raise
         finally:
             route = scope.get("springtide.route") or getattr(scope.get("route"), "path", None) or "none"
