@@ -70,7 +70,7 @@ class Choice(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What `check` says."""
+        """What `springtide check` prints."""
         if self.store is None:
             return f"compiled here when first used: {self.reason}"
         return f"{len(self.store)} compiled for {self.reason} came with the wheel"
@@ -166,7 +166,7 @@ def built_with() -> dict[str, str]:
 
 @cache
 def sources_digest() -> str:
-    """Digest of every source that a kernel may be made of: names and bytes; neither times nor places.
+    """Digest of every source that a kernel may be made of: names and bytes, without times and folders.
 
     Those are kernels, stream and the constants of springtide_client.
     """

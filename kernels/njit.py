@@ -38,7 +38,8 @@ class Recording:
     def watch(self, dispatcher: Any, function: Callable[..., Any]) -> None:
         """Note with which types Python calls it.
 
-        Every call comes by here, as the table is left empty in which Numba looks for what is compiled already.
+        Every call reaches `compile_for_args`, because the table in which Numba looks for compiled signatures first is
+        kept empty.
         """
         compile_types, compile_for_call = dispatcher.compile, dispatcher._compile_for_args
         is_call = False

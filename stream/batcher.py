@@ -1,7 +1,7 @@
 """Gathers columns into batches, and knows exactly which positions a batch moves. Knows no model.
 
-The source decides which partition's rows come next: column_queue.py. What is there is a batch, up to a full one; a full
-one is small while little was learned, and grows as the learner gains experience (`BatchSize`).
+The source decides which partition's rows come next: column_queue.py. A batch has the samples that have arrived,
+up to a full one; a full one is small at first, and grows with the number of samples learned (`BatchSize`).
 """
 
 # N rows of one Columns
@@ -21,8 +21,8 @@ from springtide_client.features import Features
 # that walks through a batch sample by sample misses less, and may have larger ones.)
 GROWTH = 128
 
-# while a full batch is on its way, less than that is not worth a step: many small ones would keep the reading thread
-# from the processor, and the stream would stay behind
+# while enough samples for a full batch wait, a smaller batch is not worth a step: many small ones would keep the
+# reading thread from the processor, and the trainer would not catch up
 BEHIND_WAIT_SECONDS = 0.2
 
 
@@ -72,8 +72,8 @@ class PendingColumns:
 class Batcher:
     """Gathers columns until a batch is full or its oldest sample has waited `max_wait_seconds`.
 
-    Without a wait a batch is what is there: small while nothing waits, up to a full one as more does. While `is_behind`
-    is set it waits for a full one all the same, `BEHIND_WAIT_SECONDS` or longer. Full batches grow from
+    Without a wait a batch has the samples that have arrived, at most those of a full one. While `is_behind` is set it
+    waits for a full one all the same, `BEHIND_WAIT_SECONDS` or longer. Full batches grow from
     `min_batch_size` (`BatchSize`). Rows leave in the order of their arrival, so with an infinite wait the batches of a
     stream do not depend on how it was split into columns, nor on where reading began. Columns without rows (dead
     letters, offset gaps) leave as soon as no row precedes them.
@@ -95,7 +95,7 @@ class Batcher:
             raise ValueError(f"max_wait_seconds must be at least 0, not {max_wait_seconds}")
         self.num_learned = num_learned  # as soon as all batches built so far are
         self.max_wait_seconds = max_wait_seconds
-        self.is_behind = False  # set by the caller, which sees the rest of the stream: a full batch is on its way
+        self.is_behind = False  # set by the caller, which sees the whole stream: samples for a full batch wait
         self.num_rows = 0  # pending
         self._clock = clock
         self._pending: deque[PendingColumns] = deque()

@@ -1,4 +1,4 @@
-"""A net that we ship, as a program on the CPU: it scores and finds gradients in one compiled call each.
+"""A built-in net as a program on the CPU: one compiled call scores, and another finds the gradients.
 
 Worth it where a batch is so small that calling torch's operators costs more than what they compute.
 """
@@ -56,7 +56,7 @@ class CompiledNet:
 
     @staticmethod
     def of(model: nn.Module) -> "CompiledNet | None":
-        """Return the program of a net that we ship; None of others, and where it does what a program cannot."""
+        """Return the program of a built-in net; None of others, and where it does what a program cannot."""
         if not isinstance(model, DenseModel) or not type(model).__module__.startswith(SHIPPED):
             return None  # a user's own may draw random numbers, or take branches that one call does not show
         floats = all(one.dtype == torch.float32 and one.device.type == "cpu" for one in model.parameters())

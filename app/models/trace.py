@@ -1,4 +1,4 @@
-"""Traces the forward pass of a net that we ship into a program for the CPU: one description, of which both are made.
+"""Traces the forward pass of a built-in net into a program for the CPU, which is run forward and backward.
 
 The module is called once on a few samples while torch reports each function that runs. Beside each tensor is kept which
 column of which sample each of its numbers is. A function that only rearranges numbers (view, slice, cat) is applied to
@@ -56,7 +56,7 @@ class TraceError(Exception):
 
 
 class TracedNet(NamedTuple):
-    """A program, and where it finds what."""
+    """A program, and the tensors and columns that it works on."""
 
     spec: ModelSpec
     program: NetProgram
@@ -111,7 +111,7 @@ class Recorder(TorchFunctionMode):
         return tensor
 
     def lengths(self, num_sequences: int) -> Tensor:
-        """Return lengths of sequences, all 1: to divide by them changes nothing."""
+        """Return lengths of sequences, all 1, so that dividing by them changes nothing."""
         tensor = torch.ones(NUM_SAMPLES, num_sequences, dtype=torch.int64)
         self._lengths[id(tensor)] = tensor
         return tensor

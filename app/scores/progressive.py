@@ -104,8 +104,8 @@ class ProgressiveScores:
 
     Labels between 0 and 1 count in part as positive and in part as negative; NaN is masked. Segments and drift are of
     labels that are probabilities. A version holds the samples since the previous one (`delta`), a base holds `state`.
-    A state and the deltas after it give the same bits as observing every sample. Observed samples wait until somebody
-    asks or MAX_WAITING are there: counting many at once costs little more than counting one.
+    A state and the deltas after it give the same bits as observing every sample. Observed samples are counted when
+    scores are read, or once MAX_WAITING have come: counting many at once costs little more than counting one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Compiles the kernels by running what calls them, small: a stream is decoded and learned from, requests are answered.
+"""Compiles the kernels by running their callers on little data: a stream is learned from, requests are answered.
 
 python -m springtide.app.tools.compile_kernels                  into Numba's cache
 python -m springtide.app.tools.compile_kernels --stores FOLDER  a store for each level of CPU, for a wheel

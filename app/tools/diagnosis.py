@@ -207,7 +207,8 @@ def check_spill_format() -> Iterator[Diagnosis]:
             "note",
             "spill: the disk tier is missing, as this Python has no rocksdb-py (its wheels are for Linux on x86-64 and "
             "macOS on Apple silicon): memory is the last tier. A row that [table] device_bytes has no room for is "
-            "deleted, here and for every reader, and its id starts anew: give device_bytes room for all rows",
+            "deleted, here and for every reader; if its id comes again, it gets a new row: give device_bytes room for "
+            "all rows",
         )
         return
     with TemporaryDirectory() as folder:

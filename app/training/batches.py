@@ -45,9 +45,10 @@ class BatchStream:
         self.source = source or KafkaSource(
             replace(config.source, group=group), config.schema, positions, erasures=erasures, share=share
         )
+        # until the end of the stream every batch is full: nothing has to be fresh, and every run has the same batches
         self.batcher = Batcher(
             config.train.batch_size,
-            float("inf") if until_end else wait_seconds_of(config),  # fresh for nobody, and alike on every run
+            float("inf") if until_end else wait_seconds_of(config),
             min_batch_size=config.train.min_batch_size,
             growth=config.train.batch_growth,
             num_learned=samples_trained // share.num_ranks,  # all ranks together learn a batch of each
@@ -97,12 +98,12 @@ class BatchStream:
 
     @property
     def is_behind(self) -> bool:
-        """True if `batch_size` samples wait: a full batch is on its way, and versions would be old anyway."""
+        """True if at least `batch_size` samples wait, however old they are: the next batch can be full."""
         return self.num_waiting >= self.batch_size
 
     @property
     def is_near_end(self) -> bool:
-        """True if less waits than a full batch has at present."""
+        """True if fewer samples wait than a full batch has at present."""
         return self.num_waiting < self.batcher.full_rows
 
     def poll(self, max_seconds: float) -> None:

@@ -91,7 +91,12 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         Meta(description='"cuda" keeps rows and net on an NVIDIA GPU (extra `gpu`); "auto" is "cpu".'),
     ] = "auto"
     batch_size: Annotated[
-        int, Meta(ge=1, description="The most samples of a step: larger catches up faster, and takes more memory.")
+        int,
+        Meta(
+            ge=1,
+            description="The most samples of a step: larger catches up faster, and takes more memory. While this many "
+            "samples wait, however old they are, the trainer counts as behind: batches are full and versions rare.",
+        ),
     ] = 4096
     min_batch_size: Annotated[
         int,
@@ -113,11 +118,11 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
     max_wait_seconds: Annotated[
         Literal["auto"] | Annotated[float, Meta(ge=0)],
         Meta(
-            description="How long a batch that is not full waits for more samples. 0: what is there is learned as soon "
-            "as no step runs, so batches are small while nothing waits and grow with what does. `inf`: batches are "
-            'always full, and depend on the stream alone; so they are with `--until-end` in any case. "auto": 0, and '
-            f"{COMPARING_SECONDS} where samples of a batch are compared with each other: two towers, `pairwise`, "
-            "`listwise`."
+            description="How long a batch that is not full waits for more samples. 0: samples are learned as soon as "
+            "no step runs, so batches are small while the trainer keeps up, and larger the more samples wait. `inf`: "
+            "batches are always full, and depend on the stream alone; so they are with `--until-end` in any case. "
+            f'"auto": 0, and {COMPARING_SECONDS} where samples of a batch are compared with each other: two towers, '
+            "`pairwise`, `listwise`."
         ),
     ] = "auto"
     optimizer: Annotated[
@@ -240,7 +245,12 @@ class GateConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = 2.0
     logloss_samples: Annotated[
-        int, Meta(ge=1, description="Samples that count as recent; at most half of `[train] window_samples`.")
+        int,
+        Meta(
+            ge=1,
+            description="Samples that count as recent, however long they took; at most half of `[train] "
+            "window_samples`. Versions may be closer: these samples are judged again after an eighth as many more.",
+        ),
     ] = 2000
     calibration_ratio: Annotated[
         float,

@@ -36,9 +36,9 @@ class PublishSchedule:
     """Spaces versions by what they cost: interval = cost / share of a core, `publish_seconds` at most.
 
     The cost of a version is the processor time of the loop and of the log's writer, an exponential mean. A version's
-    bytes count too: `[log] publish_bytes` a second. Behind, which the caller tells, `publish_seconds` is the least
-    interval, and the share is smaller; as soon as the trainer has caught up, the short interval counts again. What is
-    learned does not depend on the interval: see the decisions.
+    bytes count too: `[log] publish_bytes` a second. While the caller says that the trainer is behind,
+    `publish_seconds` is the least interval, and the share is smaller; as soon as it has caught up, the short interval
+    counts again. What is learned does not depend on the interval: see the decisions.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PublishSchedule:
 
 
 class Publisher:
-    """Publishes the state of a session when there is something to say: samples learned, or a newer heartbeat.
+    """Publishes the state of a session when it has changed: samples were learned, or a newer heartbeat came.
 
     How often follows what versions cost, and whether the session is behind: see PublishSchedule.
     """
@@ -150,7 +150,7 @@ class Publisher:
         return True, has_command, self._wants_version(session)
 
     def _wants_version(self, session: TrainingSession) -> bool:
-        """Return True if there is something to say, samples or a newer heartbeat, and it is time for it or must be."""
+        """Return True if the state has changed, by samples or a heartbeat, and a version is due or must be written."""
         state, log = session.state, session.log
         has_changed, is_full = state.unpublished.has_changes, log.is_full
         if state.must_expire or (is_full and (must_be_exact(log) or log.must_tell_durable)):

@@ -121,8 +121,8 @@ class TrainingSession:
         """Note how far behind the stream the batch is that is learned next.
 
         The trainer is catching up from its start, and from a batch on that is taken more than `behind_ms` behind the
-        stream, until less than a full batch waits behind the one that is taken. What it learns meanwhile tells how long
-        it was away, not how fresh it is.
+        stream, until less than a full batch waits behind the one that is taken. The delay of what
+        it learns meanwhile measures how long it was stopped, not how fresh it is.
         """
         if self.source.has_partitions and wall_ms() - self.complete_until_ms() > self.behind_ms:
             self.is_catching_up = True

@@ -28,7 +28,7 @@ class LogConfig(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             extra=FINITE,
-            description="A version is published at least this often while there is something to say. It is published "
+            description="A version is published at least this often while samples or heartbeats come. It is published "
             "at once while versions cost less than a fifth of a core and `publish_bytes` a second, and later the more "
             "they cost. Where `batch_size` samples wait, at most this often, and for at most a twentieth of a core.",
         ),

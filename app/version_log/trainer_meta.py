@@ -54,7 +54,7 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     loss: float | None = None  # of the newest batch
     skipped_steps: int = 0  # of the dense net, because gradients were not finite
     clipped_steps: int = 0  # of the dense net
-    kernels: str = ""  # the level of CPU that they were compiled for: another one's sums may differ in their last bits
+    kernels: str = ""  # the level of CPU that they were compiled for: sums may differ in their last bits on another
     table: dict[str, Any] = {}  # EmbeddingTable.clock_state()
     limits: dict[str, Any] = {}  # changed at run time: [the limit, the configured value that it overrides]
     gate: GateMeta = GateMeta()

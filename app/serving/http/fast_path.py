@@ -75,8 +75,8 @@ class FastPath:
     def respond(self, data: bytes, later: Callable[[Response | None], None]) -> Response | str | int | None:
         """The response, if `data` is one whole request with a known head. None means: take the normal path.
 
-        LATER where the answer has to wait for others: then `later` hears it, or None. Where a known head has come
-        without its whole body, how many bytes are missing, unless the body is long.
+        LATER if the response has to wait for other work: `later` is then called with it, or with None. If the head is
+        known and a part of the body has not come yet, the number of bytes that are missing, unless the body is long.
         """
         started = time.perf_counter()
         key, body_start, num_bytes = _split(data)

@@ -1,7 +1,7 @@
 """Freshness: the time from a record's Kafka timestamp until its version is servable.
 
-While the trainer is caught up this is how fast the pipeline is. Records that waited for the trainer to start, or to
-catch up, say how long it was away, so they are counted apart. The trainer says in each version which they are.
+While the trainer is caught up this is the delay of the pipeline. Records that waited for the trainer to start, or to
+catch up, measure how long it was stopped, so they are counted apart. Each version says which they are.
 """
 
 import threading
@@ -22,8 +22,8 @@ class FreshnessMeter:
     def observe(self, record_ms: Sequence[int], *, catching_up: bool, servable_ms: int, is_live: bool = True) -> Phase:
         """Add sampled records of a version, and return where they count.
 
-        `catching_up`: as the version says. With `is_live` False they do not count at all: the server was not there yet
-        to serve them.
+        `catching_up`: as the version says. `is_live`: False if the version is older than this server; then its records
+        are not counted.
         """
         if is_live and catching_up:
             self.catching_up.observe(record_ms, servable_ms=servable_ms)

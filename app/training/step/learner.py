@@ -134,7 +134,7 @@ class Learner:
         self.objective = (LossObjective if self.wide_step is None else OffsetObjective)(self.model, self.loss)
         if isinstance(model, TwoTower):
             self.objective = TwoTowerObjective(model, self.global_batch)
-        # small batches of nets that we ship
+        # learns small batches of built-in nets
         self.compiled: CompiledObjective | None = None
         self._poolings = [schema.pooling_of(name) for name in schema.multi_value] + ["mean"] * len(schema.sequence)
         takes_greatest, self._is_mean_P = "max" in self._poolings, np.array([one == "mean" for one in self._poolings])
@@ -292,7 +292,7 @@ class Learner:
             tensors = tuple(tensor.to(self.device.device) for tensor in tensors)
         groups = self.loss.groups_of(batch.features)
         if self.wide_step is not None:
-            tensors = tensors[:-1]  # the bins are its alone
+            tensors = tensors[:-1]  # the last are bins, which only the wide part reads
         step_columns = StepColumns(
             assemble_tensors(keys, self.schema, tensors, columns),
             columns["labels"],
@@ -312,7 +312,7 @@ class Learner:
         """The same without autograd: the net is a program, and the rows' gradients go to the table at the end."""
         batch, sharded, offset_step, slices = keys.batch, self.sharded_table, None, keys.slices
         if self.wide_step is not None:
-            slices, offset_step = slices[:-1], self.wide_step.begin(keys, lookup)  # the bins are its alone
+            slices, offset_step = slices[:-1], self.wide_step.begin(keys, lookup)  # without the bins
         num, num_categorical = batch.features.categorical_NC.shape
         lists = zip(slices[1:], keys.offsets_PN1, self._poolings, strict=True)
         slices = [slices[0], *(part._replace(offsets_B1=offsets, mode=mode) for part, offsets, mode in lists)]

@@ -152,7 +152,7 @@ class OffsetObjective(LossObjective):
         assert offset_step is not None
         has_samples = len(labels_NL) > 0
         net_NL = score(self.net, inputs, bfloat16=bfloat16) if has_samples else torch.zeros_like(labels_NL)
-        # the one wait for a device: its logits come, the wide part's go
+        # the only wait for a device: the net's logits are copied to the host, and the final ones back
         arrays = offset_step(np.ascontiguousarray(net_NL.detach().cpu().numpy()))
         if not has_samples:
             return Scores.of_none(columns)
@@ -289,7 +289,7 @@ def start_report(
     if transfer is None:
         columns = [part.numpy() for part in outcome[:3]]
         return partial(report_of, [*columns, *outcome[3:]], num_before)
-    tensors = [part for part in outcome if isinstance(part, Tensor)]  # of a device all are
+    tensors = [part for part in outcome if isinstance(part, Tensor)]  # on a device every part is one
     fetch = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in tensors]))
     shapes = [tuple(part.shape) for part in tensors]
 

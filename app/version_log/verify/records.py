@@ -166,7 +166,7 @@ class EpochCoverage:
     num_bytes: int = 0
     first: int = 0
     last: int = 0
-    kernels: set[str] = field(default_factory=set)  # what CPU they were compiled for with which versions were learned
+    kernels: set[str] = field(default_factory=set)  # the levels of CPU that they were compiled for, of all versions
 
     @property
     def kernels_text(self) -> str:

@@ -188,7 +188,7 @@ class AppendQueue:
             self.fail(LogError(f"the log cannot be written: {type(error).__name__}: {error}"))
 
     def _write_all(self) -> None:
-        take_short_slices()  # of normal priority: a version waits for no gap that learning leaves
+        take_short_slices()  # normal priority: a version must not wait until learning leaves a processor idle
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._stopping.is_set())

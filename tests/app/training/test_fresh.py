@@ -1,4 +1,4 @@
-"""When versions are published changes nothing that is learned; catching up is told from freshness, and what blocks."""
+"""The times of versions change nothing that is learned; catching up is counted apart; what blocks is named."""
 
 from types import SimpleNamespace
 from typing import Any
