@@ -1,6 +1,5 @@
 """A learner on a device with late reports learns what it learns on the host, with and without CUDA graphs."""
 
-import dataclasses
 import logging
 from contextlib import contextmanager
 
@@ -15,9 +14,7 @@ from msgspec import structs
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.interface import ModelSpec
 from springtide.app.models.registry import build_model
-from springtide.app.models.wide_part import add_wide_part
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.training.bootstrap import with_wide_rows
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.device import (
     ALIGNMENT,
@@ -33,17 +30,23 @@ from springtide.app.training.device import (
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.cuda_graphs import MAX_GRAPHS, CudaGraphStep, padded_length
 from springtide.app.training.step.learner import Learner
-from springtide.app.training.step.learning_step import StepColumns, StepReport
-from springtide.app.version_log.change.plan import CROSSES_TABLE
-from springtide.embeddings.collection import open_tables
-from springtide.embeddings.config import FeaturePolicy, TableConfig
+from springtide.app.training.step.learning_step import StepColumns
+from springtide.embeddings.config import FeaturePolicy
 from springtide.embeddings.table import EmbeddingTable
-from springtide.kernels.backend import backend
 from springtide.kernels.cuda.ops import CudaOps
 from springtide_client.model.inputs import ModelInputs
+from tests.app.training.device_learners import (
+    BATCH_SIZE,
+    BATCHES,
+    BROKEN,
+    TABLE,
+    assert_same,
+    learned,
+    learner_on,
+    state_arrays,
+)
 from tests.app.training.random_clicks import RANDOM_CLICKS, SCHEMA, make_batch
 from tests.support.config import NET_ALONE, config_in
-from tests.support.gpu_emulation.device_array import waits
 from tests.support.gpu_emulation.emulated_ops import device_of as device_of_tests
 from tests.support.gpu_emulation.transfer_stream import (
     EmulatedTransferStream,
@@ -52,50 +55,6 @@ from tests.support.gpu_emulation.transfer_stream import (
     replay_without_graph,
 )
 from tests.support.learned_log import LearnedLog
-
-TABLE = TableConfig(dim=4, device_bytes="8MiB")
-BATCH_SIZE = 32
-
-
-def learner_on(place: TrainDevice | None, *, name: str = "dlrm", optimizer: str = "adam") -> Learner:
-    rows_on = "cpu" if place is None else place.table
-    table = EmbeddingTable(with_adagrad_eps(TABLE), seed=0, tracked=False, device=rows_on)
-    net = build_model(ModelConfig(name=name), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
-    config = TrainConfig(batch_size=BATCH_SIZE, optimizer={"name": optimizer, "lr": 0.01})
-    return by_autograd(Learner(net, table, config, SCHEMA, device=place))
-
-
-def by_autograd(learner: Learner) -> Learner:
-    """As on a device: the sums of compiled nets differ in their last bits."""
-    learner.compiled = None
-    return learner
-
-
-def learned(learner: Learner, batches: list) -> list[StepReport]:
-    """Learn each batch with the next one prefetched, and read its report one step later."""
-    reports, late = [], None
-    for batch, next_batch in zip(batches, [*batches[1:], None], strict=True):
-        before, late = late, learner.start_step(batch, next_batch)
-        if before is not None:
-            reports.append(before())
-    return [*reports, late()]
-
-
-def state_arrays(learner: Learner) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy().copy() for name, tensor in learner.state_tensors().items()}
-
-
-def assert_same(one: Learner, other: Learner, **tolerance: float) -> None:
-    for arrays in (Learner.dense_arrays, state_arrays):
-        mine, theirs = arrays(one), arrays(other)
-        assert mine.keys() == theirs.keys()
-        for name, array in mine.items():
-            np.testing.assert_allclose(array, theirs[name], **{"rtol": 0, "atol": 0} | tolerance)
-
-
-BATCHES = [make_batch(number, samples) for number, samples in enumerate([32, 32, 32, 9, 32, 0, 32, 1])]
-# an overflow in the middle: the net must stay as it was, and go on
-BROKEN = [*BATCHES[:3], dataclasses.replace(make_batch(3), weights_N=np.full(32, 3e38, np.float32)), *BATCHES[4:]]
 
 
 @pytest.mark.parametrize("run_inline", [True, False])
@@ -393,106 +352,3 @@ def test_on_a_gpu_columns_are_copied_beside_the_work() -> None:
             np.testing.assert_array_equal(tensor.cpu().numpy(), columns_of(number, 5000)[name])
     arrives = transfer.fetch_async(torch.arange(5.0, device="cuda"))
     assert arrives().tolist() == [0, 1, 2, 3, 4]
-
-
-def wide_learner_on(
-    place: TrainDevice | None, *, crosses: int = 64, optimizer: str = "rowwise-adagrad", min_count: int = 1
-) -> Learner:
-    settings = structs.replace(
-        TABLE, device_bytes="64MiB", optimizer={"name": optimizer, "lr": 0.05}, admission={"min_count": min_count}
-    )
-    rows_on = None if place is None else place.table
-
-    def make(name, own, admission):
-        ops = backend("cpu") if rows_on is None or name == CROSSES_TABLE else rows_on
-        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=False, device=ops, admission=admission)
-
-    table = open_tables(with_wide_rows(settings, SCHEMA, crosses=crosses > 0), backend("cpu"), make)
-    config = ModelConfig(name="dlrm", wide=True, crosses=crosses)
-    net = build_model(config, ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
-    add_wide_part(net, config, SCHEMA)
-    return by_autograd(Learner(net, table, TrainConfig(batch_size=BATCH_SIZE), SCHEMA, device=place))
-
-
-@pytest.mark.parametrize("crosses", [64, 3, 0])
-@pytest.mark.parametrize("optimizer", ["rowwise-adagrad", "adam"])
-def test_the_wide_part_learns_on_the_host_what_it_learns_there_without_a_device(crosses, optimizer) -> None:
-    """Every bit of what is the host's alone; rows that a device steps too are as close as its sums."""
-    emulated = CudaOps(device_of_tests("host"), late=True)
-    place = emulated_device()._replace(table=emulated)
-    host, there = (wide_learner_on(one, crosses=crosses, optimizer=optimizer, min_count=2) for one in (None, place))
-    batches = [make_batch(number, samples) for number, samples in enumerate([32, 300, 600, 9, 32, 0, 32, 1])]
-    for mine, other in zip(learned(there, batches), learned(host, batches), strict=True):
-        np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
-    assert_same(there, host, rtol=1e-4, atol=1e-5)
-    mine, other = ({name: table.export() for name, table in one.table.tables.items()} for one in (there, host))
-    for name, rows in other.items():
-        assert len(rows) > 50
-        order, own = (np.lexsort((one.id, one.feature)) for one in (rows, mine[name]))
-        for column in ("feature", "id", "count"):
-            np.testing.assert_array_equal(getattr(mine[name], column)[own], getattr(rows, column)[order])
-        for column in ("value", "state"):
-            np.testing.assert_allclose(
-                getattr(mine[name], column)[own], getattr(rows, column)[order], rtol=1e-3, atol=1e-5
-            )
-
-
-def test_beside_the_net_a_step_waits_for_the_device_once_more() -> None:
-    """For the rows; the logits of the net, for which it waits too, are torch's."""
-    learners = []
-    for make in (learner_on, wide_learner_on):
-        emulated = CudaOps(device_of_tests("host"), late=True)
-        learners.append(make(emulated_device()._replace(table=emulated)))
-    counted = []
-    for learner in learners:
-        learned(learner, BATCHES[:3] * 2)  # the same keys again: all of them have rows
-        before = waits[0]
-        learned(learner, BATCHES[:3])
-        counted.append(waits[0] - before)
-    assert counted[1] <= counted[0] + 3
-
-
-def test_a_wide_part_goes_nowhere_with_its_net() -> None:
-    net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
-    add_wide_part(net, ModelConfig(name="dlrm", wide=True), SCHEMA)
-    arrays = net.wide.arrays
-    net.to(torch.device("meta"))
-    assert next(net.parameters()).device.type == "meta"
-    assert net.half().wide.base_L.dtype == torch.float64
-    assert all(
-        np.shares_memory(array, getattr(net.wide.arrays, name)) for name, array in arrays.named().items() if array.size
-    )
-
-
-def test_a_cuda_graph_cannot_hold_the_wide_part() -> None:
-    with pytest.raises(ValueError, match="no CUDA graph can hold"):
-        wide_learner_on(emulated_device(captures=True))
-
-
-def test_a_log_with_a_wide_part_can_continue_on_a_device_and_back_on_the_host(tmp_path, monkeypatch) -> None:
-    states = {}
-    for name, places in {"host": [None, None, None], "both": [None, True, None]}.items():
-        config = config_in(tmp_path / name, RANDOM_CLICKS, {"table": {"device_bytes": "96KiB"}})  # rows leave memory
-        for turn, there in enumerate(places):
-            emulated = CudaOps(device_of_tests("host"), late=True)
-            place = emulated_device()._replace(table=emulated) if there else TrainDevice()
-            monkeypatch.setattr("springtide.app.training.bootstrap.resolve_device", lambda _, place=place: place)
-            with LearnedLog(config) as made:
-                state = made.state
-                assert state.learner.table.tables[CROSSES_TABLE].ops.device == "cpu"
-                for number in range(3 * turn, 3 * turn + 3):
-                    state.learn(make_batch(number), next_batch=make_batch(number + 1))
-                made.checkpoint()
-                states[name] = state.base_arrays()
-    for name, array in states["host"].items():
-        np.testing.assert_allclose(states["both"][name], array, rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-@pytest.mark.parametrize("run_inline", [True, False])
-@pytest.mark.parametrize("batches", [BATCHES, BROKEN], ids=["finite", "overflow"])
-def test_a_net_on_a_device_over_rows_of_the_host_learns_every_bit_with_the_wide_part(batches, run_inline) -> None:
-    host, late = (wide_learner_on(place) for place in (None, emulated_device(run_inline=run_inline)))
-    for mine, other in zip(learned(late, batches), learned(host, batches), strict=True):
-        np.testing.assert_array_equal(mine.logits_NL, other.logits_NL)
-    assert late.skipped_steps == host.skipped_steps
-    assert_same(late, host)
