@@ -1,12 +1,15 @@
 import hmac
+import socket
+import struct
 
 import msgspec
 import pytest
 
 from springtide.app.serving.http import authorization as tokens
-from springtide.app.serving.server.connection import MAX_FRAMING_BYTES, ClientTimeouts
+from springtide.app.serving.server.connection import MAX_FRAMING_BYTES, ClientTimeouts, HttpConnection
 from tests.app.serving.attacked_server import ADMIN, BODIES
 from tests.app.serving.raw_connection import JSON, RAW, error_code, get, request
+from tests.support.waiting import wait_until
 
 HEAD = b"POST /v1/embeddings/user_id HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = BODIES[JSON]
@@ -131,6 +134,31 @@ def test_every_token_is_compared_in_full(monkeypatch):
 
 
 IDLE = {"reads_paused": False, "num_unsent_bytes": 0}
+
+
+@pytest.mark.parametrize("num_requests", [1, 2], ids=["normal path", "fast path"])
+def test_a_reset_cancels_the_keep_alive_timer(attacked, monkeypatch, num_requests):
+    """Else the event loop would keep the connection until the timer expires, half a minute later."""
+    lost, connection_lost = [], HttpConnection.connection_lost
+
+    def recorded(self, error):
+        timer = self.timeout_keep_alive_task
+        connection_lost(self, error)
+        if error is not None:
+            lost.append((timer, self.timeout_keep_alive_task))
+
+    monkeypatch.setattr(HttpConnection, "connection_lost", recorded)
+    connection = attacked.connect()
+    # a head that no other request has: the second request with it takes the fast path
+    content = request(BODIES[RAW], extra=[f"X-Requests: {num_requests}"])
+    for _ in range(num_requests):
+        assert connection.exchange(content)[0] == 200
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close sends a reset
+    connection.socket.close()
+    wait_until(lambda: lost)
+    ((timer, timer_after),) = lost
+    assert timer.cancelled()
+    assert timer_after is None
 
 
 def test_a_request_that_does_not_complete_expires():
