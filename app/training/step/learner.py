@@ -244,6 +244,7 @@ class Learner:
             try:
                 return start_report(self._update(keys, lookup), None, num_before)
             finally:
+                self._join_wide_step()
                 lookup.release()
         with ExitStack() as releases:
             if keys.staged is not None:
@@ -251,6 +252,7 @@ class Learner:
                 keys = self.keys.at_table(keys)
             lookup = self._look_up(keys)
             releases.callback(lookup.release)
+            releases.callback(self._join_wide_step)  # before the release: the last callback runs first
             # a prefetch reads the table back: after the update it would wait for the whole step, so it runs on a side
             # stream that waits for the lookup only, or for the update if that has evicted rows
             looked_up, num_removals = transfer.record_event(), self.table.num_removals
@@ -260,6 +262,10 @@ class Learner:
                 with transfer.side_stream(after):
                     self._prefetch(self.keys.at_table(self._next))
             return start_report(outcome, transfer, num_before)
+
+    def _join_wide_step(self) -> None:
+        if self.wide_step is not None:
+            self.wide_step.join()
 
     def _look_up(self, keys: BatchKeys) -> Any:
         return self.rows.lookup(

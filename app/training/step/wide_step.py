@@ -2,7 +2,8 @@
 
 # N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,6 +78,7 @@ class WideStep:
         self._least_ahead = MIN_SAMPLES_AHEAD if self.is_on_host else 1
         has_thread = not self.is_of_ranks and (num_threads > 1 or not self.is_on_host)
         self._thread = ThreadPoolExecutor(1, "wide-part") if has_thread else None
+        self._preparing: Future[PreparedBatch] | None = None  # of the newest batch, until `join`
         self.crosses_of_all: EmbeddingTable | ShardedTable | None = self.crosses  # with the rows of other ranks
         self.columns_from = table.layout.state_width - table.layout.wide_width
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
@@ -110,8 +112,17 @@ class WideStep:
         """
         if self._thread is None or len(keys.batch) < self._least_ahead:
             return partial(self.learn, keys, lookup)
-        prepared = self._thread.submit(self.prepare, keys, lookup, self._start_reading(lookup))
+        prepared = self._preparing = self._thread.submit(self.prepare, keys, lookup, self._start_reading(lookup))
         return lambda net_NL: self.walk(prepared.result(), net_NL)
+
+    def join(self) -> None:
+        """Wait until the thread no longer reads the rows of the newest `begin`; they may be released then.
+
+        It may still do so where the step has raised before it called what `begin` returned. Raises nothing.
+        """
+        preparing, self._preparing = self._preparing, None
+        if preparing is not None:
+            wait_for([preparing])
 
     def learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Score and learn a batch, whose rows are looked up, given the net's logits; rows are written back at the end.

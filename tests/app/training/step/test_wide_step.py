@@ -1,4 +1,5 @@
 import dataclasses
+import threading
 from unittest.mock import Mock
 
 import msgspec
@@ -24,6 +25,7 @@ from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_column, wide_width
 from springtide_client.wide.slots import cross_ids, row_hashes
 from tests.app.training.random_clicks import SCHEMA, make_batch
+from tests.support.waiting import DEADLINE_SECONDS
 
 TABLE = TableConfig(dim=4, device_bytes="16MiB")
 
@@ -91,7 +93,31 @@ def test_a_thread_that_prepares_a_batch_while_the_net_computes_changes_no_bit(cr
             np.testing.assert_array_equal(getattr(rows, column), getattr(others, column), err_msg=name)
 
 
-def test_what_refuses_the_crosses_of_a_batch_is_heard_by_its_step(monkeypatch):
+def test_the_thread_has_read_its_rows_before_an_error_of_the_net_leaves_the_step(monkeypatch):
+    learner = make_learner(threads=2)
+    learner.step(make_batch(0, 600))
+    prepare, may_read, order = learner.wide_step.prepare, threading.Event(), []
+
+    def slow_prepare(keys, lookup, reading):
+        assert may_read.wait(DEADLINE_SECONDS)
+        order.append("released" if lookup.released else "pinned")
+        return prepare(keys, lookup, reading)
+
+    def failing_net(*inputs):
+        threading.Timer(0.05, may_read.set).start()  # after the error has left the net
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner.wide_step, "prepare", slow_prepare)
+        patch.setattr(learner, "compiled", None)
+        patch.setattr(learner.model, "forward", failing_net)
+        with pytest.raises(RuntimeError, match="no memory"):
+            learner.step(make_batch(1, 600))
+        assert order == ["pinned"]
+    assert np.isfinite(learner.step(make_batch(1, 600)).logits_NL).all()
+
+
+def test_an_error_of_the_thread_is_raised_by_the_step(monkeypatch):
     learner = make_learner(threads=2)
     learner.step(make_batch(0, 600))
     with monkeypatch.context() as patch:
