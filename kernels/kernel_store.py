@@ -1,8 +1,9 @@
 """Compiled kernels that travel in the wheel: one file for each level of CPU, made by `app/tools/compile_kernels.py`.
 
-A store's key is what a kernel is on any machine: its name, its code, what it closes over and the types it is called
-with. It is read only if Numba, llvmlite, NumPy's major version, Python, platform and the sources are those it was built
-from, and LLVM says that this CPU and system have every feature of its level. Otherwise Numba compiles for this CPU.
+A store's key is what a kernel is on any machine: its name, its code, what it closes over, Numba's options and the types
+it is called with. A store is read only if Numba, llvmlite, NumPy's major version, Python, platform and the sources are
+those it was built from, and LLVM says that this CPU and system have every feature of its level. Otherwise Numba
+compiles for this CPU.
 """
 
 import hashlib
@@ -181,10 +182,14 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def entry_name(function: Callable[..., Any], signature: object) -> str:
-    """Module, name, code, closure and types, as one string that is the same on every machine."""
+def entry_name(function: Callable[..., Any], options: Mapping[str, Any], signature: object) -> str:
+    """Module, name, code, closure, options of njit and types, as one string that is the same on every machine.
+
+    TypeError if the function closes over, or an option is, what has no text that is the same on every machine.
+    """
     free = [plain(cell.cell_contents) for cell in function.__closure__ or ()]
-    content = function.__code__.co_code + repr((free, signature)).encode()
+    chosen = [(name, plain(options[name])) for name in sorted(options)]
+    content = function.__code__.co_code + repr((free, chosen, signature)).encode()
     return f"{function.__module__}.{function.__qualname__}:{hashlib.sha256(content).hexdigest()[:24]}"
 
 
@@ -197,6 +202,8 @@ def plain(value: Any) -> object:
         return f"{function.__module__}.{function.__qualname__}"
     if isinstance(value, tuple):
         return tuple(map(plain, value))
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(plain, value), key=repr)
     if getattr(value, "ndim", 0):
         raise TypeError("a kernel closes over an array, whose text is not its whole content")
     if isinstance(value, (bool, int, float, str, bytes)) or value is None or hasattr(value, "dtype"):

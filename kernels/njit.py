@@ -6,7 +6,7 @@ It sets the cache of what it decorates, and nothing else: a user's own functions
 import logging
 import pickle
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numba
@@ -30,13 +30,13 @@ class Recording:
         """Those that Python has called, by name."""
         return {name: data for name, data in self._compiled.items() if name in self._called}
 
-    def keep(self, function: Callable[..., Any], types: Any, compiled: CompileResult) -> None:
-        """Keep what was compiled for these types."""
+    def keep(self, name: str, compiled: CompileResult) -> None:
+        """Keep a compiled kernel by its `entry_name`."""
         if not compiled.library.has_dynamic_globals:  # addresses of this process
-            self._compiled[entry_name(function, types)] = dumps(compiled._reduce())
+            self._compiled[name] = dumps(compiled._reduce())
 
-    def watch(self, dispatcher: Any, function: Callable[..., Any]) -> None:
-        """Note with which types Python calls it.
+    def watch(self, dispatcher: Any, name_of: Callable[[Any], str]) -> None:
+        """Note with which types Python calls it. `name_of`: its `entry_name` for types.
 
         Every call reaches `compile_for_args`, because the table in which Numba looks for compiled signatures first is
         kept empty.
@@ -52,7 +52,7 @@ class Recording:
         def compile_or_find(types: Any) -> Any:
             nonlocal is_call
             if is_call:
-                self._called.add(entry_name(function, types))
+                self._called.add(name_of(types))
                 is_call = False
             return compile_types(types)
 
@@ -81,17 +81,19 @@ def njit(*functions: Callable[..., Any], **options: Any) -> Any:
     uses_cache = options.pop("cache", False)
     compiled: Any = numba.njit(**options)(function)
     if uses_cache and hasattr(compiled, "py_func"):  # with NUMBA_DISABLE_JIT it is the function itself
-        compiled._cache = KernelCache(function)
+        name_of = partial(entry_name, function, options)
+        compiled._cache = KernelCache(function, name_of)
         if recording is not None:
-            recording.watch(compiled, function)
+            recording.watch(compiled, name_of)
     return compiled
 
 
 class KernelCache:
     """What Numba asks for the compiled forms of one function: from the store, else from Numba's own cache on disk."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], name_of: Callable[[Any], str]) -> None:
+        """`name_of`: its `entry_name` for types."""
+        self._function, self._name_of = function, name_of
 
     # made when it is needed first: it writes a file to find out where it may
     @cached_property
@@ -106,7 +108,7 @@ class KernelCache:
         if recording is not None:
             return None
         store = installed_store().store
-        if store is None or (data := store.get(entry_name(self._function, sig))) is None:
+        if store is None or (data := store.get(self._name_of(sig))) is None:
             found = self._on_disk.load_overload(sig, target_context)
             if found is None:
                 say_that_kernels_are_compiled()
@@ -117,7 +119,7 @@ class KernelCache:
 
     def save_overload(self, sig: Any, data: Any) -> None:
         if recording is not None:
-            recording.keep(self._function, sig, data)
+            recording.keep(self._name_of(sig), data)
             return
         self._on_disk.save_overload(sig, data)
 

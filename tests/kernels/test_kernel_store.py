@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numba import typeof
 from numba.core import event
+from numba.core.caching import NullCache
 
 from springtide.kernels import kernel_store
 from springtide.kernels import njit as compiling
@@ -110,20 +111,37 @@ def test_a_users_own_kernels_are_not_touched() -> None:
     assert type(own._cache) is compiling.FunctionCache
 
 
-def test_names_tell_code_closures_and_types_apart() -> None:
+def test_names_tell_code_closures_options_and_types_apart() -> None:
     float64, float32 = ((typeof(np.zeros(1, dtype)),) for dtype in (np.float64, np.float32))
     names = {
-        entry_name(function, types)
+        entry_name(function, options, types)
         for function in (twice, make_scaled(2.0), make_scaled(3.0), make_scaled(3))
+        for options in ({}, {"fastmath": True}, {"fastmath": {"nsz", "contract"}}, {"nogil": True, "inline": "always"})
         for types in (float64, float32)
     }
-    assert len(names) == 8
-    assert entry_name(make_scaled(2.0), float64) in names
+    assert len(names) == 32
+    assert entry_name(make_scaled(2.0), {"fastmath": {"contract", "nsz"}}, float64) in names
+    assert entry_name(make_scaled(2.0), {"inline": "always", "nogil": True}, float64) in names
+
+
+def test_a_kernel_from_a_store_is_not_used_with_other_options(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x_N = np.arange(3.0)
+    njit(nogil=True, cache=True)(twice)(x_N)
+    write_store(tmp_path / "level.zip", recording.kernels())
+
+    monkeypatch.setattr(compiling, "recording", None)
+    monkeypatch.setattr(compiling, "installed_store", lambda: Choice(KernelStore(tmp_path / "level.zip"), "level"))
+    monkeypatch.setattr(compiling, "FunctionCache", lambda function: NullCache())
+    with event.install_recorder("numba:compile") as recorder:
+        njit(nogil=True, cache=True, fastmath=True)(twice)(x_N)
+    assert recorder.buffer
 
 
 def test_a_closure_over_what_has_no_lasting_name_is_refused() -> None:
     with pytest.raises(TypeError, match="has no name that holds on another machine"):
-        entry_name(make_scaled(object()), ())  # type: ignore[arg-type]
+        entry_name(make_scaled(object()), {}, ())  # type: ignore[arg-type]
 
 
 def test_the_best_level_that_this_cpu_has_is_chosen(stores: Path) -> None:
@@ -223,7 +241,7 @@ def test_a_kernel_closes_over_no_array_and_no_closure() -> None:
 
         return kernel
 
-    entry_name(of(2.0), ())
+    entry_name(of(2.0), {}, ())
     for value in (np.zeros(2000), make_scaled(2.0)):
         with pytest.raises(TypeError, match="a kernel closes over"):
-            entry_name(of(value), ())
+            entry_name(of(value), {}, ())
