@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ RETRY_SECONDS = 0.05
 TRIAL_DIM, TRIAL_ROWS = 64, 8000  # of more than MIN_PART_BYTES
 FIND_COUNTS = "spill_lookups", "spill_queue_hits", "spill_filter_negatives", "spill_hits", "spill_misses"
 WORKER_COUNTS = "spill_written", "spill_purged", "spill_starts", "spill_failures", "spill_unknown_formats"
+
+T = TypeVar("T")
 
 
 def has_rocksdb() -> bool:
@@ -145,7 +148,6 @@ class RocksSpill:
 
     def read_all(self) -> RowBlock:
         """Every stored row, which must all fit into memory."""
-        deadline = self._worker.deadline()
         dim, state_width = self._format.dim, self._format.state_width
         newest_first: list[RowBlock] = []
         with self._worker.reading() as (batches, databases):
@@ -153,7 +155,7 @@ class RocksSpill:
                 deleted = RowBlock.of_keys(batch.feature, batch.id, dim, state_width).deleted()
                 newest_first.append(batch if batch.tombstone is None else deleted)
             for database in databases:
-                newest_first += self._scan(database, deadline)
+                newest_first += self._scan(database)
         rows = merge_layers(RowBlock.zeros(0, dim, state_width), *reversed(newest_first))
         return rows.where(~rows.tombstones()).without_tombstones()
 
@@ -242,25 +244,22 @@ class RocksSpill:
     ) -> None:
         """Read the keys at these positions from RocksDB. `meanwhile` is called while it reads."""
         start, rows = 0, found.rows
+
+        def read_part(channel: Channel) -> int:
+            nonlocal meanwhile
+            part = chosen[start : start + channel.process.num_keys]
+            self._format.pack_keys(rows.key_hash[part], rows.feature[part], channel.keys(len(part)))
+            channel.send("find", database.number, len(part))
+            if meanwhile is not None:
+                now, meanwhile = meanwhile, None
+                self._run_beside(channel, now)
+            (num_rows,) = channel.call(deadline=deadline)
+            kinds = found.kinds_U[part] = channel.kinds(len(part))
+            self._format.unpack(channel.records(num_rows), found, part[kinds == ROW])
+            return len(part)
+
         while start < len(chosen):
-            part = chosen[start:]
-            process = self._worker.process(deadline)
-            try:
-                with process.find_channel(deadline) as channel:
-                    part = part[: process.num_keys]
-                    self._format.pack_keys(rows.key_hash[part], rows.feature[part], channel.keys(len(part)))
-                    channel.send("find", database.number, len(part))
-                    if meanwhile is not None:
-                        now, meanwhile = meanwhile, None
-                        self._run_beside(channel, now)
-                    (num_rows,) = channel.call(deadline=deadline)
-                    kinds = found.kinds_U[part] = channel.kinds(len(part))
-                    self._format.unpack(channel.records(num_rows), found, part[kinds == ROW])
-                start += len(part)
-            except ProcessLostError:
-                pass  # retried with the next process
-            except RequestFailedError as error:
-                self._pause_or_raise(error, deadline)
+            start += self._request(read_part, deadline)
 
     @staticmethod
     def _run_beside(channel: Channel, work: Callable[[], None]) -> None:
@@ -271,27 +270,47 @@ class RocksSpill:
             channel.process.kill()
             raise
 
-    def _pause_or_raise(self, error: RequestFailedError, deadline: float) -> None:
-        """Pause before a retry; SpillError if there is no time for one or it would not help."""
-        if error.final or time.monotonic() + RETRY_SECONDS > deadline:
-            raise SpillError(f"the spill in {self.folder} cannot be read: {with_hint(str(error))}") from error
-        self._worker.pause(RETRY_SECONDS)
+    def _request(self, request: Callable[[Channel], T], deadline: float) -> T:
+        """Make a request of the process, again where it fails or the process dies.
 
-    def _scan(self, database: Database, deadline: float) -> list[RowBlock]:
-        parts = []
-        after: str | None = ""
-        while after is not None:
-            process = self._worker.process(deadline)
+        SpillError at the deadline, or if a retry would not help; it says why the request failed last.
+        """
+        failed: RequestFailedError | None = None
+        while True:
+            try:
+                process = self._worker.process(deadline)
+            except SpillError:
+                if failed is None:
+                    raise
+                raise self._unreadable(failed) from failed
             try:
                 with process.find_channel(deadline) as channel:
-                    num, after = channel.call("scan", database.number, after, process.num_keys, deadline=deadline)
-                    found = self._format.unpack_scan(channel, num)
-                parts.append(replace(found.rows, tombstone=found.forgotten_U))
-                deadline = self._worker.deadline()
+                    return request(channel)
             except ProcessLostError:
-                continue
+                continue  # with the next process
             except RequestFailedError as error:
-                self._pause_or_raise(error, deadline)
+                if error.final or time.monotonic() + RETRY_SECONDS > deadline:
+                    raise self._unreadable(error) from error
+                failed = error
+            self._worker.pause(RETRY_SECONDS)
+
+    def _unreadable(self, error: RequestFailedError) -> SpillError:
+        return SpillError(f"the spill in {self.folder} cannot be read: {with_hint(str(error))}")
+
+    def _scan(self, database: Database) -> list[RowBlock]:
+        parts: list[RowBlock] = []
+        after: str | None = ""
+
+        def scan_part(channel: Channel) -> str | None:
+            num, last = channel.call("scan", database.number, after, channel.process.num_keys, deadline=deadline)
+            found = self._format.unpack_scan(channel, num)
+            parts.append(replace(found.rows, tombstone=found.forgotten_U))
+            next_after: str | None = last
+            return next_after
+
+        while after is not None:
+            deadline = self._worker.deadline()
+            after = self._request(scan_part, deadline)
         return parts
 
 

@@ -1,11 +1,13 @@
 """Rows for tests of spills, checks of what is found, and a spill of dictionaries."""
 
 # N rows
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
+import pytest
 
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.rows import Int64Array, UInt16Array
@@ -50,6 +52,20 @@ def impatient(spill: RocksSpill) -> Iterator[None]:
     patience, spill._worker.patience_seconds = spill._worker.patience_seconds, 2.0
     yield
     spill._worker.patience_seconds = patience
+
+
+def assert_fails(spill: RocksSpill, match: str, call: Callable[[], object]) -> None:
+    """Assert that a call ends with this SpillError, and soon.
+
+    It is repeated while the process of a busy machine was too slow to say what fails.
+    """
+    with impatient(spill):
+        for _ in range(30):
+            with pytest.raises(SpillError) as raised:
+                call()
+            if "it is too slow" not in str(raised.value) and "its disk is too slow" not in str(raised.value):
+                break
+    assert re.search(match, str(raised.value))
 
 
 def await_start(spill: RocksSpill) -> None:

@@ -1,8 +1,10 @@
 """Whatever the disk does, a call soon returns the right rows or raises a SpillError that says what to do."""
 
 import importlib.util
+import os
 import resource
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +17,15 @@ import pytest
 
 from springtide.embeddings.errors import SpillError
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
-from tests.embeddings.tiers.spill_support import assert_found, await_start, find, impatient, kill, numbered_rows
+from tests.embeddings.tiers.spill_support import (
+    assert_fails,
+    assert_found,
+    await_start,
+    find,
+    impatient,
+    kill,
+    numbered_rows,
+)
 
 DIM, WIDTH = 16, 1
 FOREVER = resource.RLIM_INFINITY
@@ -47,8 +57,7 @@ def test_a_full_disk_stops_writes_until_there_is_room(spill: RocksSpill) -> None
     spill.drain()
     limit_files(spill, 200_000)
     written = [0]
-    with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File too large.* - raise the limit"):
-        fill(spill, written)
+    assert_fails(spill, r"takes no rows: .*File too large.* - raise the limit", lambda: fill(spill, written))
     num = len(written)
     assert_found(spill, numbered_rows(np.arange(1000 * num), DIM, WIDTH))
     assert not spill.has_room(1000)
@@ -105,8 +114,7 @@ def test_a_process_killed_on_a_full_disk_loses_nothing(spill: RocksSpill) -> Non
     spill.drain()
     limit_files(spill, 200_000)
     written = [0]
-    with impatient(spill), pytest.raises(SpillError, match="takes no rows"):
-        fill(spill, written)
+    assert_fails(spill, "takes no rows: .*File too large", lambda: fill(spill, written))
     kill(spill)
     assert_found(spill, numbered_rows(np.arange(1000 * len(written)), DIM, WIDTH))
     spill.drain()
@@ -120,15 +128,29 @@ def test_a_vanished_folder_is_reported_and_not_recreated(spill: RocksSpill) -> N
     shutil.rmtree(spill.folder)
     kill(spill)
     await_start(spill)
-    with (
-        impatient(spill),
-        pytest.raises(SpillError, match="vanished - restart the trainer"),
-    ):
-        find(spill, rows)
+    assert_fails(spill, "cannot be read: .* has vanished - restart the trainer", lambda: find(spill, rows))
     spill.write(numbered_rows(np.arange(2000, 2010), DIM, WIDTH), 10)
-    with impatient(spill), pytest.raises(SpillError, match="vanished"):
-        spill.drain()
+    assert_fails(spill, "cannot be written: .* has vanished", spill.drain)
     assert not spill.folder.exists()
+
+
+def test_the_last_failure_is_reported_also_where_the_process_then_does_not_respond(
+    spill: RocksSpill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = numbered_rows(np.arange(1000), DIM, WIDTH)
+    spill.write(rows, 1000)
+    spill.drain()
+    shutil.rmtree(spill.folder)
+    kill(spill)
+    await_start(spill)
+    worker = spill._worker
+
+    def stop_and_lose_patience(seconds: float) -> None:
+        assert worker._process is not None
+        os.kill(worker._process.popen.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(worker, "pause", stop_and_lose_patience)
+    assert_fails(spill, "cannot be read: .* has vanished", lambda: find(spill, rows))
 
 
 def test_a_database_locked_by_another_process_is_reported_and_used_once_free(spill: RocksSpill) -> None:
@@ -140,8 +162,7 @@ def test_a_database_locked_by_another_process_is_reported_and_used_once_free(spi
     rows = numbered_rows(np.arange(100), DIM, WIDTH)
     spill.write(rows, 100)
     await_start(spill)
-    with impatient(spill), pytest.raises(SpillError, match=r"lock.* - another process has it open"):
-        spill.drain()
+    assert_fails(spill, r"lock.* - another process has it open", spill.drain)
     assert_found(spill, rows)
     other.close()
     del other

@@ -13,7 +13,7 @@ from springtide.embeddings.tiers.record_kinds import ABSENT, ROW, TOMBSTONE
 from springtide.embeddings.tiers.rocksdb import table_files
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill, unknown_format
 from springtide_client.rows.row_block import RowBlock
-from tests.embeddings.tiers.spill_support import await_start, impatient
+from tests.embeddings.tiers.spill_support import assert_fails, await_start
 
 DIM = 4
 
@@ -131,8 +131,7 @@ def test_a_failing_disk_raises_after_patience_and_keeps_the_queue(tmp_path: Path
     blocker.write_text("no folder for a database")
     spill.write(rows(KEYS, 1), len(KEYS))
     await_start(spill)
-    with impatient(spill), pytest.raises(SpillError, match=r"takes no rows: .*File exists"):
-        spill.write(rows([(9, 9)], 1), 1)
+    assert_fails(spill, "takes no rows: .*File exists", lambda: spill.write(rows([(9, 9)], 1), 1))
     found = spill.find(rows(KEYS, 0).feature, rows(KEYS, 0).id)
     assert (found.kinds_U == ROW).all()
     blocker.unlink()
