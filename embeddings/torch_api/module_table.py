@@ -26,7 +26,7 @@ from springtide.embeddings.tiers.host_tier import HostTier
 from springtide.embeddings.tiers.interface import Spill
 from springtide.embeddings.tiers.lower_tiers import RECALL_THREADS
 from springtide.embeddings.tiers.no_spill import NoSpill
-from springtide.embeddings.tiers.record_kinds import ABSENT
+from springtide.embeddings.tiers.record_kinds import ROW
 from springtide.embeddings.tiers.rocksdb.spill import RocksSpill
 from springtide.embeddings.tiers.rocksdb.worker import THREAD_NAME as SPILL_THREAD
 from springtide.embeddings.torch_api.inputs import FEATURE
@@ -186,18 +186,21 @@ class ModuleTable(EmbeddingTable):
     def take_removed(self) -> list[RemovedKeys]:
         """The ids whose rows left for good since the last call."""
         removed = self.removals.take()
-        created_features_N, created_N = self.removals.take_created()
+        created_features_N, created_ids_N = self.removals.take_created()
         features_N, ids_N = self.spill.take_purged()
         if len(ids_N):
-            # only those of which no newer copy is anywhere, other than a row created since in their place
+            # only those that have no row now, other than one created since, and that did not leave otherwise
             ids_N = np.unique(ids_N[features_N == FEATURE])
             features_N = np.full(len(ids_N), FEATURE, np.uint16)
             (slots_N,) = self.ops.fetch(self.memory.find(features_N, ids_N))
-            gone_N = (slots_N == NO_SLOT) & (self.spill.find(features_N, ids_N).kinds_U == ABSENT)
-            gone_N |= np.isin(ids_N, created_N[created_features_N == FEATURE])
+            gone_N = (slots_N == NO_SLOT) & (self.spill.find(features_N, ids_N).kinds_U != ROW)
+            created_N = np.isin(ids_N, created_ids_N[created_features_N == FEATURE])
             for keys in removed:
-                if keys.reason == RemovalReason.EXPIRED:
-                    gone_N &= ~np.isin(ids_N, keys.ids_N[keys.features_N == FEATURE])
+                reported_N = np.isin(ids_N, keys.ids_N[keys.features_N == FEATURE])
+                # a row created since may have been deleted since
+                gone_N &= ~reported_N
+                created_N &= ~reported_N | (keys.reason != RemovalReason.EXPIRED)
+            gone_N |= created_N
             removed.append(RemovedKeys(RemovalReason.EXPIRED, features_N[gone_N], ids_N[gone_N]))
         removed = [chosen(keys, keys.features_N == FEATURE) for keys in removed]
         return [keys for keys in removed if len(keys.ids_N)]

@@ -14,6 +14,7 @@ import numpy as np
 from springtide.embeddings.policy.ttl import ExpiryCutoffs
 from springtide.embeddings.rows import BoolArray, Int64Array, UInt16Array
 from springtide.embeddings.tiers.disk_space import DiskSpace
+from springtide.embeddings.tiers.found_rows import FoundRows
 from springtide.embeddings.tiers.record_kinds import ABSENT
 from springtide.embeddings.tiers.rocksdb.catalog import Catalog, Database, Generation
 from springtide.embeddings.tiers.rocksdb.channel import KEY_BYTES
@@ -41,7 +42,7 @@ class Rewrite:
     after: str = ""  # the last key that was read
     num_read: int = 0
     num_moved: int = 0
-    expired: list[Keys] = field(default_factory=list)  # while there is a listener
+    expired: list[RowBlock] = field(default_factory=list)  # while there is a listener
 
 
 @dataclass(eq=False)
@@ -194,10 +195,11 @@ class Purge:
             share = min(1.0, generation.num_rows / max(1, generation.num_written()))
             generation.num_rows -= round((num_rows - rewrite.num_read) * share)
             self.counts["spill_purged"] += num_rows
-            last = None
+            last, expired = None, []
         else:
             try:
                 last = self._move(rewrite, process(), deadline, write)
+                expired = self._without_replaced(rewrite, process(), deadline) if last is None else []
             except RequestFailedError as error:
                 if not error.final:
                     raise
@@ -210,10 +212,11 @@ class Purge:
         if last is None:
             self._collection.num_read += num_rows
             self._collection.num_moved += rewrite.num_moved
-            self.catalog.retire_database(generation, source)
             with self.catalog.changed:
                 # only now, because until then a find could return these rows
-                self._purged += rewrite.expired if self._reports else []
+                self.catalog.retire_database(generation, source)
+                if self._reports:
+                    self._purged += self._without_queued(expired)
             self._end()
         with self.catalog.changed:
             self.catalog.changed.notify_all()
@@ -236,14 +239,30 @@ class Purge:
                 write(rewrite.target, kept)
         num_moved = int(np.count_nonzero(live_N))
         if self._reports:
-            expired_N = is_row_N & ~live_N & ~replaced_N
-            rewrite.expired.append((rows.feature[expired_N], rows.id[expired_N]))
+            rewrite.expired.append(rows.take(is_row_N & ~live_N & ~replaced_N).keys_only())
         with self.catalog.changed:
             rewrite.num_read, rewrite.num_moved = rewrite.num_read + num, rewrite.num_moved + num_moved
             rewrite.generation.num_rows -= int(np.count_nonzero(is_row_N & ~live_N & ~replaced_N))
         self.counts["spill_purged"] += int(np.count_nonzero(is_row_N & ~live_N & ~replaced_N))
         after: str | None = last
         return after
+
+    def _without_replaced(
+        self, rewrite: Rewrite, running: SpillProcess, deadline: Callable[[], float]
+    ) -> list[RowBlock]:
+        """The expired keys without those that were written or deleted anew while the others were being moved."""
+        return [rows.take(~self._replaced(rewrite, rows, running, deadline)) for rows in rewrite.expired]
+
+    def _without_queued(self, expired: list[RowBlock]) -> list[Keys]:
+        """The expired keys without those that are queued to be written or deleted. The caller has the lock."""
+        kept = []
+        for rows in expired:
+            found = FoundRows.nothing(rows.feature, rows.id, 0, 0)
+            missing = np.argsort(rows.key_hash)
+            for _, batch in self.catalog.queue:
+                missing = found.put_batch(missing, batch.keys_only())
+            kept.append((rows.feature[missing], rows.id[missing]))
+        return kept
 
     def _replaced(
         self, rewrite: Rewrite, rows: RowBlock, running: SpillProcess, deadline: Callable[[], float]

@@ -220,3 +220,17 @@ def test_a_row_deleted_below_and_created_again_in_one_call_is_reported() -> None
         machine.train_much(seed=seed)
         machine.compare()
     machine.teardown()
+
+
+def test_a_row_that_was_deleted_and_learned_again_is_reported_when_it_expires_below() -> None:
+    # found by the machine: the older tombstone was taken for a newer one
+    machine = ModuleMachine()
+    machine.begin(eviction="l2-norm", spill=True, host=False, ttl=True, quota=False)
+    machine.train_much(seed=0)
+    machine.evict_if(part=2)
+    machine.train_much(seed=0)
+    machine.advance(ms=36)
+    machine.purge()
+    machine.train_much(seed=0)
+    machine.compare()
+    machine.teardown()
