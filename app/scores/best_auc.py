@@ -13,6 +13,7 @@ import numpy.typing as npt
 from springtide.app.scores.auc import click_auc
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import write_atomically
+from springtide_client.system.json_text import decode_json
 
 FILE_NAME = "simulator.json"
 
@@ -47,7 +48,7 @@ def write_best_auc(log_path: Path, best_auc: float | None) -> None:
 def read_best_auc(log_path: Path) -> float | None:
     """Return what the log's simulator last wrote; None if there is no simulator."""
     try:
-        best_auc = msgspec.json.decode((log_path / FILE_NAME).read_bytes())["best_auc"]
+        best_auc = decode_json((log_path / FILE_NAME).read_bytes())["best_auc"]
         return None if best_auc is None else float(best_auc)
     except (OSError, ValueError, KeyError, TypeError):
         return None

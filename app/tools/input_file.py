@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple, cast
 import msgspec
 
 from springtide.app.errors import UserError
+from springtide_client.system.json_text import decode_json
 
 BATCH_ROWS = 4_096
 MAX_CELL_CHARACTERS = 16 << 20
@@ -169,7 +170,7 @@ class InputFile:
         if self.key is None:
             return None
         try:
-            record = msgspec.json.decode(value)
+            record = decode_json(value)
         except msgspec.DecodeError:
             return None
         return self._key_of(record) if isinstance(record, dict) else None

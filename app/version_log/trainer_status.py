@@ -14,6 +14,7 @@ import msgspec
 
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import NO_SPACE_ERRNOS, write_atomically
+from springtide_client.system.json_text import decode_json
 
 _NAME = re.compile(r"status-(\d{10})\.json")
 
@@ -245,7 +246,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises msgspec.DecodeError if it is not JSON.
         """
-        document = msgspec.json.decode(text, type=dict[str, Any])
+        document = decode_json(text, dict[str, Any])
         table = document.get("table")
         if isinstance(table, dict):
             counters = {name: count for name, count in table.items() if name not in TableStatus.__struct_fields__}

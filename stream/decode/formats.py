@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from springtide_client.errors import EncodeError
+from springtide_client.system.json_text import decode_json
 from springtide_client.system.settings import SIZE, Settings
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class MessageFormat:
 def load_json(value: bytes) -> Any:
     """Load JSON; of duplicate keys the last counts. Raises EncodeError `not_finite` where only that is wrong."""
     try:
-        return msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return decode_json(value)
+    except msgspec.DecodeError:
         if _has_not_finite(value):
             raise EncodeError("not_finite", "a number is NaN, infinite or too large") from None
         raise

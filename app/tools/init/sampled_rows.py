@@ -14,6 +14,7 @@ from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.range_reader import read_range
 from springtide.stream.positions import Position
 from springtide_client.encode import DECIMAL
+from springtide_client.system.json_text import decode_json
 
 Row = dict[str, Any]
 
@@ -59,12 +60,11 @@ def sample_topic(kafka: KafkaConfig, topic: str, num: int) -> SampledRows:
 def _sample(origin: str, messages: list[bytes], num: int, *, has_types: bool) -> SampledRows:
     if not messages:
         raise UserError(f"{origin} has no rows: there is nothing to look at")
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
     rows, kept = [], []
     for message in messages[:num]:
         try:
-            row = decode(message)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            row = decode_json(message, dict[str, Any])
+        except msgspec.DecodeError:
             continue
         rows.append(row if has_types else with_numbers(row.items()))
         kept.append(message)

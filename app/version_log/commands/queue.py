@@ -31,6 +31,7 @@ from springtide_client.log.shard_files import ShardFiles
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.files import make_durable_folder, write_atomically
+from springtide_client.system.json_text import decode_json
 
 _NAME = re.compile(r"(?P<id>[^.][^/]*?)\.(?P<holder>json|\d+)")
 
@@ -142,7 +143,7 @@ def command_entry(
 
 def _parse(command_id: str, text: bytes) -> Command:
     try:
-        body = msgspec.json.decode(text, type=dict[str, Any])
+        body = decode_json(text, dict[str, Any])
     except msgspec.MsgspecError as error:
         _log_unreadable(command_id, error)
         body = {}

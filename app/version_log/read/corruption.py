@@ -13,6 +13,7 @@ from springtide_client.errors import LogError
 from springtide_client.format.records import Head
 from springtide_client.log.directory import LogDirectory
 from springtide_client.system.files import write_atomically
+from springtide_client.system.json_text import decode_json
 
 REPORT_NAME = "corruption.json"
 
@@ -37,7 +38,7 @@ def take_corruption_report(log_path: Path, epoch: int) -> str:
     try:
         text = path.read_bytes()
         path.unlink()
-        report = msgspec.json.decode(text, type=CorruptionReport)
+        report = decode_json(text, CorruptionReport)
     except FileNotFoundError:
         return ""
     except (OSError, msgspec.MsgspecError) as error:

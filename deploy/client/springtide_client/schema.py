@@ -9,6 +9,7 @@ import msgspec
 
 from springtide_client.errors import SpringtideError
 from springtide_client.keys import CROSSES
+from springtide_client.system.json_text import decode_json
 
 DEFAULT_MAX_LENGTH = 50
 POOLINGS = ("mean", "sum", "max")
@@ -190,7 +191,8 @@ class Schema:
     def from_json(content: bytes) -> "Schema":
         """Decode a log's schema; SpringtideError if it is not valid."""
         try:
-            return msgspec.json.decode(content, type=Schema)
+            schema: Schema = decode_json(content, Schema)
+            return schema
         except msgspec.DecodeError as error:
             raise SpringtideError(f"the log's schema cannot be read: {error}") from None
 

@@ -2,7 +2,16 @@
 
 import os
 
-from springtide.app.version_log.trainer_status import TableStatus, TrainerStatus, boot_id, read_status, write_status
+import pytest
+
+from springtide.app.version_log.trainer_status import (
+    TableStatus,
+    TrainerStatus,
+    all_statuses,
+    boot_id,
+    read_status,
+    write_status,
+)
 
 
 def test_the_status_of_the_highest_epoch_is_read(tmp_path) -> None:
@@ -20,9 +29,11 @@ def test_the_status_of_the_highest_epoch_is_read(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"status-{epoch:010d}.json" for epoch in (2, 9, 10, 11)]
 
 
-def test_an_unreadable_status_is_ignored(tmp_path) -> None:
-    (tmp_path / "status-0000000001.json").write_text("{")
+@pytest.mark.parametrize("text", [b"", b"{", b"\0" * 512, b'{"name": "\xb1"}', b"[" * 100_000])
+def test_an_unreadable_status_is_ignored(tmp_path, text: bytes) -> None:
+    (tmp_path / "status-0000000001.json").write_bytes(text)  # as a power loss may leave it
     assert read_status(tmp_path) is None
+    assert list(all_statuses(tmp_path)) == []
 
 
 def test_table_counters_are_written_beside_the_other_keys_of_the_table(tmp_path) -> None:

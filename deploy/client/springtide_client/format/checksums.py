@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from springtide_client.errors import LogError
+from springtide_client.system.json_text import decode_json
 
 POLYNOMIAL = 0xEDB88320
 ONE, X = 1 << 31, 1 << 30  # bits are reflected: the highest is the constant term
@@ -81,6 +82,7 @@ def decode_checksummed_json(content: bytes, type: type[T], name: str) -> T:
     if suffix is not None and zlib.crc32(content[: suffix.start()]) != int(suffix.group(1)):
         raise LogError(f"{name} is corrupt: it does not match its checksum")
     try:
-        return msgspec.json.decode(content, type=type)
+        decoded: T = decode_json(content, type)
+        return decoded
     except msgspec.MsgspecError as error:
         raise LogError(f"{name} cannot be read: {error}") from None

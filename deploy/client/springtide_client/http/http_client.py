@@ -17,6 +17,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ProxyError
 
 from springtide_client.errors import GapError, LogError
+from springtide_client.system.json_text import decode_json
 
 TIMEOUT_SECONDS = 30.0  # for a response, and between its pieces
 CONNECT_SECONDS = 5.0
@@ -108,7 +109,8 @@ class HttpClient:
     def get_json(self, path: str) -> dict[str, Any]:
         """Return a route's JSON document; raises like `open`."""
         try:
-            return msgspec.json.decode(self.get(path), type=dict[str, Any])
+            document: dict[str, Any] = decode_json(self.get(path), dict[str, Any])
+            return document
         except msgspec.MsgspecError as error:
             raise LogError(f"{self.url}{path} did not return JSON: is it a Springtide server? {error}") from None
 
@@ -177,7 +179,7 @@ def _proxy_for(scheme: str, host: str, port: int | None) -> str | None:
 def _refusal(url: str, response: urllib3.BaseHTTPResponse) -> LogError:
     """Return the error that a response other than 2xx stands for."""
     try:
-        error = msgspec.json.decode(response.read(MAX_ERROR_BYTES))["error"]
+        error = decode_json(response.read(MAX_ERROR_BYTES))["error"]
         text = f"{url}: {error['message']}" + (f" ({error['hint']})" if error.get("hint") else "")
     except (msgspec.DecodeError, KeyError, TypeError, HTTPError, OSError):
         text = f"{url} responded {response.status} {response.reason}"
