@@ -4,8 +4,6 @@ Worth it where a batch is so small that calling torch's operators costs more tha
 """
 
 # N samples, W columns, R numbers of rows (fields times dimension), D dimension, L labels, P parameters and statistics
-import logging
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,12 +14,10 @@ from springtide.app.models.trace import TracedNet, TraceError, trace
 from springtide.kernels.cpu.net.run import CHUNK, backward, forward
 from springtide_client.model.inputs import ModelInputs
 
-logger = logging.getLogger(__name__)
-
 Float32Array = npt.NDArray[np.float32]
 
 # `num_flops` of all samples of a batch up to which the program is the faster one: see deploy/docs/decisions/training.md
-MOST_FLOPS = 30e6
+MOST_FLOPS = 30_000_000
 MOST_NUMBERS = 1 << 23  # in the columns of a batch: 32 MiB
 SHIPPED = "springtide.app.models."
 
@@ -55,22 +51,22 @@ class CompiledNet:
         self._columns_NW = np.zeros((0, traced.num_columns), np.float32)
 
     @staticmethod
-    def of(model: nn.Module) -> "CompiledNet | None":
-        """Return the program of a built-in net; None of others, and where it does what a program cannot."""
+    def of(model: nn.Module) -> "CompiledNet":
+        """Return the program of a built-in net. TraceError with the reason if the net must learn by autograd."""
+        # a user's own net may draw random numbers, or take branches that one call does not show
         if not isinstance(model, DenseModel) or not type(model).__module__.startswith(SHIPPED):
-            return None  # a user's own may draw random numbers, or take branches that one call does not show
-        floats = all(one.dtype == torch.float32 and one.device.type == "cpu" for one in model.parameters())
-        try:
-            traced = trace(model) if floats else None
-        except TraceError as error:
-            logger.debug("the net learns by autograd", extra={"reason": str(error)})
-            return None
-        return None if traced is None or traced.num_rows == 0 else CompiledNet(traced)
+            raise TraceError("the net is none of the built-in ones")
+        if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in model.parameters()):
+            raise TraceError("parameters of the net are not float32 on the CPU")
+        traced = trace(model)
+        if traced.num_rows == 0:
+            raise TraceError("the net reads no rows of tables")
+        return CompiledNet(traced)
 
-    def fits(self, num_samples: int) -> bool:
-        """Return True if a batch is small enough. A function of net and batch alone: a restart decides the same."""
-        num_columns = self._traced.num_columns
-        return num_samples * self.program.num_flops <= MOST_FLOPS and num_samples * num_columns <= MOST_NUMBERS
+    @property
+    def max_samples(self) -> int:
+        """The most samples of a batch that pays. A function of the net alone: after a restart it is the same."""
+        return min(MOST_FLOPS // max(1, self.program.num_flops), MOST_NUMBERS // self._traced.num_columns)
 
     def forward(self, inputs: ModelInputs) -> Float32Array:
         """Return logits, or what the wide part's are added to, float32 (N, L).

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from springtide.app.models.calibrated_model import CalibratedModel, Calibration
 from springtide.app.models.interface import DenseModel, ModelSpec
-from springtide.app.models.layers import DenseFeatureNormalizer
+from springtide.app.models.layers import DenseFeatureNormalizer, FieldProjection
 from springtide.app.models.program_builder import ELEMENTWISE_PAIRS, ProgramBuilder
 from springtide.kernels.cpu.net import program as ops
 from springtide.kernels.cpu.net.program import NetProgram
@@ -70,7 +70,9 @@ def trace(model: DenseModel) -> TracedNet:
     """Trace one call of a net. TraceError if something in it has no instruction."""
     spec = model.spec
     if spec.num_sequence and getattr(type(model), "fields", None) is not CalibratedModel.fields:
-        raise TraceError("a net that reads sequences element by element has no program")
+        raise TraceError("the net reads sequences element by element")
+    if any(isinstance(module, FieldProjection) and module.widths for module in model.modules()):
+        raise TraceError("the net maps rows of several widths to one")
     recorder = Recorder(model)
     inputs = [
         recorder.input((spec.num_categorical, spec.dim), is_row=True),

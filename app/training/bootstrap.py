@@ -89,7 +89,17 @@ def load_state(config: TrainerConfig, log: LogWriter, *, ranks: Ranks | None = N
     except ValueError as error:
         state.learner.table.close()
         raise UserError(str(error)) from error
+    if ranks.is_first:
+        _log_how_the_net_learns(state.learner)
     return state
+
+
+def _log_how_the_net_learns(learner: Learner) -> None:
+    if learner.compiled is None:
+        logger.info("the net learns by autograd", extra={"reason": learner.autograd_reason})
+    else:
+        most = learner.max_compiled_samples
+        logger.info("the net is compiled; larger batches learn by autograd", extra={"max_samples": most})
 
 
 def _begun_by_first(log: LogWriter, ranks: Ranks) -> Resume:

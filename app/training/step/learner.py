@@ -1,5 +1,6 @@
 """One step of learning: every sample is scored before it is learned from. Knows no stream, no log, no clock."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ from springtide.app.models.compiled_net import CompiledNet
 from springtide.app.models.losses.config import LabelLoss
 from springtide.app.models.losses.loss import Loss
 from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.models.trace import TraceError
 from springtide.app.models.wide_part import wide_part_of
 from springtide.app.training.config import MIN_SAMPLES_TO_SPLIT, TrainConfig
 from springtide.app.training.device import TrainDevice, resolve_device
@@ -134,13 +136,23 @@ class Learner:
         self.objective = (LossObjective if self.wide_step is None else OffsetObjective)(self.model, self.loss)
         if isinstance(model, TwoTower):
             self.objective = TwoTowerObjective(model, self.global_batch)
-        # learns small batches of built-in nets
         self.compiled: CompiledObjective | None = None
+        self.max_compiled_samples = 0  # of a batch; larger ones learn by autograd
+        self.autograd_reason = ""  # why every batch learns by autograd; empty if small ones do not
         self._poolings = [schema.pooling_of(name) for name in schema.multi_value] + ["mean"] * len(schema.sequence)
         takes_greatest, self._is_mean_P = "max" in self._poolings, np.array([one == "mean" for one in self._poolings])
-        if self.device.transfer is None and not takes_greatest:
+        try:
+            if self.device.transfer is not None:
+                raise TraceError("the net is on a device")
+            if takes_greatest:
+                raise TraceError('lists are pooled by "max"')
             program = CompiledNet.of(model)
-            self.compiled = None if program is None else CompiledObjective(model, self.loss, program)
+        except TraceError as error:
+            self.autograd_reason = str(error)
+        else:
+            self.compiled = CompiledObjective(model, self.loss, program)
+            is_cast = self.bfloat16 and config.bfloat16 is True
+            self.max_compiled_samples = min(program.max_samples, BFLOAT16_SAMPLES - 1 if is_cast else sys.maxsize)
         self.learning_step = self._new_step()
         # reports arrive after their steps: asking for one at once would wait for the device
         self.reports_late = self.device.transfer is not None
@@ -284,10 +296,9 @@ class Learner:
     def _update(self, keys: BatchKeys, lookup: Any) -> StepOutcome:
         """Score, and update rows and dense net."""
         batch = keys.batch
-        use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
-        is_small = len(batch) > 0 and not (use_bfloat16 and self.config.bfloat16 is True)
-        if self.compiled is not None and is_small and self.compiled.program.fits(len(batch)):
+        if self.compiled is not None and 0 < len(batch) <= self.max_compiled_samples:
             return self._update_compiled(self.compiled, keys, lookup)
+        use_bfloat16 = self.bfloat16 and len(batch) >= BFLOAT16_SAMPLES
         columns = keys.tensors()
         offset_step = None if self.wide_step is None else self.wide_step.begin(keys, lookup)
         if self.sharded_table is None:

@@ -102,7 +102,6 @@ def test_scores_and_gradients_are_those_of_autograd(name, wide, schema):
         row_gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in rows]
         wanted[num_samples] = logits_NL, errors_NL, gradients, torch.cat([g.flatten(1) for g in row_gradients], dim=1)
     program = CompiledNet.of(model)
-    assert program is not None
     for num_samples, (logits_NL, errors_NL, gradients, row_gradients) in wanted.items():
         assert_close(program.forward(of_program(inputs_of(spec, num_samples))), logits_NL)
         model.zero_grad()
@@ -123,7 +122,6 @@ def test_the_modules_tensors_are_those_of_the_program():
     model = model_of("dlrm", CLICKS, wide=False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     program = CompiledNet.of(model)
-    assert program is not None
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model.load_state_dict({name: torch.full_like(value, 0.25) for name, value in before.items()})
     inputs = inputs_of(model.spec, 5)
@@ -133,7 +131,6 @@ def test_the_modules_tensors_are_those_of_the_program():
 def test_statistics_count_for_the_next_batch():
     model = model_of("dlrm", CLICKS, wide=False)
     program, inputs = CompiledNet.of(model), inputs_of(model.spec, 5)
-    assert program is not None
     earlier = program.forward(of_program(inputs))
     model.observe_inputs(inputs.dense * 3)
     model.observe_labels(torch.zeros(5, 2), torch.ones(5, 2), torch.ones(5))
@@ -143,7 +140,6 @@ def test_statistics_count_for_the_next_batch():
 
 def test_samples_do_not_depend_on_each_other_and_repeat_bit_by_bit():
     program = CompiledNet.of(model_of("dcn", CLICKS, wide=True))
-    assert program is not None
     inputs = inputs_of(ModelSpec.of(CLICKS, 24), 64)
     together = program.forward(of_program(inputs))
     assert np.array_equal(together, program.forward(of_program(inputs)))
@@ -152,17 +148,22 @@ def test_samples_do_not_depend_on_each_other_and_repeat_bit_by_bit():
     )
 
 
-def test_a_batch_fits_up_to_a_number_of_operations():
+def test_a_batch_is_compiled_up_to_a_number_of_operations():
     program = CompiledNet.of(model_of("dlrm", TWO_IDS, wide=True))
-    assert program is not None
-    most = int(MOST_FLOPS // program.program.num_flops)
-    assert program.fits(most)
-    assert not program.fits(most + 1)
+    most, num_flops = program.max_samples, program.program.num_flops
+    assert most * num_flops <= MOST_FLOPS < (most + 1) * num_flops
 
 
 @pytest.mark.parametrize("name", ["autoint", "finalmlp"])
 def test_a_net_that_does_more_than_a_program_can_learns_by_autograd(name):
-    assert CompiledNet.of(model_of(name, TWO_IDS, wide=True)) is None
+    with pytest.raises(TraceError, match="has no instruction"):
+        CompiledNet.of(model_of(name, TWO_IDS, wide=True))
+
+
+def test_a_net_that_maps_rows_of_several_widths_to_one_learns_by_autograd():
+    model = build_model(ModelConfig(name="dlrm"), ModelSpec.of(TWO_IDS, 8, {0: 4}), seed=0)
+    with pytest.raises(TraceError, match="rows of several widths"):
+        CompiledNet.of(model)
 
 
 class Own(DenseModel):
@@ -177,7 +178,8 @@ class Own(DenseModel):
 
 
 def test_a_users_own_net_learns_by_autograd():
-    assert CompiledNet.of(Own(ModelSpec.of(TWO_IDS, 24))) is None
+    with pytest.raises(TraceError, match="none of the built-in ones"):
+        CompiledNet.of(Own(ModelSpec.of(TWO_IDS, 24)))
 
 
 class Reordered(Own):

@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,6 +29,22 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
     assert one.keys() == other.keys()
     for name, array in one.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message", "reason"),
+    [
+        ((), "the net is compiled; larger batches learn by autograd", None),
+        (('[features.genres]\npooling = "max"\n',), "the net learns by autograd", 'lists are pooled by "max"'),
+    ],
+    ids=["compiled", "autograd"],
+)
+def test_a_start_logs_how_the_net_learns(tmp_path, caplog, layers, message, reason):
+    with caplog.at_level(logging.INFO), LearnedLog(config_in(tmp_path, RANDOM_CLICKS, *layers)):
+        (line,) = [record for record in caplog.records if record.message.startswith("the net ")]
+    assert line.message == message
+    assert getattr(line, "reason", None) == reason
+    assert getattr(line, "max_samples", 0) > 0 or reason is not None
 
 
 POLICIES = "[features.item_id]\nttl_seconds = 0.2\n[features.genres]\nadmission = { min_count = 5 }\n"

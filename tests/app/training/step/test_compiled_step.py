@@ -94,4 +94,5 @@ def test_a_step_whose_gradients_are_not_finite_leaves_the_net_as_it_was():
 def test_rows_that_are_pooled_by_their_greatest_are_learned_by_autograd():
     learner = make_learner(GREATEST, wide=False)
     assert learner.compiled is None
+    assert learner.autograd_reason == 'lists are pooled by "max"'
     learner.step(make_batch(0, 8))
