@@ -20,7 +20,7 @@ DIMS = (8, 16, 32, 64)  # of rows: kernels that know theirs are compiled for the
 
 
 def learn(dims: Sequence[int]) -> None:
-    """What a trainer calls."""
+    """Call the kernels that a trainer uses."""
     from springtide.app.training.compile_kernels import compile_kernels
     from springtide.kernels.compile import compile_ops
 
@@ -31,7 +31,7 @@ def learn(dims: Sequence[int]) -> None:
 
 
 def learn_clicks(folder: Path) -> None:
-    """What a trainer does with the demo's clicks: learn, score, publish, write a base."""
+    """Learn, score, publish and write a base, as a trainer does with the demo's clicks."""
     from springtide.app.config.load import load_config
     from springtide.app.tools.demo import demo_config_path
     from springtide.app.tools.evaluate.file_source import FileSource
@@ -72,7 +72,7 @@ def learn_clicks(folder: Path) -> None:
 
 
 def serve(dims: Sequence[int]) -> None:
-    """What decodes the stream, and what servers call."""
+    """Call the kernels that decode the stream, and those that servers use."""
     import numpy as np
 
     from springtide.app.serving.retrieve import warmup as retrieve
@@ -143,7 +143,7 @@ def make_stores(folder: Path, levels: Sequence[str], dims: Sequence[int]) -> Non
 
 
 def level_environment(level: str) -> dict[str, str]:
-    """What makes Numba compile for a level of CPU instead of for this one."""
+    """Return the environment in which Numba compiles for a level of CPU instead of for this one."""
     features = ",".join(f"+{name}" for name in level_features()[level])
     return {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": features, "NUMBA_OPT": "3"}
 

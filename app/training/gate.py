@@ -6,7 +6,6 @@ and no stream.
 """
 
 # N samples
-# N samples
 import logging
 import math
 from collections import deque

@@ -175,7 +175,7 @@ class NetStatus(msgspec.Struct, frozen=True):
 
 
 class PublishStatus(msgspec.Struct, frozen=True):
-    """How often versions are published at present, by what they cost; behind the stream more seldom."""
+    """How often versions are published at present: less often the more they cost, and while behind the stream."""
 
     interval_seconds: float = 0.0
     cost_seconds: float = 0.0  # processor time of one version

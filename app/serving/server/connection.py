@@ -254,7 +254,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn does so only where nothing went wrong
+        self._unset_keepalive_if_required()  # uvicorn does so only if the connection ended without an error
         self._begun, self._num_missing, self._held, self._awaited = [], 0, [], None
 
     def timeout_keep_alive_handler(self) -> None:

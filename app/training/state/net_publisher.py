@@ -78,7 +78,7 @@ class NetPublisher:
 
     @property
     def num_state_bytes(self) -> int:
-        """The size of parameters, optimizer state and averages; gathered gradients come and go, and do not count."""
+        """The size of parameters, optimizer state and averages, without gathered gradients, whose size changes."""
         return num_bytes_of(self._learner.dense_tensors(), self._learner.state_tensors())
 
     def _take_whole(self) -> Arrays:

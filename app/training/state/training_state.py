@@ -347,7 +347,7 @@ class TrainingState:
         )
 
     def _num_state_bytes(self) -> int:
-        """Return the bytes of `base_arrays`, with a name for each; of at most MEASURE_SAMPLES samples ago."""
+        """Return the bytes of `base_arrays` and their names, counted at most MEASURE_SAMPLES samples ago."""
         num_bytes, after = self._state_bytes
         if self.samples_trained - after >= MEASURE_SAMPLES:
             num_bytes = self._count_state_bytes()

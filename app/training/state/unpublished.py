@@ -86,7 +86,7 @@ class PendingStep(NamedTuple):
 
 
 class PendingScores:
-    """Of many ranks, keeps steps and texts of ids until all have exchanged theirs; then counts them."""
+    """Counts steps and texts of ids; of many ranks it keeps them until all ranks have exchanged theirs."""
 
     def __init__(self, scores: ProgressiveScores, segment_names: SegmentNames, num_ranks: int) -> None:
         self._scores, self._segment_names, self._num_ranks = scores, segment_names, num_ranks
@@ -118,7 +118,7 @@ class PendingScores:
         return strings
 
     def count_own(self) -> None:
-        """Take over texts, if there is no other rank whose come first."""
+        """Count what is kept, if there is only one rank."""
         if self._num_ranks == 1:
             self.merge([self.features()], [self.take_strings()])
 

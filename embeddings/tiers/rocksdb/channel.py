@@ -23,7 +23,10 @@ def send_message(connection: socket.socket, message: Sequence[Any]) -> None:
 
 
 def receive_message(connection: socket.socket) -> list[Any] | None:
-    """Receive one line, the only one on its way; None if the other end is closed. TimeoutError between two pieces."""
+    """Receive one line; None if the other end is closed. TimeoutError between two pieces of it.
+
+    The other end sends no second line before the first has its response.
+    """
     line = connection.recv(1 << 16)
     while line and not line.endswith(b"\n"):
         piece = connection.recv(1 << 16)

@@ -20,7 +20,7 @@ WORD_BYTES = 8
 
 
 def merge_sorted(*oldest_first: RowBlock) -> RowBlock:
-    """Return one layer that answers like the last over all before it. It keeps tombstones: older layers may remain."""
+    """Return one layer equal to the last one over all before it. It keeps tombstones, as older layers may remain."""
     newest_first = [layer for layer in reversed(oldest_first) if len(layer)]
     if len(newest_first) < 2:
         return newest_first[0] if newest_first else oldest_first[0]

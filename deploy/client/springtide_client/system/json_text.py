@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: a file that a power loss has damaged, a server's response, a user's line."""
+"""JSON from outside this process: a file that a power loss has damaged, a server's response, a user's line."""
 
 from typing import Any
 
