@@ -50,7 +50,7 @@ class Replay:
         with Producer(connection, linger_ms=LINGER_MS, compression=self.config.compression, patient=True) as producer:
             quota = TopicQuota(self._source, self._log_path) if self.config.loop else None
             limiter = RateLimiter(self.config.rate)
-            encode = self._source.message_format.encode
+            encode = self._source.open_codec().encode
             for row in self._rows():
                 if self.config.rate is not None:
                     limiter.wait(self.num_sent, stopping)

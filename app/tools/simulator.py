@@ -102,14 +102,14 @@ def simulate(
     generator = ClickGenerator(config, start_ms=wall_ms())
     limiter = RateLimiter(config.rate)
     reported_at = -REPORT_SECONDS
-    num_sent = 0
+    num_sent, codec = 0, source.open_codec()
     with Producer(connection, linger_ms=LINGER_MS, patient=True) as producer:
         quota = TopicQuota(source, log_path)
         while not stopping.is_set() and (limit is None or num_sent < limit):
             limiter.wait(num_sent, stopping)
             clicks = generator.take_chunk()
             for message in clicks.to_json()[: None if limit is None else limit - num_sent]:
-                producer.send(source.topic, source.message_format.encode(message))
+                producer.send(source.topic, codec.encode(message))
                 num_sent += 1
             best_auc.observe(clicks.impressions.probability_N, clicks.click_N)
             skipped = quota.wait_for_room(producer, stopping)

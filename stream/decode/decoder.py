@@ -1,7 +1,7 @@
 """Decodes raw records to columns; what cannot be learned becomes a dead letter.
 
 Two paths, one meaning. A format's fast path reads the fetched bytes once and writes straight into the columns. A record
-that it does not parse is decoded by the reference: the format's `load`, then the encoder of springtide_client that
+that it does not parse is decoded by the reference: the codec's `load`, then the encoder of springtide_client that
 servers use too. Tests hold them equal for any bytes: columns, dead letters, id strings.
 
     field        accepted                                                      otherwise
@@ -32,7 +32,7 @@ import numpy as np
 
 from springtide.stream.columns import Columns, DeadLetter, RawRecords
 from springtide.stream.decode.erasure_filter import ErasureFilter
-from springtide.stream.decode.formats import FORMATS, DecodeConfig
+from springtide.stream.decode.formats import JSON, DecodeConfig, MessageCodec
 from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.positions import Partition
@@ -56,12 +56,16 @@ class Decoder:
         config = config or DecodeConfig()
         self.schema = schema
         self.seen_strings = seen_strings or SeenSet()
-        self.reference = ReferenceDecoder(schema, config)
-        make = config.message_format.fast_path
-        self.fast_path = None if make is None else make()(schema, config, self.seen_strings)
+        self.codec = config.open_codec()
+        self.reference = ReferenceDecoder(schema, config, self.codec)
+        self.fast_path = self.codec.fast_path(schema, config, self.seen_strings)
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
-        """The records as columns, with their dead letters; never raises for what a record holds."""
+        """The records as columns, with their dead letters; never raises for what a record holds.
+
+        Raises RetriableError, before it decodes anything, while what the format needs besides is not to be had.
+        """
+        self.codec.prepare(raw)
         rows = DecodedRows(self.schema, len(raw))
         if self.fast_path is not None:
             unparsed_N, id_strings = self.fast_path.parse(raw, rows, now_ms)
@@ -94,8 +98,8 @@ class Decoder:
 class ReferenceDecoder:
     """The slow path of decoding, which defines the result: one record at a time, in every case."""
 
-    def __init__(self, schema: Schema, config: DecodeConfig) -> None:
-        self.schema, self.config, self.format = schema, config, config.message_format
+    def __init__(self, schema: Schema, config: DecodeConfig, codec: MessageCodec) -> None:
+        self.schema, self.config, self.format, self.codec = schema, config, config.message_format, codec
         self.encoder = InstanceEncoder(schema)
 
     def decode(self, value: bytes | None, record_ms: int, now_ms: int) -> tuple[SampleTargets, EncodedInstance]:
@@ -104,7 +108,7 @@ class ReferenceDecoder:
             raise EncodeError("empty", "the record has no value")
         if len(value) > self.config.max_message_bytes:
             raise EncodeError("too_large", f"{len(value)} bytes are more than max_message_bytes")
-        record = self.format.load_object(value)
+        record = self.format.load_object(self.codec, value)
         sample = parse_targets(
             self.schema,
             record,
@@ -118,10 +122,10 @@ class ReferenceDecoder:
 def compile_parsers() -> None:
     """Compile the fast path of every format into Numba's cache, so that the first start is quick."""
     schema = Schema(labels=("label",), categorical=("id",), sequence=("ids",))
-    for name, declared in FORMATS.items():
-        message = declared.from_json(b'{"label": 1, "id": "text", "ids": [1]}')
+    for config in (DecodeConfig(format=JSON.name),):
+        message = config.open_codec().from_json(b'{"label": 1, "id": "text", "ids": [1]}')
         raw = RawRecords.from_messages(Partition("", 0), [message, message[:-1]])
-        Decoder(schema, DecodeConfig(format=name)).decode(raw, 0)
+        Decoder(schema, config).decode(raw, 0)
 
 
 def make_dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:

@@ -1,10 +1,11 @@
-"""The formats of messages. Each is declared here once: how it is read, how it is written, its fast path if it has one.
+"""The formats of messages. Each is declared here once: how it is read and written, and which settings it has.
 
-Imports no compiled code: a fast path is loaded when a decoder is made.
+Imports no compiled code and no library of a format: both are loaded when a decoder is made.
 """
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,11 +14,47 @@ import msgspec
 from msgspec import Meta
 
 from springtide_client.errors import EncodeError
+from springtide_client.schema import Schema
 from springtide_client.system.json_text import decode_json
 from springtide_client.system.settings import SIZE, Settings
 
 if TYPE_CHECKING:
+    from springtide.stream.columns import RawRecords
+    from springtide.stream.decode.parsers.seen_set import SeenSet
     from springtide.stream.decode.rows import RecordParser
+
+
+class MessageCodec(ABC):
+    """Reads and writes the messages of one topic: a format with that topic's settings. One thread at a time."""
+
+    def prepare(self, raw: "RawRecords") -> None:
+        """Fetch what these messages need and the settings do not hold, such as schemas from a registry.
+
+        Raises RetriableError where that is not to be had now; then nothing has been decoded, and nothing is lost.
+        """
+        return
+
+    @abstractmethod
+    def load(self, value: bytes) -> Any:
+        """Return a message as Python objects: mappings with strings as keys, lists, strings, numbers, booleans, None.
+
+        Raises EncodeError with a reason of its own, or msgspec's errors, ValueError, RecursionError.
+        """
+
+    @abstractmethod
+    def from_json(self, message: bytes) -> bytes:
+        """Return a JSON message in this format: tools make JSON. Raises what `load` raises."""
+
+    def encode(self, message: bytes) -> bytes:
+        """Return a JSON message in this format; one that is no JSON stays as it is, and becomes a dead letter."""
+        try:
+            return self.from_json(message)
+        except (msgspec.MsgspecError, EncodeError, ValueError, RecursionError):
+            return message
+
+    def fast_path(self, schema: Schema, config: "DecodeConfig", seen: "SeenSet") -> "RecordParser | None":
+        """What writes most records straight into the columns, as `Decoder` would without it; None: there is none."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,44 +63,47 @@ class MessageFormat:
 
     name: str
     bad_reason: str  # why a message that is not of this format is a dead letter
-    # a message as Python objects: mappings with strings as keys, lists, strings, numbers, booleans, None. Raises
-    # EncodeError, msgspec's errors, ValueError, RecursionError
-    load: Callable[[bytes], Any]
-    from_json: Callable[[bytes], bytes]  # a JSON message in this format: tools make JSON. Raises what `load` raises
-    # writes most records straight into the columns, as `Decoder` would without it; None: there is none
-    fast_path: "Callable[[], type[RecordParser]] | None" = None
+    codec: "Callable[[DecodeConfig], MessageCodec]"
+    settings: tuple[str, ...] = ()  # the keys of `[source]` that only this format and its like have
+    check: "Callable[[DecodeConfig], None] | None" = None  # ValueError where they contradict, or one is missing
 
     def __post_init__(self) -> None:
         for text in (self.name, self.bad_reason):
             if not text.isidentifier():
                 raise ValueError(f"a message format needs a name and a reason of lower-case words, not {text!r}")
 
-    def load_object(self, value: bytes) -> Mapping[str, Any]:
+    def load_object(self, codec: MessageCodec, value: bytes) -> Mapping[str, Any]:
         """Load a message that holds an object. Raises EncodeError with the dead letter's reason."""
         try:
-            record = self.load(value)
+            record = codec.load(value)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise EncodeError(self.bad_reason, str(error)) from None
         if not isinstance(record, dict):
             raise EncodeError("wrong_type", f"a record must be an object, not {type(record).__name__}")
         return record
 
-    def encode(self, message: bytes) -> bytes:
-        """Return a JSON message in this format; one that is no JSON stays as it is, and becomes a dead letter."""
+
+class JsonCodec(MessageCodec):
+    """JSON objects; of duplicate keys the last counts."""
+
+    def __init__(self, config: "DecodeConfig") -> None: ...
+
+    def load(self, value: bytes) -> Any:
+        """Load JSON. Raises EncodeError `not_finite` where only that is wrong."""
         try:
-            return self.from_json(message)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return message
+            return decode_json(value)
+        except msgspec.DecodeError:
+            if _has_not_finite(value):
+                raise EncodeError("not_finite", "a number is NaN, infinite or too large") from None
+            raise
 
+    def from_json(self, message: bytes) -> bytes:
+        return message
 
-def load_json(value: bytes) -> Any:
-    """Load JSON; of duplicate keys the last counts. Raises EncodeError `not_finite` where only that is wrong."""
-    try:
-        return decode_json(value)
-    except msgspec.DecodeError:
-        if _has_not_finite(value):
-            raise EncodeError("not_finite", "a number is NaN, infinite or too large") from None
-        raise
+    def fast_path(self, schema: Schema, config: "DecodeConfig", seen: "SeenSet") -> "RecordParser":
+        from springtide.stream.decode.parsers.json_parser import JsonParser
+
+        return JsonParser(schema, config, seen)
 
 
 def _has_not_finite(value: bytes) -> bool:
@@ -83,15 +123,25 @@ def _has_not_finite(value: bytes) -> bool:
     return found
 
 
-def _json_parser() -> "type[RecordParser]":
-    from springtide.stream.decode.parsers.json_parser import JsonParser
+class MsgpackCodec(MessageCodec):
+    """MessagePack maps with strings as keys; of duplicate keys the last counts. Timestamps are milliseconds."""
 
-    return JsonParser
+    def __init__(self, config: "DecodeConfig") -> None:
+        self._decoder = msgspec.msgpack.Decoder()
+
+    def load(self, value: bytes) -> Any:
+        from springtide.stream.decode.plain_values import to_plain
+
+        return to_plain(self._decoder.decode(value))
+
+    def from_json(self, message: bytes) -> bytes:
+        return msgspec.msgpack.encode(decode_json(message))
 
 
-JSON = MessageFormat(name="json", bad_reason="bad_json", load=load_json, from_json=bytes, fast_path=_json_parser)
+JSON = MessageFormat(name="json", bad_reason="bad_json", codec=JsonCodec)
+MSGPACK = MessageFormat(name="msgpack", bad_reason="bad_msgpack", codec=MsgpackCodec)
 
-FORMATS = {declared.name: declared for declared in (JSON,)}
+FORMATS = {declared.name: declared for declared in (JSON, MSGPACK)}
 
 if TYPE_CHECKING:
     FormatName = str
@@ -114,3 +164,7 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
     def message_format(self) -> MessageFormat:
         """The format that the topic's messages have."""
         return FORMATS[self.format]
+
+    def open_codec(self) -> MessageCodec:
+        """Return what reads and writes the topic's messages; FormatError where the settings cannot be used."""
+        return self.message_format.codec(self)

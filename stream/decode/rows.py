@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from springtide.kernels.njit import njit
 from springtide.stream.columns import Columns, DeadLetter, RawRecords
-from springtide.stream.decode.formats import DecodeConfig
-from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide_client.encode import EncodedInstance
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
@@ -81,9 +79,6 @@ class DecodedRows:
 
 class RecordParser(Protocol):
     """Parses common records of one format into rows, and leaves the others to the reference. One thread at a time."""
-
-    def __init__(self, schema: Schema, config: DecodeConfig, seen: SeenSet) -> None:
-        """`seen`: the ids whose string has been emitted."""
 
     def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
         """Write the records to rows. Returns which records were not parsed, their rows undefined, and the new strings.
