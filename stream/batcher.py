@@ -179,4 +179,5 @@ class Batcher:
             id_strings=id_strings,
             topic_ids=topic_ids,
             watermarks=watermarks,
+            join=pieces[-1].joined.state_after(len(pieces[-1])) if pieces[-1].joined is not None else None,
         )

@@ -7,7 +7,7 @@ them runs years ahead. Knows no Kafka.
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,10 @@ class EventTimeMerge:
 class ColumnQueue:
     """First in, first out. Ends once, with or without an error; what is queued by then can still be taken."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, on_change: Callable[[], object] | None = None) -> None:
+        """`on_change` is called after each change that lets `take` return something else."""
         self.max_bytes = max_bytes
+        self._on_change = on_change or (lambda: None)
         self.num_bytes = self.num_rows = 0  # of the queued columns
         self._changed = threading.Condition()
         self._queued: deque[tuple[Columns, int]] = deque()
@@ -113,6 +115,7 @@ class ColumnQueue:
             self.num_bytes += size
             self.num_rows += len(columns)
             self._changed.notify_all()
+        self._on_change()
 
     def take(self, num_bytes: int, timeout_seconds: float) -> list[Columns]:
         """About `num_bytes` of columns; [] when none arrive within the time, or after the end.
@@ -138,6 +141,7 @@ class ColumnQueue:
         with self._changed:
             self._is_ended, self._error = True, self._error or error
             self._changed.notify_all()
+        self._on_change()
 
 
 def columns_bytes(columns: Columns) -> int:

@@ -3,6 +3,7 @@
 # N samples, L labels
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,9 @@ import numpy.typing as npt
 from springtide.stream.positions import Partition
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
+
+if TYPE_CHECKING:
+    from springtide.stream.join_state import JoinedRows, JoinState
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,9 @@ class DeadLetter:
     record_ms: int
 
 
+NO_KEY = 0  # of a record whose key has a null
+
+
 @dataclass(frozen=True)
 class Columns:
     """Samples decoded to columns. Within a partition, rows are in the order of their offsets."""
@@ -133,13 +140,88 @@ class Columns:
     # another one after a topic was re-created and its offsets start at 0 again; empty where the broker assigns none
     topic_ids: Mapping[Partition, str] = field(default_factory=dict)
 
+    # of streams that are joined: the hash of each record's key, NO_KEY without one; the records as they were fetched;
+    # and where the samples are in the order of all
+    key_hash_N: npt.NDArray[np.uint64] | None = None
+    raw: RawRecords | None = None
+    joined: "JoinedRows | None" = None
+
     def __len__(self) -> int:
         return len(self.labels_NL)
 
+    @staticmethod
+    def empty(schema: Schema) -> "Columns":
+        """Columns without rows that move no position."""
+        batch, none_N = Batch.empty(schema), np.zeros(0, np.int64)
+        return Columns(
+            features=batch.features,
+            labels_NL=batch.labels_NL,
+            weights_N=batch.weights_N,
+            event_ms_N=none_N,
+            record_ms_N=none_N,
+            partition_N=np.zeros(0, np.int32),
+            offset_N=none_N,
+            partitions=(),
+            dead_letters=(),
+            end_offsets={},
+            id_strings=IdStrings(np.zeros(0, np.uint16), none_N, []),
+        )
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Columns":
+        """The rows at these positions, in that order, without dead letters, strings and ends."""
+        return replace(
+            self,
+            features=self.features.take(rows),
+            labels_NL=self.labels_NL[rows],
+            weights_N=self.weights_N[rows],
+            event_ms_N=self.event_ms_N[rows],
+            record_ms_N=self.record_ms_N[rows],
+            partition_N=self.partition_N[rows],
+            offset_N=self.offset_N[rows],
+            dead_letters=(),
+            end_offsets={},
+            id_strings=IdStrings(np.zeros(0, np.uint16), np.zeros(0, np.int64), []),
+            key_hash_N=None if self.key_hash_N is None else self.key_hash_N[rows],
+            raw=None,
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence["Columns"]) -> "Columns":
+        """The rows of all parts, in order, at least one part; without dead letters, strings and ends."""
+        partitions = tuple(dict.fromkeys(partition for part in parts for partition in part.partitions))
+        numbers = {partition: number for number, partition in enumerate(partitions)}
+        renumbered = [np.array([numbers[p] for p in part.partitions], np.int32)[part.partition_N] for part in parts]
+        return replace(
+            parts[0].take(np.zeros(0, np.int64)),
+            features=Features.concatenate([part.features for part in parts]),
+            labels_NL=np.concatenate([part.labels_NL for part in parts]),
+            weights_N=np.concatenate([part.weights_N for part in parts]),
+            event_ms_N=np.concatenate([part.event_ms_N for part in parts]),
+            record_ms_N=np.concatenate([part.record_ms_N for part in parts]),
+            partition_N=np.concatenate(renumbered),
+            offset_N=np.concatenate([part.offset_N for part in parts]),
+            partitions=partitions,
+            key_hash_N=None,
+        )
+
+    def dead_letter(self, n: int, reason: str, detail: str) -> DeadLetter:
+        """Row n as a dead letter; its bytes where the fetched records are still here."""
+        partition, offset = self.partitions[self.partition_N[n]], int(self.offset_N[n])
+        at = -1 if self.raw is None else int(np.searchsorted(self.raw.offset_N, offset))
+        return DeadLetter(
+            partition=partition,
+            offset=offset,
+            reason=reason,
+            detail=detail,
+            key=None if self.raw is None else self.raw.key(at),
+            value=None if self.raw is None else self.raw.value(at),
+            record_ms=int(self.record_ms_N[n]),
+        )
+
     def positions_after(self, start: int, stop: int) -> dict[Partition, int]:
         """The next offset to read of each partition, once rows start to stop are learned and the rows before were."""
-        if stop == len(self):
-            return dict(self.end_offsets)
+        if stop == len(self) or self.joined is not None:
+            return dict(self.end_offsets)  # of a join: from where to read again
         if len(self.partitions) == 1:
             return {self.partitions[0]: int(self.offset_N[stop - 1]) + 1} if stop > start else {}
         positions: dict[Partition, int] = {}
@@ -152,6 +234,8 @@ class Columns:
 
     def watermarks(self) -> dict[Partition, int]:
         """The latest event time of each partition's rows, in ms."""
+        if self.joined is not None:  # partitions are in one order: each has reached the time of the newest sample
+            return dict.fromkeys(self.partitions, int(self.event_ms_N.max())) if len(self) else {}
         if len(self.partitions) == 1:
             return {self.partitions[0]: int(self.event_ms_N.max())} if len(self) else {}
         rows_of = {number: self.partition_N == number for number in np.unique(self.partition_N)}
@@ -166,6 +250,15 @@ class Columns:
             return self
         end = self.positions_after(start, stop)
         begin = self.positions_after(0, start) if start and self.dead_letters else {}
+        letters = self.dead_letters
+        if self.joined is not None:
+            letters = letters if start == 0 else ()
+        else:
+            letters = tuple(
+                letter
+                for letter in letters
+                if begin.get(letter.partition, 0) <= letter.offset < end.get(letter.partition, 0)
+            )
         return replace(
             self,
             features=self.features.slice(start, stop),
@@ -175,11 +268,9 @@ class Columns:
             record_ms_N=self.record_ms_N[start:stop],
             partition_N=self.partition_N[start:stop],
             offset_N=self.offset_N[start:stop],
-            dead_letters=tuple(
-                letter
-                for letter in self.dead_letters
-                if begin.get(letter.partition, 0) <= letter.offset < end.get(letter.partition, 0)
-            ),
+            key_hash_N=None if self.key_hash_N is None else self.key_hash_N[start:stop],
+            joined=None if self.joined is None else self.joined.slice(start, stop),
+            dead_letters=letters,
             end_offsets=end,
         )
 
@@ -198,6 +289,7 @@ class Batch:
     id_strings: list[IdStrings] = field(default_factory=list)
     topic_ids: dict[Partition, str] = field(default_factory=dict)  # of the partitions in positions, where known
     watermarks: dict[Partition, int] = field(default_factory=dict)  # the latest event time of each partition, ms
+    join: "JoinState | None" = None  # once these are learned
 
     def __len__(self) -> int:
         return len(self.labels_NL)

@@ -6,7 +6,7 @@ Waits for an unavailable broker or topic, detects a re-created topic, holds a bo
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from springtide.stream.column_queue import ColumnQueue
@@ -113,14 +113,18 @@ class KafkaSource(Source):
         *,
         erasures: Sequence[Erasure] = (),
         share: PartitionShare = ALL_PARTITIONS,
+        decoder: Decoder | None = None,
+        on_change: Callable[[], object] | None = None,
     ) -> None:
         """Partitions without a position are read from the beginning. `erasures`: ids to drop from earlier records.
 
-        `share`: the partitions to read; there may be none, then nothing is ever returned.
+        `share`: the partitions to read; there may be none, then nothing is ever returned. `decoder`: by default that of
+        samples. `on_change` is called in the reading thread whenever a poll might return something else.
         """
         self.status = SourceStatus(config.topic)
-        self._pipeline = DecodePipeline(Decoder(schema, config), ErasureFilter(schema, erasures) if erasures else None)
-        self._queue = ColumnQueue(config.queue_bytes)
+        decoder = decoder or Decoder(schema, config)
+        self._pipeline = DecodePipeline(decoder, ErasureFilter(schema, erasures) if erasures else None)
+        self._queue = ColumnQueue(config.queue_bytes, on_change=on_change)
         self._freshness = FreshnessTracker()
         self._closing = threading.Event()
         self._loop = ConsumerLoop(
@@ -151,6 +155,10 @@ class KafkaSource(Source):
     @property
     def idle_partitions(self) -> set[Partition]:
         return self._loop.idle_partitions(IDLE_SECONDS)
+
+    def silent_partitions(self, seconds: float) -> set[Partition]:
+        """Partitions that are read to their end and have had no record for so long."""
+        return self._loop.idle_partitions(seconds)
 
     @property
     def num_waiting(self) -> int:

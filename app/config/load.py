@@ -19,6 +19,7 @@ from springtide.app.training.config import GateConfig, TableSettings, TrainConfi
 from springtide.app.training.ranks.config import ClusterConfig
 from springtide.app.version_log.config import MIN_BYTES, LogConfig
 from springtide.stream.config import SourceConfig
+from springtide.stream.join.config import JoinConfig, JoinPlan
 from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
@@ -27,6 +28,7 @@ from springtide_client.system.settings import Settings, format_value
 DEFAULT_PATH = Path("springtide.toml")
 SECTIONS: dict[str, type[Settings]] = {
     "source": SourceConfig,
+    "join": JoinConfig,
     "schema": SchemaConfig,
     "features": FeatureConfig,  # a table by feature
     "labels": LabelConfig,  # a table by label
@@ -50,6 +52,7 @@ class Config:
     name: str
     path: Path
     source: SourceConfig
+    join: JoinPlan | None  # None: labels are fields of the samples
     schema: Schema
     features: Mapping[str, FeatureConfig]
     losses: tuple[LabelLoss, ...]  # of each label
@@ -113,6 +116,7 @@ def load_config(
         name=name,
         path=path,
         source=bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path),
+        join=_join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema),
         schema=schema,
         features=features,
         losses=losses,
@@ -134,6 +138,12 @@ def _losses(train: TrainConfig, labels: Mapping[str, LabelConfig], schema: Schem
             raise unknown_key_error("[labels]", label, schema.labels)
     with user_errors():
         return label_losses(train.loss, labels, schema)
+
+
+def _join(join: JoinConfig, labels: Mapping[str, LabelConfig], schema: Schema) -> JoinPlan | None:
+    """Return how labels are joined, None if they are not; UserError where the settings do not fit each other."""
+    with user_errors():
+        return JoinPlan.of(join, labels, schema)
 
 
 def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:

@@ -10,6 +10,8 @@ from springtide.stream.batcher import Batcher
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.errors import RetriableError
+from springtide.stream.join.source import JoinSource
+from springtide.stream.join_state import JoinState
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.source import KafkaSource, Source
 from springtide.stream.watermark import WatermarkClock
@@ -34,17 +36,20 @@ class BatchStream:
         erasures: Sequence[Erasure] = (),
         source: Source | None = None,
         share: PartitionShare = ALL_PARTITIONS,
+        join: JoinState | None = None,
     ) -> None:
         """`samples_trained`: before these positions; batches grow with it. `source`: instead of the topic.
 
         `erasures`: erased ids to filter out of records from before their erasure. `share`: the partitions to read.
+        `join`: where the join of labels goes on, if there is one.
         """
         self.until_end, self.batch_size, self.share = until_end, config.train.batch_size, share
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
-        self.source = source or KafkaSource(
-            replace(config.source, group=group), config.schema, positions, erasures=erasures, share=share
-        )
+        source_config = replace(config.source, group=group)
+        if source is None and config.join is not None:
+            source = JoinSource(source_config, config.join, config.schema, join, erasures=erasures)
+        self.source = source or KafkaSource(source_config, config.schema, positions, erasures=erasures, share=share)
         # until the end of the stream every batch is full: nothing has to be fresh, and every run has the same batches
         self.batcher = Batcher(
             config.train.batch_size,

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from springtide.stream.decode.erasure_filter import Erasure
+from springtide.stream.join_state import JoinState
 from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, StreamPosition, VersionMeta
@@ -62,6 +63,7 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     sought_by: str = ""  # the launch of the newest change of position, which its restarts do not repeat
     erasures: list[ErasureMeta] = []  # those that the stream from this version's positions on still contains
     high_water_marks: dict[str, StreamPosition] = {}  # how far the stream was ever learned, where further than now
+    join: JoinState | None = None  # of a stream whose labels are joined; `positions` say from where it is read again
 
     @staticmethod
     def of(meta: VersionMeta) -> "TrainerMeta":

@@ -7,6 +7,7 @@ import numpy as np
 
 from springtide.kernels.njit import njit
 from springtide_client.keys import GOLDEN as GOLDEN_INT
+from springtide_client.keys import MISSING_ID as MISSING_ID_INT
 from springtide_client.keys import MIX_1 as MIX_1_INT
 from springtide_client.keys import MIX_2 as MIX_2_INT
 from springtide_client.keys import STRING_SEED as TEXT_SEED_INT
@@ -14,6 +15,7 @@ from springtide_client.keys import mix64 as mix64_of_int
 
 GOLDEN, MIX_1, MIX_2 = np.uint64(GOLDEN_INT), np.uint64(MIX_1_INT), np.uint64(MIX_2_INT)
 STRING_SEED = np.uint64(TEXT_SEED_INT)
+MISSING_ID = np.int64(MISSING_ID_INT)
 S27, S30, S31, S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -46,6 +48,21 @@ def hash_keys(features_U: Any, ids_U: Any) -> Any:
     for u in range(len(ids_U)):
         key_hash_U[u] = hash_key(features_U[u], ids_U[u])
     return key_hash_U
+
+
+@njit(nogil=True, cache=True)
+def hash_tuples(ids_NK: Any) -> Any:
+    """One hash for each row of ids, (N) uint64; 0 where one of them is MISSING_ID."""
+    hash_N = np.zeros(len(ids_NK), np.uint64)
+    for n in range(len(ids_NK)):
+        state = np.uint64(ids_NK.shape[1])
+        is_missing = False
+        for k in range(ids_NK.shape[1]):
+            is_missing = is_missing or ids_NK[n, k] == MISSING_ID
+            state = mix64(state + GOLDEN ^ np.uint64(ids_NK[n, k]))
+        if not is_missing:
+            hash_N[n] = max(state, np.uint64(1))
+    return hash_N
 
 
 @njit(nogil=True, cache=True)

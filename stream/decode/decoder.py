@@ -26,19 +26,23 @@ half a million ids and is then cleared.
 
 # N records
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from springtide.kernels.cpu.hashing import hash_tuples
 from springtide.stream.columns import Columns, DeadLetter, RawRecords
 from springtide.stream.decode.erasure_filter import ErasureFilter
 from springtide.stream.decode.formats import JSON, DecodeConfig, MessageCodec
 from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.positions import Partition
+from springtide_client.array_types import BoolArray, UInt64Array
 from springtide_client.encode import EncodedInstance, InstanceEncoder
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
+from springtide_client.keys import MISSING_ID, encode_id
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 from springtide_client.targets import SampleTargets, parse_targets
@@ -50,15 +54,26 @@ class Decoder:
     """Decodes the records of one schema, and remembers whose strings it has emitted. One thread at a time."""
 
     def __init__(
-        self, schema: Schema, config: DecodeConfig | None = None, *, seen_strings: SeenSet | None = None
+        self,
+        schema: Schema,
+        config: DecodeConfig | None = None,
+        *,
+        seen_strings: SeenSet | None = None,
+        key: Sequence[str] | None = None,
     ) -> None:
-        """`config`: by default what a configuration without these keys means."""
+        """`config`: by default what a configuration without these keys means.
+
+        `key`: of records that are to be joined, the fields by which; their labels come from other records.
+        """
         config = config or DecodeConfig()
-        self.schema = schema
+        self.schema, self.key = schema, None if key is None else tuple(key)
         self.seen_strings = seen_strings or SeenSet()
+        self._only_keys = [name for name in key or () if name not in schema.categorical]
         self.codec = config.open_codec()
-        self.reference = ReferenceDecoder(schema, config, self.codec)
-        self.fast_path = self.codec.fast_path(schema, config, self.seen_strings)
+        self.reference = ReferenceDecoder(schema, config, self.codec, keys=self._only_keys, has_labels=key is None)
+        self.fast_path = self.codec.fast_path(
+            schema, config, self.seen_strings, keys=self._only_keys, has_labels=key is None
+        )
 
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
         """The records as columns, with their dead letters; never raises for what a record holds.
@@ -66,7 +81,7 @@ class Decoder:
         Raises RetriableError, before it decodes anything, while what the format needs besides is not to be had.
         """
         self.codec.prepare(raw)
-        rows = DecodedRows(self.schema, len(raw))
+        rows = DecodedRows(self.schema, len(raw), len(self._only_keys))
         if self.fast_path is not None:
             unparsed_N, id_strings = self.fast_path.parse(raw, rows, now_ms)
         else:
@@ -76,16 +91,26 @@ class Decoder:
         reference_strings: list[tuple[int, int, str]] = []  # feature number, id, string
         for n in np.flatnonzero(unparsed_N).tolist():
             try:
-                sample, encoded = self.reference.decode(raw.value(n), int(raw.record_ms_N[n]), now_ms)
+                sample, encoded, keys = self.reference.decode(raw.value(n), int(raw.record_ms_N[n]), now_ms)
             except EncodeError as error:
                 is_sample_N[n] = False
                 dead_letters.append(make_dead_letter(raw, n, error))
             else:
-                rows.write(n, sample, encoded)
+                rows.write(n, sample, encoded, keys)
                 reference_strings += encoded.id_strings
         if reference_strings:
             id_strings = IdStrings.concatenate([id_strings, self._unseen(reference_strings)])
-        return rows.columns(raw, is_sample_N, dead_letters, id_strings)
+        columns = rows.columns(raw, is_sample_N, dead_letters, id_strings)
+        if self.key is None:
+            return columns
+        return replace(columns, key_hash_N=self._key_hash(rows, is_sample_N), raw=raw)
+
+    def _key_hash(self, rows: DecodedRows, is_sample_N: BoolArray) -> UInt64Array:
+        """The hash of each sample's key, NO_KEY where a field of it is null."""
+        at = {name: rows.key_NK[:, column] for column, name in enumerate(self._only_keys)}
+        at |= {name: rows.categorical_NC[:, column] for column, name in enumerate(self.schema.categorical)}
+        key_hash_N: UInt64Array = hash_tuples(np.stack([at[name][is_sample_N] for name in self.key or ()], axis=1))
+        return key_hash_N
 
     def _unseen(self, strings: list[tuple[int, int, str]]) -> IdStrings:
         """Those strings that have not been emitted yet; they count as emitted from now on."""
@@ -98,12 +123,26 @@ class Decoder:
 class ReferenceDecoder:
     """The slow path of decoding, which defines the result: one record at a time, in every case."""
 
-    def __init__(self, schema: Schema, config: DecodeConfig, codec: MessageCodec) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        config: DecodeConfig,
+        codec: MessageCodec,
+        *,
+        keys: Sequence[str] = (),
+        has_labels: bool = True,
+    ) -> None:
         self.schema, self.config, self.format, self.codec = schema, config, config.message_format, codec
+        self.keys, self.has_labels = tuple(keys), has_labels
         self.encoder = InstanceEncoder(schema)
 
-    def decode(self, value: bytes | None, record_ms: int, now_ms: int) -> tuple[SampleTargets, EncodedInstance]:
-        """The record's labels, weight and time, and its features. Raises EncodeError with the dead letter's reason."""
+    def decode(
+        self, value: bytes | None, record_ms: int, now_ms: int
+    ) -> tuple[SampleTargets, EncodedInstance, list[int]]:
+        """The record's labels, weight and time, its features, and its keys.
+
+        Raises EncodeError with the dead letter's reason.
+        """
         if value is None:
             raise EncodeError("empty", "the record has no value")
         if len(value) > self.config.max_message_bytes:
@@ -115,8 +154,15 @@ class ReferenceDecoder:
             record_ms=record_ms,
             now_ms=now_ms,
             max_future_seconds=self.config.max_future_seconds,
+            has_labels=self.has_labels,
         )
-        return sample, self.encoder.encode(record)
+        keys = []
+        for name in self.keys:
+            try:
+                keys.append(MISSING_ID if record.get(name) is None else encode_id(record[name])[0])
+            except EncodeError as error:
+                raise error.in_field(name) from None
+        return sample, self.encoder.encode(record), keys
 
 
 def compile_parsers() -> None:

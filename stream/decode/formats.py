@@ -6,7 +6,7 @@ Imports no compiled code and no library of a format: both are loaded when a deco
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -52,8 +52,20 @@ class MessageCodec(ABC):
         except (msgspec.MsgspecError, EncodeError, ValueError, RecursionError):
             return message
 
-    def fast_path(self, schema: Schema, config: "DecodeConfig", seen: "SeenSet") -> "RecordParser | None":
-        """What writes most records straight into the columns, as `Decoder` would without it; None: there is none."""
+    def fast_path(
+        self,
+        schema: Schema,
+        config: "DecodeConfig",
+        seen: "SeenSet",
+        *,
+        keys: Sequence[str] = (),
+        has_labels: bool = True,
+    ) -> "RecordParser | None":
+        """What writes most records straight into the columns, as `Decoder` would without it; None: there is none.
+
+        `seen`: the ids whose string has been emitted. `keys`: further ids, whose strings are not. Without `has_labels`
+        the labels are not in the records: they stay NaN.
+        """
         return None
 
 
@@ -100,10 +112,18 @@ class JsonCodec(MessageCodec):
     def from_json(self, message: bytes) -> bytes:
         return message
 
-    def fast_path(self, schema: Schema, config: "DecodeConfig", seen: "SeenSet") -> "RecordParser":
+    def fast_path(
+        self,
+        schema: Schema,
+        config: "DecodeConfig",
+        seen: "SeenSet",
+        *,
+        keys: Sequence[str] = (),
+        has_labels: bool = True,
+    ) -> "RecordParser":
         from springtide.stream.decode.parsers.json_parser import JsonParser
 
-        return JsonParser(schema, config, seen)
+        return JsonParser(schema, config, seen, keys=keys, has_labels=has_labels)
 
 
 def _has_not_finite(value: bytes) -> bool:

@@ -18,10 +18,11 @@ from springtide_client.targets import SampleTargets
 class DecodedRows:
     """One row per record. List p of record n is the length_NP[n, p] ids from start_NP[n, p] on in elements_E."""
 
-    def __init__(self, schema: Schema, num_records: int) -> None:
+    def __init__(self, schema: Schema, num_records: int, num_keys: int = 0) -> None:
+        self.key_NK = np.empty((num_records, num_keys), np.int64)
         self.categorical_NC = np.empty((num_records, len(schema.categorical)), np.int64)
         self.dense_NF = np.empty((num_records, len(schema.dense)), np.float32)
-        self.labels_NL = np.empty((num_records, len(schema.labels)), np.float32)
+        self.labels_NL = np.full((num_records, len(schema.labels)), np.nan, np.float32)
         self.weights_N = np.empty(num_records, np.float32)
         self.event_ms_N = np.empty(num_records, np.int64)
         self.start_NP = np.empty((num_records, len(schema.lists)), np.int64)
@@ -36,9 +37,10 @@ class DecodedRows:
             larger_E[: self.num_elements] = self.elements_E[: self.num_elements]
             self.elements_E = larger_E
 
-    def write(self, n: int, sample: SampleTargets, encoded: EncodedInstance) -> None:
+    def write(self, n: int, sample: SampleTargets, encoded: EncodedInstance, keys: Sequence[int] = ()) -> None:
         """Write record n as the reference encoder has encoded it."""
-        self.labels_NL[n] = sample.labels
+        self.labels_NL[n] = sample.labels or np.nan
+        self.key_NK[n] = keys
         self.weights_N[n] = sample.weight
         self.event_ms_N[n] = sample.event_ms
         self.categorical_NC[n] = encoded.categorical

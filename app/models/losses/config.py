@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from springtide.stream.join.config import LabelSource
 from springtide_client.schema import Schema
-from springtide_client.system.settings import FINITE, Settings
+from springtide_client.system.settings import FINITE
 
 LossName = Literal["bce", "focal", "pairwise", "listwise", "mse", "msle", "huber"]
 RANKING = ("pairwise", "listwise")
@@ -16,8 +17,8 @@ AGAINST_WIDE = ("focal", "listwise")  # their least is elsewhere than that of th
 LINKS = {"mse": "identity", "huber": "identity", "msle": "log1p"}
 
 
-class LabelConfig(Settings, frozen=True, kw_only=True):
-    """The loss that is minimized for one label."""
+class LabelConfig(LabelSource, frozen=True, kw_only=True):
+    """The loss that is minimized for one label, and with `[join]` the events that it is made of."""
 
     loss: Annotated[
         LossName | None,

@@ -12,6 +12,7 @@ from springtide.app.version_log.trainer_meta import (
 )
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
+from springtide.stream.join_state import JoinState
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta
 from springtide.stream.watermark import WatermarkClock
 from springtide_client.format.records import VersionMeta
@@ -38,6 +39,7 @@ class StreamState:
         self.share = share
         self.positions: dict[Partition, Position] = {}  # the next offsets to learn
         self.clock = WatermarkClock()
+        self.join: JoinState | None = None  # of a stream whose labels are joined
         self.samples_trained = 0
         self.dead_letters: dict[str, int] = {}  # by reason
         self.complete_until_ms = 0  # every record that was readable then is learned
@@ -56,6 +58,7 @@ class StreamState:
         for letter in batch.dead_letters:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
             self._unshared_letters[letter.reason] = self._unshared_letters.get(letter.reason, 0) + 1
+        self.join = batch.join or self.join
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         if self.share.num_ranks == 1:
@@ -115,4 +118,5 @@ class StreamState:
         watermarks = {Partition.parse(name): ms for name, ms in trainer.watermarks.items()}
         self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, trainer.idle))
         self.high_water_marks, self.sought_by = high_water_marks(meta), trainer.sought_by
+        self.join = trainer.join
         self.erasures = erasures_ahead(erasures_from_meta(trainer.erasures), self.positions)

@@ -344,6 +344,7 @@ class TrainingState:
             sought_by=stream.sought_by,
             erasures=erasures_to_meta(stream.erasures),
             high_water_marks=positions_to_meta(stream.high_water_marks),
+            join=stream.join,
         )
 
     def _num_state_bytes(self) -> int:

@@ -21,6 +21,13 @@ class Ragged:
         first, last = self.offsets[start], self.offsets[stop]
         return Ragged(self.ids_M[first:last], self.offsets[start : stop + 1] - first)
 
+    def take(self, rows_N: Int64Array) -> "Ragged":
+        """Return copies of the lists of these samples, in that order."""
+        starts_N, lengths_N = self.offsets[rows_N], np.diff(self.offsets)[rows_N]
+        offsets = np.zeros(len(rows_N) + 1, np.int64)
+        np.cumsum(lengths_N, out=offsets[1:])
+        return Ragged(self.ids_M[np.repeat(starts_N - offsets[:-1], lengths_N) + np.arange(offsets[-1])], offsets)
+
     @staticmethod
     def concatenate(parts: Sequence["Ragged"]) -> "Ragged":
         """Return the lists of all parts, in order; at least one part."""
@@ -45,6 +52,11 @@ class Features:
         """Return samples start to stop, as views."""
         lists = tuple(ragged.slice(start, stop) for ragged in self.lists)
         return Features(self.categorical_NC[start:stop], lists, self.dense_NF[start:stop])
+
+    def take(self, rows_N: Int64Array) -> "Features":
+        """Return copies of these samples, in that order."""
+        lists = tuple(ragged.take(rows_N) for ragged in self.lists)
+        return Features(self.categorical_NC[rows_N], lists, self.dense_NF[rows_N])
 
     @staticmethod
     def concatenate(parts: Sequence["Features"]) -> "Features":

@@ -28,14 +28,21 @@ class SampleTargets(NamedTuple):
 
 
 def parse_targets(
-    schema: Schema, record: Mapping[str, Any], *, record_ms: int, now_ms: int, max_future_seconds: float
+    schema: Schema,
+    record: Mapping[str, Any],
+    *,
+    record_ms: int,
+    now_ms: int,
+    max_future_seconds: float,
+    has_labels: bool = True,
 ) -> SampleTargets:
     """Return the labels, weight and event time of a record; EncodeError if it cannot be trained on.
 
-    `record_ms` is the timestamp of the Kafka record, 0 if it has none.
+    `record_ms` is the timestamp of the Kafka record, 0 if it has none. Without `has_labels` there are none in it.
     """
-    labels = [_label(name, record.get(name), schema.links.get(name)) for name in schema.labels]
-    if all(math.isnan(label) for label in labels):
+    names = schema.labels if has_labels else ()
+    labels = [_label(name, record.get(name), schema.links.get(name)) for name in names]
+    if has_labels and all(math.isnan(label) for label in labels):
         raise EncodeError("missing_label", f"no value for {' or '.join(schema.labels)}", field=schema.labels[0])
     weight = 1.0
     if schema.weight is not None and (value := record.get(schema.weight)) is not None:

@@ -4,6 +4,7 @@ The Python half builds the table, the compiled half looks names up.
 """
 
 # J fields of the schema, W words of a name, H buckets of the hash table
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from springtide.stream.decode.parsers.json_strings import QUOTE
 from springtide_client.keys import mix64 as mix64_of_int
 from springtide_client.schema import Schema
 
-LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE, VALUE_LABEL = range(7)
+LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE, VALUE_LABEL, KEY = range(8)
+NO_FEATURE = -1  # of an id whose string nobody needs
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 S7, S57 = np.uint64(7), np.uint64(57)
@@ -31,15 +33,17 @@ class FieldTable(NamedTuple):
     name_length_J: npt.NDArray[np.int64]
     name_words_JW: npt.NDArray[np.uint64]
     buckets_H: npt.NDArray[np.int64]  # a field, or -1; open addressing by name_hash
+    needs_label: bool  # False: a record need not have one
 
 
-def build_field_table(schema: Schema) -> FieldTable:
-    """The field table of a schema."""
+def build_field_table(schema: Schema, keys: Sequence[str] = (), *, has_labels: bool = True) -> FieldTable:
+    """The field table of a schema. `keys`: further ids; without `has_labels`, no labels."""
     fields: list[tuple[str, int, int, int, int]] = [
         *(
             (name, VALUE_LABEL if name in schema.links else LABEL, column, 0, 0)
-            for column, name in enumerate(schema.labels)
+            for column, name in enumerate(schema.labels if has_labels else ())
         ),
+        *((name, KEY, column, NO_FEATURE, 0) for column, name in enumerate(keys)),
         *((name, WEIGHT, 0, 0, 0) for name in [schema.weight] if name is not None),
         *((name, TIME, 0, 0, 0) for name in [schema.timestamp] if name is not None),
         *((name, CATEGORICAL, column, schema.number(name), 0) for column, name in enumerate(schema.categorical)),
@@ -67,6 +71,7 @@ def build_field_table(schema: Schema) -> FieldTable:
         name_length_J=np.array([len(name) for name in names], np.int64),
         name_words_JW=np.frombuffer(padded, "<u8").reshape(len(names), num_words).copy(),
         buckets_H=build_hash_table(names),
+        needs_label=has_labels,
     )
 
 

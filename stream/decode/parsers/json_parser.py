@@ -5,7 +5,7 @@ What it does not parse it flags for the reference decoder.
 
 # N records, J fields, E elements of all lists, T new strings
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from springtide.stream.decode.parsers.byte_ops import OPTIONS, byte_at, inlined,
 from springtide.stream.decode.parsers.field_table import (
     CATEGORICAL,
     DENSE,
+    KEY,
     LABEL,
     LIST,
     TIME,
@@ -76,6 +77,7 @@ class ParseTarget(NamedTuple):
     start_NP: npt.NDArray[np.int64]
     length_NP: npt.NDArray[np.int64]
     dense_NF: npt.NDArray[np.float32]
+    key_NK: npt.NDArray[np.int64]
     unparsed_N: npt.NDArray[np.bool_]
 
 
@@ -84,6 +86,8 @@ def write_missing(role: Any, column: Any, n: Any, out: Any) -> Any:
     """Write a field that is absent or null; return False if the reference decoder must decide."""
     if role == CATEGORICAL:
         out.categorical_NC[n, column] = MISSING_ID
+    elif role == KEY:
+        out.key_NK[n, column] = MISSING_ID
     elif role == DENSE:
         out.dense_NF[n, column] = NAN32
     elif role == LIST:
@@ -107,6 +111,9 @@ def read_field(
         return at + 4 if good else np.int64(-1)
     if role == CATEGORICAL:
         at, out.categorical_NC[n, column] = read_id(buffer, at, end, fields.feature_J[field], work)
+        return at
+    if role == KEY:
+        at, out.key_NK[n, column] = read_id(buffer, at, end, fields.feature_J[field], work)
         return at
     if role == LIST:
         at, start, length = read_list(buffer, at, end, fields.feature_J[field], fields.limit_J[field], work)
@@ -189,7 +196,7 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
     num_labels = 0
     for label in range(out.labels_NL.shape[1]):
         num_labels += 0 if np.isnan(out.labels_NL[n, label]) else 1
-    return num_labels > 0
+    return num_labels > 0 or not fields.needs_label
 
 
 def compile_kernel(fingerprint: str) -> Callable[..., int]:
@@ -257,8 +264,16 @@ MIN_CAPACITY = 1 << 12
 class JsonParser(RecordParser):
     """The fast path of JSON."""
 
-    def __init__(self, schema: Schema, config: DecodeConfig, seen: SeenSet) -> None:
-        self.fields = build_field_table(schema)
+    def __init__(
+        self,
+        schema: Schema,
+        config: DecodeConfig,
+        seen: SeenSet,
+        *,
+        keys: Sequence[str] = (),
+        has_labels: bool = True,
+    ) -> None:
+        self.fields = build_field_table(schema, keys, has_labels=has_labels)
         self.max_message_bytes = config.max_message_bytes
         self.future_ms = int(config.max_future_seconds * 1000)
         self.work = Workspace(
@@ -289,6 +304,7 @@ class JsonParser(RecordParser):
             rows.start_NP,
             rows.length_NP,
             rows.dense_NF,
+            rows.key_NK,
             unparsed_N,
         )
         kernel = parse_kernel()

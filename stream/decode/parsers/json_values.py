@@ -184,7 +184,7 @@ def read_id(buffer: Any, at: Any, end: Any, feature: Any, work: Any) -> Any:
             id_, hashed = string_id(work.scratch, 0, unescape(buffer, start, close, work.scratch))
         else:
             id_, hashed = string_id(buffer, start, close - start)
-        if hashed:
+        if hashed and feature >= 0:
             slot = add_key(work.seen_slots, work.seen_count, hash_key(feature, id_))
             if slot == -2:
                 return UNPARSED, np.int64(0)

@@ -1,0 +1,370 @@
+"""Joins events to impressions: from records in any interleaving of partitions to samples in one order.
+
+An impression is a sample once its window is over: with a label of 1, or a count or sum, where events of its key came
+within the window, and of 0 where none did. Samples leave in the order (end of the window, key hash, impression,
+window), once no record that is not late can change them. So neither the samples nor their order depend on how
+partitions interleave, and the place of the last sample that was learned says in a version what has been learned.
+
+Knows no Kafka. What is pending is not in a version: after a restart the records between two offsets are read again,
+and nothing is emitted meanwhile.
+"""
+
+# N rows, L labels, U rows of several chunks
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from springtide.stream.columns import NO_KEY, Columns, DeadLetter
+from springtide.stream.join.config import JoinedLabel
+from springtide.stream.join.event_index import EventIndex
+from springtide.stream.join.partition_clock import PartitionClock
+from springtide.stream.join_state import (
+    FIRST_PLACE,
+    MAX_INT,
+    NO_TIME,
+    JoinedRows,
+    JoinState,
+    PartitionMark,
+    Place,
+    Places,
+)
+from springtide.stream.positions import Partition
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array
+from springtide_client.features import IdStrings
+
+NO_KEY_REASON, LATE_REASON = "no_key", "late"
+REFUSALS = {
+    NO_KEY_REASON: "a field of [join] key is null or missing",
+    LATE_REASON: "the record is older than the newest one before it in its partition by more than lateness_seconds",
+}
+
+NO_ROWS = np.empty(0, np.int64)
+
+
+class Cursor:
+    """One reading of one topic: its partitions' clocks."""
+
+    def __init__(self, marks: Mapping[str, PartitionMark], slack_ms: int) -> None:
+        """`slack_ms`: nothing is released sooner than this after a record of this cursor."""
+        self.slack_ms = slack_ms
+        self.clocks = {Partition.parse(name): PartitionClock.of(mark) for name, mark in marks.items()}
+        self.topic_ids = {Partition.parse(name): mark.topic_id for name, mark in marks.items()}
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while a partition is read again."""
+        return any(clock.is_replaying for clock in self.clocks.values())
+
+    def marks(self, oldest_ms: int) -> dict[str, PartitionMark]:
+        """What a version says, if nothing from before `oldest_ms` is needed."""
+        return {
+            str(partition): clock.to_mark(self.topic_ids.get(partition, ""), oldest_ms)
+            for partition, clock in sorted(self.clocks.items())
+        }
+
+
+class HeldChunk:
+    """Impressions of one window whose windows are not over, or not all."""
+
+    def __init__(self, columns: Columns, left: Int64Array, window_ms: int) -> None:
+        """`left`: the rows that are to be joined."""
+        self.columns, self.window_ms = columns, window_ms
+        self.due_ms_N = columns.event_ms_N + window_ms
+        self.left = left
+        self._first_due_ms = int(self.due_ms_N[left].min())
+
+    def due_before(self, ms: int) -> Int64Array:
+        """The rows whose windows end before this time."""
+        return self.left[self.due_ms_N[self.left] < ms] if self._first_due_ms < ms else NO_ROWS
+
+    def remove(self, rows: Int64Array) -> None:
+        """Drop rows that were emitted."""
+        self.left = np.setdiff1d(self.left, rows, assume_unique=True)
+        self._first_due_ms = int(self.due_ms_N[self.left].min(initial=MAX_INT))
+
+
+class LabelJoin:
+    """The join itself; used by one thread. `STREAM.md`'s definition is `batch_join` of its tests."""
+
+    def __init__(
+        self,
+        labels: Sequence[JoinedLabel],
+        *,
+        num_labels: int,
+        lateness_ms: int,
+        early_ms: int,
+        dedupe_ms: int,
+        impressions: str,
+        empty: Columns,
+        state: JoinState | None = None,
+    ) -> None:
+        """`impressions`: their topic; `empty`: columns of them without rows. `state`: of the version to go on from."""
+        self.labels, self.num_labels, self.impressions, self._empty = labels, num_labels, impressions, empty
+        self.lateness_ms, self.early_ms, self.dedupe_ms = lateness_ms, early_ms, dedupe_ms
+        self.windows = sorted({label.window_ms for label in labels})
+        state = state or JoinState(FIRST_PLACE, {})
+        self.released, self.num_duplicates = state.released, state.num_duplicates
+        self.cursors = {self.cursor_name(window_ms): window_ms for window_ms in self.windows}
+        self.cursors |= dict.fromkeys((label.topic for label in labels), 0)
+        self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
+        self._events = [EventIndex() for _ in labels]
+        self._shown = {window_ms: EventIndex() for window_ms in self.windows}  # the last impressions of each key
+        self._held: list[HeldChunk] = []
+        self._dead_letters: list[DeadLetter] = []  # since the last samples
+        self._id_strings: list[IdStrings] = []
+        self._look_back_ms = max(label.window_ms for label in labels) + early_ms + dedupe_ms
+
+    def cursor_name(self, window_ms: int) -> str:
+        """The name of the cursor that reads the impressions for labels of this window."""
+        return f"{self.impressions}+{window_ms}"
+
+    def partition_marks(self, cursor: str) -> dict[Partition, PartitionMark]:
+        """Where this cursor begins to read each partition that it knows."""
+        return {partition: clock.mark for partition, clock in self._cursors[cursor].clocks.items()}
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while what a version had read is read again: nothing is emitted meanwhile."""
+        return any(cursor.is_replaying for cursor in self._cursors.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no partition holds time back."""
+        return all(clock.is_idle for cursor in self._cursors.values() for clock in cursor.clocks.values())
+
+    @property
+    def num_pending(self) -> int:
+        """Impressions that are held."""
+        return sum(len(chunk.left) for chunk in self._held)
+
+    @property
+    def num_events(self) -> int:
+        """Events that are held."""
+        return sum(len(events) for events in self._events)
+
+    def cursor_ms(self, name: str) -> int:
+        """How far a cursor is: nothing due later can be released because of it. NO_TIME before its first record."""
+        cursor = self._cursors[name]
+        times = [clock.newest_ms for clock in cursor.clocks.values() if not clock.is_idle]
+        return NO_TIME if not times or min(times) == NO_TIME else min(times) + cursor.slack_ms
+
+    def slowest_cursor(self) -> str:
+        """The cursor that holds the others back; "" if all are idle."""
+        active = {
+            name: self.cursor_ms(name)
+            for name, cursor in self._cursors.items()
+            if not cursor.clocks or not all(clock.is_idle for clock in cursor.clocks.values())
+        }
+        return min(active, key=active.__getitem__) if active else ""
+
+    def next_offset(self, cursor: str, partition: Partition) -> int:
+        """The next offset that a cursor reads."""
+        return self._cursors[cursor].clocks[partition].next_offset
+
+    def watermark_ms(self) -> int:
+        """Samples due before this cannot change: the least over all partitions that are not idle.
+
+        While all are idle, the greatest of their newest times; NO_TIME before the first record.
+        """
+        if not all(cursor.clocks for cursor in self._cursors.values()):
+            return NO_TIME  # a topic that is not known yet
+        clocks = [(clock, cursor.slack_ms) for cursor in self._cursors.values() for clock in cursor.clocks.values()]
+        active = [
+            NO_TIME if clock.newest_ms == NO_TIME else clock.newest_ms + slack_ms
+            for clock, slack_ms in clocks
+            if not clock.is_idle
+        ]
+        newest_ms = min(active) if active else max((clock.newest_ms for clock, _ in clocks), default=NO_TIME)
+        return NO_TIME if newest_ms == NO_TIME else newest_ms - self.lateness_ms
+
+    def add_partitions(self, cursor: str, partitions: Iterable[Partition]) -> None:
+        """Wait for these partitions too: one that has no record holds time back until it is idle."""
+        clocks = self._cursors[cursor].clocks
+        for partition in partitions:
+            if partition not in clocks:
+                clocks[partition] = self._new_clock()
+
+    def mark_idle(self, cursor: str, partitions: Iterable[Partition]) -> None:
+        """Let these partitions, which are read to their ends and silent, hold time back no longer."""
+        clocks = self._cursors[cursor].clocks
+        for partition in partitions:
+            if not clocks[partition].is_replaying:
+                clocks[partition].is_idle = True
+
+    def add_impressions(self, window_ms: int, columns: Columns) -> None:
+        """Add impressions of one partition, in the order of their offsets."""
+        joined_N = self._observe(self.cursor_name(window_ms), columns)
+        if len(columns.id_strings.strings):
+            self._id_strings.append(columns.id_strings)
+        if joined_N.any():
+            self._held.append(HeldChunk(replace(columns, raw=None), np.flatnonzero(joined_N), window_ms))
+
+    def add_events(self, topic: str, columns: Columns, of_label: Mapping[int, tuple[BoolArray, Float32Array]]) -> None:
+        """Add events of one partition, in the order of their offsets.
+
+        `of_label`: by the position of a label, which events count for it (N), and their values (N).
+        """
+        joined_N = self._observe(topic, columns)
+        assert columns.key_hash_N is not None
+        for at, (counts_N, value_N) in of_label.items():
+            chosen = np.flatnonzero(counts_N & joined_N)
+            self._events[at].add(columns.key_hash_N[chosen], columns.event_ms_N[chosen], value_N[chosen])
+
+    def take(self, max_rows: int = 1 << 16) -> Columns | None:
+        """The next samples in their order, at most so many; without samples where only time has passed.
+
+        None if nothing has changed, or while what a version had read is read again.
+        """
+        if self.is_replaying:
+            return None
+        before, watermark_ms = self._state(), self.watermark_ms()
+        parts = [(chunk, rows) for chunk in self._held if len(rows := chunk.due_before(watermark_ms))]
+        places_U, part_U, row_U = _places(parts)
+        order = np.lexsort(places_U.columns[::-1])
+        num_new_U = np.cumsum(self._is_new(places_U.take(order)))
+        is_all = not len(order) or num_new_U[-1] <= max_rows
+        order = order[: np.searchsorted(num_new_U, max_rows, side="right")]
+        for number, (chunk, _) in enumerate(parts):
+            chunk.remove(row_U[order[part_U[order] == number]])
+        places_M = places_U.take(order)
+        is_new_M, is_duplicate_M = self._is_new(places_M), self._note_duplicates(places_M)
+        is_sample_M = is_new_M & ~is_duplicate_M
+        num_duplicates_M = self.num_duplicates + np.cumsum(is_new_M & is_duplicate_M)
+        if len(order):
+            self.released = max(self.released, places_M.at(-1))
+            self.num_duplicates = int(num_duplicates_M[-1])
+        if is_all and watermark_ms > NO_TIME:
+            self.released = max(self.released, Place.after_all_at(watermark_ms - 1))
+        if self.released == before.released and not self._dead_letters:
+            return None
+        after = msgspec.structs.replace(before, released=self.released, num_duplicates=self.num_duplicates)
+        samples, places_N = order[is_sample_M], places_M.take(is_sample_M)
+        columns = replace(
+            self._gather(parts, part_U[samples], row_U[samples]),
+            labels_NL=self._labels(places_N),
+            dead_letters=tuple(self._dead_letters),
+            end_offsets=before.replay_offsets(),
+            topic_ids=before.topic_ids(),
+            id_strings=IdStrings.concatenate([self._empty.id_strings, *self._id_strings]),
+            joined=JoinedRows(places_N, num_duplicates_M[is_sample_M], before, after),
+        )
+        self._dead_letters, self._id_strings = [], []
+        self._forget()
+        return columns
+
+    def _observe(self, name: str, columns: Columns) -> BoolArray:
+        """Pass records of one partition; those without a key and late ones are dead letters. Return the others (N)."""
+        (partition,) = columns.end_offsets
+        cursor, end = self._cursors[name], columns.end_offsets[partition]
+        topic_id = columns.topic_ids.get(partition, "")
+        clock = cursor.clocks.get(partition)
+        if clock is None or "" != cursor.topic_ids.get(partition, "") != topic_id:
+            clock = cursor.clocks[partition] = self._new_clock()
+        cursor.topic_ids[partition] = topic_id
+        if clock.is_idle and len(columns) and columns.offset_N[-1] >= clock.mark.next_offset:
+            clock.wake(self.released.due_ms + 1 + self.lateness_ms - cursor.slack_ms)
+        known_end = clock.mark.next_offset  # dead letters before it are in the version
+        assert columns.key_hash_N is not None
+        no_key_N = columns.key_hash_N == NO_KEY
+        late_N = clock.observe(columns.offset_N, columns.event_ms_N, end, self.lateness_ms) & ~no_key_N
+        self._dead_letters += [letter for letter in columns.dead_letters if letter.offset >= known_end]
+        for reason, refused_N in ((NO_KEY_REASON, no_key_N), (LATE_REASON, late_N)):
+            self._dead_letters += [
+                columns.dead_letter(n, reason, REFUSALS[reason])
+                for n in np.flatnonzero(refused_N & (columns.offset_N >= known_end)).tolist()
+            ]
+        joined_N: BoolArray = ~(no_key_N | late_N)
+        return joined_N
+
+    def _new_clock(self) -> PartitionClock:
+        """The clock of a partition that no version knows; if others went on without it, it is as one that was idle."""
+        clock = PartitionClock.of(PartitionMark("", 0, 0))
+        clock.is_idle = self.released > FIRST_PLACE
+        return clock
+
+    def _is_new(self, places_N: Places) -> BoolArray:
+        """Which places come after what was released."""
+        is_new_N: BoolArray = places_N.due_ms_N > self.released.due_ms
+        for n in np.flatnonzero(places_N.due_ms_N == self.released.due_ms).tolist():
+            is_new_N[n] = places_N.at(n) > self.released
+        return is_new_N
+
+    def _note_duplicates(self, places_N: Places) -> BoolArray:
+        """Which impressions follow one of their key by at most `dedupe_ms`, in the order of places."""
+        is_duplicate_N = np.zeros(len(places_N.due_ms_N), np.bool_)
+        for window_ms in self.windows:
+            rows = np.flatnonzero(places_N.window_ms_N == window_ms)
+            places, seen = places_N.take(rows), self._shown[window_ms]
+            keys, shown = places.key_hash_N, places.shown_ms_N
+            order = np.lexsort((places.offset_N, places.partition_N, shown, keys))
+            follows = np.zeros(len(rows), np.bool_)
+            same_key = keys[order][1:] == keys[order][:-1]
+            follows[order[1:]] = same_key & (np.diff(shown[order]) <= self.dedupe_ms)
+            is_duplicate_N[rows] = follows | (seen.match(keys, shown - self.dedupe_ms, shown).count_N > 0)
+            seen.add(keys, shown, np.zeros(len(rows), np.float32))
+        return is_duplicate_N
+
+    def _labels(self, places_N: Places) -> Float32Array:
+        """The labels of samples, (N, L); NaN where a sample is not of the label's window."""
+        key_hash_N, shown_N, window_N = places_N.key_hash_N, places_N.shown_ms_N, places_N.window_ms_N
+        labels_NL = np.full((len(shown_N), self.num_labels), np.nan, np.float32)
+        for label, events in zip(self.labels, self._events, strict=True):
+            rows = np.flatnonzero(window_N == label.window_ms)
+            shown = shown_N[rows]
+            found = events.match(key_hash_N[rows], shown - self.early_ms, shown + label.window_ms)
+            labels_NL[rows, label.column] = label.value_of(found)
+        return labels_NL
+
+    def _gather(self, parts: Sequence[tuple[HeldChunk, Int64Array]], part_N: Int64Array, row_N: Int64Array) -> Columns:
+        """The samples' columns, in their order, from the chunks that hold them."""
+        clocks = self._cursors[self.cursor_name(self.windows[0])].clocks
+        all_partitions = replace(self._empty, partitions=tuple(sorted(clocks)))
+        pieces, place_N, start = [all_partitions], np.empty(len(part_N), np.int64), 0
+        for number, (chunk, _) in enumerate(parts):
+            at = np.flatnonzero(part_N == number)
+            pieces.append(chunk.columns.take(row_N[at]))
+            place_N[at] = np.arange(start, start + len(at))
+            start += len(at)
+        return Columns.concatenate(pieces).take(place_N)
+
+    def _forget(self) -> None:
+        """Drop what no sample to come can need."""
+        self._held = [chunk for chunk in self._held if len(chunk.left)]
+        oldest_ms = self.released.due_ms - self._look_back_ms
+        for index in (*self._events, *self._shown.values()):
+            index.forget(oldest_ms)
+
+    def _state(self) -> JoinState:
+        """What a version says that has learned everything released so far."""
+        oldest_ms = self.released.due_ms - self._look_back_ms
+        return JoinState(
+            self.released,
+            {name: cursor.marks(oldest_ms) for name, cursor in self._cursors.items()},
+            self.num_duplicates,
+        )
+
+
+def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[Places, Int64Array, Int64Array]:
+    """The columns of Place of these rows (U), the number of each one's part, and its row there."""
+    found = [Places(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
+    part_U, row_U = [NO_ROWS], [NO_ROWS]
+    for number, (chunk, rows) in enumerate(parts):
+        columns = chunk.columns
+        numbers = np.array([partition.number for partition in columns.partitions])
+        assert columns.key_hash_N is not None
+        found.append(
+            Places(
+                chunk.due_ms_N[rows],
+                columns.key_hash_N[rows],
+                columns.event_ms_N[rows],
+                numbers[columns.partition_N[rows]],
+                columns.offset_N[rows],
+                np.full(len(rows), chunk.window_ms),
+            )
+        )
+        part_U.append(np.full(len(rows), number))
+        row_U.append(rows)
+    places_U = Places(*map(np.concatenate, zip(*(part.columns for part in found), strict=True)))
+    return places_U, np.concatenate(part_U), np.concatenate(row_U)

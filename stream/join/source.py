@@ -1,0 +1,192 @@
+"""The joined stream as the trainer sees it: impressions with the labels that their events make.
+
+Events are read as they come, the impressions as late as their windows last: so events are held, and not impressions.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from springtide.stream.columns import Columns
+from springtide.stream.config import SourceConfig
+from springtide.stream.consumer_loop import SourceStatus
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.erasure_filter import Erasure
+from springtide.stream.join.config import EventFields, JoinPlan
+from springtide.stream.join.label_join import LabelJoin
+from springtide.stream.join_state import JoinState
+from springtide.stream.positions import Partition, Position
+from springtide.stream.source import KafkaSource, Source
+from springtide_client.array_types import BoolArray, Float32Array
+from springtide_client.schema import Schema
+
+LONGEST_WAIT_SECONDS = 0.05
+IMPRESSION_BYTES = 64  # of one that is held, beside its features
+
+
+class JoinSource(Source):
+    """One reader for the impressions of each window and one for each topic of events. A poll waits for none of them."""
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        plan: JoinPlan,
+        schema: Schema,
+        state: JoinState | None = None,
+        *,
+        erasures: Sequence[Erasure] = (),
+    ) -> None:
+        """`state`: of the version to go on from. `erasures`: ids to drop from impressions of before them."""
+        self._plan, self._changed = plan, threading.Event()
+        seconds = plan.config
+        self.join = LabelJoin(
+            plan.labels,
+            num_labels=len(schema.labels),
+            lateness_ms=round(1000 * seconds.lateness_seconds),
+            early_ms=round(1000 * seconds.early_seconds),
+            dedupe_ms=round(1000 * seconds.dedupe_seconds),
+            impressions=config.topic,
+            empty=Columns.empty(schema),
+            state=state,
+        )
+        self._impressions = {
+            self.join.cursor_name(window_ms): (
+                window_ms,
+                self._reader(config, schema, self.join.cursor_name(window_ms), erasures),
+            )
+            for window_ms in self.join.windows
+        }
+        self._events = {
+            fields.topic: (fields, self._reader(replace(config, topic=fields.topic), fields.schema, fields.topic))
+            for fields in plan.events
+        }
+        self._readers = {name: reader for name, (_, reader) in (*self._impressions.items(), *self._events.items())}
+        self._is_drained = False
+
+    def _reader(
+        self, config: SourceConfig, schema: Schema, cursor: str, erasures: Sequence[Erasure] = ()
+    ) -> KafkaSource:
+        positions = {
+            partition: Position(mark.topic_id, mark.replay_offset)
+            for partition, mark in self.join.partition_marks(cursor).items()
+        }
+        decoder = Decoder(schema, config, key=self._plan.config.key)
+        return KafkaSource(config, schema, positions, erasures=erasures, decoder=decoder, on_change=self._changed.set)
+
+    def start(self) -> None:
+        for reader in self._readers.values():
+            reader.start()
+
+    def poll(self, timeout_seconds: float) -> list[Columns]:
+        self.start()
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            self._changed.clear()
+            has_read = self._read()
+            self._note_partitions()
+            columns = self.join.take()
+            if columns is not None:
+                return [columns]
+            is_read = not has_read and all(reader.finished for reader in self._readers.values())
+            self._is_drained = is_read and self.join.is_idle
+            remaining = deadline - time.monotonic()
+            if self._is_drained or remaining <= 0:
+                return []
+            if not has_read:
+                self._changed.wait(min(remaining, LONGEST_WAIT_SECONDS))
+
+    def _read(self) -> bool:
+        """Take what the readers have, except from those that are ahead of the others. Return True if there was any."""
+        has_read = False
+        ahead_ms = self.join.watermark_ms() + 2 * self.join.lateness_ms
+        for name, (window_ms, reader) in self._impressions.items():
+            for columns in reader.poll(0.0) if self.join.cursor_ms(name) <= ahead_ms else ():
+                self.join.add_impressions(window_ms, columns)
+                has_read = True
+        for topic, (fields, reader) in self._events.items():
+            for columns in reader.poll(0.0) if self.join.cursor_ms(topic) <= ahead_ms else ():
+                self.join.add_events(topic, columns, counted_events(fields, columns))
+                has_read = True
+        return has_read
+
+    def _note_partitions(self) -> None:
+        """Tell the join which partitions there are, and which are read to their ends and silent."""
+        for name, reader in self._readers.items():
+            ends = reader.end_offsets()
+            self.join.add_partitions(name, ends)
+            silent = reader.silent_partitions(self._plan.config.idle_seconds)
+            self.join.mark_idle(name, [p for p in silent if self.join.next_offset(name, p) >= ends[p]])
+
+    @property
+    def status(self) -> SourceStatus:  # type: ignore[override]
+        """That of a reader that waits or has failed, else of the impressions'."""
+        states = [reader.status for reader in self._readers.values()]
+        return next((status for status in states if status.state in ("waiting", "failed")), states[0])
+
+    @property
+    def blocked_by(self) -> str:
+        """The topic whose records are waited for, while others wait to be joined; "" for none."""
+        slowest = self.join.slowest_cursor()
+        return slowest if slowest and self.join.num_pending else ""
+
+    @property
+    def finished(self) -> bool:
+        return self._is_drained
+
+    @property
+    def num_waiting(self) -> int:
+        """Events that are not joined yet; impressions wait on purpose."""
+        return sum(reader.num_waiting for _, reader in self._events.values())
+
+    def end_offsets(self) -> dict[Partition, int]:
+        return {partition: end for reader in self._readers.values() for partition, end in reader.end_offsets().items()}
+
+    def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
+        return self.join.released.due_ms if self.join.released.due_ms > 0 else None
+
+    def stop_at(self, end_offsets: Mapping[Partition, int]) -> None:
+        for reader in self._readers.values():
+            topic = reader.status.topic
+            reader.stop_at({partition: end for partition, end in end_offsets.items() if partition.topic == topic})
+
+    def stop_at_end(self) -> None:
+        for reader in self._readers.values():
+            reader.stop_at_end()
+
+    @property
+    def stop_offsets(self) -> dict[Partition, int] | None:
+        offsets = [reader.stop_offsets for reader in self._readers.values()]
+        if any(found is None for found in offsets):
+            return None
+        return {partition: offset for found in offsets if found is not None for partition, offset in found.items()}
+
+    def reset_emitted_strings(self) -> None:
+        for _, reader in self._impressions.values():
+            reader.reset_emitted_strings()
+
+    def report_offsets(self, offsets: Mapping[Partition, int]) -> None:
+        for reader in self._readers.values():
+            topic = reader.status.topic
+            reader.report_offsets({partition: at for partition, at in offsets.items() if partition.topic == topic})
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+
+def counted_events(fields: EventFields, columns: Columns) -> dict[int, tuple[BoolArray, Float32Array]]:
+    """For each label of a topic, which of its events count (N), and their values (N)."""
+    counted = {}
+    for label, (where, value_column) in fields.labels.items():
+        counts_N = np.ones(len(columns), np.bool_)
+        for column, id_ in where.items():
+            counts_N &= columns.features.categorical_NC[:, column] == id_
+        value_N = np.ones(len(columns), np.float32)
+        if value_column is not None:
+            value_N = columns.features.dense_NF[:, value_column]
+            counts_N &= ~np.isnan(value_N)
+        counted[label] = counts_N, value_N
+    return counted

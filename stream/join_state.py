@@ -1,0 +1,130 @@
+"""How far a join is: the place of the last sample that was learned, and from where partitions are read again.
+
+Part of a version. Imports no compiled code.
+"""
+
+# N samples
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy.typing as npt
+
+from springtide.stream.positions import Partition
+from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
+
+NO_TIME = -(1 << 62)  # before every event
+MAX_KEY_HASH = (1 << 64) - 1
+MAX_INT = (1 << 63) - 1
+
+
+class Place(NamedTuple):
+    """A sample's place in the order of all samples."""
+
+    due_ms: int  # the end of its window
+    key_hash: int
+    shown_ms: int
+    partition: int  # number of the impressions' partition
+    offset: int
+    window_ms: int
+
+    @staticmethod
+    def after_all_at(due_ms: int) -> "Place":
+        """The place behind every sample of a time."""
+        return Place(due_ms, MAX_KEY_HASH, MAX_INT, MAX_INT, MAX_INT, MAX_INT)
+
+
+FIRST_PLACE = Place(NO_TIME, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of N samples: the columns of Place."""
+
+    due_ms_N: Int64Array
+    key_hash_N: UInt64Array
+    shown_ms_N: Int64Array
+    partition_N: Int64Array
+    offset_N: Int64Array
+    window_ms_N: Int64Array
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """The columns, the first one decides the order."""
+        return (
+            self.due_ms_N,
+            self.key_hash_N,
+            self.shown_ms_N,
+            self.partition_N,
+            self.offset_N,
+            self.window_ms_N,
+        )
+
+    def take(self, rows: Int64Array | BoolArray | slice) -> "Places":
+        """The places of these rows."""
+        return Places(*(column_N[rows] for column_N in self.columns))
+
+    def at(self, n: int) -> Place:
+        """The place of one sample."""
+        return Place(*(int(column_N[n]) for column_N in self.columns))
+
+
+class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a version says of one partition of one cursor."""
+
+    topic_id: str
+    next_offset: int  # up to here the join had read
+    replay_offset: int  # from here on it must read again
+    replay_newest_ms: int = NO_TIME  # the newest event time before the replay offset
+    is_idle: bool = False
+    floors: list[tuple[int, int]] = []  # (offset, the newest time that the clock was set to there, ms)
+
+
+class JoinState(msgspec.Struct, frozen=True):
+    """The join in a version: what was learned, and from where to read again. Some hundred bytes."""
+
+    released: Place  # every sample up to here is learned, and no other
+    cursors: dict[str, dict[str, PartitionMark]]  # cursor -> partition, written "topic/0"
+    num_duplicates: int = 0
+
+    def replay_offsets(self) -> dict[Partition, int]:
+        """From where each partition must be read again, by any of its cursors."""
+        offsets: dict[Partition, int] = {}
+        for marks in self.cursors.values():
+            for name, mark in marks.items():
+                partition = Partition.parse(name)
+                offsets[partition] = min(offsets.get(partition, mark.replay_offset), mark.replay_offset)
+        return offsets
+
+    def topic_ids(self) -> dict[Partition, str]:
+        """The id of the topic that each partition belongs to."""
+        return {Partition.parse(name): mark.topic_id for marks in self.cursors.values() for name, mark in marks.items()}
+
+
+class JoinedRows:
+    """The places of emitted samples, and the join's state beside them."""
+
+    def __init__(self, places_N: Places, num_duplicates_N: Int64Array, before: JoinState, after: JoinState) -> None:
+        """`num_duplicates_N`: those up to each sample. `before`, `after`: with none and with all of them learned."""
+        self.places_N, self._num_duplicates_N, self._before, self._after = places_N, num_duplicates_N, before, after
+
+    def state_after(self, num: int) -> JoinState:
+        """The state once the first `num` samples are learned."""
+        if num == len(self._num_duplicates_N):
+            return self._after
+        if num == 0:
+            return self._before
+        return msgspec.structs.replace(
+            self._before,
+            released=self.places_N.at(num - 1),
+            num_duplicates=int(self._num_duplicates_N[num - 1]),
+        )
+
+    def slice(self, start: int, stop: int) -> "JoinedRows":
+        """The samples from start to stop."""
+        return JoinedRows(
+            self.places_N.take(slice(start, stop)),
+            self._num_duplicates_N[start:stop],
+            self.state_after(start),
+            self.state_after(stop),
+        )

@@ -1,0 +1,197 @@
+"""The join equals its definition for any logs, interleavings, idle marks and kills: samples, order, refusals."""
+
+import random
+from collections import Counter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from springtide.stream.columns import NO_KEY, Columns
+from springtide.stream.join import partition_clock
+from springtide.stream.join.config import JoinedLabel
+from springtide.stream.join.label_join import LabelJoin
+from springtide.stream.join_state import JoinState
+from springtide.stream.positions import Partition
+from springtide_client.schema import Schema
+from tests.stream.join.batch_join import Label, Log, Record, batch_join
+from tests.support.scale import NUM_EXAMPLES
+
+SCHEMA = Schema(labels=("click", "order", "dwell"), categorical=("id",))
+LABELS = {"click": Label("click", 200), "order": Label("order", 700, "count"), "dwell": Label("dwell", 200, "sum")}
+LATENESS_MS, EARLY_MS, DEDUPE_MS, END_MS = 50, 5, 20, 10**6
+
+
+def random_logs(rng: random.Random, num_impressions: int = 120) -> Log:
+    """Duplicates, disorder, late records, missing keys, events before their impression, keys that come again."""
+    rows = []
+    for i in range(num_impressions):
+        ms, key = 10 * i + rng.randrange(10), 1 + rng.randrange(num_impressions // 2) * 7 + i % 7
+        rows.append(Record("impression", key if rng.random() > 0.02 else None, ms))
+        for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
+            rows.append(Record("click", key, ms + rng.choice((-3, 5, 40, 199, 200, 201, 350))))
+            rows.append(Record("dwell", key, rows[-1].ms + rng.randrange(9), float(rng.randrange(1, 50))))
+        rows += [Record("order", key, ms + rng.randrange(900), 1.0)] * (rng.random() < 0.2)
+        rows += [rows[-1]] * (rng.random() < 0.2)
+    logs: Log = {("imp", p): [] for p in range(2)} | {("evt", p): [] for p in range(3)}
+    for row in sorted(rows, key=lambda row: row.ms + rng.random() * (120 if rng.random() < 0.05 else 40)):
+        topic, num = ("imp", 2) if row.kind == "impression" else ("evt", 3)
+        logs[topic, rng.randrange(num)].append(row)
+    return {p: [*log, Record("end", 0xE5D, END_MS)] for p, log in logs.items()}
+
+
+def columns_of(partition: tuple[str, int], start: int, records: list[Record]) -> Columns:
+    num = len(records)
+    rows = Columns.empty(SCHEMA)
+    ms_N = np.array([record.ms for record in records], np.int64)
+    return Columns(
+        features=type(rows.features)(np.arange(start, start + num)[:, None], (), np.zeros((num, 0), np.float32)),
+        labels_NL=np.full((num, 3), np.nan, np.float32),
+        weights_N=np.ones(num, np.float32),
+        event_ms_N=ms_N,
+        record_ms_N=ms_N,
+        partition_N=np.zeros(num, np.int32),
+        offset_N=np.arange(start, start + num),
+        partitions=(Partition(*partition),),
+        dead_letters=(),
+        end_offsets={Partition(*partition): start + num},
+        id_strings=rows.id_strings,
+        topic_ids={Partition(*partition): "topic"},
+        key_hash_N=np.array([NO_KEY if record.key is None else record.key for record in records], np.uint64),
+    )
+
+
+class Reader:
+    """Reads logs through a join, and is killed and started again from a version."""
+
+    def __init__(self, logs: Log, state: JoinState | None = None) -> None:
+        self.logs = logs
+        labels = [
+            JoinedLabel(column, "evt", label.window_ms, label.value) for column, label in enumerate(LABELS.values())
+        ]
+        self.join = LabelJoin(
+            labels,
+            num_labels=3,
+            lateness_ms=LATENESS_MS,
+            early_ms=EARLY_MS,
+            dedupe_ms=DEDUPE_MS,
+            impressions="imp",
+            empty=Columns.empty(SCHEMA),
+            state=None if state is None else msgspec.json.decode(msgspec.json.encode(state), type=JoinState),
+        )
+        self.at = {
+            (cursor, p): 0 for cursor in self.join.cursors for p in logs if cursor.startswith("imp") == (p[0] == "imp")
+        }
+        for cursor in self.join.cursors:
+            for partition, mark in self.join.partition_marks(cursor).items():
+                self.at[cursor, tuple(partition)] = mark.replay_offset
+        for cursor, p in self.at:
+            self.join.add_partitions(cursor, [Partition(*p)])
+
+    def unread(self) -> list[tuple[str, tuple[str, int]]]:
+        return [place for place, offset in self.at.items() if offset < len(self.logs[place[1]])]
+
+    def read(self, place: tuple[str, tuple[str, int]], num: int) -> None:
+        cursor, partition = place
+        start = self.at[place]
+        records = self.logs[partition][start : start + num]
+        self.at[place] += len(records)
+        columns = columns_of(partition, start, records)
+        if cursor == "evt":
+            values_N = np.array([record.value for record in records], np.float32)
+            kinds = np.array([record.kind for record in records])
+            of_label = {n: (kinds == label.kind, values_N) for n, label in enumerate(LABELS.values())}
+            self.join.add_events("evt", columns, of_label)
+        else:
+            self.join.add_impressions(int(cursor.removeprefix("imp+")), columns)
+
+
+def rows_of(columns: Columns) -> list[tuple[Any, ...]]:
+    rows = []
+    for n in range(len(columns)):
+        place = columns.joined.places_N.at(n)
+        values = tuple(value for value in columns.labels_NL[n].tolist() if not np.isnan(value))
+        assert int(columns.features.categorical_NC[n, 0]) == place.offset  # the impression's own features
+        rows.append((*place, values))
+    return rows
+
+
+class Learned(NamedTuple):
+    """What a trainer has learned and refused."""
+
+    samples: list[Any]
+    dead_letters: Counter[tuple[str, Partition, int]]
+    floors: dict[Any, int]  # as `batch_join` has them
+
+    def add(self, columns: Columns, num: int) -> None:
+        """Learn the first rows of columns, and send all their dead letters."""
+        self.samples.extend(rows_of(columns)[:num])
+        self.dead_letters.update((letter.reason, letter.partition, letter.offset) for letter in columns.dead_letters)
+        for name, marks in columns.joined.state_after(num).cursors.items():
+            for partition, mark in marks.items():
+                self.floors.update({(name, tuple(Partition.parse(partition)), at): ms for at, ms in mark.floors})
+
+    def extend(self, more: "Learned") -> None:
+        """What a version makes durable."""
+        self.samples.extend(more.samples)
+        self.dead_letters.update(more.dead_letters)
+        self.floors.update(more.floors)
+
+
+def learn(rng: random.Random, logs: Log, *, kills: float, idles: float) -> tuple[Learned, Counter[str]]:
+    """Learn from logs, in any interleaving, marking partitions idle at random, and being killed at random."""
+    reader, state, learned, happened = Reader(logs), None, Learned([], Counter(), {}), Counter[str]()
+    pending = Learned([], Counter(), {})  # since the newest version
+    while True:
+        if rng.random() < kills:
+            happened["kills"] += 1
+            reader, pending = Reader(logs, state), Learned([], Counter(), {})
+        unread = reader.unread()
+        if unread:
+            reader.read(rng.choice(unread), rng.randrange(1, 9))
+        if rng.random() < idles:
+            cursor, partition = rng.choice(list(reader.at))
+            if reader.join.next_offset(cursor, Partition(*partition)) > 0:
+                reader.join.mark_idle(cursor, [Partition(*partition)])
+                happened["idles"] += 1
+        columns = reader.join.take(rng.choice((1, 5, 10**6)))
+        if columns is not None:
+            stop = rng.randrange(len(columns) + 1) if rng.random() < 0.1 else len(columns)
+            pending.add(columns, stop)
+            if stop < len(columns) or rng.random() < 0.1 or not unread:
+                state = columns.joined.state_after(stop)
+                learned.extend(pending)
+                pending = Learned([], Counter(), {})
+                if stop < len(columns):  # the rest is lost with the process
+                    happened["cuts"] += 1
+                    reader = Reader(logs, state)
+        elif not unread and not reader.join.is_replaying:
+            learned.extend(pending)
+            return learned, happened
+
+
+def test_random_schedules_with_kills_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    happened: Counter[str] = Counter()
+    for seed in range(NUM_EXAMPLES or 20):
+        rng = random.Random(seed)
+        logs = random_logs(rng)
+        learned, happened_now = learn(rng, logs, kills=0.03, idles=0.05 * (seed % 2))
+        want, refused = batch_join(
+            logs, LABELS, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS, floors=learned.floors
+        )
+        want = [row for row in want if row[0] < END_MS - LATENESS_MS]
+        assert learned.samples == want, f"schedule {seed}: {len(learned.samples)} samples, {len(want)} by definition"
+        letters = Counter((reason, Partition(*p), at) for reason in ("no_key", "late") for _, p, at in refused[reason])
+        assert learned.dead_letters == letters, f"schedule {seed}"
+        happened += happened_now
+        happened.update(samples=len(want), late=len(refused["late"]), duplicates=len(refused["duplicate"]))
+    assert min(happened.values()) > 20, happened
+
+
+def test_the_order_of_samples_does_not_depend_on_the_interleaving() -> None:
+    logs = random_logs(random.Random(7))
+    one, other = (learn(random.Random(seed), logs, kills=0.0, idles=0.0)[0].samples for seed in (1, 2))
+    assert one == other
+    assert len(one) > 200

@@ -1,0 +1,167 @@
+"""The joined stream over a real broker: impressions of one topic, clicks and dwell times of others."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.config import SourceConfig
+from springtide.stream.join.config import JoinConfig, JoinPlan, LabelSource
+from springtide.stream.join.source import JoinSource
+from springtide.stream.join_state import JoinState
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.producer import Producer
+from springtide_client.schema import Schema
+from tests.support.waiting import wait_until
+
+SCHEMA = Schema(labels=("click", "dwell"), timestamp="ts", categorical=("user_id", "item_id"), multi_value=("tags",))
+LABELS = {
+    "click": LabelSource(topic="actions", window_seconds=60, where={"action": "click"}),
+    "dwell": LabelSource(topic="dwell", window_seconds=60, value="sum", field="seconds"),
+}
+JOIN = JoinConfig(key=("request", "item_id"), lateness_seconds=1, early_seconds=1, idle_seconds=0.2)
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path_factory.mktemp("log")) as broker:
+        yield broker
+
+
+class Topics:
+    """The three topics of a test, two partitions each."""
+
+    def __init__(self, broker: EmbeddedBroker, prefix: str) -> None:
+        self.kafka, self.prefix = KafkaConfig(bootstrap_servers=broker.address), prefix
+        with Admin(self.kafka) as admin:
+            for name in ("impressions", "actions", "dwell"):
+                admin.ensure_topic(f"{prefix}-{name}", num_partitions=2)
+
+    def send(self, name: str, partition: int, *records: dict[str, Any] | bytes) -> None:
+        with Producer(self.kafka) as producer:
+            for record in records:
+                value = record if isinstance(record, bytes) else json.dumps(record).encode()
+                producer.send(f"{self.prefix}-{name}", value, partition=partition)
+            producer.flush()
+
+    def show(self, n: int, ms: int, partition: int = 0) -> None:
+        item = {"request": f"r{n}", "item_id": n, "user_id": f"u{n}", "tags": ["a", n], "ts": NOW_MS + ms}
+        self.send("impressions", partition, item)
+
+    def act(self, n: int, ms: int, action: str = "click", partition: int = 1) -> None:
+        self.send("actions", partition, {"request": f"r{n}", "item_id": str(n), "action": action, "ts": NOW_MS + ms})
+
+    def dwell(self, n: int, ms: int, seconds: float) -> None:
+        self.send("dwell", 0, {"request": f"r{n}", "item_id": n, "seconds": seconds, "ts": NOW_MS + ms})
+
+    def pass_time(self, ms: int) -> None:
+        """Records of an unknown key in every partition: time goes on everywhere."""
+        for partition in (0, 1):
+            self.show(999, ms, partition)
+            self.act(998, ms, "view", partition)
+            self.send("dwell", partition, {"request": "none", "item_id": 0, "seconds": 0, "ts": NOW_MS + ms})
+
+    def source(self, state: JoinState | None = None) -> JoinSource:
+        labels = {
+            name: LabelSource(**{**vars_of(source), "topic": f"{self.prefix}-{source.topic}"})
+            for name, source in LABELS.items()
+        }
+        config = SourceConfig(topic=f"{self.prefix}-impressions", bootstrap_servers=self.kafka.bootstrap_servers)
+        plan = JoinPlan.of(JOIN, labels, SCHEMA)
+        assert plan is not None
+        return JoinSource(config, plan, SCHEMA, state)
+
+
+def vars_of(source: LabelSource) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in source.__struct_fields__}
+
+
+@pytest.fixture
+def topics(broker: EmbeddedBroker, request: pytest.FixtureRequest, tmp_path: Path) -> Topics:
+    return Topics(broker, f"t{abs(hash(request.node.name)) % 10**8}")
+
+
+def read(source: JoinSource, num: int) -> tuple[list[tuple[int, list[float]]], list[str], JoinState | None]:
+    """The item and labels of the next samples, the reasons of dead letters, and the state after them."""
+    samples, reasons, state = [], [], None
+
+    def has_all() -> bool:
+        nonlocal state
+        for columns in source.poll(0.05):
+            items = columns.features.categorical_NC[:, 1].tolist()
+            samples.extend(zip(items, np.round(columns.labels_NL, 3).tolist(), strict=True))
+            reasons.extend(letter.reason for letter in columns.dead_letters)
+            state = columns.joined.state_after(len(columns))
+        return len(samples) >= num
+
+    wait_until(has_all, lambda: f"{num} samples, not {samples}")
+    return samples, reasons, state
+
+
+def test_impressions_come_with_the_labels_that_their_events_make(topics: Topics) -> None:
+    topics.act(2, -500)  # before its impression, by another clock
+    topics.show(1, 0)
+    topics.show(2, 0, partition=1)
+    topics.show(3, 10)
+    topics.show(4, 20)
+    topics.act(1, 30_000)
+    topics.act(3, 40_000, "view")
+    topics.dwell(1, 31_000, 2.5)
+    topics.dwell(1, 50_000, 4)
+    topics.act(4, 60_021)  # a millisecond too late
+    topics.pass_time(90_000)
+    with topics.source() as source:
+        samples, reasons, _ = read(source, 4)
+    assert sorted(samples) == [(1, [1, 6.5]), (2, [1, 0]), (3, [0, 0]), (4, [0, 0])]
+    assert reasons == []
+
+
+def test_records_without_a_key_and_late_ones_are_dead_letters(topics: Topics) -> None:
+    topics.show(1, 5_000)
+    topics.show(2, 3_999)
+    topics.send("impressions", 0, {"request": None, "item_id": 1, "user_id": 1, "ts": NOW_MS + 5_000}, b"{")
+    topics.send("actions", 0, {"item_id": 1, "action": "click", "ts": NOW_MS + 6_000})
+    topics.pass_time(90_000)
+    with topics.source() as source:
+        samples, reasons, _ = read(source, 1)
+    assert samples == [(1, [0, 0])]
+    assert sorted(reasons) == ["bad_json", "late", "no_key", "no_key"]
+
+
+def test_a_restart_goes_on_behind_the_last_sample_that_was_learned(topics: Topics) -> None:
+    for n in range(10):
+        topics.show(n, n * 1000, partition=n % 2)
+        topics.act(n, n * 1000 + 500)
+    topics.pass_time(65_500)
+    with topics.source() as source:
+        first, _, state = read(source, 5)
+    assert [item for item, _ in first] == [0, 1, 2, 3, 4]
+    topics.pass_time(100_000)
+    with topics.source(state) as source:
+        rest, _, _ = read(source, 5)
+    assert rest == [(n, [1, 0]) for n in range(5, 10)]
+
+
+def test_a_silent_topic_holds_nothing_back_once_it_is_read_to_its_end(topics: Topics) -> None:
+    topics.show(1, 0)
+    topics.act(2, 90_000)
+    with topics.source() as source:
+        samples, _, _ = read(source, 1)
+    assert samples == [(1, [0, 0])]
+
+
+def test_a_topic_that_is_missing_is_waited_for(broker: EmbeddedBroker) -> None:
+    config = SourceConfig(topic="nothing", bootstrap_servers=broker.address)
+    plan = JoinPlan.of(JOIN, LABELS, SCHEMA)
+    assert plan is not None
+    with JoinSource(config, plan, SCHEMA) as source:
+        wait_until(
+            lambda: source.poll(0.01) == [] and source.status.state == "waiting" and "nothing" in source.status.reason
+        )
+        assert source.poll(0.05) == []
