@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from springtide.stream.column_queue import ColumnQueue, EventTimeMerge
-from springtide.stream.columns import RawRecords
+from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.config import SourceConfig
 from springtide.stream.decode.decoder import DecodePipeline
 from springtide.stream.errors import (
@@ -27,6 +27,7 @@ from springtide.stream.kafka.consumer import PartitionConsumer
 from springtide.stream.kafka.library import unreachable_reason
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.watermark import FreshnessTracker
+from springtide_client.system.clock import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ logger = logging.getLogger(__name__)
 class SourceStatus:
     """The state of a source and the reason for it. Written by the reading thread, read by any.
 
-    `state` is "waiting" (for what `reason` says), "reading", "finished", "failed" or "closed".
+    `state` is "waiting" (for a broker, a topic or a schema registry, as `reason` says), "reading", "finished", "failed"
+    or "closed".
     """
 
     def __init__(self, topic: str, *, is_connected: bool = False) -> None:
@@ -45,7 +47,7 @@ class SourceStatus:
 
     @property
     def waiting_seconds(self) -> float:
-        """How long there has been no broker or no topic; 0 while reading."""
+        """How long something has been waited for; 0 while reading."""
         since = self._waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -56,7 +58,7 @@ class SourceStatus:
         self.state, self.reason, self._waiting_since = "reading", "", None
 
     def set_waiting(self, reason: str) -> None:
-        """The broker or the topic is unavailable; logged when the reason is a new one."""
+        """The broker, the topic or a schema is unavailable; logged when the reason is a new one."""
         if self.state != "waiting" or self.reason != reason:
             logger.warning("waiting: %s", reason, extra={"topic": self.topic})
         if self._waiting_since is None:
@@ -82,6 +84,8 @@ TOPIC_CHECK_SECONDS, IDLE_TOPIC_CHECK_SECONDS = 0.02, 0.5
 REFILL_RECORDS = 200_000
 MAX_HOLD_SECONDS = 2.0  # how long a partition that is behind and silent holds back the others
 REPORT_SECONDS = 1.0
+# between two requests for a schema while its registry does not have an answer
+FIRST_FORMAT_WAIT_SECONDS, LONGEST_FORMAT_WAIT_SECONDS = 0.1, 2.0
 
 
 class TopicChangedError(RetriableError):
@@ -120,6 +124,7 @@ class ConsumerLoop:
         self._decoder, self._queue, self._freshness = decoder, queue, freshness
         self._status, self._closing = status, closing
         self._merge = EventTimeMerge()
+        self._format_backoff = Backoff(FIRST_FORMAT_WAIT_SECONDS, LONGEST_FORMAT_WAIT_SECONDS)
         self._last_record_at: dict[Partition, float] = {}
         self._checked_at = self._progressed_at = self._reported_at = 0.0
 
@@ -230,12 +235,29 @@ class ConsumerLoop:
             raw = raw.before(self.stop_offsets.get(raw.partition, raw.end))
         if raw.end <= self._offset(raw.partition):
             return
-        columns = self._decoder.decode(raw, topic.id)
+        columns = self._decode_when_possible(raw, topic)
         num_bytes = int(np.maximum(raw.value_length_N, 0).sum()) + 64 * len(raw)
         self._merge.add(raw.partition, columns, num_bytes)
         self.positions[raw.partition] = Position(topic.id, raw.end)
         if len(raw):
             self._last_record_at[raw.partition] = time.monotonic()
+
+    def _decode_when_possible(self, raw: RawRecords, topic: Topic) -> Columns:
+        """Decode records as soon as what their format needs, such as a schema from a registry, is to be had.
+
+        Waits here, where the records are in memory and no position has moved. RetriableError once closed.
+        """
+        while True:
+            try:
+                columns = self._decoder.decode(raw, topic.id)
+            except RetriableError as error:
+                self._status.set_waiting(str(error))
+                if self._closing.wait(self._format_backoff.fail()):
+                    raise
+            else:
+                self._format_backoff.succeed()
+                self._status.set_reading()
+                return columns
 
     def _check_topic(self, admin: Admin, topic: Topic, *, after_seconds: float = 0.0) -> None:
         """Check that the topic is still the one being read, unless that was checked within `after_seconds`."""

@@ -20,6 +20,10 @@ class TopicNotFoundError(RetriableError):
     """The broker answers, but has no such topic."""
 
 
+class FormatError(StreamError):
+    """The settings of a format of messages cannot be used: a file is missing or wrong, a library is not installed."""
+
+
 class TopicResetError(StreamError):
     """The topic was re-created, or no longer holds the records at the positions."""
 

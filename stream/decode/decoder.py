@@ -39,11 +39,11 @@ from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.positions import Partition
 from springtide_client.array_types import BoolArray, UInt64Array
-from springtide_client.encode import EncodedInstance, InstanceEncoder
+from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
 from springtide_client.keys import MISSING_ID, encode_id
-from springtide_client.schema import Schema
+from springtide_client.schema import Schema, field_paths
 from springtide_client.system.clock import wall_ms
 from springtide_client.targets import SampleTargets, parse_targets
 
@@ -134,6 +134,7 @@ class ReferenceDecoder:
     ) -> None:
         self.schema, self.config, self.format, self.codec = schema, config, config.message_format, codec
         self.keys, self.has_labels = tuple(keys), has_labels
+        self.paths = field_paths([*schema.names, *keys])
         self.encoder = InstanceEncoder(schema)
 
     def decode(
@@ -147,7 +148,7 @@ class ReferenceDecoder:
             raise EncodeError("empty", "the record has no value")
         if len(value) > self.config.max_message_bytes:
             raise EncodeError("too_large", f"{len(value)} bytes are more than max_message_bytes")
-        record = self.format.load_object(self.codec, value)
+        record = flatten(self.paths, self.format.load_object(self.codec, value))
         sample = parse_targets(
             self.schema,
             record,

@@ -5,10 +5,12 @@ Imports no compiled code and no library of a format: both are loaded when a deco
 
 import json
 import math
+import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -158,10 +160,66 @@ class MsgpackCodec(MessageCodec):
         return msgspec.msgpack.encode(decode_json(message))
 
 
+def check_registry_url(url: str) -> None:
+    """ValueError for what is no URL of a schema registry, or holds a password."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.username or parts.password:
+        raise ValueError("registry_url holds a password: put user:password into registry_auth_file instead")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f'registry_url must be the URL of a schema registry, such as "http://host:8081", not "{url}"')
+
+
+def _avro(config: "DecodeConfig") -> MessageCodec:
+    from springtide.stream.decode.avro import AvroCodec
+
+    return AvroCodec(config)
+
+
+def _check_avro(config: "DecodeConfig") -> None:
+    if (config.schema_file is None) == (config.registry_url is None):
+        raise ValueError(
+            'format = "avro" needs either schema_file (messages are bare records) or registry_url (each begins with '
+            "the header of a schema registry)"
+        )
+
+
+def _protobuf(config: "DecodeConfig") -> MessageCodec:
+    from springtide.stream.decode.protobuf import ProtobufCodec
+
+    return ProtobufCodec(config)
+
+
+def _check_protobuf(config: "DecodeConfig") -> None:
+    if (config.descriptor_file is None) == (config.registry_url is None):
+        raise ValueError(
+            'format = "protobuf" needs either descriptor_file (messages are bare) or registry_url (each begins with '
+            "the header of a schema registry)"
+        )
+    if config.descriptor_file is not None and config.message is None:
+        raise ValueError('descriptor_file needs message, the full name of the type, such as "shop.Click"')
+
+
+REGISTRY = ("registry_url", "registry_auth_file")
 JSON = MessageFormat(name="json", bad_reason="bad_json", codec=JsonCodec)
 MSGPACK = MessageFormat(name="msgpack", bad_reason="bad_msgpack", codec=MsgpackCodec)
+AVRO = MessageFormat(
+    name="avro",
+    bad_reason="bad_avro",
+    codec=_avro,
+    settings=("schema_file", "reader_schema_file", *REGISTRY),
+    check=_check_avro,
+)
+PROTOBUF = MessageFormat(
+    name="protobuf",
+    bad_reason="bad_protobuf",
+    codec=_protobuf,
+    settings=("descriptor_file", "message", *REGISTRY),
+    check=_check_protobuf,
+)
 
-FORMATS = {declared.name: declared for declared in (JSON, MSGPACK)}
+FORMATS = {declared.name: declared for declared in (JSON, MSGPACK, AVRO, PROTOBUF)}
+# every key of `[source]` that only some formats have
+FORMAT_SETTINGS = {key for declared in FORMATS.values() for key in declared.settings}
 
 if TYPE_CHECKING:
     FormatName = str
@@ -173,6 +231,27 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
     """How the messages of a topic are decoded: the keys of `[source]` that a decoder reads."""
 
     format: Annotated[FormatName, Meta(description="Format of the messages.")] = JSON.name
+    schema_file: Annotated[
+        Path | None, Meta(description="Avro: the writer's schema (`.avsc`) of messages that are bare records.")
+    ] = None
+    reader_schema_file: Annotated[
+        Path | None, Meta(description="Avro: the schema that records are resolved to. Default: their writer's.")
+    ] = None
+    descriptor_file: Annotated[
+        Path | None,
+        Meta(description="Protobuf: the descriptor set of `protoc --include_imports --descriptor_set_out=`."),
+    ] = None
+    message: Annotated[
+        str | None,
+        Meta(description="Protobuf: full name of the message, such as `shop.Click`. With a registry: of all messages."),
+    ] = None
+    registry_url: Annotated[
+        str | None,
+        Meta(description="Schema registry of messages that begin with its header, such as `http://host:8081`."),
+    ] = None
+    registry_auth_file: Annotated[
+        Path | None, Meta(description="File whose first line is `user:password`, for the schema registry.")
+    ] = None
     max_message_bytes: Annotated[int, Meta(ge=1, extra=SIZE, description="Larger messages become dead letters.")] = (
         1 << 20
     )
@@ -180,10 +259,28 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
         float, Meta(description="Records whose timestamp is further in the future become dead letters.")
     ] = 60.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        declared = self.message_format
+        for key in sorted(FORMAT_SETTINGS - {*declared.settings}):
+            if getattr(self, key) is not None:
+                owners = " or ".join(f'"{name}"' for name, each in FORMATS.items() if key in each.settings)
+                raise ValueError(f'{key} is of format = {owners}: leave it out with "{self.format}"')
+        if self.registry_url is not None:
+            check_registry_url(self.registry_url)
+        elif self.registry_auth_file is not None:
+            raise ValueError("registry_auth_file needs registry_url")
+        if declared.check is not None:
+            declared.check(self)
+
     @property
     def message_format(self) -> MessageFormat:
         """The format that the topic's messages have."""
         return FORMATS[self.format]
+
+    def with_json(self) -> Self:
+        """Return these settings for messages in JSON."""
+        return msgspec.structs.replace(self, format=JSON.name, **dict.fromkeys(FORMAT_SETTINGS))
 
     def open_codec(self) -> MessageCodec:
         """Return what reads and writes the topic's messages; FormatError where the settings cannot be used."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from springtide.app.tools.evaluate.scores import SegmentField
 from springtide.app.tools.input_file import FileRow, InputFile
@@ -15,7 +14,6 @@ from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import SourceStatus
 from springtide.stream.decode.decoder import Decoder
-from springtide.stream.decode.formats import JSON
 from springtide.stream.positions import Partition
 from springtide.stream.source import Source
 from springtide_client.schema import Schema
@@ -43,7 +41,7 @@ class FileSource(Source):
         self.num_rows = 0  # read
         self.fraction = 0.0  # of the files that is read
         self.segments = None if by is None else SegmentField(by)
-        self._decoder = Decoder(schema, replace(config, format=JSON.name))
+        self._decoder = Decoder(schema, config.with_json())
         self._limit = limit
         self._sizes = [max(file.path.stat().st_size, 1) for file in files]
         self._num_before = 0  # bytes of the files before the one that is read

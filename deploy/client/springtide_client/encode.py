@@ -15,7 +15,7 @@ import numpy as np
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import encode_id
-from springtide_client.schema import Schema
+from springtide_client.schema import Schema, field_paths
 
 # the smallest number that rounds to infinity in float32: its largest value and half a step more
 FLOAT32_OVERFLOW = 2.0**128 - 2.0**103
@@ -83,10 +83,35 @@ def parse_number(value: Any) -> float:
     return number
 
 
+def flatten(paths: Mapping[str, tuple[str, ...]], record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a record in which fields that lie inside of objects (`field_paths`) are fields by their whole name.
+
+    A field that has the whole name already wins. Raises EncodeError `wrong_type` where what should hold the field is
+    neither an object nor null.
+    """
+    if not paths:
+        return record
+    flat = dict(record)
+    for name, path in paths.items():
+        if name in record:
+            continue
+        value: Any = record
+        for part in path:
+            if value is None:
+                break
+            if not isinstance(value, Mapping):
+                raise EncodeError("wrong_type", f"{name}: {type(value).__name__} is not an object", field=name)
+            value = value.get(part)
+        if value is not None:
+            flat[name] = value
+    return flat
+
+
 class InstanceEncoder:
     """Encodes instances of one schema, one at a time."""
 
     def __init__(self, schema: Schema) -> None:
+        self._paths = field_paths(schema.names)
         self._categorical = [(name, schema.number(name)) for name in schema.categorical]
         first = [(name, schema.number(name), slice(schema.length_limit(name))) for name in schema.multi_value]
         last = [(name, schema.number(name), slice(-schema.length_limit(name), None)) for name in schema.sequence]
@@ -100,6 +125,7 @@ class InstanceEncoder:
         """
         if not isinstance(instance, Mapping):
             raise EncodeError("wrong_type", f"an instance is an object of fields, not {type(instance).__name__}")
+        instance = flatten(self._paths, instance)
         encoded = EncodedInstance([], [], [], [])
         name, strings = "", encoded.id_strings
         try:

@@ -1,7 +1,7 @@
 """Which fields of a record are labels, ids, lists or numbers. Knows no values and no tensors."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -111,6 +111,12 @@ class Schema:
         """The number of each of `dense` in the keys of its bins."""
         return tuple(self.dense_number(name) for name in self.dense)
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of all fields."""
+        others = tuple(name for name in (self.timestamp, self.weight) if name is not None)
+        return (*self.labels, *self.features, *self.dense, *others)
+
     def number(self, feature: str) -> int:
         """Return the feature's number in a row's key; KeyError if there is no id feature of this name."""
         owner = self.share.get(feature, feature)
@@ -199,3 +205,16 @@ class Schema:
     def fingerprint(self) -> str:
         """Return 16 hex digits that change when the schema does."""
         return hashlib.sha256(self.to_json()).hexdigest()[:16]
+
+
+def field_paths(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return those fields that may lie inside of others: `user.id` is also the field `id` of the object `user`.
+
+    Not where `user` is a field itself: then `user.id` is only the name of a field of the record.
+    """
+    paths = {name: tuple(name.split(".")) for name in names if "." in name}
+    return {
+        name: path
+        for name, path in paths.items()
+        if not any(".".join(path[:depth]) in names for depth in range(1, len(path)))
+    }
