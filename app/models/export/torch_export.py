@@ -4,6 +4,7 @@ import io
 import warnings
 
 import torch
+from numba.core.compiler_lock import global_compiler_lock
 from torch import nn
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -42,7 +43,8 @@ def export_model(model: nn.Module, spec: ModelSpec) -> bytes:
     if wide_part is not None:
         delattr(model, NAME)
     try:
-        with warnings.catch_warnings():
+        # while torch traces, `max` and `min` are its own in every thread: a kernel compiled meanwhile would meet them
+        with global_compiler_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own warnings, about its internals
             program = torch.export.export(model, tuple(example_inputs(spec)), dynamic_shapes=axes)
             _check_shapes(program)

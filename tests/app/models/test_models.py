@@ -1,8 +1,10 @@
+import builtins
 import io
 
 import numpy as np
 import pytest
 import torch
+from numba.core.compiler_lock import global_compiler_lock
 from torch import nn
 
 from springtide.app.models.calibrated_model import Calibration
@@ -183,6 +185,20 @@ def test_a_model_class_of_the_users_own_is_found_by_name(monkeypatch):
         build_model(ModelConfig(name="my_models:Own", options={"width": 3}), spec, seed=0)
     with pytest.raises(ValueError, match=r"no torch\.nn\.Module called 'Other'"):
         build_model(ModelConfig(name="my_models:Other"), spec, seed=0)
+
+
+def test_no_thread_compiles_a_kernel_while_torch_export_replaces_builtins():
+    built_in_max, seen = max, []
+
+    class Watching(Own):
+        def forward(self, categorical, pooled, sequence, length, dense):
+            seen.append((builtins.max is built_in_max, global_compiler_lock.is_locked()))
+            return super().forward(categorical, pooled, sequence, length, dense)
+
+    export_model(Watching(spec_of_sizes(2)), spec_of_sizes(2))
+    assert (False, True) in seen  # torch's `max`, and Numba's lock held
+    assert (False, False) not in seen
+    assert not global_compiler_lock.is_locked()
 
 
 @pytest.mark.parametrize(
