@@ -20,6 +20,7 @@ from springtide.stream.kafka.raw_fetch import (
     install_raw_fetch,
     supports_raw_fetch,
 )
+from springtide.stream.kafka.receiving import receive_in_place
 from springtide.stream.kafka.record_batches import records_from_objects
 from springtide.stream.positions import Partition
 
@@ -118,6 +119,7 @@ class PartitionConsumer:
             )
         except kafka.errors.KafkaError as error:
             raise translate_error(error, config) from None
+        self.receives_in_place = receive_in_place(self.consumer)
         self._gaps = GapDetector(offsets) if wait_for_gaps else None
         self.is_raw = raw and supports_raw_fetch(self.consumer)
         if self.is_raw:

@@ -29,6 +29,9 @@ with warnings.catch_warnings():
     import kafka.consumer.fetcher
     import kafka.errors
     import kafka.net.inet
+    import kafka.net.transport
+    import kafka.protocol.frame
+    import kafka.protocol.parser
     import kafka.record.default_records
     import kafka.record.legacy_records
     import kafka.structs

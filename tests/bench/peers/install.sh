@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The peers that want interpreters of their own, each in a venv under DIR (about 4 GB in all):
-#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, fbgemm, tfra, web, clients, redis, online; all unless told
+#   install.sh [DIR] [NAME...]      DIR: ~/.cache/springtide-bench unless told; NAME: frames, ingest, fbgemm, tfra, web, clients, redis, online; all unless told
 # Python 3.11: neither FBGEMM 1.8.0 nor TFRA 0.8.1 knows a newer one with these versions.
 set -euo pipefail
 
 dir=${1:-${SPRINGTIDE_BENCH_PEERS:-$HOME/.cache/springtide-bench}}
 names=("${@:2}")
-[ ${#names[@]} -gt 0 ] || names=(frames fbgemm tfra web clients redis online)
+[ ${#names[@]} -gt 0 ] || names=(frames ingest fbgemm tfra web clients redis online)
 python=${PYTHON:-python3.11}
 
 install() { # VENV ARGUMENTS...: one step of pip in that venv, made where it is missing
@@ -21,6 +21,11 @@ for name in "${names[@]}"; do
     frames) # the two data frame libraries, for table.find
         install frames pandas==3.1.1 polars==2.1.0
         "$dir/frames/bin/python" -c 'import pandas, polars'
+        ;;
+    ingest) # Kafka clients and decoders of messages, for ingest.raw, ingest.columns and ingest.decode
+        install ingest kafka-python==3.0.12 crc32c==2.9.post0 aiokafka==0.14.0 confluent-kafka==2.16.1
+        install ingest msgspec==0.22.0 orjson==3.13.0 pysimdjson==7.0.2 pyarrow==26.0.1 polars==2.1.0 numpy==2.4.6
+        "$dir/ingest/bin/python" -c 'import aiokafka, confluent_kafka, crc32c, kafka, msgspec, orjson, polars, pyarrow, simdjson'
         ;;
     fbgemm) # torch's CPU build; without --no-deps the CUDA fbgemm-gpu would land over the CPU one
         install fbgemm torch==2.13.0 numpy==2.4.6
@@ -52,7 +57,7 @@ for name in "${names[@]}"; do
         "$dir/online/bin/python" -c 'import vowpalwabbit, river'
         ;;
     *)
-        echo "no peer called $name: frames, fbgemm, tfra, web, clients, redis or online" >&2
+        echo "no peer called $name: frames, ingest, fbgemm, tfra, web, clients, redis or online" >&2
         exit 2
         ;;
     esac
