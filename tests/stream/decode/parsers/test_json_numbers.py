@@ -1,4 +1,5 @@
 import random
+import re
 import struct
 
 import numba
@@ -7,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from springtide.stream.decode.parsers.byte_ops import OPTIONS
-from springtide.stream.decode.parsers.json_numbers import FLOAT, INTEGER, REFUSED, parse_number, to_float
+from springtide.stream.decode.parsers.json_numbers import FLOAT, INTEGER, REFUSED, parse_digits, parse_number, to_float
 
 
 def _read(buffer, loose):
@@ -29,6 +30,28 @@ def assert_exact(text: str) -> bool:
     if kind != REFUSED and known:
         assert struct.pack("d", value) == struct.pack("d", float(text)), text
     return bool(known)
+
+
+@numba.njit(**OPTIONS)
+def compiled_digits(buffer, end):
+    return parse_digits(buffer, 0, end, np.uint64(0), 0)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.from_regex(rb"[0-9]{0,25}", fullmatch=True), st.binary(max_size=12), st.integers(0, 12))
+@example(b"0000000000000000001", b",", 0)
+@example(b"12345678", b"/", 0)
+@example(b"1", b":\xb0\xff9999999", 0)
+@example(b"1234", b"5678", 4)
+def test_digits_are_read_up_to_the_first_other_byte_or_the_end(digits, rest, num_beyond):
+    """The last `num_beyond` bytes lie beyond the end: those of the next record."""
+    data = digits + rest
+    end = max(0, len(data) - num_beyond)
+    found = re.match(rb"[0-9]*", data[:end]).group()
+    at, mantissa, num_digits = compiled_digits(np.frombuffer(data + b"\0", np.uint8), end)
+    assert at == len(found)
+    assert mantissa == int(found or b"0") % 2**64
+    assert num_digits == len(found.lstrip(b"0"))
 
 
 @settings(max_examples=1000, deadline=None)
