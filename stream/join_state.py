@@ -18,7 +18,7 @@ MAX_KEY_HASH = (1 << 64) - 1
 MAX_INT = (1 << 63) - 1
 
 
-class Place(NamedTuple):
+class SamplePlace(NamedTuple):
     """A sample's place in the order of all samples."""
 
     due_ms: int  # the end of its window
@@ -29,17 +29,27 @@ class Place(NamedTuple):
     window_ms: int
 
     @staticmethod
-    def after_all_at(due_ms: int) -> "Place":
+    def after_all_at(due_ms: int) -> "SamplePlace":
         """The place behind every sample of a time."""
-        return Place(due_ms, MAX_KEY_HASH, MAX_INT, MAX_INT, MAX_INT, MAX_INT)
+        return SamplePlace(due_ms, MAX_KEY_HASH, MAX_INT, MAX_INT, MAX_INT, MAX_INT)
 
 
-FIRST_PLACE = Place(NO_TIME, 0, 0, 0, 0, 0)
+FIRST_PLACE = SamplePlace(NO_TIME, 0, 0, 0, 0, 0)
+
+
+class JoinReport(NamedTuple):
+    """What a join holds, and what it waits for."""
+
+    watermark_ms: int | None  # samples whose windows ended before this have been emitted; None before the first
+    num_impressions: int  # held, until their windows are over
+    num_events: int  # held
+    num_duplicates: int
+    slowest: str  # the cursor that holds the others back; "" if all are idle
 
 
 @dataclass(frozen=True)
-class Places:
-    """The places of N samples: the columns of Place."""
+class SamplePlaces:
+    """The places of N samples: the columns of SamplePlace."""
 
     due_ms_N: Int64Array
     key_hash_N: UInt64Array
@@ -60,13 +70,13 @@ class Places:
             self.window_ms_N,
         )
 
-    def take(self, rows: Int64Array | BoolArray | slice) -> "Places":
+    def take(self, rows: Int64Array | BoolArray | slice) -> "SamplePlaces":
         """The places of these rows."""
-        return Places(*(column_N[rows] for column_N in self.columns))
+        return SamplePlaces(*(column_N[rows] for column_N in self.columns))
 
-    def at(self, n: int) -> Place:
+    def at(self, n: int) -> SamplePlace:
         """The place of one sample."""
-        return Place(*(int(column_N[n]) for column_N in self.columns))
+        return SamplePlace(*(int(column_N[n]) for column_N in self.columns))
 
 
 class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,7 +93,7 @@ class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
 class JoinState(msgspec.Struct, frozen=True):
     """The join in a version: what was learned, and from where to read again. Some hundred bytes."""
 
-    released: Place  # every sample up to here is learned, and no other
+    released: SamplePlace  # every sample up to here is learned, and no other
     cursors: dict[str, dict[str, PartitionMark]]  # cursor -> partition, written "topic/0"
     num_duplicates: int = 0
 
@@ -104,7 +114,7 @@ class JoinState(msgspec.Struct, frozen=True):
 class JoinedRows:
     """The places of emitted samples, and the join's state beside them."""
 
-    def __init__(self, places_N: Places, num_duplicates_N: Int64Array, before: JoinState, after: JoinState) -> None:
+    def __init__(self, places_N: SamplePlaces, num_duplicates_N: Int64Array, before: JoinState, after: JoinState) -> None:
         """`num_duplicates_N`: those up to each sample. `before`, `after`: with none and with all of them learned."""
         self.places_N, self._num_duplicates_N, self._before, self._after = places_N, num_duplicates_N, before, after
 

@@ -16,6 +16,7 @@ from springtide.stream.consumer_loop import ConsumerLoop, SourceStatus, TopicCha
 from springtide.stream.decode.decoder import DecodePipeline, Decoder
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.errors import CorruptBatchError, RetriableError, StreamError
+from springtide.stream.join_state import JoinReport
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.watermark import IDLE_SECONDS, FreshnessTracker
 from springtide_client.schema import Schema
@@ -79,6 +80,14 @@ class Source(ABC):
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
         """The wall time at which every record then readable lies before these positions; None before the first."""
+        return None
+
+    def positions_read(self, learned: Mapping[Partition, Position]) -> Mapping[Partition, Position]:
+        """How far each partition is read for what was learned up to these positions: what is behind that is lag."""
+        return learned
+
+    def join_report(self) -> JoinReport | None:
+        """What the join of labels holds and waits for; None without one."""
         return None
 
     def stop_at(self, end_offsets: Mapping[Partition, int]) -> None:

@@ -31,6 +31,7 @@ from springtide.stream.config import SourceConfig
 from springtide.stream.dead_letter_producer import DeadLetterProducer
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.errors import StreamError
+from springtide.stream.join_state import JoinState
 from springtide.stream.kafka.range_reader import read_range
 from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 from springtide_client.errors import LogError, SpringtideError
@@ -52,10 +53,12 @@ class Progress:
     positions: Mapping[Partition, Position]
     samples: int
     dead_letters: Mapping[str, int]
+    join: JoinState | None = None
 
     @staticmethod
     def of(state: TrainingState) -> "Progress":
-        return Progress(dict(state.stream.positions), state.samples_trained, dict(state.stream.dead_letters))
+        stream = state.stream
+        return Progress(dict(stream.positions), state.samples_trained, dict(stream.dead_letters), stream.join)
 
     def dead_letters_after_skip(self, samples: int) -> dict[str, int]:
         """Return the counts once everything learned since that many samples is a dead letter."""
@@ -263,7 +266,12 @@ class RollbackController:
         return self._built
 
     def _skip(self, rollback: RollbackVersion, progress: Progress, detail: str) -> int:
-        """Send what was learned since the restored version to the dead letters; returns the number. StreamError."""
+        """Send what was learned since the restored version to the dead letters; returns the number. StreamError.
+
+        Joined samples are counted alone: no record is one.
+        """
+        if progress.join is not None:
+            return max(0, progress.samples - rollback.meta.samples_trained)
         begin = positions_from_meta(rollback.meta.positions)
         num_sent = send_to_dead_letters(
             self._config.source, self._config.schema, self._dead_letters, begin, progress, detail
@@ -286,7 +294,13 @@ class RollbackController:
         built, self._built = self._built, None
         if progress is not None:
             letters = progress.dead_letters_after_skip(meta.samples_trained)
-            meta = msgspec.structs.replace(meta, positions=positions_to_meta(progress.positions), dead_letters=letters)
+            trainer = msgspec.structs.replace(TrainerMeta.of(meta), join=progress.join)
+            meta = msgspec.structs.replace(
+                meta,
+                positions=positions_to_meta(progress.positions),
+                dead_letters=letters,
+                trainer=trainer.to_json(),
+            )
         failpoint("before a rollback is appended")
         version = self._owner.session.log.append(meta, {} if built is None else built.arrays)
         if not self._owner.wait_until_durable():

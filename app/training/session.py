@@ -143,6 +143,10 @@ class TrainingSession:
         progress.merge_into(self.state)
         return progress
 
+    def positions_read(self) -> Mapping[Partition, Position]:
+        """Return how far each partition is read for what is learned."""
+        return self.source.positions_read(self.state.stream.positions)
+
     def complete_until_ms(self) -> int:
         """Return the wall time at which every record then readable is learned by now; 0 if there is none.
 

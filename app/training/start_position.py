@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from springtide.app.errors import UserError
+from springtide.app.training.state.stream_state import StreamState
 from springtide.stream.config import SourceConfig
+from springtide.stream.join.config import JoinPlan, cursor_slacks
 from springtide.stream.kafka.admin import Admin, Topic
 from springtide.stream.kafka.range_reader import scan_offsets_for_time
 from springtide.stream.positions import Partition, Position
@@ -90,6 +92,20 @@ def require_same_topic(source: SourceConfig, positions: Mapping[Partition, Posit
             f"the log was learned from the topic {', '.join(topics)}, [source] topic is {source.topic}: set it back; "
             "to go on with this topic and keep what is learned, start once with `springtide train --from-offset "
             "earliest` (or latest, or --from-timestamp); to start from scratch, set another [log] path"
+        )
+
+
+def require_same_join(source: SourceConfig, plan: JoinPlan | None, stream: StreamState) -> None:
+    """Raise UserError if the log was learned with another join: which impressions are in it could not be known."""
+    if not stream.positions:
+        return
+    before = set() if stream.join is None else set(stream.join.cursors)
+    now = set() if plan is None else set(cursor_slacks(source.topic, plan.labels))
+    if before != now:
+        names = [", ".join(sorted(cursors)) or "none" for cursors in (before, now)]
+        raise UserError(
+            f"the log was learned with the joins {names[0]}, the configuration has {names[1]} (topics, with "
+            "the window in ms): set them back, or set another [log] path"
         )
 
 

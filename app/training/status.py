@@ -24,6 +24,7 @@ from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
     Blocker,
     Condition,
+    JoinStatus,
     NetStatus,
     PartitionStatus,
     PublishStatus,
@@ -35,6 +36,7 @@ from springtide.app.version_log.trainer_status import (
     write_status,
 )
 from springtide.stream.positions import Partition, Position
+from springtide.stream.source import Source
 from springtide_client.format.records import version_name
 from springtide_client.system.clock import wall_ms
 
@@ -159,7 +161,7 @@ class RankReport:
     ) -> "RankReport":
         """Return this rank's."""
         table, source, ends = session.state.learner.table, session.source, session.batches.end_offsets()
-        positions = session.state.stream.positions
+        positions = session.positions_read()
         lags = [max(0, end - (positions[p].offset if p in positions else 0)) for p, end in ends.items()]
         waits_for = source.status.reason if source.status.state == "waiting" else ""
         blocked_by: Blocker = ""
@@ -226,7 +228,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         samples_per_second=round(facts.samples_per_second, 1),
         stream_per_second=round(facts.stream_per_second, 1),
         publishing=facts.publishing,
-        positions=position_status(state.stream.positions, session.committed.offsets, _ends(facts)),
+        positions=position_status(session.positions_read(), session.committed.offsets, _ends(facts)),
         scores=msgspec.convert(state.detailed_scores(), ScoresStatus),
         loss=state.loss,
         net=NetStatus(
@@ -240,6 +242,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         dead_letters=dict(state.stream.dead_letters),
         topic_resets=max(rank.num_resets for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),
+        join=join_status(session.source),
         event_clock_ms=state.stream.clock.now_ms,
         idle_partitions=sorted(map(str, state.stream.clock.idle)),
         gate=msgspec.structs.replace(facts.gate.status(), rollbacks=state.gate.rollbacks),
@@ -259,6 +262,16 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
 def _ends(facts: TrainerFacts) -> dict[Partition, int]:
     """Return the end offsets of every rank's partitions."""
     return {partition: end for rank in facts.ranks for partition, end in rank.ends.items()}
+
+
+def join_status(source: Source) -> JoinStatus | None:
+    """Return what the join holds and waits for; None without one."""
+    report = source.join_report()
+    if report is None:
+        return None
+    return JoinStatus(
+        report.watermark_ms, report.num_impressions, report.num_events, report.num_duplicates, report.slowest
+    )
 
 
 def position_status(
@@ -302,7 +315,7 @@ def trainer_condition(facts: TrainerFacts) -> TrainerCondition:
         number, rank = stalled
         reason = rank.status.reason if len(facts.ranks) == 1 else f"rank {number}: {rank.status.reason}"
         return TrainerCondition("waiting", reason, rank.blocked_by)
-    learned = {p: position.offset for p, position in session.state.stream.positions.items()}
+    learned = {p: position.offset for p, position in session.positions_read().items()}
     lag = sum(max(0, end - learned.get(p, 0)) for p, end in _ends(facts).items())
     is_catching_up = lag > 0 and any(rank.is_catching_up for rank in facts.ranks)
     if not is_catching_up and wall_ms() - facts.complete_until_ms <= session.behind_ms:
@@ -374,7 +387,7 @@ class TrainerStatusReporter:
             self._warn_of_missing(reports, is_end=is_end)
         if any(report.ends for report in reports):
             self._stream.record(sum(end for report in reports for end in report.ends.values()))
-            self._learned.record(sum(position.offset for position in session.state.stream.positions.values()))
+            self._learned.record(sum(position.offset for position in session.positions_read().values()))
         facts = TrainerFacts(
             self._config,
             session,

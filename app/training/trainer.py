@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from springtide.app.errors import UserError
 from springtide.app.processes.signals import StopSignals
 from springtide.app.training.batches import POLL_SECONDS
 from springtide.app.training.config import TrainerConfig
@@ -16,7 +17,7 @@ from springtide.app.training.ranks.loop_decision import NEVER, LoopDecision, Ran
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.rollback import RollbackController
 from springtide.app.training.session import TrainingSession
-from springtide.app.training.start_position import StartPosition, require_same_topic
+from springtide.app.training.start_position import StartPosition, require_same_join, require_same_topic
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.status import StatusWriter, TrainerStatusReporter
 from springtide.app.version_log.read.corruption import find_corruption, take_corruption_report
@@ -54,6 +55,8 @@ class Trainer:
         `owns_process`: this process does nothing else, so its garbage collector may pass over what lives to the end.
         """
         self.config, self.until_end, self.ranks = config, until_end, ranks or Ranks()
+        if config.join is not None and self.ranks.num_ranks > 1:
+            raise UserError("[join] is for a trainer of one rank: leave out --ranks, or join the topics beforehand")
         self._owns_process = owns_process
         if owns_process:
             gc.freeze()  # what is imported: the collection after the log is read looks only at what that left behind
@@ -110,6 +113,12 @@ class Trainer:
         self._on_end += [lambda: self.state.learner.table.close(), lambda: self.session.batches.close()]
         if start is None:
             require_same_topic(config.source, self.state.stream.positions)
+            require_same_join(config.source, config.join, self.state.stream)
+        elif config.join is not None:
+            raise UserError(
+                "--from-offset and --from-timestamp: a joined stream goes on where its log ends; to begin "
+                "elsewhere, set another [log] path"
+            )
         else:
             self.session.seek(start)
 

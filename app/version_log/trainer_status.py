@@ -193,6 +193,16 @@ class RankStatus(msgspec.Struct, frozen=True):
     reason: str = ""  # what it waits for
 
 
+class JoinStatus(msgspec.Struct, frozen=True):
+    """The join of labels: what it holds, and what it waits for."""
+
+    watermark_ms: int | None = None  # samples whose windows ended before this are learned; None before the first
+    impressions: int = 0  # held, until their windows are over
+    events: int = 0  # held
+    duplicates: int = 0  # impressions that followed one of their key too closely
+    slowest: str = ""  # the topic that holds the others back, with "+window in ms" where it is that of impressions
+
+
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer's report. Partitions are written "topic/0"; times are milliseconds since 1970."""
 
@@ -219,6 +229,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: dict[str, int] = {}  # by reason
     topic_resets: int = 0
     commands: list[str] = []  # kinds that this trainer executes
+    join: JoinStatus | None = None  # None: labels are fields of the samples
     event_clock_ms: int = 0
     idle_partitions: list[str] = []
     gate: GateStatus = GateStatus()

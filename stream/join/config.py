@@ -1,6 +1,6 @@
 """The `[join]` section, the join's keys of `[labels.<name>]`, and what both make of each label."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +11,7 @@ from msgspec import Meta
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
-from springtide_client.system.settings import FINITE, SIZE, Settings
+from springtide_client.system.settings import FINITE, Settings
 
 if TYPE_CHECKING:
     from springtide.stream.join.event_index import Matches
@@ -44,10 +44,6 @@ class JoinConfig(Settings, frozen=True, kw_only=True):
         Seconds,
         Meta(description="A partition that is read to its end and silent for so long holds the others back no longer."),
     ] = 5.0
-    join_bytes: Annotated[
-        int,
-        Meta(ge=1, extra=SIZE, description="Events and impressions that are held in memory; beyond it reading waits."),
-    ] = 256 << 20
 
 
 class LabelSource(Settings, frozen=True, kw_only=True):
@@ -101,6 +97,17 @@ class JoinedLabel:
         }
         label_N: Float32Array = values[self.value].astype(np.float32)
         return label_N
+
+
+def cursor_name(topic: str, window_ms: int) -> str:
+    """The name of the cursor that reads the impressions for labels of this window."""
+    return f"{topic}+{window_ms}"
+
+
+def cursor_slacks(impressions: str, labels: Sequence[JoinedLabel]) -> dict[str, int]:
+    """The cursors of a join: by name, how much later than a record of theirs a sample is released, in ms."""
+    slacks = {cursor_name(impressions, label.window_ms): label.window_ms for label in labels}
+    return dict(sorted(slacks.items())) | dict.fromkeys((label.topic for label in labels), 0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from springtide.stream.columns import NO_KEY, Columns, DeadLetter
-from springtide.stream.join.config import JoinedLabel
+from springtide.stream.join.config import JoinedLabel, cursor_name, cursor_slacks
 from springtide.stream.join.event_index import EventIndex
 from springtide.stream.join.partition_clock import PartitionClock
 from springtide.stream.join_state import (
@@ -27,10 +27,10 @@ from springtide.stream.join_state import (
     JoinedRows,
     JoinState,
     PartitionMark,
-    Place,
-    Places,
+    SamplePlace,
+    SamplePlaces,
 )
-from springtide.stream.positions import Partition
+from springtide.stream.positions import Partition, Position
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array
 from springtide_client.features import IdStrings
 
@@ -106,8 +106,7 @@ class LabelJoin:
         self.windows = sorted({label.window_ms for label in labels})
         state = state or JoinState(FIRST_PLACE, {})
         self.released, self.num_duplicates = state.released, state.num_duplicates
-        self.cursors = {self.cursor_name(window_ms): window_ms for window_ms in self.windows}
-        self.cursors |= dict.fromkeys((label.topic for label in labels), 0)
+        self.cursors = cursor_slacks(impressions, labels)
         self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
         self._events = [EventIndex() for _ in labels]
         self._shown = {window_ms: EventIndex() for window_ms in self.windows}  # the last impressions of each key
@@ -118,7 +117,7 @@ class LabelJoin:
 
     def cursor_name(self, window_ms: int) -> str:
         """The name of the cursor that reads the impressions for labels of this window."""
-        return f"{self.impressions}+{window_ms}"
+        return cursor_name(self.impressions, window_ms)
 
     def partition_marks(self, cursor: str) -> dict[Partition, PartitionMark]:
         """Where this cursor begins to read each partition that it knows."""
@@ -151,7 +150,7 @@ class LabelJoin:
         return NO_TIME if not times or min(times) == NO_TIME else min(times) + cursor.slack_ms
 
     def slowest_cursor(self) -> str:
-        """The cursor that holds the others back; "" if all are idle."""
+        """The name of the cursor that holds the others back; "" if all are idle."""
         active = {
             name: self.cursor_ms(name)
             for name, cursor in self._cursors.items()
@@ -162,6 +161,14 @@ class LabelJoin:
     def next_offset(self, cursor: str, partition: Partition) -> int:
         """The next offset that a cursor reads."""
         return self._cursors[cursor].clocks[partition].next_offset
+
+    def positions(self, cursor: str) -> dict[Partition, Position]:
+        """The next offset of each partition of a cursor."""
+        found = self._cursors[cursor]
+        return {
+            partition: Position(found.topic_ids.get(partition, ""), clock.next_offset)
+            for partition, clock in found.clocks.items()
+        }
 
     def watermark_ms(self) -> int:
         """Samples due before this cannot change: the least over all partitions that are not idle.
@@ -236,7 +243,7 @@ class LabelJoin:
             self.released = max(self.released, places_M.at(-1))
             self.num_duplicates = int(num_duplicates_M[-1])
         if is_all and watermark_ms > NO_TIME:
-            self.released = max(self.released, Place.after_all_at(watermark_ms - 1))
+            self.released = max(self.released, SamplePlace.after_all_at(watermark_ms - 1))
         if self.released == before.released and not self._dead_letters:
             return None
         after = msgspec.structs.replace(before, released=self.released, num_duplicates=self.num_duplicates)
@@ -284,14 +291,14 @@ class LabelJoin:
         clock.is_idle = self.released > FIRST_PLACE
         return clock
 
-    def _is_new(self, places_N: Places) -> BoolArray:
+    def _is_new(self, places_N: SamplePlaces) -> BoolArray:
         """Which places come after what was released."""
         is_new_N: BoolArray = places_N.due_ms_N > self.released.due_ms
         for n in np.flatnonzero(places_N.due_ms_N == self.released.due_ms).tolist():
             is_new_N[n] = places_N.at(n) > self.released
         return is_new_N
 
-    def _note_duplicates(self, places_N: Places) -> BoolArray:
+    def _note_duplicates(self, places_N: SamplePlaces) -> BoolArray:
         """Which impressions follow one of their key by at most `dedupe_ms`, in the order of places."""
         is_duplicate_N = np.zeros(len(places_N.due_ms_N), np.bool_)
         for window_ms in self.windows:
@@ -306,7 +313,7 @@ class LabelJoin:
             seen.add(keys, shown, np.zeros(len(rows), np.float32))
         return is_duplicate_N
 
-    def _labels(self, places_N: Places) -> Float32Array:
+    def _labels(self, places_N: SamplePlaces) -> Float32Array:
         """The labels of samples, (N, L); NaN where a sample is not of the label's window."""
         key_hash_N, shown_N, window_N = places_N.key_hash_N, places_N.shown_ms_N, places_N.window_ms_N
         labels_NL = np.full((len(shown_N), self.num_labels), np.nan, np.float32)
@@ -346,16 +353,16 @@ class LabelJoin:
         )
 
 
-def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[Places, Int64Array, Int64Array]:
-    """The columns of Place of these rows (U), the number of each one's part, and its row there."""
-    found = [Places(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
+def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:
+    """The columns of SamplePlace of these rows (U), the number of each one's part, and its row there."""
+    found = [SamplePlaces(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
     part_U, row_U = [NO_ROWS], [NO_ROWS]
     for number, (chunk, rows) in enumerate(parts):
         columns = chunk.columns
         numbers = np.array([partition.number for partition in columns.partitions])
         assert columns.key_hash_N is not None
         found.append(
-            Places(
+            SamplePlaces(
                 chunk.due_ms_N[rows],
                 columns.key_hash_N[rows],
                 columns.event_ms_N[rows],
@@ -366,5 +373,5 @@ def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[Places, Int6
         )
         part_U.append(np.full(len(rows), number))
         row_U.append(rows)
-    places_U = Places(*map(np.concatenate, zip(*(part.columns for part in found), strict=True)))
+    places_U = SamplePlaces(*map(np.concatenate, zip(*(part.columns for part in found), strict=True)))
     return places_U, np.concatenate(part_U), np.concatenate(row_U)

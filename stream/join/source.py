@@ -17,11 +17,12 @@ from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join.config import EventFields, JoinPlan
 from springtide.stream.join.label_join import LabelJoin
-from springtide.stream.join_state import JoinState
+from springtide.stream.join_state import JoinReport, JoinState
 from springtide.stream.positions import Partition, Position
 from springtide.stream.source import KafkaSource, Source
 from springtide_client.array_types import BoolArray, Float32Array
 from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
 
 LONGEST_WAIT_SECONDS = 0.05
 IMPRESSION_BYTES = 64  # of one that is held, beside its features
@@ -127,12 +128,6 @@ class JoinSource(Source):
         return next((status for status in states if status.state in ("waiting", "failed")), states[0])
 
     @property
-    def blocked_by(self) -> str:
-        """The topic whose records are waited for, while others wait to be joined; "" for none."""
-        slowest = self.join.slowest_cursor()
-        return slowest if slowest and self.join.num_pending else ""
-
-    @property
     def finished(self) -> bool:
         return self._is_drained
 
@@ -144,8 +139,32 @@ class JoinSource(Source):
     def end_offsets(self) -> dict[Partition, int]:
         return {partition: end for reader in self._readers.values() for partition, end in reader.end_offsets().items()}
 
+    def positions_read(self, learned: Mapping[Partition, Position]) -> Mapping[Partition, Position]:
+        """The next offsets of the join; impressions whose windows are not over are no lag."""
+        ends, read = self.end_offsets(), dict(learned)
+        is_behind = self.num_waiting > 0
+        for name in self._readers:
+            for partition, position in self.join.positions(name).items():
+                waits = name in self._impressions and not is_behind
+                read[partition] = position._replace(offset=ends.get(partition, position.offset)) if waits else position
+        return read
+
+    def join_report(self) -> JoinReport:
+        join, watermark_ms = self.join, self.join.watermark_ms()
+        return JoinReport(
+            watermark_ms if watermark_ms > 0 else None,
+            join.num_pending,
+            join.num_events,
+            join.num_duplicates,
+            join.slowest_cursor(),
+        )
+
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
-        return self.join.released.due_ms if self.join.released.due_ms > 0 else None
+        """Now while all events are read, else the time that is reached: samples wait for their windows on purpose."""
+        if self.num_waiting == 0 and not self.join.is_replaying:
+            return wall_ms()
+        due_ms = self.join.released.due_ms
+        return due_ms + self.join.lateness_ms if due_ms > 0 else None
 
     def stop_at(self, end_offsets: Mapping[Partition, int]) -> None:
         for reader in self._readers.values():

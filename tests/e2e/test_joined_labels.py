@@ -83,8 +83,26 @@ def test_every_impression_is_learned_once_with_its_label_through_kills(workspace
     status = workspace.train_until_end("--no-compact")
     assert status["samples_trained"] == traffic.num
     assert status["dead_letters"] == {}
+    assert all(partition["lag"] == 0 for partition in status["positions"].values()), status["positions"]
+    assert (status["join"]["impressions"], status["join"]["duplicates"]) == (1, 0)  # that of the end
     counts = Counter(str(n % 97) for n in range(traffic.num))
     workspace.start_server()
     assert {user: workspace.get(f"/v1/embeddings/user_id/{user}")["count"] for user in counts} == dict(counts)
     assert len(read_view(workspace.log).meta.trainer["join"]["cursors"]) == 2
     assert abs(status["scores"]["whole"]["label_rate"] - traffic.clicked.total() / traffic.num) < 1e-4
+
+
+def test_a_join_that_the_log_was_not_learned_with_is_refused(workspace: Workspace) -> None:
+    workspace.configure(SETTINGS)
+    address, traffic = workspace.start_broker(), Traffic()
+    traffic.send(address, 1_000)
+    traffic.end(address)
+    workspace.train_until_end("--no-compact")
+    workspace.configure({"labels": {"click": {"window_seconds": 30}}})
+    done = workspace.run("train", "--until-end")
+    assert done.returncode == 2
+    assert "impressions+60000" in done.stderr
+    assert "set them back" in done.stderr
+    for option in ("--from-offset=earliest", "--ranks=2"):
+        done = workspace.run("train", "--until-end", option)
+        assert done.returncode == 2, done.stderr
