@@ -114,7 +114,9 @@ class JoinState(msgspec.Struct, frozen=True):
 class JoinedRows:
     """The places of emitted samples, and the join's state beside them."""
 
-    def __init__(self, places_N: SamplePlaces, num_duplicates_N: Int64Array, before: JoinState, after: JoinState) -> None:
+    def __init__(
+        self, places_N: SamplePlaces, num_duplicates_N: Int64Array, before: JoinState, after: JoinState
+    ) -> None:
         """`num_duplicates_N`: those up to each sample. `before`, `after`: with none and with all of them learned."""
         self.places_N, self._num_duplicates_N, self._before, self._after = places_N, num_duplicates_N, before, after
 
