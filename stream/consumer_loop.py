@@ -42,6 +42,7 @@ class SourceStatus:
     def __init__(self, topic: str, *, is_connected: bool = False) -> None:
         self.topic = topic
         self.state, self.reason = ("reading", "") if is_connected else ("waiting", "not connected yet")
+        self.progress = ""  # what is read, where that is not the topic's end: a file of the history
         self.num_resets = 0  # how often the topic had been re-created, or no longer held the positions
         self._waiting_since = None if is_connected else time.monotonic()
 

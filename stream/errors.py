@@ -54,3 +54,11 @@ class ProduceError(StreamError):
 
 class EmbeddedBrokerError(StreamError):
     """The embedded broker cannot be started."""
+
+
+class InputFileError(StreamError):
+    """A file's rows cannot be read."""
+
+
+class HistoryError(StreamError):
+    """The history that the configuration names is not the one that the log has learned, or cannot be learned."""

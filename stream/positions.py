@@ -1,4 +1,8 @@
-"""Partitions, and positions in them, which name the topic's id: a re-created topic has another one."""
+"""Partitions, and positions in them, which name the topic's id: a re-created topic has another one.
+
+A history's files are one partition, whose offsets are the numbers of their rows. The topic id of a position in it is
+"ID/PLACE": the history, then the file in which that row is. Positions in two files are positions of one history.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -22,6 +26,10 @@ class Partition(NamedTuple):
         return Partition(topic, int(number))
 
 
+HISTORY = Partition("[history]", 0)  # no topic can have this name
+FINISHED = "finished"  # the place behind all files
+
+
 class Position(NamedTuple):
     """The next offset to read, and the id of the topic that it belongs to ("" = unknown)."""
 
@@ -30,7 +38,12 @@ class Position(NamedTuple):
 
     def matches_topic(self, topic_id: str) -> bool:
         """Return False if the position belongs to another topic, where the offset means nothing; unknown ids match."""
-        return self.topic_id == topic_id or "" in (self.topic_id, topic_id)
+        return "" in (self.topic_id, topic_id) or self.topic_id.partition("/")[0] == topic_id.partition("/")[0]
+
+    @property
+    def is_finished(self) -> bool:
+        """True behind the last row of a history: nothing follows there."""
+        return self.topic_id.partition("/")[2] == FINISHED
 
 
 class PartitionShare(NamedTuple):

@@ -199,7 +199,7 @@ class KafkaSource(Source):
         self._pipeline.reset_emitted_strings()
 
     def report_offsets(self, offsets: Mapping[Partition, int]) -> None:
-        self._loop.report_offsets(offsets)
+        self._loop.report_offsets({p: offset for p, offset in offsets.items() if p.topic == self.status.topic})
 
     def close(self) -> None:
         self._closing.set()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from springtide.app.tools.input_file import InputFile
+    from springtide.stream.history.input_file import InputFile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Report:
     from springtide.app.errors import UserError
     from springtide.app.tools.evaluate.comparison import comparison_document, comparison_lines, require_same_labels
     from springtide.app.tools.evaluate.report import ProgressReport, evaluate_files
-    from springtide.app.tools.input_file import InputFile
+    from springtide.stream.history.input_file import InputFile
 
     if arguments.limit is not None and arguments.limit < 1:
         raise UserError(f"--limit {arguments.limit}: at least 1")

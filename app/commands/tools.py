@@ -71,7 +71,7 @@ def init(arguments: argparse.Namespace) -> int:
     from springtide.app.tools.init.proposal import propose
     from springtide.app.tools.init.proposal_text import default_name, format_proposal, try_proposal
     from springtide.app.tools.init.sampled_rows import sample_file, sample_topic
-    from springtide.app.tools.input_file import InputFile
+    from springtide.stream.history.input_file import InputFile
     from springtide.stream.kafka.config import KafkaConfig
 
     given = arguments.file

@@ -19,6 +19,7 @@ from springtide.app.training.config import GateConfig, TableSettings, TrainConfi
 from springtide.app.training.ranks.config import ClusterConfig
 from springtide.app.version_log.config import MIN_BYTES, LogConfig
 from springtide.stream.config import SourceConfig
+from springtide.stream.history.config import HistoryConfig
 from springtide.stream.join.config import JoinConfig, JoinPlan
 from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
@@ -29,6 +30,7 @@ DEFAULT_PATH = Path("springtide.toml")
 SECTIONS: dict[str, type[Settings]] = {
     "source": SourceConfig,
     "join": JoinConfig,
+    "history": HistoryConfig,
     "schema": SchemaConfig,
     "features": FeatureConfig,  # a table by feature
     "labels": LabelConfig,  # a table by label
@@ -53,6 +55,7 @@ class Config:
     path: Path
     source: SourceConfig
     join: JoinPlan | None  # None: labels are fields of the samples
+    history: HistoryConfig
     schema: Schema
     features: Mapping[str, FeatureConfig]
     losses: tuple[LabelLoss, ...]  # of each label
@@ -112,11 +115,16 @@ def load_config(
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses)
+    join = _join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema)
+    history = _history(bind(HistoryConfig, "[history]", document.get("history", {})), schema)
+    if join is not None and history.path is not None:
+        raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
     return Config(
         name=name,
         path=path,
         source=bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path),
-        join=_join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema),
+        join=join,
+        history=history,
         schema=schema,
         features=features,
         losses=losses,
@@ -144,6 +152,13 @@ def _join(join: JoinConfig, labels: Mapping[str, LabelConfig], schema: Schema) -
     """Return how labels are joined, None if they are not; UserError where the settings do not fit each other."""
     with user_errors():
         return JoinPlan.of(join, labels, schema)
+
+
+def _history(history: HistoryConfig, schema: Schema) -> HistoryConfig:
+    """Return the settings; UserError where they need event times that the schema does not name."""
+    if history.path is not None and schema.timestamp is None and (not history.offsets or history.order == "time"):
+        raise UserError('[history] needs event times: set [schema] timestamp, or [history] offsets and order = "name"')
+    return history
 
 
 def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:

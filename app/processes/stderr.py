@@ -27,7 +27,9 @@ class LogFormatter(logging.Formatter):
 
 def report_error(error: Exception) -> int:
     """Print the error in one line and return the exit code."""
-    if isinstance(error, UserError):
+    from springtide.stream.errors import InputFileError
+
+    if isinstance(error, (UserError, InputFileError)):
         print(f"springtide: {one_line(error)}", file=sys.stderr)
         return 2
     if is_expected(error):

@@ -35,13 +35,13 @@ def learn_clicks(folder: Path) -> None:
     from springtide.app.config.load import load_config
     from springtide.app.tools.demo import demo_config_path
     from springtide.app.tools.evaluate.file_source import FileSource
-    from springtide.app.tools.input_file import InputFile
     from springtide.app.tools.simulated_world import SimulatorConfig
     from springtide.app.tools.simulator import ClickGenerator
     from springtide.app.training.batches import BatchStream
     from springtide.app.training.bootstrap import load_state
     from springtide.app.version_log.compact.merge import compact_log
     from springtide.app.version_log.write.writer import LogWriter
+    from springtide.stream.history.input_file import InputFile
     from springtide_client.system.clock import wall_ms
 
     overrides: dict[str, dict[str, object]] = {

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from springtide.app.errors import UserError
-from springtide.app.tools.input_file import FileRow, InputFile
 from springtide.app.tools.progress_bar import ProgressBar
 from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota
 from springtide.stream.config import SourceConfig
+from springtide.stream.history.input_file import FileRow, InputFile
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.producer import Producer
 from springtide_client.system.settings import Settings

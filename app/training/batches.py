@@ -10,10 +10,11 @@ from springtide.stream.batcher import Batcher
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.errors import RetriableError
+from springtide.stream.history.source import open_source
 from springtide.stream.join.source import JoinSource
 from springtide.stream.join_state import JoinState
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from springtide.stream.source import KafkaSource, Source
+from springtide.stream.source import Source
 from springtide.stream.watermark import WatermarkClock
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
@@ -49,7 +50,9 @@ class BatchStream:
         source_config = replace(config.source, group=group)
         if source is None and config.join is not None:
             source = JoinSource(source_config, config.join, config.schema, join, erasures=erasures)
-        self.source = source or KafkaSource(source_config, config.schema, positions, erasures=erasures, share=share)
+        self.source = source or open_source(
+            source_config, config.history, config.schema, positions, erasures=erasures, share=share
+        )
         # until the end of the stream every batch is full: nothing has to be fresh, and every run has the same batches
         self.batcher = Batcher(
             config.train.batch_size,

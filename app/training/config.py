@@ -19,6 +19,7 @@ from springtide.embeddings.optimizer import RowOptimizer
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.stream.batcher import GROWTH
 from springtide.stream.config import SourceConfig
+from springtide.stream.history.config import HistoryConfig
 from springtide.stream.join.config import JoinPlan
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, Settings
@@ -330,6 +331,9 @@ class TrainerConfig(Protocol):
 
     @property
     def join(self) -> JoinPlan | None: ...
+
+    @property
+    def history(self) -> HistoryConfig: ...
 
     @property
     def schema(self) -> Schema: ...

@@ -10,7 +10,7 @@ from springtide.stream.config import SourceConfig
 from springtide.stream.join.config import JoinPlan, cursor_slacks
 from springtide.stream.kafka.admin import Admin, Topic
 from springtide.stream.kafka.range_reader import scan_offsets_for_time
-from springtide.stream.positions import Partition, Position
+from springtide.stream.positions import HISTORY, Partition, Position
 
 PLACES = ("earliest", "latest")
 MIN_MS, MAX_MS = 315_532_800_000, 7_258_118_400_000  # a number outside is in seconds, or a date without dashes
@@ -86,7 +86,7 @@ class StartPosition:
 
 def require_same_topic(source: SourceConfig, positions: Mapping[Partition, Position]) -> None:
     """Raise UserError if everything was learned from another topic: where to begin in this one cannot be known."""
-    topics = sorted({partition.topic for partition in positions})
+    topics = sorted({partition.topic for partition in positions if partition != HISTORY})
     if topics and source.topic not in topics:
         raise UserError(
             f"the log was learned from the topic {', '.join(topics)}, [source] topic is {source.topic}: set it back; "

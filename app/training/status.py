@@ -320,7 +320,7 @@ def trainer_condition(facts: TrainerFacts) -> TrainerCondition:
     is_catching_up = lag > 0 and any(rank.is_catching_up for rank in facts.ranks)
     if not is_catching_up and wall_ms() - facts.complete_until_ms <= session.behind_ms:
         return TrainerCondition("running")
-    reason = f"{lag} records behind the stream's end"
+    reason = session.source.status.progress or f"{lag} records behind the stream's end"
     if facts.stream_per_second <= facts.learned_per_second:
         return TrainerCondition("catching_up", reason)
     rates = f"it brings {facts.stream_per_second:,.0f} a second, {facts.learned_per_second:,.0f} are learned"

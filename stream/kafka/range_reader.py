@@ -10,7 +10,7 @@ from springtide.stream.errors import BrokerUnavailableError, OffsetOutOfRangeErr
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.consumer import PartitionConsumer
-from springtide.stream.positions import Partition, Position
+from springtide.stream.positions import HISTORY, Partition, Position
 
 SILENCE_TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.1
@@ -21,10 +21,11 @@ def read_range(
 ) -> Iterator[RawRecords]:
     """The records from `begin` up to `end`, in the order of their offsets within a partition.
 
-    A partition that `begin` does not name is read from its first record. Records that the broker has deleted, and
-    positions in a topic that has been re-created since, are left out. Raises StreamError where the broker stays silent.
+    A partition that `begin` does not name is read from its first record. Left out are records that the broker has
+    deleted, and positions in a history or in a topic that has been re-created since. Raises StreamError where the
+    broker stays silent.
     """
-    for name in sorted({partition.topic for partition in end}):
+    for name in sorted({partition.topic for partition in end if partition != HISTORY}):
         with Admin(config) as admin:
             topic = admin.topic(name)
             beginnings = {} if topic is None else admin.beginning_offsets(topic)

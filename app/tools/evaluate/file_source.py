@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.tools.evaluate.scores import SegmentField
-from springtide.app.tools.input_file import FileRow, InputFile
 from springtide.app.training.batches import FeatureValues
 from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import SourceStatus
 from springtide.stream.decode.decoder import Decoder
+from springtide.stream.history.input_file import FileRow, InputFile
 from springtide.stream.positions import Partition
 from springtide.stream.source import Source
 from springtide_client.schema import Schema

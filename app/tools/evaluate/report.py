@@ -13,8 +13,8 @@ from springtide.app.config.load import load_config
 from springtide.app.tools.evaluate.evaluation import Evaluation
 from springtide.app.tools.evaluate.file_source import FileSource
 from springtide.app.tools.evaluate.scores import MISSING, EvaluatedSamples, Score, score_of
-from springtide.app.tools.input_file import InputFile
 from springtide.app.tools.progress_bar import ProgressBar
+from springtide.stream.history.input_file import InputFile
 
 HEADER = f"{'AUC':>7}  {'+-':>6}  {'logloss':>8}  {'NE':>6}  {'calibration':>11}"
 

@@ -21,9 +21,9 @@ from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.comparison import Difference, compare, difference_text
 from springtide.app.tools.evaluate.evaluation import Evaluation
 from springtide.app.tools.evaluate.report import EvaluationResult, ProgressReport, evaluate_files, score_text, table
-from springtide.app.tools.input_file import InputFile
 from springtide.app.training.config import DenseOptimizerConfig
 from springtide.embeddings.optimizer import RowOptimizer
+from springtide.stream.history.input_file import InputFile
 
 MIN_ROWS = 2000
 SEARCHED_SHARE = 0.8  # of the rows

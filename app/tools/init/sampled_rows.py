@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from springtide.app.errors import UserError
-from springtide.app.tools.input_file import InputFile
+from springtide.stream.history.input_file import InputFile
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.range_reader import read_range

@@ -63,6 +63,8 @@ class StreamState:
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         if self.share.num_ranks == 1:
             self.clock.observe(batch.watermarks, limit_ms=limit_ms)
+            if finished := [p for p in batch.positions if self.positions[p].is_finished]:
+                self.clock.mark_idle(finished, limit_ms=limit_ms)  # the topic's clock goes on alone
         else:
             self.clock.note(batch.watermarks)
 

@@ -59,7 +59,7 @@ def parse_targets(
     if schema.timestamp is None:
         event_ms, latest_ms = max(record_ms, 0), now_ms + int(max_future_seconds * 1000)
     else:
-        event_ms = _event_ms(schema.timestamp, record.get(schema.timestamp))
+        event_ms = parse_event_ms(schema.timestamp, record.get(schema.timestamp))
     if event_ms > latest_ms:
         raise EncodeError("bad_timestamp", f"{event_ms} is later than {latest_ms}", field=schema.timestamp)
     return SampleTargets(labels, weight, event_ms)
@@ -79,7 +79,8 @@ def _label(name: str, value: Any, link: str | None) -> float:
     return label
 
 
-def _event_ms(name: str, value: Any) -> int:
+def parse_event_ms(name: str, value: Any) -> int:
+    """Return the event time of a record whose field `name` has this value; EncodeError `bad_timestamp`."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str) and len(value) <= 40 and DECIMAL.fullmatch(value):

@@ -14,10 +14,10 @@ from typing import Any
 
 from springtide.app.config.load import load_config
 from springtide.app.tools.evaluate.report import evaluate_files
-from springtide.app.tools.input_file import InputFile
 from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer
 from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.history.input_file import InputFile
 from tests.bench.harness.report import DATA, argument_parser, describe_run, save, use_trainer_process_settings
 from tests.bench.quality.real_logs import SETS, RealLog
 from tests.support.config import write_config

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from springtide.app.tools.input_file import InputFile
 from springtide.stream.columns import Batch
+from springtide.stream.history.input_file import InputFile
 from springtide_client.encode import encode_instances
 from springtide_client.schema import Schema
 from tests.bench.quality.real_logs import RealLog

@@ -13,10 +13,10 @@ from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.comparison import comparison_lines
 from springtide.app.tools.evaluate.report import STATUS_SCORES, evaluate_files
-from springtide.app.tools.input_file import InputFile
 from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.app.training.trainer import Trainer
 from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.history.input_file import InputFile
 from springtide_client.log.directory import LogDirectory
 from tests.support.config import Section, config_in
 

@@ -13,7 +13,7 @@ from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.report import evaluate_files
 from springtide.app.tools.evaluate.search import Budget, Search, SearchResult, describe, present_settings
-from springtide.app.tools.input_file import InputFile
+from springtide.stream.history.input_file import InputFile
 from tests.app.tools.evaluate.test_evaluation import clicks, write_config, write_rows
 
 SLOW = ("model.wide=false", "table.optimizer.lr=0.005", "train.optimizer.lr=0.0002", "train.batch_size=1024")

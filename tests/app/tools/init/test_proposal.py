@@ -9,7 +9,7 @@ import pytest
 from springtide.app.errors import UserError
 from springtide.app.tools.init.proposal import Proposal, propose
 from springtide.app.tools.init.sampled_rows import SampledRows, sample_file
-from springtide.app.tools.input_file import InputFile
+from springtide.stream.history.input_file import InputFile
 
 NUM = 300
 TS = 1_700_000_000_000

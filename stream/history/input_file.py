@@ -1,22 +1,32 @@
-"""Reads the rows of a CSV, TSV, JSONL or Parquet file as JSON messages, in the file's order. Knows no Kafka."""
+"""Reads the rows of a CSV, TSV, JSONL or Parquet file as JSON messages, in the file's order. Knows no Kafka.
+
+The file is local, or in a file system of pyarrow, such as S3; it is never in memory as a whole.
+"""
 
 import csv
 import gzip
 import io
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
-from springtide.app.errors import UserError
+from springtide.stream.errors import InputFileError
 from springtide_client.system.json_text import decode_json
 
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyarrow.fs import FileSystem
+    from pyarrow.parquet import ParquetFile
+
 BATCH_ROWS = 4_096
+BLOCK_BYTES = 1 << 20
 MAX_CELL_CHARACTERS = 16 << 20
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 encode_json = msgspec.json.Encoder().encode
@@ -33,22 +43,28 @@ class FileRow(NamedTuple):
 class InputFile:
     """A CSV, TSV, JSONL (each also .gz) or Parquet file."""
 
-    def __init__(self, path: Path, *, key: str | None = None) -> None:
-        """UserError if there is no such file or its type is not known; `rows` checks the key column."""
+    def __init__(self, path: Path, *, key: str | None = None, filesystem: "FileSystem | None" = None) -> None:
+        """InputFileError if there is no such file or its type is not known; `rows` checks the key column.
+
+        `filesystem`: the one that the path is in; None is this machine's.
+        """
         self.path = path
         self.key = key
+        self._filesystem = filesystem
         suffixes = [suffix.lower() for suffix in path.suffixes]
         self._is_gzipped = suffixes[-1:] == [".gz"]
         ending = suffixes[-2:-1] if self._is_gzipped else suffixes[-1:]
         format_name = FORMATS.get(ending[0]) if ending else None
         if format_name is None:
-            raise UserError(f"{path.name} is neither .csv, .tsv, .jsonl (or these with .gz) nor .parquet: rename it")
-        if not path.is_file():
-            raise UserError(f"there is no file {path}")
+            raise InputFileError(
+                f"{path.name} is neither .csv, .tsv, .jsonl (or these with .gz) nor .parquet: rename it"
+            )
+        if filesystem is None and not path.is_file():
+            raise InputFileError(f"there is no file {path}")
         self.format = format_name
 
     def rows(self) -> Iterator[FileRow]:
-        """Yield every row; UserError names the line that cannot be read, or a missing key column."""
+        """Yield every row; InputFileError names the line that cannot be read, or a missing key column."""
         reader: Callable[[], Iterator[FileRow]] = {
             "csv": lambda: self._delimited(","),
             "tsv": lambda: self._delimited("\t"),
@@ -57,13 +73,39 @@ class InputFile:
         }[self.format]
         return reader()
 
+    def messages(self, skip: int = 0, *, columns: Sequence[str] | None = None) -> Iterator[list[bytes]]:
+        """Yield the messages of `rows`, some thousands at a time, without the first `skip`.
+
+        `columns`: those that are needed; others may be left out.
+        """
+        if self.format == "jsonl":
+            blocks = self._blocks_of_lines()
+        elif self.format == "parquet":
+            blocks = (list(map(_message, batch.to_pylist())) for batch in self._batches(skip, columns))
+            skip = 0
+        else:
+            rows = self.rows()
+            blocks = iter(lambda: [row.value for row in itertools.islice(rows, BATCH_ROWS)], [])
+        for block in blocks:
+            if skip < len(block):
+                yield block[skip:] if skip else block
+            skip = max(0, skip - len(block))
+
     @contextmanager
     def _open(self) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
         """Open the file for reading bytes; the second value returns the fraction (0..1) read so far."""
-        with self.path.open("rb") as raw:
-            size = max(self.path.stat().st_size, 1)
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._is_gzipped else raw
+        with self._open_raw() as raw:
+            size = max(raw.seek(0, io.SEEK_END), 1)
+            raw.seek(0)
+            # a file of pyarrow knows no lines
+            lined = raw if self._filesystem is None else cast(IO[bytes], io.BufferedReader(cast(Any, raw), BLOCK_BYTES))
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=lined)) if self._is_gzipped else lined
             yield stream, lambda: min(raw.tell() / size, 1.0)
+
+    def _open_raw(self) -> IO[bytes]:
+        if self._filesystem is None:
+            return self.path.open("rb")
+        return cast(IO[bytes], self._filesystem.open_input_file(self.path.as_posix()))
 
     def _delimited(self, delimiter: str) -> Iterator[FileRow]:
         csv.field_size_limit(MAX_CELL_CHARACTERS)
@@ -76,7 +118,7 @@ class InputFile:
             try:
                 header = next(lines, None)
                 if header is None:
-                    raise UserError(f"{self.path.name} is empty: its first line must name the columns")
+                    raise InputFileError(f"{self.path.name} is empty: its first line must name the columns")
                 self._check_header(header)
                 at = header.index(self.key) if self.key is not None else -1
                 self._check_delimiter(header, delimiter)
@@ -90,7 +132,7 @@ class InputFile:
                         continue
                     if len(cells) > len(header):
                         if is_first:
-                            raise UserError(
+                            raise InputFileError(
                                 f"{self.path.name} line {lines.line_num}: {len(cells)} cells, but {len(header)} columns"
                             )
                         # which cell is too many is not known: a list is no record, and becomes a dead letter
@@ -102,9 +144,9 @@ class InputFile:
                     yield FileRow(value, (cells[at].encode() or None) if at >= 0 else None, fraction())
             except UnicodeDecodeError as error:
                 wrong = error.object[error.start : error.end]
-                raise UserError(f"{self.path.name} is not UTF-8 ({wrong!r}): convert it, as with iconv") from None
+                raise InputFileError(f"{self.path.name} is not UTF-8 ({wrong!r}): convert it, as with iconv") from None
             except (csv.Error, OSError, EOFError) as error:
-                raise UserError(f"{self.path.name} line {lines.line_num}: {error}") from None
+                raise InputFileError(f"{self.path.name} line {lines.line_num}: {error}") from None
 
     def _lines(self) -> Iterator[FileRow]:
         with self._open() as (stream, fraction):
@@ -113,58 +155,85 @@ class InputFile:
                 try:
                     line = next(lines, None)
                 except (OSError, EOFError) as error:
-                    raise UserError(f"{self.path.name}: {error}") from None
+                    raise InputFileError(f"{self.path.name}: {error}") from None
                 if line is None:
                     return
                 if value := line.strip():
-                    # Python and pandas write NaN, which is not JSON; a line that is not JSON at all is sent as it is,
-                    # and the trainer counts it as a dead letter
-                    value = replace_nan(value) if b"NaN" in value or b"Infinity" in value else value
+                    value = replace_nan(value)
                     yield FileRow(value, self._key_of_json(value), fraction())
 
-    def _parquet(self) -> Iterator[FileRow]:
+    def _blocks_of_lines(self) -> Iterator[list[bytes]]:
+        with self._open() as (stream, _):
+            while True:
+                try:
+                    lines = stream.readlines(BLOCK_BYTES)
+                except (OSError, EOFError) as error:
+                    raise InputFileError(f"{self.path.name}: {error}") from None
+                if not lines:
+                    return
+                yield [replace_nan(value) for line in lines if (value := line.strip())]
+
+    @contextmanager
+    def _open_parquet(self) -> Iterator["ParquetFile"]:
         import pyarrow.lib
         import pyarrow.parquet
 
-        try:
-            file = pyarrow.parquet.ParquetFile(self.path)
-        except (pyarrow.lib.ArrowException, OSError) as error:
-            raise UserError(f"{self.path.name} is not a valid Parquet file: {error}") from None
-        with file:
-            self._check_key(file.schema_arrow.names)
+        with self._open_raw() as raw:
+            try:
+                file = pyarrow.parquet.ParquetFile(raw)
+            except (pyarrow.lib.ArrowException, OSError) as error:
+                raise InputFileError(f"{self.path.name} is not a valid Parquet file: {error}") from None
+            with file:
+                self._check_key(file.schema_arrow.names)
+                yield file
+
+    def _batches(self, skip: int = 0, columns: Sequence[str] | None = None) -> Iterator["RecordBatch"]:
+        """Yield a Parquet file's rows from row `skip` on; row groups before it are not read."""
+        with self._open_parquet() as file:
+            groups = list(range(file.metadata.num_row_groups))
+            while groups and (num_rows := file.metadata.row_group(groups[0]).num_rows) <= skip:
+                skip -= num_rows
+                del groups[0]
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns):
+                if skip < batch.num_rows:
+                    yield batch.slice(skip)
+                skip = max(0, skip - batch.num_rows)
+
+    def _parquet(self) -> Iterator[FileRow]:
+        with self._open_parquet() as file:
             num, total = 0, max(file.metadata.num_rows, 1)
-            for batch in file.iter_batches(batch_size=BATCH_ROWS):
-                for record in batch.to_pylist():
-                    plain = {name: to_json_value(cell) for name, cell in record.items()}
-                    num += 1
-                    yield FileRow(encode_json(plain), self._key_of(plain), num / total)
+        for batch in self._batches():
+            for record in batch.to_pylist():
+                plain = {name: to_json_value(cell) for name, cell in record.items()}
+                num += 1
+                yield FileRow(encode_json(plain), self._key_of(plain), num / total)
 
     def _check_quotes(self, row: list[str], last_line: int) -> None:
-        """Raise UserError for a row of several lines whose quotes are wrong: one that is not closed swallows lines."""
+        """Raise InputFileError for a row of several lines whose quotes are wrong: an open one swallows lines."""
         try:
             list(csv.reader(row, strict=True))
         except csv.Error:
             first = last_line - len(row) + 1
-            raise UserError(
+            raise InputFileError(
                 f"{self.path.name} line {first}: a quote is not closed: {len(row):,} lines would be one row"
             ) from None
 
     def _check_delimiter(self, header: list[str], delimiter: str) -> None:
-        """Raise UserError for a header that is one cell, but has other delimiters in it."""
+        """Raise InputFileError for a header that is one cell, but has other delimiters in it."""
         if len(header) == 1 and (other := next((each for each in ",;\t|" if each in header[0]), None)):
-            raise UserError(
+            raise InputFileError(
                 f"{self.path.name} has one column, {header[0][:40]!r}: cells are separated by {delimiter!r} in "
                 f"a .{self.format} file: convert it, if they are separated by {other!r}"
             )
 
     def _check_header(self, columns: list[str]) -> None:
         if twice := next((name for name in columns if name and columns.count(name) > 1), None):
-            raise UserError(f"{self.path.name} has two columns {twice!r}: rename one of them")
+            raise InputFileError(f"{self.path.name} has two columns {twice!r}: rename one of them")
         self._check_key(columns)
 
     def _check_key(self, columns: list[str]) -> None:
         if self.key is not None and self.key not in columns:
-            raise UserError(f"--key {self.key}: {self.path.name} has no such column, only {', '.join(columns)}")
+            raise InputFileError(f"--key {self.key}: {self.path.name} has no such column, only {', '.join(columns)}")
 
     def _key_of_json(self, value: bytes) -> bytes | None:
         if self.key is None:
@@ -203,13 +272,22 @@ class _Lines:
 
 
 def replace_nan(value: bytes) -> bytes:
-    """Return the JSON with null for NaN and Infinity; the same bytes if Python cannot parse them either."""
+    """Return the JSON with null for NaN and Infinity; the same bytes if Python cannot parse them either.
+
+    Python and pandas write them, but they are not JSON. A line that is not JSON at all becomes a dead letter.
+    """
+    if b"NaN" not in value and b"Infinity" not in value:
+        return value
     import json
 
     try:
         return encode_json(json.loads(value, parse_constant=lambda _: None))
     except ValueError:
         return value
+
+
+def _message(record: dict[str, Any]) -> bytes:
+    return encode_json({name: to_json_value(cell) for name, cell in record.items()})
 
 
 def to_json_value(cell: Any) -> Any:

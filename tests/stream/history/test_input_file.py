@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from springtide.app.errors import UserError
-from springtide.app.tools.input_file import InputFile
+from springtide.stream.errors import InputFileError
+from springtide.stream.history.input_file import InputFile
 
 
 def messages(path: Path, key: str | None = None) -> list[Any]:
@@ -113,7 +113,7 @@ def test_an_unreadable_file_is_a_one_line_error(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(InputFileError, match=words) as caught:
         list(InputFile(path, key=key).rows())
     assert "\n" not in str(caught.value)
 
