@@ -1,5 +1,6 @@
 """The `[history]` section: which files are learned before the topic, and where the topic goes on."""
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -58,6 +59,8 @@ class HistoryConfig(Settings, frozen=True, kw_only=True):
             raise ValueError("until and offsets exclude each other: keep one")
         if self.path is None and (self.until is not None or self.offsets):
             raise ValueError('needs path = "...": the files that are learned first')
+        if self.path is not None and re.match(r"[a-z0-9+]+://[^/]*@", self.path):
+            raise ValueError("path: keys do not belong there: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         if any(offset < 0 for offset in self.offsets.values()):
             raise ValueError("offsets are at least 0")
         self.until_ms  # noqa: B018  # checks it

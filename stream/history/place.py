@@ -8,7 +8,7 @@ from springtide.stream.history.files import HistoryFile
 from springtide.stream.positions import FINISHED
 
 
-class Place(NamedTuple):
+class HistoryPlace(NamedTuple):
     """A file of a history, and what is the same in all of them: which history it is, and its seam."""
 
     until_ms: int | None  # the seam; None: the files' rows are learned whatever their time
@@ -27,22 +27,22 @@ class Place(NamedTuple):
         return f"{history}/{self.number}/{self.first_row}/{self.fingerprint}/{self.name}"
 
     @staticmethod
-    def parse(topic_id: str) -> "Place":
+    def parse(topic_id: str) -> "HistoryPlace":
         """Return the place that a topic id names; HistoryError if it names none."""
         try:
             history, _, where = topic_id.partition("/")
             _, name, until = history.split("-")
             until_ms = None if until == "all" else int(until)
             if where == FINISHED:
-                return Place(until_ms, name, is_finished=True)
+                return HistoryPlace(until_ms, name, is_finished=True)
             number, first_row, fingerprint, file = where.split("/", 3)
-            return Place(until_ms, name, int(number), int(first_row), fingerprint, file)
+            return HistoryPlace(until_ms, name, int(number), int(first_row), fingerprint, file)
         except ValueError:
             raise HistoryError(f"{topic_id!r} is no place in a history: another program has written it") from None
 
     @staticmethod
-    def first(file: HistoryFile, until_ms: int | None) -> "Place":
+    def first(file: HistoryFile, until_ms: int | None) -> "HistoryPlace":
         """Return the place of the first row of all."""
         fingerprint = file.fingerprint()
         history = f"{zlib.crc32(f'{file.name} {fingerprint}'.encode()):08x}"
-        return Place(until_ms, history, fingerprint=fingerprint, name=file.name)
+        return HistoryPlace(until_ms, history, fingerprint=fingerprint, name=file.name)

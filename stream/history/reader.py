@@ -16,7 +16,7 @@ from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.decode.decoder import DecodePipeline
 from springtide.stream.errors import HistoryError
 from springtide.stream.history.files import HistoryFile
-from springtide.stream.history.place import Place
+from springtide.stream.history.place import HistoryPlace
 from springtide.stream.history.seam_filter import SeamFilter
 from springtide.stream.positions import HISTORY, Position
 from springtide_client.features import IdStrings
@@ -43,7 +43,7 @@ class HistoryReader:
         `sort_rows`: how many rows of a file are sorted by event time at once; offsets then count the sorted rows.
         HistoryError if the position's file is gone or has changed.
         """
-        self.place, self.offset = Place.parse(position.topic_id), position.offset
+        self.place, self.offset = HistoryPlace.parse(position.topic_id), position.offset
         self.progress = ""
         self.num_late = self.late_ms = 0  # samples older than one before them, and by how much at most
         self.seam, self.sort_rows = seam, sort_rows
@@ -69,7 +69,7 @@ class HistoryReader:
                 raise HistoryError(f"[history] {file.name} cannot be read: {error}") from None
             if file.fingerprint() != self.place.fingerprint:
                 raise HistoryError(f"[history] {file.name} has changed while it was read: a file of a history is final")
-        self.place = Place(self.place.until_ms, self.place.history, is_finished=True)
+        self.place = HistoryPlace(self.place.until_ms, self.place.history, is_finished=True)
         self.progress = ""
         yield self._pipeline.decode(raw_rows([], self.offset), self.place.topic_id())
 

@@ -53,7 +53,7 @@ class Coverage:
     def until_ms(self) -> int:
         """The seam: the middle of what both hold, else the time after the last row."""
         if 0 < self.topic_begin_ms < self.files_end_ms:
-            return self.topic_begin_ms + (self.files_end_ms - self.topic_begin_ms) // 2
+            return self.topic_begin_ms + (self.files_end_ms - self.topic_begin_ms + 1) // 2
         return self.files_end_ms + 1
 
     @property

@@ -17,7 +17,7 @@ from springtide.stream.decode.formats import JSON
 from springtide.stream.errors import HistoryError, RetriableError, StreamError
 from springtide.stream.history.config import HistoryConfig
 from springtide.stream.history.files import HistoryFile
-from springtide.stream.history.place import Place
+from springtide.stream.history.place import HistoryPlace
 from springtide.stream.history.reader import HistoryReader, raw_rows
 from springtide.stream.history.seam import Seam, decide_seam
 from springtide.stream.history.seam_filter import SeamFilter
@@ -181,7 +181,7 @@ class HistoryThenLive(Source):
 
     def _go_live(self) -> None:
         """Read the topic from the seam on."""
-        until_ms = Place.parse(self._positions[HISTORY].topic_id).until_ms
+        until_ms = HistoryPlace.parse(self._positions[HISTORY].topic_id).until_ms
         live = KafkaSource(self._config, self._schema, self._positions, erasures=self._erasures, share=self._share)
         live.status.num_resets = self._status.num_resets
         if self._stop_offsets is not None:
@@ -208,7 +208,7 @@ class HistoryThenLive(Source):
         seam = self._wait_for_seam(files)
         if seam is None:
             return None
-        at = Position(Place.first(files[0], seam.until_ms).topic_id(), 0)
+        at = Position(HistoryPlace.first(files[0], seam.until_ms).topic_id(), 0)
         self._positions |= {**seam.positions, HISTORY: at}
         begins = self._positions
         columns = self._pipeline.decode(raw_rows([], 0), at.topic_id)
@@ -238,7 +238,7 @@ class HistoryThenLive(Source):
         return None
 
     def _read(self, files: Sequence[HistoryFile], at: Position) -> None:
-        seam = SeamFilter(self._schema, self._rows, Place.parse(at.topic_id).until_ms)
+        seam = SeamFilter(self._schema, self._rows, HistoryPlace.parse(at.topic_id).until_ms)
         if self._history.until_ms not in (None, seam.until_ms):
             logger.warning(
                 "[history] until is not what the log has begun with: it stays as it was",

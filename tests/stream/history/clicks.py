@@ -13,7 +13,7 @@ from springtide.stream.decode.decoder import DecodePipeline, Decoder
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.history.config import HistoryConfig
-from springtide.stream.history.place import Place
+from springtide.stream.history.place import HistoryPlace
 from springtide.stream.history.reader import HistoryReader
 from springtide.stream.history.seam_filter import SeamFilter
 from springtide.stream.history.times import ordered_files
@@ -57,9 +57,9 @@ def reader(
     """A reader of the files that a pattern names, from the first row or from a position on."""
     history, decode = HistoryConfig(path=str(path), **settings), DecodeConfig()
     files = ordered_files(history, SCHEMA)
-    at = at or Position(Place.first(files[0], until_ms).topic_id(), 0)
+    at = at or Position(HistoryPlace.first(files[0], until_ms).topic_id(), 0)
     pipeline = DecodePipeline(Decoder(SCHEMA, decode), ErasureFilter(SCHEMA, erasures) if erasures else None)
-    seam = SeamFilter(SCHEMA, decode, Place.parse(at.topic_id).until_ms)
+    seam = SeamFilter(SCHEMA, decode, HistoryPlace.parse(at.topic_id).until_ms)
     return HistoryReader(files, pipeline, at, seam=seam, sort_rows=history.sort_rows)
 
 

@@ -69,7 +69,7 @@ def test_every_record_comes_once_in_order_when_files_and_topic_overlap(
     columns = read_to_end(opened(path=str(tmp_path / "h")))
     assert users_of(columns) == list(range(100))
     # the middle between the topic's first record and the files' last row
-    assert [part for part in columns if len(part)][0].partitions == (HISTORY,)
+    assert next(part for part in columns if len(part)).partitions == (HISTORY,)
     assert sum(len(part) for part in columns if part.partitions == (HISTORY,)) == 50
 
 
