@@ -5,15 +5,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from msgspec import structs
-
 from springtide.stream.column_queue import ColumnQueue
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import SourceStatus
 from springtide.stream.decode.decoder import DecodePipeline, Decoder
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
-from springtide.stream.decode.formats import JSON
 from springtide.stream.errors import HistoryError, RetriableError, StreamError
 from springtide.stream.history.config import HistoryConfig
 from springtide.stream.history.files import HistoryFile
@@ -85,7 +82,7 @@ class HistoryThenLive(Source):
         self._config, self._history, self._schema = config, history, schema
         self._positions, self._erasures, self._share = dict(positions), erasures, share
         self._status = SourceStatus(config.topic)
-        self._rows = structs.replace(config, format=JSON.name)  # rows of files become messages of JSON
+        self._rows = config.with_json()  # rows of files become messages of JSON
         erasure_filter = ErasureFilter(schema, erasures) if erasures else None
         self._pipeline = DecodePipeline(Decoder(schema, self._rows), erasure_filter)
         self._queue = ColumnQueue(config.queue_bytes)
