@@ -9,6 +9,7 @@ import numpy as np
 
 from springtide.stream.columns import RawRecords
 from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.positions import Partition
 from tests.bench.harness.peer_process import Peers
 from tests.bench.harness.processes import save_array
@@ -18,22 +19,16 @@ from tests.bench.workloads.events import FIRST_MS, SCHEMA, make_events
 
 NEEDED = 3.0
 # a format is a line here, and its decoders in `DECODERS` of tests/bench/peers/ingest_peer.py
-PEERS = {"json": ("msgspec", "orjson", "pysimdjson", "pyarrow", "polars")}
+PEERS = {"json": ("msgspec", "orjson", "pysimdjson", "pyarrow", "polars"), "msgpack": ("msgspec",)}
 NOW_MS = FIRST_MS + 1_000_000_000
-
-
-def encode(message_format: str, events: list[bytes]) -> list[bytes]:
-    """The JSON events in this format."""
-    if message_format != "json":
-        raise ValueError(f"no messages are made for the format {message_format!r}")
-    return events
 
 
 def measure(message_format: str, peers: Peers, folder: Path, num_records: int, rounds: int, repeats: int) -> list[Case]:
     """Check the columns of every decoder of a format, then let all decode the same messages in turn."""
-    values = encode(message_format, make_events(num_records))
+    config = DecodeConfig(format=message_format)
+    values = list(map(config.message_format.codec(config).from_json, make_events(num_records)))
     raw = RawRecords.from_messages(Partition("events", 0), values)
-    decoder = Decoder(SCHEMA)
+    decoder = Decoder(SCHEMA, config)
     columns = decoder.decode(raw, NOW_MS)
     if len(columns) != num_records or columns.dead_letters:
         fail(f"{len(columns.dead_letters)} dead letters of {message_format}")
