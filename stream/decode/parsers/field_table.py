@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.cpu.hashing import mix64
-from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined, partial_word
+from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined, load_word, partial_word
 from springtide.stream.decode.parsers.json_strings import QUOTE
 from springtide_client.keys import mix64 as mix64_of_int
 from springtide_client.schema import Schema
@@ -20,6 +20,7 @@ LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE, VALUE_LABEL, KEY = range(8)
 NO_FEATURE = -1  # of an id whose string nobody needs
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
+KEY_END = b'":'
 S7, S57 = np.uint64(7), np.uint64(57)
 
 
@@ -32,6 +33,9 @@ class FieldTable(NamedTuple):
     limit_J: npt.NDArray[np.int64]  # of a list: keep this many first elements or, if negative, last elements
     name_length_J: npt.NDArray[np.int64]
     name_words_JW: npt.NDArray[np.uint64]
+    # the name as it stands in most records, with a quote and a colon behind it; which bits of its words count
+    key_words_JW: npt.NDArray[np.uint64]
+    key_masks_JW: npt.NDArray[np.uint64]
     buckets_H: npt.NDArray[np.int64]  # a field, or -1; open addressing by name_hash
     needs_label: bool  # False: a record need not have one
 
@@ -60,8 +64,6 @@ def build_field_table(schema: Schema, keys: Sequence[str] = (), *, has_labels: b
         *((name, DENSE, column, 0, 0) for column, name in enumerate(schema.dense)),
     ]
     names = [name.encode() for name, *_ in fields]
-    num_words = max(1, *(-(-len(name) // 8) for name in names))
-    padded = b"".join(name.ljust(8 * num_words, b"\0") for name in names)
     columns = np.array([field[1:] for field in fields], np.int64).T.copy()
     return FieldTable(
         role_J=columns[0],
@@ -69,10 +71,19 @@ def build_field_table(schema: Schema, keys: Sequence[str] = (), *, has_labels: b
         feature_J=columns[2],
         limit_J=columns[3],
         name_length_J=np.array([len(name) for name in names], np.int64),
-        name_words_JW=np.frombuffer(padded, "<u8").reshape(len(names), num_words).copy(),
+        name_words_JW=words_of(names),
+        key_words_JW=words_of([name + KEY_END for name in names]),
+        key_masks_JW=words_of([b"\xff" * len(name + KEY_END) for name in names]),
         buckets_H=build_hash_table(names),
         needs_label=has_labels,
     )
+
+
+def words_of(texts: list[bytes]) -> npt.NDArray[np.uint64]:
+    """Each text as a row of little-endian words, padded with zeros."""
+    num_words = max(1, *(-(-len(text) // 8) for text in texts))
+    padded = b"".join(text.ljust(8 * num_words, b"\0") for text in texts)
+    return np.frombuffer(padded, "<u8").reshape(len(texts), num_words).copy()
 
 
 def build_hash_table(names: list[bytes]) -> npt.NDArray[np.int64]:
@@ -93,6 +104,22 @@ def name_hash(name: bytes) -> int:
     """A hash of the first and last eight bytes and the length; find_field() computes the same."""
     first, last = int.from_bytes(name[:8], "little"), int.from_bytes(name[-8:], "little")
     return mix64_of_int(first ^ ((last << 7 | last >> 57) & MASK) ^ len(name))
+
+
+@inlined
+def matches_key(buffer: Any, at: Any, end: Any, fields: Any, field: Any) -> Any:
+    """Return True if the field's name, a closing quote and a colon are at `at`, and more words than those behind it."""
+    length = fields.name_length_J[field] + len(KEY_END)
+    if at + length > end or at + length + 7 > len(buffer):
+        return False
+    done, word = 0, np.uint64(0)
+    while done < length:
+        found = load_word(buffer, np.uint64(at + done)) ^ fields.key_words_JW[np.uint64(field), word]
+        if found & fields.key_masks_JW[np.uint64(field), word] != np.uint64(0):
+            return False
+        done += 8
+        word += np.uint64(1)
+    return True
 
 
 @inlined

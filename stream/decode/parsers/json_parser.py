@@ -29,6 +29,7 @@ from springtide.stream.decode.parsers.field_table import (
     WEIGHT,
     build_field_table,
     find_field,
+    matches_key,
     matches_name,
 )
 from springtide.stream.decode.parsers.json_strings import QUOTE, scan_string
@@ -105,7 +106,9 @@ def read_field(
     buffer: Any, at: Any, end: Any, fields: Any, field: Any, n: Any, out: Any, work: Any, latest: Any
 ) -> Any:
     """Write the field's value to row n and return the position after it; -1 leaves the record to the reference."""
-    role, column = fields.role_J[field], fields.column_J[field]
+    # unsigned, so that no index counts from the end
+    field, n = np.uint64(field), np.uint64(n)
+    role, column = fields.role_J[field], np.uint64(fields.column_J[field])
     if byte_at(buffer, at, end) == NULL:
         good = write_missing(role, column, n, out) and literal_length(buffer, at, end) > 0
         return at + 4 if good else np.int64(-1)
@@ -153,27 +156,30 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
         if byte_at(buffer, at, end) != QUOTE:
             return False
         at += 1
-        field = work.field_order[place]
-        if field >= 0 and matches_name(buffer, at, end, fields, field):
-            at += fields.name_length_J[field]
+        field = work.field_order[np.uint64(place)]
+        if field >= 0 and matches_key(buffer, at, end, fields, field):
+            at += fields.name_length_J[field] + 1
         else:
-            close, escaped = scan_string(buffer, at, end)
-            if close < 0 or escaped:
+            if field >= 0 and matches_name(buffer, at, end, fields, field):
+                at += fields.name_length_J[field]
+            else:
+                close, escaped = scan_string(buffer, at, end)
+                if close < 0 or escaped:
+                    return False
+                field = find_field(buffer, at, close, end, fields)
+                work.field_order[place] = field
+                at = close
+            at = skip_space(buffer, at + 1, end)
+            if byte_at(buffer, at, end) != COLON:
                 return False
-            field = find_field(buffer, at, close, end, fields)
-            work.field_order[place] = field
-            at = close
         place = min(place + 1, len(work.field_order) - 1)
-        at = skip_space(buffer, at + 1, end)
-        if byte_at(buffer, at, end) != COLON:
-            return False
         at = skip_space(buffer, at + 1, end)
         if field < 0:
             at = skip_value(buffer, at, end)
         else:
-            if work.last_record_J[field] == record:
+            if work.last_record_J[np.uint64(field)] == record:
                 return False
-            work.last_record_J[field] = record
+            work.last_record_J[np.uint64(field)] = record
             num_seen += 1
             at = read_field(buffer, at, end, fields, field, n, out, work, latest)
         if at < 0:

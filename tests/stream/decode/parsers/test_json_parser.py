@@ -45,6 +45,23 @@ def test_fields_may_be_absent():
     assert not needs_reference(b'{"t":0,"l":0}')
 
 
+@pytest.mark.parametrize("colon", [":", " :", ": ", "\n:\t"])
+def test_names_of_any_length_are_found_however_their_colon_is_spaced(colon):
+    """Records after the first one are expected to have its fields in its order; the last ends the buffer."""
+    names = tuple("abcdefghij"[: length % 10 + 1] * (length // 10 + 1) for length in range(40))
+    schema = Schema(labels=("l",), dense=names)
+    members = [f'"{name}"{colon}{number}' for number, name in enumerate(names)]
+    swapped = [*members[1::2], *members[::2]]
+    cut = [member.replace('"', '"x', 1) for member in members[:20]] + members[20:]
+    values = [f'{{"l"{colon}1,{",".join(order)}}}'.encode() for order in (members, members, swapped, cut, members)]
+    columns = Decoder(schema).decode(RawRecords.from_messages(Partition("clicks", 0), values), NOW_MS)
+    expected_F = np.arange(40, dtype=np.float32)
+    for record in (0, 1, 2, 4):
+        np.testing.assert_array_equal(columns.features.dense_NF[record], expected_F)
+    np.testing.assert_array_equal(columns.features.dense_NF[3, 20:], expected_F[20:])
+    assert np.isnan(columns.features.dense_NF[3, :20]).all()
+
+
 @pytest.mark.parametrize("change", [{"c": 2**70}, {"l": 2}, {"t": 5}, {"d": "x"}, {"c": [1]}, {"m": "x"}, {"d": 1e39}])
 def test_rare_records_are_left_to_the_reference_decoder(change):
     assert needs_reference(json.dumps({**GOOD, **change}).encode())
