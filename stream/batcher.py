@@ -77,6 +77,9 @@ class Batcher:
     `min_batch_size` (`BatchSize`). Rows leave in the order of their arrival, so with an infinite wait the batches of a
     stream do not depend on how it was split into columns, nor on where reading began. Columns without rows (dead
     letters, offset gaps) leave as soon as no row precedes them.
+
+    The samples of one record (Arrow) leave together, since a position is between two records: a batch ends before the
+    record that would not fit, and only one that holds more than a full batch makes a larger one.
     """
 
     def __init__(
@@ -145,8 +148,23 @@ class Batcher:
         due = self._pending[0].arrived_at + self._wait_seconds
         return None if due == float("inf") else max(due - self._clock(), 0.0)
 
+    def _whole_records(self, num_rows: int) -> int:
+        """The most rows, up to this many, that divide no record; those of the first record if even it has more."""
+        num_before = 0
+        for pending in self._pending:
+            if num_before + pending.num_rows < num_rows:
+                num_before += pending.num_rows
+                continue
+            row = pending.num_taken + num_rows - num_before
+            start = pending.columns.record_start(row)
+            if num_before + start - pending.num_taken == 0 and num_rows > 0:
+                start = pending.columns.record_end(row)
+            return num_before + start - pending.num_taken
+        return num_rows
+
     def _build(self, num_rows: int) -> Batch:
-        """A batch of the first rows, and of everything without rows that follows them directly."""
+        """A batch of up to `num_rows` first rows, and of everything without rows that follows them directly."""
+        num_rows = self._whole_records(num_rows)
         pieces: list[Columns] = []
         positions: dict[Partition, int] = {}
         topic_ids: dict[Partition, str] = {}

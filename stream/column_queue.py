@@ -81,7 +81,7 @@ class EventTimeMerge:
         if limit_ms is not None:
             younger_N = np.flatnonzero(head.columns.event_ms_N[start:] > limit_ms)
             if len(younger_N):
-                stop = min(max(start + int(younger_N[0]), start + self.slice_rows), stop)
+                stop = head.columns.record_end(min(max(start + int(younger_N[0]), start + self.slice_rows), stop))
         if stop == len(head.columns):
             queue.popleft()
         head.num_taken = stop

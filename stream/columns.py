@@ -124,7 +124,10 @@ NO_KEY = 0  # of a record whose key has a null
 
 @dataclass(frozen=True)
 class Columns:
-    """Samples decoded to columns. Within a partition, rows are in the order of their offsets."""
+    """Samples decoded to columns. Within a partition, rows are in the order of their offsets.
+
+    A record may hold several samples (Arrow): they have its offset, and are learned in one batch or not at all.
+    """
 
     features: Features
     labels_NL: npt.NDArray[np.float32]  # 0..1, or a value (Schema.links); NaN = masked (null among several labels)
@@ -232,6 +235,27 @@ class Columns:
                 positions[partition] = int(self.offset_N[start + rows[-1]]) + 1
         return positions
 
+    def divides_record(self, row: int) -> bool:
+        """Return True if the rows before `row` and those from it on have samples of one record."""
+        return (
+            self.joined is None
+            and 0 < row < len(self)
+            and bool(self.offset_N[row - 1] == self.offset_N[row])
+            and bool(self.partition_N[row - 1] == self.partition_N[row])
+        )
+
+    def record_start(self, row: int) -> int:
+        """The last row at or before `row` that is the first one of its record; len(self) counts as one."""
+        return int(self._rows_of_record(row)[0]) if self.divides_record(row) else row
+
+    def record_end(self, row: int) -> int:
+        """The first row at or after `row` that is the first one of its record; len(self) counts as one."""
+        return int(self._rows_of_record(row)[-1]) + 1 if self.divides_record(row) else row
+
+    def _rows_of_record(self, row: int) -> npt.NDArray[np.int64]:
+        is_same_N = (self.offset_N == self.offset_N[row]) & (self.partition_N == self.partition_N[row])
+        return np.flatnonzero(is_same_N)
+
     def watermarks(self) -> dict[Partition, int]:
         """The latest event time of each partition's rows, in ms."""
         if self.joined is not None:  # partitions are in one order: each has reached the time of the newest sample
@@ -244,10 +268,14 @@ class Columns:
     def slice(self, start: int, stop: int) -> "Columns":
         """Rows start to stop of one partition's columns; dead letters and the end go with the rows before them.
 
+        Neither bound may divide a record.
+
         Every slice carries all id strings: a string may be delivered more than once, but never too late.
         """
         if start == 0 and stop == len(self):
             return self
+        assert not self.divides_record(start)
+        assert not self.divides_record(stop)
         end = self.positions_after(start, stop)
         begin = self.positions_after(0, start) if start and self.dead_letters else {}
         letters = self.dead_letters

@@ -26,19 +26,22 @@ half a million ids and is then cleared.
 
 # N records
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from springtide.kernels.cpu.hashing import hash_tuples
 from springtide.stream.columns import Columns, DeadLetter, RawRecords
+from springtide.stream.decode.arrow_columns import Ids, TableWriter, concatenate_tables, rows_of
 from springtide.stream.decode.erasure_filter import ErasureFilter
 from springtide.stream.decode.formats import JSON, DecodeConfig, MessageCodec
 from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.rows import DecodedRows
+from springtide.stream.errors import FormatError
 from springtide.stream.positions import Partition
-from springtide_client.array_types import BoolArray, UInt64Array
+from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
 from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
@@ -75,12 +78,18 @@ class Decoder:
             schema, config, self.seen_strings, keys=self._only_keys, has_labels=key is None
         )
 
+        self.table_writer = self.codec.table_writer(schema, config)
+        if key is not None and self.table_writer is not None:
+            raise FormatError(f'format = "{config.format}" cannot be joined: its messages hold several samples')
+
     def decode(self, raw: RawRecords, now_ms: int) -> Columns:
         """The records as columns, with their dead letters; never raises for what a record holds.
 
         Raises RetriableError, before it decodes anything, while what the format needs besides is not to be had.
         """
         self.codec.prepare(raw)
+        if self.table_writer is not None:
+            return self._decode_tables(raw, now_ms, self.table_writer)
         rows = DecodedRows(self.schema, len(raw), len(self._only_keys))
         if self.fast_path is not None:
             unparsed_N, id_strings = self.fast_path.parse(raw, rows, now_ms)
@@ -104,6 +113,53 @@ class Decoder:
         if self.key is None:
             return columns
         return replace(columns, key_hash_N=self._key_hash(rows, is_sample_N), raw=raw)
+
+    def _decode_tables(self, raw: RawRecords, now_ms: int, writer: TableWriter) -> Columns:
+        """The rows of records that are tables, in their order; a record with a row that is no sample has none."""
+        letters: dict[int, EncodeError] = {}
+        tables: dict[int, Any] = {}
+        for n in range(len(raw)):
+            try:
+                tables[n] = self.reference.load_table(raw.value(n))
+            except EncodeError as error:
+                letters[n] = error
+        num_rows_N = np.array([tables[n].num_rows if n in tables else 0 for n in range(len(raw))], np.int64)
+        record_R = np.repeat(np.arange(len(raw)), num_rows_N)
+        rows = DecodedRows(self.schema, len(record_R))
+        is_bad_R, noted, first = np.zeros(len(record_R), np.bool_), [], 0
+        for table in concatenate_tables(list(tables.values())):
+            here = slice(first, first + table.num_rows)
+            record_ms_R = raw.record_ms_N[record_R[here]]
+            is_bad_R[here], found = writer.write(table, rows, first, record_ms_R, now_ms)
+            noted += [(number, row_M + first, ids) for number, row_M, ids in found]
+            first += table.num_rows
+        is_left_N = np.bincount(record_R[is_bad_R], minlength=len(raw)) > 0
+        strings: list[tuple[int, int, str]] = []
+        start_N = np.cumsum(num_rows_N) - num_rows_N
+        for n in np.flatnonzero(is_left_N).tolist():
+            try:
+                decoded = self.reference.decode_table(tables[n], int(raw.record_ms_N[n]), now_ms)
+            except EncodeError as error:
+                letters[n] = error
+                continue
+            for row, (sample, encoded) in enumerate(decoded, start=int(start_N[n])):
+                rows.write(row, sample, encoded)
+                strings += encoded.id_strings
+        new = [self._unseen(strings)]
+        for number, row_M, ids in noted:
+            is_noted_M = ids.is_hashed & ~is_left_N[record_R[row_M]]
+            new.append(self._unseen_of_column(number, ids, np.flatnonzero(is_noted_M)))
+        is_dead_N = np.zeros(len(raw), np.bool_)
+        is_dead_N[list(letters)] = True
+        dead_letters = [make_dead_letter(raw, n, error) for n, error in sorted(letters.items())]
+        return rows.columns(raw, ~is_dead_N[record_R], dead_letters, IdStrings.concatenate(new), record_R=record_R)
+
+    def _unseen_of_column(self, number: int, ids: Ids, at_T: Int64Array) -> IdStrings:
+        """The strings of the ids at these places of a column that have not been emitted yet."""
+        features = np.full(len(at_T), number, np.uint16)
+        is_new_T = self.seen_strings.add_all(features, ids.ids[at_T])
+        at_T = at_T[is_new_T]
+        return IdStrings(features[is_new_T], ids.ids[at_T], ids.strings.take(at_T).to_pylist() if len(at_T) else [])
 
     def _key_hash(self, rows: DecodedRows, is_sample_N: BoolArray) -> UInt64Array:
         """The hash of each sample's key, NO_KEY where a field of it is null."""
@@ -144,11 +200,35 @@ class ReferenceDecoder:
 
         Raises EncodeError with the dead letter's reason.
         """
+        return self._decode_object(
+            self.format.load_object(self.codec, self._require(value)), record_ms=record_ms, now_ms=now_ms
+        )
+
+    def load_table(self, value: bytes | None) -> Any:
+        """The table that a record is, of a format that has them. Raises EncodeError with the dead letter's reason."""
+        return self.format.load(self.codec.load_table, self._require(value))
+
+    def decode_table(self, table: Any, record_ms: int, now_ms: int) -> list[tuple[SampleTargets, EncodedInstance]]:
+        """The samples of a table, all or none. Raises EncodeError with the dead letter's reason; it names the row."""
+        decoded = []
+        for row, record in enumerate(self.format.load(lambda _: rows_of(table), b"")):
+            try:
+                decoded.append(self._decode_object(record, record_ms=record_ms, now_ms=now_ms)[:2])
+            except EncodeError as error:
+                raise EncodeError(error.reason, f"row {row}: {error}", field=error.field) from None
+        return decoded
+
+    def _require(self, value: bytes | None) -> bytes:
         if value is None:
             raise EncodeError("empty", "the record has no value")
         if len(value) > self.config.max_message_bytes:
             raise EncodeError("too_large", f"{len(value)} bytes are more than max_message_bytes")
-        record = flatten(self.paths, self.format.load_object(self.codec, value))
+        return value
+
+    def _decode_object(
+        self, record: Mapping[str, Any], *, record_ms: int, now_ms: int
+    ) -> tuple[SampleTargets, EncodedInstance, list[int]]:
+        record = flatten(self.paths, record)
         sample = parse_targets(
             self.schema,
             record,

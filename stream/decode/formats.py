@@ -16,12 +16,13 @@ import msgspec
 from msgspec import Meta
 
 from springtide_client.errors import EncodeError
-from springtide_client.schema import Schema
+from springtide_client.schema import Schema, field_paths
 from springtide_client.system.json_text import decode_json
 from springtide_client.system.settings import SIZE, Settings
 
 if TYPE_CHECKING:
     from springtide.stream.columns import RawRecords
+    from springtide.stream.decode.arrow_columns import TableWriter
     from springtide.stream.decode.parsers.seen_set import SeenSet
     from springtide.stream.decode.rows import RecordParser
 
@@ -70,6 +71,14 @@ class MessageCodec(ABC):
         """
         return None
 
+    def table_writer(self, schema: Schema, config: "DecodeConfig") -> "TableWriter | None":
+        """What writes the rows of messages that are tables of samples; None: a message is one sample."""
+        return None
+
+    def load_table(self, value: bytes) -> Any:
+        """Return a message as an Arrow table, if there is a `table_writer`. Raises what `load` raises."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class MessageFormat:
@@ -86,12 +95,16 @@ class MessageFormat:
             if not text.isidentifier():
                 raise ValueError(f"a message format needs a name and a reason of lower-case words, not {text!r}")
 
-    def load_object(self, codec: MessageCodec, value: bytes) -> Mapping[str, Any]:
-        """Load a message that holds an object. Raises EncodeError with the dead letter's reason."""
+    def load(self, load: Callable[[bytes], Any], value: bytes) -> Any:
+        """Return what a codec's method makes of a message. Raises EncodeError with the dead letter's reason."""
         try:
-            record = codec.load(value)
+            return load(value)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise EncodeError(self.bad_reason, str(error)) from None
+
+    def load_object(self, codec: MessageCodec, value: bytes) -> Mapping[str, Any]:
+        """Load a message that holds an object. Raises EncodeError with the dead letter's reason."""
+        record = self.load(codec.load, value)
         if not isinstance(record, dict):
             raise EncodeError("wrong_type", f"a record must be an object, not {type(record).__name__}")
         return record
@@ -122,9 +135,11 @@ class JsonCodec(MessageCodec):
         *,
         keys: Sequence[str] = (),
         has_labels: bool = True,
-    ) -> "RecordParser":
+    ) -> "RecordParser | None":
         from springtide.stream.decode.parsers.json_parser import JsonParser
 
+        if field_paths([*schema.names, *keys]):
+            return None  # the parser reads the fields of the outermost object
         return JsonParser(schema, config, seen, keys=keys, has_labels=has_labels)
 
 
@@ -175,6 +190,12 @@ def _avro(config: "DecodeConfig") -> MessageCodec:
     return AvroCodec(config)
 
 
+def _arrow(config: "DecodeConfig") -> MessageCodec:
+    from springtide.stream.decode.arrow import ArrowCodec
+
+    return ArrowCodec(config)
+
+
 def _check_avro(config: "DecodeConfig") -> None:
     if (config.schema_file is None) == (config.registry_url is None):
         raise ValueError(
@@ -216,8 +237,9 @@ PROTOBUF = MessageFormat(
     settings=("descriptor_file", "message", *REGISTRY),
     check=_check_protobuf,
 )
+ARROW = MessageFormat(name="arrow", bad_reason="bad_arrow", codec=_arrow)
 
-FORMATS = {declared.name: declared for declared in (JSON, MSGPACK, AVRO, PROTOBUF)}
+FORMATS = {declared.name: declared for declared in (JSON, MSGPACK, AVRO, PROTOBUF, ARROW)}
 # every key of `[source]` that only some formats have
 FORMAT_SETTINGS = {key for declared in FORMATS.values() for key in declared.settings}
 

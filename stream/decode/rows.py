@@ -58,18 +58,21 @@ class DecodedRows:
         is_sample_N: npt.NDArray[np.bool_],
         dead_letters: Sequence[DeadLetter],
         id_strings: IdStrings,
+        *,
+        record_R: npt.NDArray[np.int64] | None = None,
     ) -> Columns:
-        """The rows of the records that are samples, in their order; the others are dead letters."""
+        """The rows that are samples, in their order. `record_R`: the record of each row, where it may have several."""
         kept = slice(None) if is_sample_N.all() else is_sample_N
         start_NP, length_NP = self.start_NP[kept], self.length_NP[kept]
         lists = tuple(Ragged(*gather_lists(self.elements_E, start_NP, length_NP, p)) for p in range(start_NP.shape[1]))
-        offset_N = raw.offset_N[kept]
+        record_N = kept if record_R is None else record_R[kept]
+        offset_N = raw.offset_N[record_N]
         return Columns(
             features=Features(categorical_NC=self.categorical_NC[kept], lists=lists, dense_NF=self.dense_NF[kept]),
             labels_NL=self.labels_NL[kept],
             weights_N=self.weights_N[kept],
             event_ms_N=self.event_ms_N[kept],
-            record_ms_N=raw.record_ms_N[kept],
+            record_ms_N=raw.record_ms_N[record_N],
             partition_N=np.zeros(len(offset_N), np.int32),
             offset_N=offset_N,
             partitions=(raw.partition,),

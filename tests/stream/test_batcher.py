@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.stream.batcher import BEHIND_WAIT_SECONDS, GROWTH, Batcher, BatchSize
-from tests.stream.toy_columns import KINDS, A, B, columns_of, cut_into_columns
+from springtide.stream.column_queue import EventTimeMerge
+from tests.stream.toy_columns import KINDS, RECORDS_OF_ROWS, A, B, columns_of, cut_into_columns, num_rows_of
 
 
 def sizes_of_a_stream(size: BatchSize, num: int) -> list[int]:
@@ -165,6 +166,57 @@ def test_positions_pass_exactly_the_learned_rows_and_dead_letters(kinds_a, kinds
             assert dead[partition] == [offset for offset, kind in enumerate(passed) if kind == "d"]
     for partition, kinds in ((A, kinds_a), (B, kinds_b)):
         assert positions[partition] == len(kinds)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    RECORDS_OF_ROWS,
+    RECORDS_OF_ROWS,
+    st.lists(st.integers(0, 60)),
+    st.lists(st.integers(0, 60)),
+    st.integers(1, 7),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_the_rows_of_one_record_are_learned_in_one_batch_and_positions_pass_exactly_them(
+    kinds_a, kinds_b, cuts_a, cuts_b, batch_size, slice_rows, random
+):
+    """Through the merge of partitions by event time, and the batcher."""
+    queues = [cut_into_columns(A, kinds_a, cuts_a), cut_into_columns(B, kinds_b, cuts_b)]
+    merge, batcher, batches = EventTimeMerge(slice_rows=slice_rows), Batcher(batch_size, float("inf")), []
+    while any(queues):
+        queue = random.choice([queue for queue in queues if queue])
+        columns = queue.pop(0)
+        merge.add(columns.partitions[0], columns, 1)
+        for part in merge.take([A, B] if all(queues) else []):
+            batcher.add(part)
+            batches += drain(batcher)
+    batches += list(iter(batcher.flush, None))
+    positions, learned = {A: 0, B: 0}, {A: [], B: []}
+    for batch in batches:
+        values = rows(batch)
+        assert len(batch) <= batch_size or len(set(values)) == 1
+        for value in values:
+            learned[B if value % 2 else A].append(value // 2)
+        positions |= batch.positions
+        for partition, kinds in ((A, kinds_a), (B, kinds_b)):
+            # a trainer that dies here goes on at the position: nothing is learned twice, nothing is left out
+            passed = enumerate(kinds[: positions[partition]])
+            assert learned[partition] == [offset for offset, kind in passed for _ in range(num_rows_of(kind))]
+    assert positions == {A: len(kinds_a), B: len(kinds_b)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(RECORDS_OF_ROWS, st.lists(st.integers(0, 60)), st.lists(st.integers(0, 60)), st.integers(1, 7))
+def test_batches_of_records_with_several_rows_do_not_depend_on_polls_either(kinds, cuts, other_cuts, batch_size):
+    def batches(cuts):
+        batcher, found = Batcher(batch_size, float("inf")), []
+        for columns in cut_into_columns(A, kinds, cuts):
+            batcher.add(columns)
+            found += drain(batcher)
+        return [rows(batch) for batch in [*found, *iter(batcher.flush, None)] if len(batch)]
+
+    assert batches(cuts) == batches(other_cuts)
 
 
 def test_a_short_batch_is_due_when_its_oldest_sample_has_waited_long_enough():

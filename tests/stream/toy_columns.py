@@ -11,12 +11,16 @@ from springtide.stream.positions import Partition
 from springtide_client.features import Features, IdStrings, Ragged
 
 A, B = Partition("clicks", 0), Partition("clicks", 1)
+RECORDS_OF_ROWS = st.lists(st.sampled_from("rdg012345679"), max_size=30)
 KINDS = st.lists(st.sampled_from("rrrdg"), max_size=40)  # a row, a dead letter, a gap (compacted, control)
 
 
 def columns_of(partition, kinds, begin, *, event_ms=None, topic_id="x"):
-    """Columns of records at the offsets begin, begin + 1, ...; the rows' values are their offsets."""
-    rows = [begin + i for i, kind in enumerate(kinds) if kind == "r"]
+    """Columns of records at the offsets begin, begin + 1, ...; the rows' values are their offsets.
+
+    A kind that is a digit is a record of so many rows.
+    """
+    rows = [begin + i for i, kind in enumerate(kinds) for _ in range(num_rows_of(kind))]
     dead = [begin + i for i, kind in enumerate(kinds) if kind == "d"]
     offset_N = np.array(rows, np.int64)
     lengths = offset_N % 3
@@ -38,6 +42,11 @@ def columns_of(partition, kinds, begin, *, event_ms=None, topic_id="x"):
         id_strings=IdStrings(np.zeros(len(rows), np.uint16), offset_N, [f"{partition.number}-{o}" for o in rows]),
         topic_ids={partition: topic_id},
     )
+
+
+def num_rows_of(kind: str) -> int:
+    """The rows of a record of this kind."""
+    return int(kind) if kind.isdigit() else int(kind == "r")
 
 
 def cut_into_columns(partition, kinds, cuts):

@@ -6,6 +6,7 @@ import numpy as np
 
 from springtide.kernels.cpu.hashing import STRING_SEED, mix64
 from springtide.kernels.cpu.intrinsics.instructions import trailing_zeros
+from springtide.kernels.njit import njit
 from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined, load_word, partial_word
 
 QUOTE, BACKSLASH = 34, 92
@@ -177,3 +178,13 @@ def string_id(buffer: Any, start: Any, length: Any) -> Any:
     if done < length:
         state = mix64(state ^ partial_word(buffer, start + done, length - done))
     return np.int64(state), True
+
+
+@njit(nogil=True, cache=True)
+def string_ids(text_B: Any, offsets_M1: Any) -> Any:
+    """(ids, whether each is a hash) of strings that lie one after another; arrays (M)."""
+    ids_M = np.empty(len(offsets_M1) - 1, np.int64)
+    is_hashed_M = np.empty(len(ids_M), np.bool_)
+    for m in range(len(ids_M)):
+        ids_M[m], is_hashed_M[m] = string_id(text_B, offsets_M1[m], offsets_M1[m + 1] - offsets_M1[m])
+    return ids_M, is_hashed_M

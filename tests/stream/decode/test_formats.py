@@ -10,6 +10,7 @@ from springtide.stream.config import SourceConfig
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.formats import FORMATS, DecodeConfig, MessageCodec, MessageFormat
 from springtide.stream.positions import Partition
+from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
 
 SCHEMA = Schema(labels=("click",), categorical=("user",), sequence=("last",), dense=("age",))
@@ -58,6 +59,30 @@ def assert_equal(columns, expected) -> None:
     assert columns.features.lists[0].ids_M.tolist() == expected.features.lists[0].ids_M.tolist()
     np.testing.assert_array_equal(columns.features.dense_NF, expected.features.dense_NF)
     assert sorted(columns.id_strings.strings) == sorted(expected.id_strings.strings) == ["ann", "b"]
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_a_field_inside_of_an_object_has_a_path(name: str) -> None:
+    schema = Schema(labels=("click",), categorical=("user.id", "user.home.city"), dense=("price", "price.net"))
+    messages = [
+        {"click": 1, "user": {"id": "ann", "home": {"city": 5}}, "price": 1, "price.net": 2},
+        {"click": 1, "user.id": "whole name", "user": {"id": "inner", "home": None}},
+        {"click": 1, "user": None},
+        {"click": 1, "user": 5},
+        {"click": 1, "user": {"home": [1]}},
+        {"click": 1, "user.id": 5, "user.home.city": 6, "user": 7},
+    ]
+    codec = (config := DecodeConfig(format=name)).open_codec()
+    values = [codec.from_json(json.dumps(message).encode()) for message in messages]
+    columns = Decoder(schema, config).decode(RawRecords.from_messages(CLICKS, values), 0)
+    assert columns.offset_N.tolist() == [0, 1, 2, 5]
+    ids = [[encode_id(value)[0] for value in row] for row in [("ann", 5), ("whole name", None), (None, None), (5, 6)]]
+    assert columns.features.categorical_NC.tolist() == ids
+    np.testing.assert_array_equal(columns.features.dense_NF[0], [1, 2])
+    assert [(letter.reason, letter.detail) for letter in columns.dead_letters] == [
+        ("wrong_type", "user.id: int is not an object"),
+        ("wrong_type", "user.home.city: list is not an object"),
+    ]
 
 
 def test_a_message_of_another_format_is_a_dead_letter_with_the_formats_reason(monkeypatch) -> None:
