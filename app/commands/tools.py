@@ -138,6 +138,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, metavar="N", help="messages per second (default: as fast as possible)")
     parser.add_argument("--loop", action="store_true", help="start again at the end of the file, forever")
     parser.add_argument("--limit", type=int, metavar="N", help="send at most N messages")
+    parser.add_argument("--resume", action="store_true", help="go on where a killed replay has ended the topic")
     parser.add_argument("--partitions", type=int, metavar="N", help="of the topic, if it is created (default: 1)")
     parser.add_argument("--key", metavar="COLUMN", help="key the messages by a column, which also picks the partition")
     parser.add_argument("--compression", choices=["gzip", "snappy", "lz4", "zstd"], help="of the messages")
@@ -156,6 +157,7 @@ def replay(arguments: argparse.Namespace) -> int:
             rate=arguments.rate,
             loop=arguments.loop,
             limit=arguments.limit,
+            resume=arguments.resume,
             partitions=arguments.partitions,
             key=arguments.key,
             compression=arguments.compression,

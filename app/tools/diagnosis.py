@@ -30,8 +30,11 @@ from springtide.embeddings.tiers.rocksdb.spill import has_rocksdb, unknown_forma
 from springtide.kernels.backend import backend
 from springtide.kernels.kernel_store import NO_STORES, installed_store
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
-from springtide.stream.errors import EmbeddedBrokerError
+from springtide.stream.errors import EmbeddedBrokerError, StreamError
+from springtide.stream.history.seam import format_ms, topic_coverage
+from springtide.stream.history.times import first_event_ms, last_event_ms, ordered_files
 from springtide.stream.kafka.admin import kafka_problem
+from springtide.stream.positions import HISTORY, positions_from_meta
 from springtide_client.errors import LogError, PartError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.parts.part_servers import PartServers
@@ -108,6 +111,7 @@ def diagnose(config: Config) -> Iterator[Diagnosis]:
     yield from check_model(config)
     yield check_kernels()
     yield from check_broker(config)
+    yield from check_history(config)
     yield from check_disk(config)
     yield from check_spill_format()
     yield from check_memory(config)
@@ -176,6 +180,41 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
         yield Diagnosis("problem", problem)
     else:
         yield Diagnosis("ok", f"broker: {address}, topic {source.topic!r}")
+
+
+def check_history(config: Config) -> Iterator[Diagnosis]:
+    """Say which files are learned first, what times they are of, and whether the topic goes on where they end."""
+    history, schema = config.history, config.schema
+    if history.path is None:
+        return
+    try:
+        base = LogDirectory(config.log.path).open_base()
+        at = None if base is None else positions_from_meta(base.manifest.meta.positions).get(HISTORY)
+        if at is not None and at.is_finished:
+            yield Diagnosis("ok", "history: it is learned, [history] may be removed")
+            return
+        files = ordered_files(history, schema)
+        begin_ms, end_ms = first_event_ms(files[0], schema), last_event_ms(files, schema)
+    except (LogError, StreamError) as error:
+        yield Diagnosis("problem", f"history: {error}")
+        return
+    num_bytes = _mib(sum(file.size for file in files))
+    times = f"from {format_ms(begin_ms)} to {format_ms(end_ms)}" if end_ms else "without event times"
+    yield Diagnosis("ok", f"history: {len(files)} files, {num_bytes}, {times}")
+    if end_ms and begin_ms > end_ms:
+        yield Diagnosis("note", f'history: {files[0].name} begins after {files[-1].name} ends: set order = "time"')
+    try:
+        coverage = topic_coverage(config.source, schema, files)
+    except StreamError as error:
+        yield Diagnosis("note", f"history: where the topic goes on cannot be said: {error}")
+        return
+    if history.offsets or coverage is None:
+        return
+    until_ms = history.until_ms or coverage.until_ms
+    if gap := coverage.gap(until_ms):
+        yield Diagnosis("problem", f"history: {gap}")
+    else:
+        yield Diagnosis("ok", f"history: the topic goes on at {format_ms(until_ms)} in a new log")
 
 
 def check_disk(config: Config) -> Iterator[Diagnosis]:

@@ -14,6 +14,7 @@ The topic is read from its first record on whose own time is at most `max_future
 before that one is from after the seam: an event time that is further ahead of the record's own is a dead letter.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,8 @@ from springtide.stream.kafka.range_reader import read_range
 from springtide.stream.positions import Partition, Position
 from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
+
+logger = logging.getLogger(__name__)
 
 FIRST_RECORDS = 1_000  # of each partition, whose times say when it begins
 
@@ -56,15 +59,19 @@ class Coverage:
             return self.topic_begin_ms + (self.files_end_ms - self.topic_begin_ms + 1) // 2
         return self.files_end_ms + 1
 
-    @property
-    def gap(self) -> str:
-        """What may be missing between files and topic, in words; "" if nothing is."""
-        if not self.is_truncated or not self.topic_begin_ms or self.topic_begin_ms < self.files_end_ms:
-            return ""
-        return (
-            f"the files end at {format_ms(self.files_end_ms)}, and the topic no longer holds all that came before "
-            f"{format_ms(self.topic_begin_ms)}: records in between are lost; add files until they overlap"
-        )
+    def gap(self, until_ms: int) -> str:
+        """Return what neither files nor topic give with this seam, and what to do; "" if nothing is missing."""
+        if until_ms > self.files_end_ms + 1:
+            return (
+                f"the files end at {format_ms(self.files_end_ms)}, before the seam at {format_ms(until_ms)}: what came "
+                "in between is learned from neither; add files, or leave out [history] until"
+            )
+        if self.is_truncated and until_ms < self.topic_begin_ms:
+            return (
+                f"the files are learned up to {format_ms(until_ms)}, and the topic no longer holds all that came "
+                f"before {format_ms(self.topic_begin_ms)}: what was in between may be lost; add files that overlap it"
+            )
+        return ""
 
 
 def decide_seam(source: SourceConfig, history: HistoryConfig, schema: Schema, files: Sequence[HistoryFile]) -> Seam:
@@ -85,12 +92,23 @@ def decide_seam(source: SourceConfig, history: HistoryConfig, schema: Schema, fi
             if not coverage.topic_begin_ms or not coverage.files_end_ms:
                 return Seam(None, positions_of(topic, begins))
             until_ms = coverage.until_ms
+            if gap := coverage.gap(until_ms):
+                logger.warning("a gap between history and topic", extra={"reason": gap})
         if source.uses_embedded_broker:
             offsets: Mapping[Partition, int] = begins  # it finds whole batches only; it holds little enough to skip
         else:
             from_ms = max(0, until_ms - int(source.max_future_seconds * 1000))
             offsets = admin.offsets_for_time(topic, from_ms, ends)
         return Seam(until_ms, positions_of(topic, {p: max(begins[p], offset) for p, offset in offsets.items()}))
+
+
+def topic_coverage(source: SourceConfig, schema: Schema, files: Sequence[HistoryFile]) -> Coverage | None:
+    """Return what files and topic hold; None if one of them has no event time. StreamError without a broker."""
+    with Admin(source.kafka_config()) as admin:
+        topic = admin.require_topic(source.topic)
+        begins, ends = admin.beginning_offsets(topic), admin.end_offsets(topic)
+    coverage = find_coverage(source, schema, files, topic, begins, ends)
+    return coverage if coverage.topic_begin_ms and coverage.files_end_ms else None
 
 
 def find_coverage(

@@ -16,6 +16,12 @@ MAX_MESSAGE_BYTES = 64 << 20
 RECORD_OVERHEAD_BYTES = 16
 
 
+def partition_of_key(key: bytes, num_partitions: int) -> int:
+    """Return the partition that a producer chooses for a key, as Kafka's clients do."""
+    number: int = (kafka.partitioner.default.murmur2(key) & 0x7FFFFFFF) % num_partitions
+    return number
+
+
 class Producer:
     """Appends messages in order, in batches. The first failed message makes the next call raise ProduceError."""
 

@@ -13,16 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from springtide.stream.kafka.admin import Admin
+from springtide.stream.kafka.config import KafkaConfig
 from springtide_client.format.records import VersionMeta
 from springtide_client.log.directory import LogDirectory
 from tests.e2e.workspace import Workspace, read_view
 from tests.support.config import edit_config
-from tests.support.kafka import produce
+from tests.support.kafka import create_topic, produce
 from tests.support.scale import IS_LONG
 from tests.support.waiting import wait_until
 
 MOVIELENS = Path(__file__).parents[3] / "shared" / "data" / "movielens-100k.parquet"
-NUM_KILLS = 10 if IS_LONG else 4
+NUM_KILLS = 10 if IS_LONG else 3
 SETTINGS = {
     # batches are a function of the stream
     "train": {"max_wait_seconds": float("inf"), "batch_size": 64},
@@ -147,3 +149,27 @@ def test_movielens_killed_ten_times_around_the_seam_scores_as_from_one_topic(wor
         }
     )
     check_killed_around_the_seam(workspace, rows, sizes=[20_000] * 3, first_in_topic=40_000)
+
+
+def test_a_replay_that_is_killed_goes_on_in_the_middle_of_the_file(workspace: Workspace) -> None:
+    rows = make_rows(20_000)
+    path = workspace.folder / "clicks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    workspace.start_broker()
+    address = workspace.broker_address() or ""
+    create_topic(address, "clicks")
+    options = [str(path)]
+    for target in (1, 6_000, 12_000):
+        replay = workspace.start("replay", *options, "--rate", "20000")
+        wait_until(lambda target=target: num_records(address, "clicks") >= target, f"{target} records")
+        workspace.stop(replay, by=signal.SIGKILL)
+        options = [str(path), "--resume"]
+    assert num_records(address, "clicks") < len(rows)
+    assert workspace.run("replay", *options).returncode == 0
+    assert [json.loads(record.value) for record in workspace.consume("clicks")] == rows
+
+
+def num_records(address: str, topic: str) -> int:
+    """Return where a topic's partitions end, added up."""
+    with Admin(KafkaConfig(bootstrap_servers=address), patient=True) as admin:
+        return sum(admin.end_offsets(admin.require_topic(topic)).values())

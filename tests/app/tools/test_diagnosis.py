@@ -16,13 +16,17 @@ from springtide.app.tools.diagnosis import (
     check_cluster,
     check_disk,
     check_disk_caps,
+    check_history,
     check_losses,
     check_memory,
     check_parts,
     check_spill_format,
 )
 from springtide.embeddings.tiers.rocksdb import spill, table_files
+from springtide.stream.broker.embedded import EmbeddedBroker
+from tests.stream.history.clicks import click, write_clicks
 from tests.support.config import Section, write_config
+from tests.support.kafka import produce
 from tests.support.ports import free_port
 
 SMALL = {"name": "shop", "schema": {"label": "click", "categorical": ["user_id"], "dense": ["price"]}}
@@ -179,3 +183,30 @@ def test_a_missing_disk_tier_is_named_with_what_is_lost(monkeypatch: pytest.Monk
     assert noted.state == "note"
     assert noted.text.startswith("spill: the disk tier is missing, as this Python has no rocksdb-py")
     assert "memory is the last tier. A row that [table] device_bytes has no room for is deleted" in noted.text
+
+
+CLICKS_SCHEMA = {"schema": {"timestamp": "ts", "categorical": ["user_id"], "dense": []}}
+
+
+def history_lines(config: Config) -> list[str]:
+    return [f"{found.state} {found.text}" for found in check_history(config)]
+
+
+def test_a_history_is_described_and_compared_with_the_topic(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    history = {"history": {"path": str(folder)}}
+    log = {"log": {"path": str(tmp_path / "log")}}
+    assert history_lines(loaded(tmp_path, CLICKS_SCHEMA, log)) == []
+    assert "names no file" in history_lines(loaded(tmp_path, CLICKS_SCHEMA, log, history))[0]
+    write_clicks(folder / "a.jsonl", range(100))
+    config = loaded(tmp_path, CLICKS_SCHEMA, log, history)
+    found = history_lines(config)
+    assert found[0] == "ok history: 1 files, 0.0 MiB, from 2023-11-14T22:13:20Z to 2023-11-14T22:14:59Z"
+    assert found[1].startswith("note history: where the topic goes on cannot be said: ")
+    with EmbeddedBroker(tmp_path / "log") as broker:
+        produce(broker.address, "clicks", [json.dumps(click(user)).encode() for user in range(50, 120)])
+        assert history_lines(config)[1] == ("ok history: the topic goes on at 2023-11-14T22:14:34Z in a new log")
+        late = loaded(tmp_path, CLICKS_SCHEMA, log, {"history": {"path": str(folder), "until": "2023-11-14T22:20"}})
+        assert history_lines(late)[1].startswith(
+            "problem history: the files end at 2023-11-14T22:14:59Z, before the seam at 2023-11-14T22:20:00Z: "
+        )

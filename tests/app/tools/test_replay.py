@@ -14,8 +14,10 @@ from springtide.app.tools.progress_bar import ProgressBar
 from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.config import SourceConfig
+from springtide.stream.history.input_file import encode_json
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.consumer import PartitionConsumer
+from springtide.stream.kafka.producer import Producer, partition_of_key
 from springtide.stream.positions import Partition
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -101,3 +103,38 @@ def test_a_stopped_replay_sends_nothing_more(tmp_path: Path, source: SourceConfi
     assert source.log_path is not None
     run = Replay(config, source, log_path=source.log_path, progress=ProgressBar(stream=io.StringIO()))
     assert run.run(stopping) == 0
+
+
+@pytest.mark.parametrize(("partitions", "key"), [(1, None), (3, None), (3, "user")])
+def test_a_replay_goes_on_where_the_topic_ends(
+    tmp_path: Path, source: SourceConfig, partitions: int, key: str | None
+) -> None:
+    path = write(tmp_path, 500)
+    replay(source, path=path, partitions=partitions, key=key, limit=123)
+    with Producer(source.kafka_config()) as producer:  # one partition is further than the others
+        at = 123 % partitions if key is None else partition_of_key(b"u0", partitions)
+        producer.send("clicks", encode_json({"n": "123", "user": "u0"}), key=b"u0" if key else None, partition=at)
+        producer.flush()
+    assert replay(source, path=path, resume=True, key=key) == 500 - 124
+    assert replay(source, path=path, resume=True, key=key) == 0
+    found = read(source, 500, partitions)
+    assert sorted(n for records in found.values() for n, _ in records) == list(range(500))
+    assert all([n for n, _ in records] == sorted(n for n, _ in records) for records in found.values())
+
+
+def test_a_replay_into_an_empty_topic_has_nothing_to_resume(tmp_path: Path, source: SourceConfig) -> None:
+    assert replay(source, path=write(tmp_path, 10), resume=True) == 10
+
+
+def test_a_topic_that_holds_something_else_is_not_resumed(tmp_path: Path, source: SourceConfig) -> None:
+    path = write(tmp_path, 10)
+    replay(source, path=path, limit=5)
+    other = tmp_path / "other.csv"
+    other.write_text(path.read_text().replace("3,u0", "3,u9"))
+    with pytest.raises(UserError, match=r"record 3 of clicks/0 is not row 4 of other\.csv"):
+        replay(source, path=other, resume=True)
+    replay(source, path=path)
+    with pytest.raises(UserError, match=r"has fewer rows|is not row"):
+        replay(source, path=path, resume=True)
+    with pytest.raises(ValueError, match="--loop"):
+        ReplayConfig(path=path, loop=True, resume=True)

@@ -13,18 +13,21 @@ from tests.stream.history.clicks import SCHEMA, START_MS, click, write_file
 
 
 def test_the_seam_is_the_middle_of_what_both_hold() -> None:
-    assert Coverage(files_end_ms=100, topic_begin_ms=40, is_truncated=True).until_ms == 70
-    assert Coverage(files_end_ms=100, topic_begin_ms=40, is_truncated=True).gap == ""
+    coverage = Coverage(files_end_ms=100, topic_begin_ms=40, is_truncated=True)
+    assert coverage.until_ms == 70
+    assert coverage.gap(70) == coverage.gap(41) == coverage.gap(101) == ""
 
 
-@pytest.mark.parametrize("topic_begin_ms", [START_MS, START_MS + 60_000])
+@pytest.mark.parametrize("topic_begin_ms", [START_MS + 2, START_MS + 60_000])
 def test_without_overlap_all_rows_are_before_the_seam_and_a_topic_that_lost_records_has_a_gap(
     topic_begin_ms: int,
 ) -> None:
     truncated = Coverage(START_MS, topic_begin_ms, is_truncated=True)
     assert truncated.until_ms == START_MS + 1
-    assert "the files end at 2023-11-14T22:13:20Z" in truncated.gap
-    assert Coverage(START_MS, topic_begin_ms, is_truncated=False).gap == ""
+    assert "the files are learned up to 2023-11-14T22:13:20Z" in truncated.gap(truncated.until_ms)
+    whole = Coverage(START_MS, topic_begin_ms, is_truncated=False)
+    assert whole.gap(whole.until_ms) == ""
+    assert "the files end at 2023-11-14T22:13:20Z, before the seam" in whole.gap(START_MS + 60_000)
 
 
 @given(times=st.lists(st.integers(1, 100), min_size=1), held_from=st.integers(0, 99), files_end=st.integers(1, 100))
@@ -35,7 +38,7 @@ def test_every_record_is_on_one_side_whatever_retention_deleted(
     times.sort()
     lost, held = times[: held_from % len(times)], times[held_from % len(times) :]
     coverage = Coverage(files_end, held[0], is_truncated=bool(lost))
-    assume(not coverage.gap)
+    assume(not coverage.gap(coverage.until_ms))
     assert all(time < coverage.until_ms for time in lost)
     assert all(time >= coverage.until_ms for time in times if time > files_end)
 
