@@ -160,7 +160,7 @@ def check_losses(config: Config) -> Iterator[Diagnosis]:
 
 
 def check_broker(config: Config) -> Iterator[Diagnosis]:
-    """Look for the broker and the topic."""
+    """Look for the broker and the topics."""
     source = config.source
     address = source.bootstrap_servers
     if address is None:
@@ -176,10 +176,12 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
             )
             return
         address = broker.address
-    if problem := kafka_problem(address, source.topic, options=source.kafka):
-        yield Diagnosis("problem", problem)
-    else:
-        yield Diagnosis("ok", f"broker: {address}, topic {source.topic!r}")
+    joined = () if config.join is None else (fields.topic for fields in config.join.events)
+    for topic in (source.topic, *joined):
+        if problem := kafka_problem(address, topic, options=source.kafka):
+            yield Diagnosis("problem", problem)
+        else:
+            yield Diagnosis("ok", f"broker: {address}, topic {topic!r}")
 
 
 def check_history(config: Config) -> Iterator[Diagnosis]:

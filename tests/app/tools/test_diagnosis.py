@@ -13,6 +13,7 @@ from springtide.app.config.load import Config, load_config
 from springtide.app.serving.config import ServeConfig
 from springtide.app.tools.diagnosis import (
     Diagnosis,
+    check_broker,
     check_cluster,
     check_disk,
     check_disk_caps,
@@ -210,3 +211,18 @@ def test_a_history_is_described_and_compared_with_the_topic(tmp_path: Path) -> N
         assert history_lines(late)[1].startswith(
             "problem history: the files end at 2023-11-14T22:14:59Z, before the seam at 2023-11-14T22:20:00Z: "
         )
+
+
+def test_every_topic_that_is_joined_is_looked_for(tmp_path: Path) -> None:
+    join = {
+        "source": {"topic": "impressions"},
+        "join": {"key": ["request"]},
+        "labels": {"click": {"topic": "actions", "window_seconds": 60}},
+    }
+    config = loaded(tmp_path, CLICKS_SCHEMA, {"log": {"path": str(tmp_path / "log")}}, join)
+    with EmbeddedBroker(tmp_path / "log") as broker:
+        produce(broker.address, "impressions", [b"{}"])
+        found = [f"{line.state} {line.text}" for line in check_broker(config)]
+        assert found[0].endswith("topic 'impressions'")
+        assert found[1].startswith("problem ")
+        assert "'actions'" in found[1]
