@@ -41,7 +41,7 @@ class ArrowCodec(MessageCodec):
                     if num_rows > MAX_ROWS:
                         raise EncodeError("too_large", f"the message has more than {MAX_ROWS:,} rows")
                     batches.append(batch)
-                table = _without_nanoseconds(pa.Table.from_batches(batches, reader.schema))
+                table = without_nanoseconds(pa.Table.from_batches(batches, reader.schema))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(str(error)) from None
         if num_left := len(value) - source.tell():
@@ -66,7 +66,7 @@ class ArrowCodec(MessageCodec):
         return TableWriter(schema, config.max_future_seconds)
 
 
-def _without_nanoseconds(table: Any) -> Any:
+def without_nanoseconds(table: Any) -> Any:
     """Return the table with times in microseconds: Python has no finer ones."""
     import pyarrow as pa
 

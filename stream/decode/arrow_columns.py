@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.stream.decode.parsers.json_strings import string_ids
+from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.plain_values import to_plain
 from springtide.stream.decode.rows import DecodedRows
 from springtide_client.array_types import BoolArray, Int64Array
 from springtide_client.encode import FLOAT32_OVERFLOW
+from springtide_client.features import IdStrings
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema, field_paths
 from springtide_client.targets import EARLIEST_MS
@@ -147,6 +149,14 @@ class TableWriter:
         rows.event_ms_N[here] = values_R
         is_bad_R = (values_R != 0) & (values_R < EARLIEST_MS) | (values_R > latest_R)
         return np.asarray(is_bad_R | _is_null(array))
+
+
+def new_strings(seen: SeenSet, number: int, ids: Ids, at_T: Int64Array) -> IdStrings:
+    """The strings of the ids at these places of a feature's column that have not been emitted yet; now they are."""
+    features = np.full(len(at_T), number, np.uint16)
+    is_new_T = seen.add_all(features, ids.ids[at_T])
+    at_T = at_T[is_new_T]
+    return IdStrings(features[is_new_T], ids.ids[at_T], ids.strings.take(at_T).to_pylist() if len(at_T) else [])
 
 
 def concatenate_tables(tables: list[Any]) -> Iterator[Any]:

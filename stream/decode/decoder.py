@@ -34,14 +34,14 @@ import numpy as np
 
 from springtide.kernels.cpu.hashing import hash_tuples
 from springtide.stream.columns import Columns, DeadLetter, RawRecords
-from springtide.stream.decode.arrow_columns import Ids, TableWriter, concatenate_tables, rows_of
+from springtide.stream.decode.arrow_columns import TableWriter, concatenate_tables, new_strings, rows_of
 from springtide.stream.decode.erasure_filter import ErasureFilter
 from springtide.stream.decode.formats import JSON, DecodeConfig, MessageCodec
 from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.errors import FormatError
 from springtide.stream.positions import Partition
-from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
+from springtide_client.array_types import BoolArray, UInt64Array
 from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
@@ -148,18 +148,11 @@ class Decoder:
         new = [self._unseen(strings)]
         for number, row_M, ids in noted:
             is_noted_M = ids.is_hashed & ~is_left_N[record_R[row_M]]
-            new.append(self._unseen_of_column(number, ids, np.flatnonzero(is_noted_M)))
+            new.append(new_strings(self.seen_strings, number, ids, np.flatnonzero(is_noted_M)))
         is_dead_N = np.zeros(len(raw), np.bool_)
         is_dead_N[list(letters)] = True
         dead_letters = [make_dead_letter(raw, n, error) for n, error in sorted(letters.items())]
         return rows.columns(raw, ~is_dead_N[record_R], dead_letters, IdStrings.concatenate(new), record_R=record_R)
-
-    def _unseen_of_column(self, number: int, ids: Ids, at_T: Int64Array) -> IdStrings:
-        """The strings of the ids at these places of a column that have not been emitted yet."""
-        features = np.full(len(at_T), number, np.uint16)
-        is_new_T = self.seen_strings.add_all(features, ids.ids[at_T])
-        at_T = at_T[is_new_T]
-        return IdStrings(features[is_new_T], ids.ids[at_T], ids.strings.take(at_T).to_pylist() if len(at_T) else [])
 
     def _key_hash(self, rows: DecodedRows, is_sample_N: BoolArray) -> UInt64Array:
         """The hash of each sample's key, NO_KEY where a field of it is null."""

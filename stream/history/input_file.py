@@ -10,18 +10,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
+from springtide.stream.decode.plain_values import to_plain
 from springtide.stream.errors import InputFileError
 from springtide_client.system.json_text import decode_json
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import Table
     from pyarrow.fs import FileSystem
     from pyarrow.parquet import ParquetFile
 
@@ -81,7 +82,7 @@ class InputFile:
         if self.format == "jsonl":
             blocks = self._blocks_of_lines()
         elif self.format == "parquet":
-            blocks = (list(map(_message, batch.to_pylist())) for batch in self._batches(skip, columns))
+            blocks = (list(map(message_of, table.to_pylist())) for table in self.tables(skip, columns))
             skip = 0
         else:
             rows = self.rows()
@@ -187,8 +188,12 @@ class InputFile:
                 self._check_key(file.schema_arrow.names)
                 yield file
 
-    def _batches(self, skip: int = 0, columns: Sequence[str] | None = None) -> Iterator["RecordBatch"]:
+    def tables(self, skip: int = 0, columns: Sequence[str] | None = None) -> Iterator["Table"]:
         """Yield a Parquet file's rows from row `skip` on; row groups before it are not read."""
+        from pyarrow import Table
+
+        from springtide.stream.decode.arrow import without_nanoseconds
+
         with self._open_parquet() as file:
             groups = list(range(file.metadata.num_row_groups))
             while groups and (num_rows := file.metadata.row_group(groups[0]).num_rows) <= skip:
@@ -196,14 +201,14 @@ class InputFile:
                 del groups[0]
             for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns):
                 if skip < batch.num_rows:
-                    yield batch.slice(skip)
+                    yield without_nanoseconds(Table.from_batches([batch.slice(skip)]))
                 skip = max(0, skip - batch.num_rows)
 
     def _parquet(self) -> Iterator[FileRow]:
         with self._open_parquet() as file:
             num, total = 0, max(file.metadata.num_rows, 1)
-        for batch in self._batches():
-            for record in batch.to_pylist():
+        for table in self.tables():
+            for record in table.to_pylist():
                 plain = {name: to_json_value(cell) for name, cell in record.items()}
                 num += 1
                 yield FileRow(encode_json(plain), self._key_of(plain), num / total)
@@ -286,7 +291,8 @@ def replace_nan(value: bytes) -> bytes:
         return value
 
 
-def _message(record: dict[str, Any]) -> bytes:
+def message_of(record: dict[str, Any]) -> bytes:
+    """Return a row of a Parquet file as a JSON message."""
     return encode_json({name: to_json_value(cell) for name, cell in record.items()})
 
 
@@ -297,8 +303,7 @@ def to_json_value(cell: Any) -> Any:
     if cell is None or isinstance(cell, (bool, int, str)):
         return cell
     if isinstance(cell, datetime):
-        aware = cell if cell.tzinfo else cell.replace(tzinfo=UTC)
-        return round(aware.timestamp() * 1_000)
+        return to_plain(cell)
     if isinstance(cell, date):
         return cell.isoformat()
     if isinstance(cell, Decimal):

@@ -16,8 +16,10 @@ from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.decode.decoder import DecodePipeline
 from springtide.stream.errors import HistoryError
 from springtide.stream.history.files import HistoryFile
+from springtide.stream.history.input_file import InputFile
 from springtide.stream.history.place import HistoryPlace
 from springtide.stream.history.seam_filter import SeamFilter
+from springtide.stream.history.table_rows import TableRows
 from springtide.stream.positions import HISTORY, Position
 from springtide_client.features import IdStrings
 
@@ -96,14 +98,24 @@ class HistoryReader:
         skip = self.offset - self.place.first_row
         # a window that is learned in part is sorted as a whole again
         read_from = skip - skip % self.sort_rows if self.sort_rows else skip
-        row = self.place.first_row + read_from
-        for messages in in_windows(file.open().messages(read_from), self.sort_rows):
-            raw = raw_rows(messages, row)
+        for raw in self._records(file.open(), read_from):
             row = raw.end
             columns = self._decode(raw)
             self._note_disorder(columns)
             self.offset = row
             yield self.seam.before(columns)
+
+    def _records(self, file: InputFile, skip: int) -> Iterator[RawRecords]:
+        """Yield the records of a file from its row `skip` on."""
+        row = self.place.first_row + skip
+        if file.format == "parquet" and not self.sort_rows:
+            for table in file.tables(skip):
+                yield TableRows.of(table, row)
+                row += table.num_rows
+            return
+        for messages in in_windows(file.messages(skip), self.sort_rows):
+            yield raw_rows(messages, row)
+            row += len(messages)
 
     def _decode(self, raw: RawRecords) -> Columns:
         """Decode the rows from the offset on, sorted if they are to be."""

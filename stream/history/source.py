@@ -9,7 +9,7 @@ from springtide.stream.column_queue import ColumnQueue
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import SourceStatus
-from springtide.stream.decode.decoder import DecodePipeline, Decoder
+from springtide.stream.decode.decoder import DecodePipeline
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.errors import HistoryError, RetriableError, StreamError
 from springtide.stream.history.config import HistoryConfig
@@ -18,6 +18,7 @@ from springtide.stream.history.place import HistoryPlace
 from springtide.stream.history.reader import HistoryReader, raw_rows
 from springtide.stream.history.seam import Seam, decide_seam
 from springtide.stream.history.seam_filter import SeamFilter
+from springtide.stream.history.table_rows import open_decoder
 from springtide.stream.history.times import ordered_files
 from springtide.stream.positions import ALL_PARTITIONS, HISTORY, Partition, PartitionShare, Position
 from springtide.stream.source import MAX_BACKOFF_SECONDS, MAX_POLL_BYTES, MIN_BACKOFF_SECONDS, KafkaSource, Source
@@ -84,7 +85,7 @@ class HistoryThenLive(Source):
         self._status = SourceStatus(config.topic)
         self._rows = config.with_json()  # rows of files become messages of JSON
         erasure_filter = ErasureFilter(schema, erasures) if erasures else None
-        self._pipeline = DecodePipeline(Decoder(schema, self._rows), erasure_filter)
+        self._pipeline = DecodePipeline(open_decoder(schema, self._rows), erasure_filter)
         self._queue = ColumnQueue(config.queue_bytes)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None

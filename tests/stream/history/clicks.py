@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from springtide.stream.columns import Columns
-from springtide.stream.decode.decoder import DecodePipeline, Decoder
+from springtide.stream.decode.decoder import DecodePipeline
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.history.config import HistoryConfig
 from springtide.stream.history.place import HistoryPlace
 from springtide.stream.history.reader import HistoryReader
 from springtide.stream.history.seam_filter import SeamFilter
+from springtide.stream.history.table_rows import open_decoder
 from springtide.stream.history.times import ordered_files
 from springtide.stream.positions import HISTORY, Position
 from springtide_client.schema import Schema
@@ -58,7 +59,7 @@ def reader(
     history, decode = HistoryConfig(path=str(path), **settings), DecodeConfig()
     files = ordered_files(history, SCHEMA)
     at = at or Position(HistoryPlace.first(files[0], until_ms).topic_id(), 0)
-    pipeline = DecodePipeline(Decoder(SCHEMA, decode), ErasureFilter(SCHEMA, erasures) if erasures else None)
+    pipeline = DecodePipeline(open_decoder(SCHEMA, decode), ErasureFilter(SCHEMA, erasures) if erasures else None)
     seam = SeamFilter(SCHEMA, decode, HistoryPlace.parse(at.topic_id).until_ms)
     return HistoryReader(files, pipeline, at, seam=seam, sort_rows=history.sort_rows)
 
