@@ -1,10 +1,12 @@
 """Avro: records without a container, by a schema of the settings or of a schema registry."""
 
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from springtide.stream.columns import RawRecords
 from springtide.stream.decode.formats import DecodeConfig, MessageCodec
@@ -19,7 +21,20 @@ from springtide.stream.decode.registry import (
     header_ids,
 )
 from springtide.stream.errors import FormatError
+from springtide_client.errors import EncodeError
+from springtide_client.schema import Schema
 from springtide_client.system.json_text import decode_json
+
+if TYPE_CHECKING:
+    from springtide.stream.decode.parsers.seen_set import SeenSet
+    from springtide.stream.decode.rows import RecordParser
+
+
+class AvroSchema(NamedTuple):
+    """A schema as fastavro has parsed it, and the named types in it."""
+
+    schema: Any
+    named: dict[str, Any]
 
 
 class AvroCodec(MessageCodec):
@@ -33,7 +48,7 @@ class AvroCodec(MessageCodec):
         self._fastavro = _fastavro()
         self.writer = None if config.schema_file is None else self._read(config.schema_file)
         self.reader = None if config.reader_schema_file is None else self._read(config.reader_schema_file)
-        self.schemas: SchemaCache[Any] = SchemaCache(self._fetch)
+        self.schemas: SchemaCache[AvroSchema] = SchemaCache(self._fetch)
         self._registry = None
         if config.registry_url is not None:
             self._registry = SchemaRegistry(config.registry_url, config.registry_auth_file)
@@ -51,10 +66,11 @@ class AvroCodec(MessageCodec):
     def load(self, value: bytes) -> Any:
         """Return the record; ValueError where its bytes are not exactly one of its schema."""
         schema = self.schemas.get(header_id(value)) if self.has_header else self.writer
+        assert schema is not None
         stream = io.BytesIO(value)
         stream.seek(HEADER_BYTES if self.has_header else 0)
         try:
-            record = self._fastavro.schemaless_reader(stream, schema, self.reader)
+            record = self._fastavro.schemaless_reader(stream, schema.schema, self.reader and self.reader.schema)
         except Exception as error:  # damaged bytes end in almost any of Python's errors
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if num_left := len(value) - stream.tell():
@@ -67,12 +83,44 @@ class AvroCodec(MessageCodec):
             raise FormatError("Avro is written by [source] schema_file, and not with a registry's header: give one")
         stream = io.BytesIO()
         try:
-            self._fastavro.schemaless_writer(stream, self.writer, decode_json(message))
+            self._fastavro.schemaless_writer(stream, self.writer.schema, decode_json(message))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         return stream.getvalue()
 
-    def _read(self, path: Path) -> Any:
+    def fast_path(
+        self,
+        schema: Schema,
+        config: DecodeConfig,
+        seen: "SeenSet",
+        *,
+        keys: Sequence[str] = (),
+        has_labels: bool = True,
+    ) -> "RecordParser | None":
+        if self.reader is not None:
+            return None  # fastavro resolves
+        from springtide.stream.decode.parsers.avro_parser import avro_kernel, build_program
+        from springtide.stream.decode.parsers.binary_parser import BinaryParser, ProgramRecords
+
+        programs: dict[int, Any] = {}
+
+        def choose(raw: RawRecords, parser: BinaryParser) -> Iterator[ProgramRecords]:
+            schema_id_N = header_ids(raw) if self.has_header else np.zeros(len(raw), np.int64)
+            for schema_id in np.unique(schema_id_N[schema_id_N >= 0]).tolist():
+                if schema_id not in programs:
+                    try:
+                        parsed = self.schemas.get(schema_id) if self.has_header else self.writer
+                    except EncodeError:
+                        continue
+                    assert parsed is not None
+                    programs[schema_id] = build_program(parsed.schema, parsed.named, parser)
+                if (program := programs[schema_id]) is not None:
+                    header_bytes = HEADER_BYTES if self.has_header else 0
+                    yield ProgramRecords(program, schema_id_N == schema_id, header_bytes)
+
+        return BinaryParser(schema, config, seen, kernel=avro_kernel, choose=choose, keys=keys, has_labels=has_labels)
+
+    def _read(self, path: Path) -> AvroSchema:
         try:
             return self._parse(path.read_bytes())
         except OSError as error:
@@ -80,17 +128,18 @@ class AvroCodec(MessageCodec):
         except ValueError as error:
             raise FormatError(f"{path} is no Avro schema: {error}") from None
 
-    def _parse(self, text: bytes | str, named: dict[str, Any] | None = None) -> Any:
+    def _parse(self, text: bytes | str, named: dict[str, Any] | None = None) -> AvroSchema:
         """Return a schema as fastavro takes it; ValueError where it is none."""
         try:
             document = decode_json(text.encode() if isinstance(text, str) else text)
-            return self._fastavro.parse_schema(document, named_schemas={} if named is None else named)
+            named = {} if named is None else named
+            return AvroSchema(self._fastavro.parse_schema(document, named_schemas=named), named)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from None
         except Exception as error:  # SchemaParseException, UnknownType, and what a document of another shape raises
             raise ValueError(f"{type(error).__name__}: {error}") from None
 
-    def _fetch(self, schema_id: int) -> Any:
+    def _fetch(self, schema_id: int) -> AvroSchema:
         assert self._registry is not None
         registered, named = self._registry.schema(schema_id), dict[str, Any]()
         try:

@@ -25,19 +25,24 @@ half a million ids and is then cleared.
 """
 
 # N records
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from springtide.kernels.cpu.hashing import hash_tuples
 from springtide.stream.columns import Columns, DeadLetter, RawRecords
 from springtide.stream.decode.arrow_columns import TableWriter, concatenate_tables, new_strings, rows_of
 from springtide.stream.decode.erasure_filter import ErasureFilter
-from springtide.stream.decode.formats import JSON, DecodeConfig, MessageCodec
+from springtide.stream.decode.formats import DecodeConfig, MessageCodec
 from springtide.stream.decode.parsers.seen_set import SeenSet
+from springtide.stream.decode.protobuf import write_descriptor_set
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.errors import FormatError
 from springtide.stream.positions import Partition
@@ -240,12 +245,29 @@ class ReferenceDecoder:
 
 
 def compile_parsers() -> None:
-    """Compile the fast path of every format into Numba's cache, so that the first start is quick."""
+    """Compile the fast path of every format into Numba's cache, so that the first start is quick.
+
+    Those of formats whose library is not installed are left out.
+    """
     schema = Schema(labels=("label",), categorical=("id",), sequence=("ids",))
-    for config in (DecodeConfig(format=JSON.name),):
-        message = config.open_codec().from_json(b'{"label": 1, "id": "text", "ids": [1]}')
-        raw = RawRecords.from_messages(Partition("", 0), [message, message[:-1]])
-        Decoder(schema, config).decode(raw, 0)
+    fields = [("label", "int", "int32"), ("id", "string", "string"), ("ids", "long", "int64")]
+    with tempfile.TemporaryDirectory() as folder:
+        avro, proto = Path(folder, "a.avsc"), Path(folder, "a.desc")
+        types = [{"name": name, "type": kind} for name, kind, _ in fields[:2]]
+        types.append({"name": "ids", "type": {"type": "array", "items": "long"}})  # type: ignore[dict-item]
+        avro.write_bytes(msgspec.json.encode({"type": "record", "name": "Click", "fields": types}))
+        with suppress(FormatError):
+            write_descriptor_set(proto, "Click", [(name, kind, name == "ids") for name, _, kind in fields])
+        for config in (
+            DecodeConfig(format="json"),
+            DecodeConfig(format="arrow"),
+            DecodeConfig(format="avro", schema_file=avro),
+            DecodeConfig(format="protobuf", descriptor_file=proto, message="Click"),
+        ):
+            with suppress(FormatError):  # the library is not installed
+                message = config.open_codec().from_json(b'{"label": 1, "id": "text", "ids": [1]}')
+                raw = RawRecords.from_messages(Partition("", 0), [message, message[:-1]])
+                Decoder(schema, config).decode(raw, 0)
 
 
 def make_dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:

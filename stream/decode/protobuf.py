@@ -6,9 +6,11 @@ never sent. A field with presence that is left out is missing, unless its declar
 
 import base64
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from springtide.stream.columns import RawRecords
 from springtide.stream.decode.formats import DecodeConfig, MessageCodec
@@ -23,8 +25,15 @@ from springtide.stream.decode.registry import (
     header_ids,
 )
 from springtide.stream.errors import FormatError
+from springtide_client.errors import EncodeError
+from springtide_client.schema import Schema
+
+if TYPE_CHECKING:
+    from springtide.stream.decode.parsers.seen_set import SeenSet
+    from springtide.stream.decode.rows import RecordParser
 
 MAX_NESTING = 20  # of types in types, in the header of a schema registry
+MAX_HEADER_BYTES = HEADER_BYTES + 5 * (MAX_NESTING + 1)
 WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 WRAPPERS = {f"google.protobuf.{kind}Value" for kind in WRAPPED}
 
@@ -83,6 +92,55 @@ class ProtobufCodec(MessageCodec):
             raise ValueError(str(error)) from None
         encoded: bytes = parsed.SerializeToString()
         return encoded
+
+    def fast_path(
+        self,
+        schema: Schema,
+        config: DecodeConfig,
+        seen: "SeenSet",
+        *,
+        keys: Sequence[str] = (),
+        has_labels: bool = True,
+    ) -> "RecordParser | None":
+        from springtide.stream.decode.parsers.binary_parser import BinaryParser, ProgramRecords
+        from springtide.stream.decode.parsers.protobuf_parser import build_program, protobuf_kernel
+
+        programs: dict[Any, Any] = {}
+
+        def choose(raw: RawRecords, parser: BinaryParser) -> Iterator[ProgramRecords]:
+            if self.own_class is not None:
+                if self.own_class not in programs:
+                    programs[self.own_class] = build_program(self.own_class.DESCRIPTOR, parser)
+                if (program := programs[self.own_class]) is not None:
+                    yield ProgramRecords(program, raw.value_length_N >= 0, 0)
+                return
+            schema_id_N = header_ids(raw)
+            for schema_id in np.unique(schema_id_N[schema_id_N >= 0]).tolist():
+                # messages of one file may be of several types: each header is one
+                is_chosen_N, headers = schema_id_N == schema_id, dict[bytes, list[int]]()
+                for n in np.flatnonzero(is_chosen_N).tolist():
+                    start = int(raw.value_start_N[n])
+                    value = raw.buffer[start : start + min(int(raw.value_length_N[n]), MAX_HEADER_BYTES)]
+                    try:
+                        _, header_bytes = read_indexes(value, HEADER_BYTES)
+                    except ValueError:
+                        continue
+                    headers.setdefault(value[:header_bytes], []).append(n)
+                for header, records in headers.items():
+                    if header not in programs:
+                        try:
+                            message_class, _ = self._class_of(header)
+                        except (ValueError, EncodeError):
+                            continue
+                        programs[header] = build_program(message_class.DESCRIPTOR, parser)
+                    if (program := programs[header]) is not None:
+                        is_of_header_N = np.zeros(len(raw), np.bool_)
+                        is_of_header_N[records] = True
+                        yield ProgramRecords(program, is_of_header_N, len(header))
+
+        return BinaryParser(
+            schema, config, seen, kernel=protobuf_kernel, choose=choose, keys=keys, has_labels=has_labels
+        )
 
     def _class_of(self, value: bytes) -> tuple[Any, int]:
         """The class of a message with a header, and where its body begins."""
@@ -253,6 +311,22 @@ def _names(types: Any, prefix: str, indexes: tuple[int, ...] = ()) -> dict[tuple
         names[*indexes, index] = name
         names |= _names(declared.nested_type, name, (*indexes, index))
     return names
+
+
+def write_descriptor_set(path: Path, name: str, fields: Sequence[tuple[str, str, bool]]) -> None:
+    """Write the descriptor set of one message of proto3; `fields`: name, type in lower case, whether it is repeated."""
+    types = _library().descriptor_pb2
+    file = types.FileDescriptorProto(name=f"{name.lower()}.proto", syntax="proto3")
+    message = file.message_type.add(name=name)
+    kinds = types.FieldDescriptorProto
+    for number, (field_name, kind, is_list) in enumerate(fields, start=1):
+        message.field.add(
+            name=field_name,
+            number=number,
+            type=kinds.Type.Value(f"TYPE_{kind.upper()}"),
+            label=kinds.LABEL_REPEATED if is_list else kinds.LABEL_OPTIONAL,
+        )
+    path.write_bytes(types.FileDescriptorSet(file=[file]).SerializeToString())
 
 
 class _Library(NamedTuple):

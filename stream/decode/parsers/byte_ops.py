@@ -76,3 +76,47 @@ def skip_space(buffer: Any, at: Any, end: Any) -> Any:
             break
         at += 1
     return at
+
+
+@intrinsic
+def double_of(typingctx: Any, word: Any) -> Any:
+    """The float64 whose bits are those of a uint64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.uint64), generate
+
+
+@intrinsic
+def float_of(typingctx: Any, word: Any) -> Any:
+    """The float32 whose bits are the lower ones of a uint64, as a float64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = builder.bitcast(builder.trunc(arguments[0], ir.IntType(32)), ir.FloatType())
+        return builder.fpext(number, ir.DoubleType())
+
+    return types.float64(types.uint64), generate
+
+
+@inlined
+def read_varint(buffer: Any, at: Any, end: Any) -> Any:
+    """(position after it, uint64) of the varint at `at`; a position of -1 if it is longer than ten bytes."""
+    value = np.uint64(0)
+    shift = np.uint64(0)
+    while at < end:
+        byte = np.uint64(buffer[np.uint64(at)])
+        at += 1
+        value |= (byte & np.uint64(127)) << shift
+        if byte < np.uint64(128):
+            return (np.int64(-1), value) if shift == np.uint64(63) and byte > np.uint64(1) else (np.int64(at), value)
+        shift += np.uint64(7)
+        if shift > np.uint64(63):
+            break
+    return np.int64(-1), value
+
+
+@inlined
+def zigzag(value: Any) -> Any:
+    """The int64 that a varint of zigzag stands for."""
+    return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1))

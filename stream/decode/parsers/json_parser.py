@@ -337,11 +337,13 @@ class JsonParser(RecordParser):
         for start, length in zip(
             work.string_start_T[:num_strings].tolist(), work.string_length_T[:num_strings].tolist(), strict=True
         ):
-            if length < 0:
-                strings.append(msgspec.json.decode(buffer[start - 1 : start - length + 1], type=str))
-            else:
-                strings.append(buffer[start : start + length].decode())
+            strings.append(self._string(buffer, start, length))
         return IdStrings(work.string_feature_T[:num_strings].copy(), work.string_id_T[:num_strings].copy(), strings)
+
+    def _string(self, buffer: bytes, start: int, length: int) -> str:
+        if length < 0:
+            return msgspec.json.decode(buffer[start - 1 : start - length + 1], type=str)
+        return buffer[start : start + length].decode()
 
     def _grow(self, *, elements: int = 0, strings: int = 0, scratch: int = 0) -> None:
         """Let the workspace's arrays have at least these lengths; their contents stay."""

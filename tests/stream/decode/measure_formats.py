@@ -1,0 +1,155 @@
+"""How fast each format is decoded to columns, beside its own library.
+
+`PYTHONPATH=deploy/package:deploy/client:. python tests/stream/decode/measure_formats.py`
+
+The library alone decodes the same messages, one after another, and reads every field that the samples have; it keeps
+nothing, which spares it Python's garbage collector. Arrow's library gives tables. A sample has 2 large ids, 6 ids, a
+string, 6 numbers, a label and a time.
+"""
+
+import gc
+import io
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import fastavro
+import msgspec
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from springtide.stream.columns import RawRecords
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import DecodeConfig
+from springtide.stream.positions import Partition
+from springtide_client.schema import Schema
+
+NOW_MS = 1_700_000_000_000
+NUM_SAMPLES, REPEATS = 20_000, 7
+KINDS = {"user": "long", "item": "long", **{f"c{i}": "int" for i in range(6)}, "name": "string"}
+KINDS |= {**{f"f{i}": "double" for i in range(6)}, "click": "int", "ts": "long"}
+SCHEMA = Schema(
+    labels=("click",),
+    timestamp="ts",
+    categorical=tuple(name for name in KINDS if name[0] in "uicn" and name != "click"),
+    dense=tuple(f"f{i}" for i in range(6)),
+)
+ARROW = {"long": pa.int64(), "int": pa.int32(), "string": pa.string(), "double": pa.float64()}
+rng = random.Random(1)
+
+
+def make_row() -> dict[str, Any]:
+    large = {"user": rng.randrange(2**32, 2**40), "item": rng.randrange(2**32, 2**40)}
+    small = {f"c{i}": rng.randrange(100_000) for i in range(6)}
+    numbers = {f"f{i}": round(rng.random(), 4) for i in range(6)}
+    return {**large, **small, "name": f"name-{rng.randrange(5000)}", **numbers, "click": rng.randrange(2), "ts": NOW_MS}
+
+
+ROWS = [make_row() for _ in range(NUM_SAMPLES)]
+
+
+def rate(call: Callable[[], object]) -> float:
+    """Million samples a second, the median of REPEATS."""
+    call()
+    rates = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        call()
+        rates.append(NUM_SAMPLES / (time.perf_counter() - start) / 1e6)
+    return median(rates)
+
+
+def measure(name: str, values: list[bytes], library: Callable[[bytes], object], **options: Any) -> None:
+    raw = RawRecords.from_messages(Partition("clicks", 0), values)
+    decoder, slow = (Decoder(SCHEMA, DecodeConfig(**options)) for _ in range(2))
+    slow.fast_path = None
+    assert len(decoder.decode(raw, NOW_MS)) == NUM_SAMPLES
+
+    def alone() -> None:
+        for value in values:
+            library(value)
+
+    ours, theirs = rate(lambda: decoder.decode(raw, NOW_MS)), rate(alone)
+    start = time.perf_counter()
+    slow.decode(raw, NOW_MS)
+    reference = NUM_SAMPLES / (time.perf_counter() - start) / 1e6
+    size = len(raw.buffer) / NUM_SAMPLES
+    print(
+        f"{name:20} {size:5.0f} bytes  ours {ours:6.3f}  library {theirs:6.3f}  x{ours / theirs:6.2f}  "
+        f"reference {reference:.3f}"
+    )
+
+
+def read_fields(record: dict[str, Any]) -> None:
+    for name in KINDS:
+        record[name]
+
+
+def avro(folder: Path) -> None:
+    fields = [{"name": name, "type": kind} for name, kind in KINDS.items()]
+    schema = fastavro.parse_schema({"type": "record", "name": "Click", "fields": fields})
+    values = []
+    for row in ROWS:
+        fastavro.schemaless_writer(stream := io.BytesIO(), schema, row)
+        values.append(stream.getvalue())
+    (folder / "a.avsc").write_text(json.dumps({"type": "record", "name": "Click", "fields": fields}))
+    measure(
+        "avro",
+        values,
+        lambda value: fastavro.schemaless_reader(io.BytesIO(value), schema),
+        format="avro",
+        schema_file=folder / "a.avsc",
+    )
+
+
+def protobuf(folder: Path) -> None:
+    types = descriptor_pb2.FieldDescriptorProto
+    kinds = {"long": "INT64", "int": "INT32", "string": "STRING", "double": "DOUBLE"}
+    file = descriptor_pb2.FileDescriptorProto(name="a.proto", package="shop", syntax="proto3")
+    message = file.message_type.add(name="Click")
+    for number, (name, kind) in enumerate(KINDS.items(), start=1):
+        message.field.add(
+            name=name, number=number, label=types.LABEL_OPTIONAL, type=getattr(types, f"TYPE_{kinds[kind]}")
+        )
+    (folder / "a.desc").write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    click = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Click"))
+    names = tuple(KINDS)
+
+    def parse(value: bytes) -> None:
+        message = click.FromString(value)
+        for name in names:
+            getattr(message, name)
+
+    values = [click(**row).SerializeToString() for row in ROWS]
+    options: dict[str, Any] = {"format": "protobuf", "descriptor_file": folder / "a.desc", "message": "shop.Click"}
+    measure("protobuf, all fields", values, parse, **options)
+    measure("protobuf, parse only", values, click.FromString, **options)
+
+
+def arrow(num_rows: int) -> None:
+    schema = pa.schema({name: ARROW[kind] for name, kind in KINDS.items()})
+    values = []
+    for first in range(0, NUM_SAMPLES, num_rows):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_table(pa.Table.from_pylist(ROWS[first : first + num_rows], schema))
+        values.append(sink.getvalue().to_pybytes())
+    measure(f"arrow, {num_rows} rows", values, lambda value: pa.ipc.open_stream(value).read_all(), format="arrow")
+
+
+if __name__ == "__main__":
+    gc.disable()
+    measure("json", [json.dumps(row).encode() for row in ROWS], msgspec.json.decode, format="json")
+    measure("msgpack", [msgspec.msgpack.encode(row) for row in ROWS], msgspec.msgpack.decode, format="msgpack")
+    with tempfile.TemporaryDirectory() as name:
+        avro(Path(name))
+        protobuf(Path(name))
+    for num_rows in (16, 64, 1000):
+        arrow(num_rows)
