@@ -47,7 +47,10 @@ class SourceConfig(DecodeConfig, frozen=True, kw_only=True):
     ] = None
     kafka: Annotated[
         Mapping[str, Any],
-        Meta(description="Options of kafka-python's clients, such as `security_protocol`, for TLS and SASL."),
+        Meta(
+            description="Options of kafka-python's clients, such as `security_protocol`, for TLS and SASL. A secret is "
+            '`"env:NAME"` or `"file:PATH"`; see [operations](operations.md#tls-sasl-and-secrets).'
+        ),
     ] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -23,8 +23,8 @@ from springtide.stream.errors import (
     TopicResetError,
 )
 from springtide.stream.kafka.admin import Admin, Topic
+from springtide.stream.kafka.connection import unreachable_reason
 from springtide.stream.kafka.consumer import PartitionConsumer
-from springtide.stream.kafka.library import unreachable_reason
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.watermark import FreshnessTracker
 from springtide_client.system.clock import Backoff
@@ -44,6 +44,7 @@ class SourceStatus:
         self.state, self.reason = ("reading", "") if is_connected else ("waiting", "not connected yet")
         self.progress = ""  # what is read, where that is not the topic's end: a file of the history
         self.num_resets = 0  # how often the topic had been re-created, or no longer held the positions
+        self.num_deleted_unread = 0  # records that the broker had deleted before they were read
         self._waiting_since = None if is_connected else time.monotonic()
 
     @property
@@ -72,10 +73,12 @@ class SourceStatus:
         if reason is not None:
             self.reason = reason
 
-    def count_reset(self, reason: str) -> None:
-        """The offsets start over."""
+    def count_reset(self, reason: str, num_deleted: int) -> None:
+        """The offsets start over; so many records were deleted before they were read."""
         self.num_resets += 1
-        logger.warning("topic reset: %s", reason, extra={"topic": self.topic, "num_resets": self.num_resets})
+        self.num_deleted_unread += num_deleted
+        counts = {"num_resets": self.num_resets, "num_deleted_unread": self.num_deleted_unread}
+        logger.warning("topic reset: %s", reason, extra={"topic": self.topic, **counts})
 
 
 POLL_SECONDS = 0.05
@@ -87,6 +90,8 @@ MAX_HOLD_SECONDS = 2.0  # how long a partition that is behind and silent holds b
 REPORT_SECONDS = 1.0
 # between two requests for a schema while its registry does not have an answer
 FIRST_FORMAT_WAIT_SECONDS, LONGEST_FORMAT_WAIT_SECONDS = 0.1, 2.0
+# how long a source that ends tries to report its last positions; a new cluster makes __consumer_offsets meanwhile
+LAST_REPORT_SECONDS, LAST_REPORT_PAUSE_SECONDS = 10.0, 0.2
 
 
 class TopicChangedError(RetriableError):
@@ -140,6 +145,24 @@ class ConsumerLoop:
     def report_offsets(self, offsets: Mapping[Partition, int]) -> None:
         """Commit these offsets to the consumer group, at most once per REPORT_SECONDS."""
         self._offsets_to_report = dict(offsets)
+
+    def report_last_offsets(self, seconds: float = LAST_REPORT_SECONDS) -> None:
+        """Commit what is not committed yet, within a bounded time. Call it when the reading thread has ended."""
+        offsets, self._offsets_to_report = self._offsets_to_report, None
+        if offsets is None or self.config.group is None:
+            return
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                with Admin(self.config.kafka_config()) as admin:
+                    admin.report_offsets(self.config.group, offsets)
+                    return
+            except StreamError as error:
+                is_late = time.monotonic() + LAST_REPORT_PAUSE_SECONDS > deadline
+                if is_late or not isinstance(error, RetriableError) or isinstance(error, BrokerUnavailableError):
+                    logger.warning("offsets not reported: %s", error, extra={"group": self.config.group})
+                    return
+            time.sleep(LAST_REPORT_PAUSE_SECONDS)
 
     def idle_partitions(self, seconds: float) -> set[Partition]:
         """The partitions that are read to their end and have had no record for this long."""
@@ -312,6 +335,14 @@ class ConsumerLoop:
 
     def _reset_positions(self, admin: Admin, topic: Topic, reason: str, partitions: Collection[Partition]) -> None:
         """Start these partitions over at the beginning or the end. Raises TopicResetError if the settings say so."""
+        beginnings = admin.beginning_offsets(topic)
+        num_deleted = sum(
+            max(0, beginnings[partition] - self.positions[partition].offset)
+            for partition in partitions
+            if partition in self.positions and self.positions[partition].topic_id in ("", topic.id)
+        )
+        if num_deleted:
+            reason += f": {num_deleted:,} records were deleted before they were read"
         if self.config.on_reset == "fail" and not self.config.uses_embedded_broker:
             raise TopicResetError(
                 f'{reason}: set [source] on_reset = "earliest" (learn everything the topic holds) '
@@ -319,7 +350,7 @@ class ConsumerLoop:
             )
         self._flush_merge()  # what was read before precedes the first record after the reset
         starts_at_end = self.config.on_reset == "latest" and not self.config.uses_embedded_broker
-        offsets = admin.end_offsets(topic) if starts_at_end else admin.beginning_offsets(topic)
+        offsets = admin.end_offsets(topic) if starts_at_end else beginnings
         if set(partitions) == set(self.share.of(topic.partitions)):
             self.positions.clear()
         self.positions.update({partition: Position(topic.id, offsets[partition]) for partition in partitions})
@@ -327,7 +358,7 @@ class ConsumerLoop:
         if self.stop_offsets is not None:
             self.stop_offsets, self._stop_requested_at = None, time.monotonic()
         starts = ", ".join(f"{partition} from {offsets[partition]}" for partition in partitions)
-        self._status.count_reset(f"{reason}; reading {starts}")
+        self._status.count_reset(f"{reason}; reading {starts}", num_deleted)
 
     def _report_offsets(self, admin: Admin) -> None:
         is_due = time.monotonic() - self._reported_at >= REPORT_SECONDS
@@ -337,8 +368,11 @@ class ConsumerLoop:
         offsets, self._offsets_to_report = self._offsets_to_report, None
         try:
             admin.report_offsets(self.config.group, offsets)
+        except RetriableError as error:
+            logger.info("offsets not reported yet", extra={"group": self.config.group, "reason": str(error)})
+            self._offsets_to_report = self._offsets_to_report or offsets
         except StreamError as error:
-            logger.info("offsets not reported", extra={"group": self.config.group, "reason": str(error)})
+            logger.warning("offsets not reported: %s", error, extra={"group": self.config.group})
 
     def _offset(self, partition: Partition) -> int:
         position = self.positions.get(partition)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from springtide.stream.columns import DeadLetter
-from springtide.stream.errors import StreamError
+from springtide.stream.errors import MessageTooLargeError, StreamError
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
@@ -12,12 +12,14 @@ from springtide_client.system.clock import Backoff
 
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 2.0
 LETTER_BYTES = 500  # headers, and the memory of a Python object
+HEADER_BYTES = 4_000  # kept free in a letter whose value is cut to fit its topic
 
 
 class DeadLetterProducer:
     """Delivers dead letters at least once: after a crash one may arrive twice, with the same position in its headers.
 
-    The topic is created with one partition when the first letter is sent.
+    The topic is created with one partition when the first letter is sent. A value that is longer than the topic allows
+    is cut, and a header `value_bytes` says how long it was.
     """
 
     def __init__(self, kafka: Callable[[], KafkaConfig], topic: str) -> None:
@@ -26,6 +28,7 @@ class DeadLetterProducer:
         self._kafka = kafka
         self._producer: Producer | None = None
         self._unacknowledged: list[DeadLetter] = []
+        self._max_value_bytes: int | None = None  # none is longer, once the topic has refused one
         self.unacknowledged_bytes = 0  # memory of the letters that no broker has acknowledged yet
 
     def send(self, letters: Sequence[DeadLetter]) -> None:
@@ -48,6 +51,11 @@ class DeadLetterProducer:
         while self._unacknowledged:
             try:
                 self._try_flush(max(deadline - time.monotonic(), 0.1))
+            except MessageTooLargeError as error:
+                self._drop_producer()
+                if self._max_value_bytes is not None or error.limit_bytes is None:
+                    raise
+                self._max_value_bytes = max(0, error.limit_bytes - HEADER_BYTES)
             except StreamError:
                 self._drop_producer()
                 pause = backoff.fail()
@@ -79,10 +87,15 @@ class DeadLetterProducer:
             "offset": str(letter.offset),
             "record_ms": str(letter.record_ms),
         }
+        value, key, limit = letter.value, letter.key, self._max_value_bytes
+        if limit is not None and len(value or b"") + len(key or b"") > limit:
+            headers["value_bytes"] = str(len(value or b""))
+            key = None if key is None else key[:limit]
+            value = None if value is None else value[: limit - len(key or b"")]
         producer.send(
             self.topic,
-            letter.value,
-            key=letter.key,
+            value,
+            key=key,
             headers=[(name, text.encode()) for name, text in headers.items()],
         )
 

@@ -24,6 +24,12 @@ class FormatError(StreamError):
     """The settings of a format of messages cannot be used: a file is missing or wrong, a library is not installed."""
 
 
+class AccessError(StreamError):
+    """The broker refuses this client, or a secret is missing: waiting does not mend it."""
+
+    ends_launch = True  # ranks that are started again would be refused too
+
+
 class TopicResetError(StreamError):
     """The topic was re-created, or no longer holds the records at the positions."""
 
@@ -50,6 +56,14 @@ class CorruptBatchError(StreamError):
 
 class ProduceError(StreamError):
     """The broker did not take a message."""
+
+
+class MessageTooLargeError(ProduceError):
+    """A message is larger than the client or the topic allows: `limit_bytes`, or None where that is not known."""
+
+    def __init__(self, message: str, limit_bytes: int | None) -> None:
+        super().__init__(message)
+        self.limit_bytes = limit_bytes
 
 
 class EmbeddedBrokerError(StreamError):

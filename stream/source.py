@@ -202,10 +202,13 @@ class KafkaSource(Source):
         self._loop.report_offsets({p: offset for p, offset in offsets.items() if p.topic == self.status.topic})
 
     def close(self) -> None:
+        had_broker = self.status.state in ("reading", "finished")
         self._closing.set()
         self._queue.end()
         if self._thread is not None:
             self._thread.join(10.0)
+            if had_broker and not self._thread.is_alive():
+                self._loop.report_last_offsets()
         self.status.set_ended("closed")
 
     def _run(self) -> None:

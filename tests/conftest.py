@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.broker import USES_APACHE
 from tests.support.process_pool import ProcessPool
 
 settings.register_profile(
@@ -19,6 +20,13 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("springtide")
+
+
+def pytest_sessionfinish() -> None:
+    if USES_APACHE:
+        from tests.support.apache_kafka import stop_shared_node
+
+        stop_shared_node()
 
 
 @pytest.fixture(autouse=True)

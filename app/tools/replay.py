@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from springtide.app.errors import UserError
 from springtide.app.tools.progress_bar import ProgressBar
-from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota
+from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota, warn_of_retention
 from springtide.stream.config import SourceConfig
 from springtide.stream.history.input_file import FileRow, InputFile
 from springtide.stream.kafka.admin import Admin
@@ -130,6 +130,8 @@ class Replay:
         wanted = self.config.partitions
         with Admin(self._source.kafka_config(), patient=True) as admin:
             topic = admin.ensure_topic(self._source.topic, num_partitions=wanted or 1)
+            if not self._source.uses_embedded_broker:
+                warn_of_retention(admin, topic.name)
         if wanted is not None and topic.num_partitions != wanted:
             raise UserError(
                 f"--partitions {wanted}: topic {topic.name!r} exists with {topic.num_partitions}; "

@@ -1,5 +1,6 @@
 """How fast a tool may send: at a mean rate, and only into a topic of the embedded broker that has room."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +10,8 @@ from springtide.app.version_log.trainer_status import read_status
 from springtide.stream.broker.embedded import find_broker
 from springtide.stream.broker.topic_cap import TopicCap
 from springtide.stream.config import SourceConfig
+from springtide.stream.errors import StreamError
+from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.positions import Partition, Position
 
@@ -17,6 +20,25 @@ CHECK_EVERY_MESSAGES = 5_000
 RECREATE_SECONDS = 5.0
 # the embedded broker searches all the batches that it holds at each fetch, so there should be few
 LINGER_MS = 50
+
+
+LEAST_RETENTION_SECONDS = 3600.0
+
+logger = logging.getLogger(__name__)
+
+
+def warn_of_retention(admin: Admin, topic: str) -> None:
+    """Warn if the broker deletes what is sent within LEAST_RETENTION_SECONDS; tools send with the present time."""
+    try:
+        retention_ms = int(admin.topic_settings(topic)["retention.ms"])
+    except (StreamError, KeyError, ValueError):
+        return  # a broker that does not say
+    if 0 <= retention_ms < 1000 * LEAST_RETENTION_SECONDS:
+        logger.warning(
+            "the broker deletes records %g s after they were sent: raise retention.ms of topic %r, or learn them soon",
+            retention_ms / 1000,
+            topic,
+        )
 
 
 class RateLimiter:

@@ -72,6 +72,7 @@ class BatchStream:
         stop_offsets = None if after is None else after.source.stop_offsets
         if after is not None:
             self.source.status.num_resets = after.source.status.num_resets
+            self.source.status.num_deleted_unread = after.source.status.num_deleted_unread
             self._earlier_ends = after.end_offsets()
         if stop_offsets is not None:
             self.source.stop_at(stop_offsets)

@@ -149,6 +149,7 @@ class RankReport:
     ends: dict[Partition, int]  # of its partitions
     counters: dict[str, int]  # of its tables
     num_resets: int
+    num_deleted_unread: int
     waits_for: str  # what its source waits for; "" while it reads
     num_first_samples: int  # since its start, looked at for values of features
     without_values: list[str]  # the features of which those had none
@@ -181,6 +182,7 @@ class RankReport:
             ends,
             table.counters(),
             source.status.num_resets,
+            source.status.num_deleted_unread,
             waits_for,
             values.num_samples,
             values.without,
@@ -241,6 +243,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         ),
         dead_letters=dict(state.stream.dead_letters),
         topic_resets=max(rank.num_resets for rank in facts.ranks),
+        records_deleted_unread=sum(rank.num_deleted_unread for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),
         join=join_status(session.source),
         event_clock_ms=state.stream.clock.now_ms,

@@ -228,6 +228,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     net: NetStatus = NetStatus()
     dead_letters: dict[str, int] = {}  # by reason
     topic_resets: int = 0
+    records_deleted_unread: int = 0  # by the broker, before this trainer read them
     commands: list[str] = []  # kinds that this trainer executes
     join: JoinStatus | None = None  # None: labels are fields of the samples
     event_clock_ms: int = 0

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from springtide.stream.errors import BrokerUnavailableError, StreamError, TopicNotFoundError
+from springtide.stream.errors import AccessError, BrokerUnavailableError, StreamError, TopicNotFoundError
 from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.connection import connect, unreachable_reason
 from springtide.stream.kafka.consumer import PartitionConsumer
-from springtide.stream.kafka.library import connect, kafka, prepare_library, translate_error, unreachable_reason
+from springtide.stream.kafka.library import kafka, prepare_library, translate_error
 from springtide.stream.positions import Partition
 
 REQUEST_SECONDS = 5.0
@@ -160,6 +161,13 @@ class Admin:
         with self._translated_errors():
             self.client.alter_group_offsets(group, committed)
 
+    def topic_settings(self, name: str) -> dict[str, str]:
+        """The settings of a topic, such as `retention.ms`, its own and the broker's defaults for it."""
+        resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, name)
+        with self._translated_errors():
+            found = self.client.describe_configs([resource], config_filter="all")
+        return {key: str(entry["value"]) for key, entry in found.get("topic", {}).get(name, {}).items()}
+
     def _create(self, name: str, num_partitions: int, replication: int) -> None:
         wanted = {"num_partitions": num_partitions, "replication_factor": replication}
         self.client.create_topics({name: wanted}, wait_for_metadata=False)
@@ -187,6 +195,8 @@ def kafka_problem(bootstrap_servers: str, topic: str, *, options: Mapping[str, A
     try:
         with Admin(config) as admin:
             return "" if admin.topic(topic) is not None else admin.without_topic(topic)
+    except AccessError as error:
+        return str(error)
     except BrokerUnavailableError:
         return (
             f"something listens on {bootstrap_servers}, but does not speak the Kafka protocol: "

@@ -12,7 +12,8 @@ import numpy as np
 
 from springtide.stream.columns import RawRecords
 from springtide.stream.kafka.config import KafkaConfig
-from springtide.stream.kafka.library import connect, kafka, prepare_library, translate_error
+from springtide.stream.kafka.connection import connect
+from springtide.stream.kafka.library import kafka, prepare_library, translate_error
 from springtide.stream.kafka.raw_fetch import (
     FetchObserver,
     PartitionEnd,

@@ -1,24 +1,22 @@
 """The one import of kafka-python, and its errors as ours; only the modules of this folder use it."""
 
 import logging
-import socket
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from springtide.stream.compression import CODEC_NAMES, compress, decompress, decompress_old_lz4
 from springtide.stream.errors import (
+    AccessError,
     BrokerUnavailableError,
     CorruptBatchError,
     OffsetOutOfRangeError,
     RetriableError,
     StreamError,
 )
-from springtide.stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
+from springtide.stream.kafka.config import KafkaConfig
+from springtide.stream.kafka.oauth import OAuthTokens
 from springtide.stream.positions import Partition
-
-PATIENT_CONNECT_SECONDS = 15.0  # for a broker that accepts connections, but is too busy to answer at once
 
 with warnings.catch_warnings():
     # its schema loader calls importlib.resources.read_text, which Python 3.11 and 3.12 call deprecated
@@ -29,6 +27,7 @@ with warnings.catch_warnings():
     import kafka.consumer.fetcher
     import kafka.errors
     import kafka.net.inet
+    import kafka.net.sasl.oauth
     import kafka.net.transport
     import kafka.protocol.frame
     import kafka.protocol.parser
@@ -36,7 +35,7 @@ with warnings.catch_warnings():
     import kafka.record.legacy_records
     import kafka.structs
 
-__all__ = ["connect", "kafka", "prepare_library", "unreachable_reason"]
+__all__ = ["kafka", "prepare_library", "translate_error"]
 
 
 def prepare_library() -> None:
@@ -49,37 +48,6 @@ def prepare_library() -> None:
     logger = logging.getLogger("kafka")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL + 1)
-
-
-def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = False, **options: Any) -> Any:
-    """Build one of kafka-python's clients, which connects to the broker. Raises kafka-python's errors.
-
-    It fails after CONNECT_SECONDS; if `patient`, a broker that accepts connections gets longer to answer.
-    """
-    options = config.client_options() | options
-    try:
-        return client(**options)
-    except (kafka.errors.KafkaConnectionError, kafka.errors.KafkaTimeoutError, kafka.errors.NodeNotReadyError):
-        if not patient or unreachable_reason(config.bootstrap_servers) is not None:
-            raise
-        return client(**options | {"bootstrap_timeout_ms": int(PATIENT_CONNECT_SECONDS * 1000)})
-
-
-def unreachable_reason(bootstrap_servers: str) -> str | None:
-    """Why none of these addresses accepts a connection, or None if one does."""
-    reasons = []
-    for host, port in parse_addresses(bootstrap_servers):
-        try:
-            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-        except socket.gaierror:
-            reasons.append(f"the host name {host!r} is not known")
-        except TimeoutError:
-            reasons.append(f"{host}:{port} does not answer")
-        except OSError as error:
-            reasons.append(f"nothing listens on {host}:{port} ({error.strerror or error})")
-        else:
-            return None
-    return "; ".join(reasons)
 
 
 def install_codecs() -> None:
@@ -122,13 +90,14 @@ def close_refused_sockets() -> None:
 
 
 install_codecs()
+kafka.net.sasl.oauth.AbstractTokenProvider.register(OAuthTokens)
 
 
 def translate_error(error: BaseException, config: KafkaConfig) -> StreamError:
     """The StreamError that a kafka-python error means; its text is one line. A StreamError is returned unchanged."""
     if isinstance(error, StreamError):
         return error
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = config.hide_secrets(str(error).splitlines()[0] if str(error) else type(error).__name__)
     if isinstance(error, kafka.errors.OffsetOutOfRangeError):
         requested = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
         offsets = {Partition(*topic_partition): offset for topic_partition, offset in requested.items()}
@@ -142,9 +111,10 @@ def translate_error(error: BaseException, config: KafkaConfig) -> StreamError:
             kafka.errors.SaslAuthenticationFailedError,
             kafka.errors.AuthorizationError,
             kafka.errors.UnsupportedSaslMechanismError,
+            kafka.errors.IllegalSaslStateError,
         ),
     ):
-        return StreamError(f"the broker at {config.bootstrap_servers} refused access: {text}; check the credentials")
+        return AccessError(f"the broker at {config.bootstrap_servers} refuses access: {text}; check [source] kafka")
     if isinstance(
         error, kafka.errors.KafkaConnectionError | kafka.errors.KafkaTimeoutError | kafka.errors.NodeNotReadyError
     ):
@@ -152,5 +122,5 @@ def translate_error(error: BaseException, config: KafkaConfig) -> StreamError:
             f"no Kafka broker answers at {config.bootstrap_servers}: start it, or correct the address"
         )
     if isinstance(error, kafka.errors.KafkaConfigurationError):
-        return StreamError(f"invalid Kafka options: {text}")
+        return AccessError(f"[source] kafka has options that kafka-python does not take: {text}")
     return RetriableError(f"Kafka at {config.bootstrap_servers}: {text}")

@@ -2,16 +2,20 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from springtide.stream.errors import ProduceError
+from springtide.stream.errors import MessageTooLargeError, ProduceError, StreamError
+from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
-from springtide.stream.kafka.library import connect, kafka, prepare_library, translate_error
+from springtide.stream.kafka.connection import connect
+from springtide.stream.kafka.library import kafka, prepare_library, translate_error
 from springtide_client.system.clock import wall_ms
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_SETTING = "max.message.bytes"
 # what a record costs a broker besides its bytes: lengths, deltas, its share of a batch's header
 RECORD_OVERHEAD_BYTES = 16
 
@@ -45,7 +49,7 @@ class Producer:
         self.compression, self.patient = compression, patient
         self.num_sent = 0
         self.sent_bytes = 0
-        self._failure: BaseException | None = None
+        self._failure: tuple[BaseException, str] | None = None  # the first one, and its topic
         self._producer = self._connect()
 
     def __enter__(self) -> "Producer":
@@ -82,7 +86,7 @@ class Producer:
             )
         except (kafka.errors.KafkaError, AssertionError, ValueError) as error:
             raise self._produce_error(error) from None
-        future.add_errback(self._on_failure)
+        future.add_errback(partial(self._on_failure, topic))
         self.num_sent += 1
         self.sent_bytes += len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
 
@@ -130,16 +134,36 @@ class Producer:
         except kafka.errors.KafkaError as error:
             raise translate_error(error, self.config) from None
 
-    def _on_failure(self, error: BaseException) -> None:
-        self._failure = self._failure or error
+    def _on_failure(self, topic: str, error: BaseException) -> None:
+        self._failure = self._failure or (error, topic)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
+            (failure, topic), self._failure = self._failure, None
+            if isinstance(failure, kafka.errors.MessageSizeTooLargeError | kafka.errors.RecordListTooLargeError):
+                raise self._refused_size(topic)
             raise self._produce_error(failure)
+
+    def _refused_size(self, topic: str) -> MessageTooLargeError:
+        """The error for a message that the broker found too large: the limit is the topic's."""
+        limit = None
+        try:
+            with Admin(self.config) as admin:
+                limit = int(admin.topic_settings(topic)[MAX_MESSAGE_SETTING])
+        except (StreamError, KeyError, ValueError):
+            pass  # the limit stays unknown
+        of = "" if limit is None else f" of {limit:,} bytes"
+        return MessageTooLargeError(
+            f"the broker at {self.config.bootstrap_servers} refuses a message that is larger than the limit{of} of "
+            f"topic {topic!r}: raise {MAX_MESSAGE_SETTING} of that topic, or send smaller messages",
+            limit,
+        )
 
     def _produce_error(self, error: BaseException) -> ProduceError:
         if isinstance(error, kafka.errors.MessageSizeTooLargeError):
-            return ProduceError(f"a message is larger than the limit of {MAX_MESSAGE_BYTES >> 20} MiB")
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return MessageTooLargeError(
+                f"a message is larger than the {MAX_MESSAGE_BYTES >> 20} MiB that are sent at most: send smaller ones",
+                MAX_MESSAGE_BYTES,
+            )
+        text = self.config.hide_secrets(str(error).splitlines()[0] if str(error) else type(error).__name__)
         return ProduceError(f"the broker at {self.config.bootstrap_servers} did not take a message: {text}")

@@ -1,5 +1,6 @@
-"""An embedded broker for the tests of this folder, and a topic of its own for each test."""
+"""A broker for the tests of this folder, embedded or Apache Kafka, and a topic of its own for each test."""
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,13 +18,19 @@ from springtide.stream.kafka.producer import Producer
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
 from springtide.stream.source import KafkaSource
 from springtide_client.schema import Schema
+from tests.support.apache_kafka import ApacheKafka, shared_node
+from tests.support.broker import USES_APACHE
+from tests.support.kafka import configure_topic
 from tests.support.waiting import DEADLINE_SECONDS
 
 SCHEMA = Schema(labels=("click",), timestamp="ts", categorical=("user_id",))
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker | ApacheKafka]:
+    if USES_APACHE:
+        yield shared_node()
+        return
     with EmbeddedBroker(tmp_path_factory.mktemp("log")) as broker:
         yield broker
 
@@ -32,7 +39,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 class Testbed:
     """A topic, and ways to write and read it."""
 
-    broker: EmbeddedBroker
+    broker: EmbeddedBroker | ApacheKafka
     name: str
     sources: list[KafkaSource] = field(default_factory=list)
 
@@ -47,6 +54,11 @@ class Testbed:
     def create(self, num_partitions: int = 1) -> Topic:
         with Admin(self.kafka) as admin:
             return admin.ensure_topic(self.name, num_partitions=num_partitions)
+
+    def configure(self, settings: dict[str, str]) -> None:
+        """Change settings of the topic; the embedded broker has none."""
+        if not isinstance(self.broker, EmbeddedBroker):
+            configure_topic(self.broker.address, self.name, settings)
 
     def delete(self) -> None:
         with Admin(self.kafka) as admin:
@@ -70,7 +82,10 @@ class Testbed:
         share: PartitionShare = ALL_PARTITIONS,
         **options: Any,
     ) -> KafkaSource:
-        config = SourceConfig(**({"topic": self.name, "log_path": self.broker.log_path} | options))
+        place: dict[str, Any] = {"bootstrap_servers": self.broker.address, "on_reset": "earliest"}
+        if isinstance(self.broker, EmbeddedBroker):
+            place = {"log_path": self.broker.log_path}
+        config = SourceConfig(**({"topic": self.name} | place | options))
         source = KafkaSource(config, SCHEMA, positions, share=share)
         self.sources.append(source)
         return source
@@ -110,9 +125,13 @@ class Testbed:
         return found
 
 
+NUMBERS = itertools.count()  # of topics: tests of two modules may have one name
+
+
 @pytest.fixture
-def testbed(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Testbed]:
-    testbed = Testbed(broker, "".join(c if c.isalnum() else "-" for c in request.node.name)[:200])
+def testbed(broker: EmbeddedBroker | ApacheKafka, request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:180]
+    testbed = Testbed(broker, f"{name}-{next(NUMBERS)}")
     yield testbed
     for source in testbed.sources:
         source.close()
@@ -120,7 +139,9 @@ def testbed(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker that the test may kill."""
+    """An embedded broker that the test may kill."""
+    if USES_APACHE:
+        pytest.skip("not with Apache Kafka: it kills its own embedded broker, test_faults.py kills a node")
     broker = EmbeddedBroker(tmp_path / "log")
     yield broker
     broker.stop()

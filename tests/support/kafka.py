@@ -1,7 +1,7 @@
 """Write to and read from topics of a test's broker."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from springtide.stream.columns import Partition
@@ -16,6 +16,13 @@ def create_topic(address: str, topic: str, *, num_partitions: int = 1) -> Topic:
     """Create the topic if it does not exist, and return it."""
     with Admin(KafkaConfig(bootstrap_servers=address), patient=True) as admin:
         return admin.ensure_topic(topic, num_partitions=num_partitions)
+
+
+def configure_topic(address: str, topic: str, settings: Mapping[str, str]) -> None:
+    """Change settings of a topic, such as `retention.ms`."""
+    with Admin(KafkaConfig(bootstrap_servers=address), patient=True) as admin:
+        resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, dict(settings))
+        admin.client.alter_configs([resource])
 
 
 def produce(address: str, topic: str, values: Iterable[bytes | None], **options: Any) -> None:

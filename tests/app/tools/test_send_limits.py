@@ -3,8 +3,11 @@
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
-from springtide.app.tools.send_limits import RateLimiter, TopicQuota
+import pytest
+
+from springtide.app.tools.send_limits import RateLimiter, TopicQuota, warn_of_retention
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.config import SourceConfig
 from springtide.stream.kafka.admin import Admin
@@ -32,6 +35,20 @@ def test_without_a_rate_nothing_waits() -> None:
     limiter = RateLimiter(None)
     assert limiter.seconds_until(10**9) == 0.0
     limiter.wait(10**9, threading.Event())
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({"retention.ms": "60000"}, True),
+        ({"retention.ms": "604800000"}, False),
+        ({"retention.ms": "-1"}, False),
+        ({}, False),
+    ],
+)
+def test_a_topic_that_forgets_soon_is_warned_of(settings, warns, caplog) -> None:
+    warn_of_retention(SimpleNamespace(topic_settings=lambda topic: settings), "clicks")
+    assert ("retention.ms of topic 'clicks'" in caplog.text) == warns
 
 
 def write_status(log: Path, committed: int) -> None:

@@ -99,10 +99,15 @@ def test_catching_up_ends_where_less_than_a_full_batch_waits(before, behind_ms, 
 def facts(*, stream: float, learned: float, is_catching_up: bool = True, lag: int = 1000) -> TrainerFacts:
     log: Any = SimpleNamespace(is_full=False)
     positions = {PARTITION: Position("id", 5000)}
+    state = SimpleNamespace(stream=SimpleNamespace(positions=positions))
     session: Any = SimpleNamespace(
-        log=log, behind_ms=BEHIND_MS, state=SimpleNamespace(stream=SimpleNamespace(positions=positions))
+        log=log,
+        behind_ms=BEHIND_MS,
+        state=state,
+        source=SimpleNamespace(status=SimpleNamespace(progress="")),
+        positions_read=lambda: positions,
     )
-    rank = RankReport(RankStatus(), {PARTITION: 5000 + lag}, {}, 0, "", 0, [], is_catching_up, "")
+    rank = RankReport(RankStatus(), {PARTITION: 5000 + lag}, {}, 0, 0, "", 0, [], is_catching_up, "")
     gate: Any = SimpleNamespace(held=None)
     config: Any = None
     return TrainerFacts(config, session, gate, learned, stream, learned, PublishStatus(), wall_ms(), [rank])

@@ -1,4 +1,4 @@
-"""Connecting to a broker that is slow, absent, or none."""
+"""kafka-python as this process changes it: sockets that are closed, codecs."""
 
 import errno
 import socket
@@ -8,47 +8,11 @@ import confluent_kafka
 import pytest
 
 from springtide.stream.compression import CODEC_NAMES
-from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.consumer import PartitionConsumer
-from springtide.stream.kafka.library import connect, kafka, prepare_library
+from springtide.stream.kafka.library import kafka, prepare_library
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.kafka.record_batches import CODEC_MASK, RecordBatchParser
 from tests.support.waiting import wait_until
-
-
-class SlowClient:
-    """Connects at its second try; remembers how long each try was allowed to take."""
-
-    def __init__(self) -> None:
-        self.timeouts_ms: list[int] = []
-
-    def __call__(self, *, bootstrap_timeout_ms: int, **options: object) -> "SlowClient":
-        self.timeouts_ms.append(bootstrap_timeout_ms)
-        if len(self.timeouts_ms) == 1:
-            raise kafka.errors.KafkaTimeoutError("Unable to bootstrap")
-        return self
-
-
-def test_a_patient_client_gives_a_broker_that_listens_more_time(own_broker):
-    own_broker.start()
-    config, client = KafkaConfig(bootstrap_servers=own_broker.address), SlowClient()
-    assert connect(client, config, patient=True) is client
-    assert client.timeouts_ms == [3000, 15_000]
-
-
-def test_an_impatient_client_does_not(own_broker):
-    own_broker.start()
-    client = SlowClient()
-    with pytest.raises(kafka.errors.KafkaTimeoutError):
-        connect(client, KafkaConfig(bootstrap_servers=own_broker.address))
-    assert client.timeouts_ms == [3000]
-
-
-def test_nobody_waits_longer_where_nothing_listens():
-    client = SlowClient()
-    with pytest.raises(kafka.errors.KafkaTimeoutError):
-        connect(client, KafkaConfig(bootstrap_servers="127.0.0.1:1"), patient=True)
-    assert client.timeouts_ms == [3000]
 
 
 def test_a_client_that_is_closed_while_it_connects_leaves_no_socket_open():

@@ -1,8 +1,9 @@
 import pytest
 
-from springtide.stream.errors import ProduceError
+from springtide.stream.errors import MessageTooLargeError, ProduceError
 from springtide.stream.kafka.consumer import PartitionConsumer
 from springtide.stream.kafka.producer import Producer
+from tests.support.broker import apache_only
 
 
 def test_messages_keep_their_order_and_record_time(testbed):
@@ -40,3 +41,18 @@ def test_a_message_over_the_size_limit_raises(testbed):
     testbed.create()
     with Producer(testbed.kafka) as producer, pytest.raises(ProduceError, match="64 MiB"):
         producer.send(testbed.name, bytes(65 << 20))
+
+
+@apache_only
+def test_a_message_over_the_topics_limit_says_whose_limit_it_is(testbed):
+    testbed.create()
+    testbed.configure({"max.message.bytes": "50000"})
+    with Producer(testbed.kafka) as producer:
+        producer.send(testbed.name, bytes(60_000))
+        with pytest.raises(
+            MessageTooLargeError, match=r"limit of 50,000 bytes of topic .* raise max.message.bytes"
+        ) as raised:
+            producer.flush()
+        assert raised.value.limit_bytes == 50_000
+        producer.send(testbed.name, b"small")
+        producer.flush()

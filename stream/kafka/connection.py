@@ -1,0 +1,47 @@
+"""Builds kafka-python's clients, which connect to the broker; says why where they cannot."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from springtide.stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
+from springtide.stream.kafka.connection_check import connection_problem
+from springtide.stream.kafka.library import kafka
+
+PATIENT_CONNECT_SECONDS = 15.0  # for a broker that accepts connections, but is too busy to answer at once
+
+
+def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = False, **options: Any) -> Any:
+    """Build one of kafka-python's clients, which connects to the broker.
+
+    Raises kafka-python's errors, or the StreamError that says what the broker objects to. It fails after
+    CONNECT_SECONDS; if `patient`, a broker that accepts connections gets longer to answer.
+    """
+    options = config.client_options() | options
+    try:
+        return client(**options)
+    except (kafka.errors.KafkaConnectionError, kafka.errors.KafkaTimeoutError, kafka.errors.NodeNotReadyError):
+        if unreachable_reason(config.bootstrap_servers) is not None:
+            raise
+        if (problem := connection_problem(config)) is not None:
+            raise problem from None
+        if not patient:
+            raise
+        return client(**options | {"bootstrap_timeout_ms": int(PATIENT_CONNECT_SECONDS * 1000)})
+
+
+def unreachable_reason(bootstrap_servers: str) -> str | None:
+    """Why none of these addresses accepts a connection, or None if one does."""
+    reasons = []
+    for host, port in parse_addresses(bootstrap_servers):
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        except socket.gaierror:
+            reasons.append(f"the host name {host!r} is not known")
+        except TimeoutError:
+            reasons.append(f"{host}:{port} does not answer")
+        except OSError as error:
+            reasons.append(f"nothing listens on {host}:{port} ({error.strerror or error})")
+        else:
+            return None
+    return "; ".join(reasons)
