@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from springtide.app.errors import UserError
 from springtide.app.processes.signals import StopSignals
@@ -26,18 +27,16 @@ from springtide.app.version_log.commands.queue import Command, command_entry
 from springtide.app.version_log.commands.restore import RollbackVersion, build_rollback
 from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.trainer_meta import GateMeta, TrainerMeta
-from springtide.stream.columns import DeadLetter
 from springtide.stream.config import SourceConfig
 from springtide.stream.dead_letter_producer import DeadLetterProducer
-from springtide.stream.decode.decoder import Decoder
 from springtide.stream.errors import StreamError
+from springtide.stream.history.config import HistoryConfig
+from springtide.stream.history.source import read_again
 from springtide.stream.join_state import JoinState
-from springtide.stream.kafka.range_reader import read_range
 from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 from springtide_client.errors import LogError, SpringtideError
 from springtide_client.format.records import EPOCH_SHIFT, VersionMeta, version_name
 from springtide_client.schema import Schema
-from springtide_client.system.clock import wall_ms
 
 REASON = "gate"
 FLUSH_BYTES, FLUSH_SECONDS = 8 << 20, 30.0
@@ -68,6 +67,7 @@ class Progress:
 
 def send_to_dead_letters(
     source: SourceConfig,
+    history: HistoryConfig,
     schema: Schema,
     letters: DeadLetterProducer,
     begin: Mapping[Partition, Position],
@@ -79,16 +79,13 @@ def send_to_dead_letters(
     Records that cannot be decoded are left out: they are dead letters already. Raises StreamError.
     """
     num_sent = 0
-    decoder = Decoder(schema, source)
-    for raw in read_range(source.kafka_config(), begin, progress.positions):
-        undecodable = {letter.offset for letter in decoder.decode(raw, wall_ms()).dead_letters}
-        samples = [n for n, offset in enumerate(raw.offset_N.tolist()) if offset not in undecodable]
-        for n in samples:
-            fields = int(raw.offset_N[n]), REASON, detail, raw.key(n), raw.value(n), int(raw.record_ms_N[n])
-            letters.send([DeadLetter(raw.partition, *fields)])
+    for columns in read_again(source, history, schema, begin, progress.positions):
+        # of a record that holds several samples one letter
+        for n in np.unique(columns.offset_N, return_index=True)[1].tolist():
+            letters.send([columns.dead_letter(n, REASON, detail)])
             if letters.unacknowledged_bytes > FLUSH_BYTES:
                 letters.flush(FLUSH_SECONDS)
-        num_sent += len(samples)
+        num_sent += len(columns)
     letters.flush(FLUSH_SECONDS)
     return num_sent
 
@@ -274,7 +271,13 @@ class RollbackController:
             return max(0, progress.samples - rollback.meta.samples_trained)
         begin = positions_from_meta(rollback.meta.positions)
         num_sent = send_to_dead_letters(
-            self._config.source, self._config.schema, self._dead_letters, begin, progress, detail
+            self._config.source,
+            self._config.history,
+            self._config.schema,
+            self._dead_letters,
+            begin,
+            progress,
+            detail,
         )
         num_skipped = max(0, progress.samples - rollback.meta.samples_trained)
         if num_sent != num_skipped:

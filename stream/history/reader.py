@@ -39,16 +39,18 @@ class HistoryReader:
         *,
         seam: SeamFilter,
         sort_rows: int = 0,
+        keeps_records: bool = False,
     ) -> None:
         """`files`: all, in their order. `position`: of the next row.
 
         `sort_rows`: how many rows of a file are sorted by event time at once; offsets then count the sorted rows.
-        HistoryError if the position's file is gone or has changed.
+        `keeps_records`: with the columns come the records that they are of, `Columns.raw`. HistoryError if the
+        position's file is gone or has changed.
         """
         self.place, self.offset = HistoryPlace.parse(position.topic_id), position.offset
         self.progress = ""
         self.num_late = self.late_ms = 0  # samples older than one before them, and by how much at most
-        self.seam, self.sort_rows = seam, sort_rows
+        self.seam, self.sort_rows, self.keeps_records = seam, sort_rows, keeps_records
         self.num_files = len(files)
         self._pipeline = pipeline
         self._newest_ms = 0
@@ -122,7 +124,7 @@ class HistoryReader:
         topic_id, offset = self.place.topic_id(), self.offset
         columns = self._pipeline.decode(raw if self.sort_rows else raw.from_offset(offset), topic_id)
         if not self.sort_rows:
-            return columns
+            return replace(columns, raw=raw) if self.keeps_records else columns
         id_strings = columns.id_strings
         order_N = time_order(columns, raw)
         if np.any(np.diff(order_N) < 0):
@@ -130,7 +132,8 @@ class HistoryReader:
             columns = self._pipeline.decode(raw, topic_id)
         if offset > raw.offset_N[0]:
             columns = self._pipeline.decode(raw.from_offset(offset), topic_id)
-        return replace(columns, id_strings=IdStrings.concatenate([id_strings, columns.id_strings]))
+        id_strings = IdStrings.concatenate([id_strings, columns.id_strings])
+        return replace(columns, id_strings=id_strings, raw=raw if self.keeps_records else None)
 
     def _note_disorder(self, columns: Columns) -> None:
         if not len(columns):

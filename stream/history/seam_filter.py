@@ -45,7 +45,13 @@ class SeamFilter:
             letters = tuple(letter for letter, is_kept in zip(letters, is_kept_letter, strict=True) if is_kept)
         self.num_left_out += int(np.count_nonzero(~is_kept_N)) + len(columns.dead_letters) - len(letters)
         kept = columns if is_kept_N.all() else columns.take(np.flatnonzero(is_kept_N))
-        return replace(kept, dead_letters=letters, end_offsets=columns.end_offsets, id_strings=columns.id_strings)
+        return replace(
+            kept,
+            dead_letters=letters,
+            end_offsets=columns.end_offsets,
+            id_strings=columns.id_strings,
+            raw=columns.raw,
+        )
 
     def _keeps(self, event_ms: npt.NDArray[np.int64], is_before: bool) -> Any:
         assert self.until_ms is not None

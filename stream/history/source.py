@@ -2,14 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from springtide.stream.column_queue import ColumnQueue
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import SourceStatus
-from springtide.stream.decode.decoder import DecodePipeline
+from springtide.stream.decode.decoder import DecodePipeline, Decoder
 from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.errors import HistoryError, RetriableError, StreamError
 from springtide.stream.history.config import HistoryConfig
@@ -20,10 +22,11 @@ from springtide.stream.history.seam import Seam, decide_seam
 from springtide.stream.history.seam_filter import SeamFilter
 from springtide.stream.history.table_rows import open_decoder
 from springtide.stream.history.times import ordered_files
+from springtide.stream.kafka.range_reader import read_range
 from springtide.stream.positions import ALL_PARTITIONS, HISTORY, Partition, PartitionShare, Position
 from springtide.stream.source import MAX_BACKOFF_SECONDS, MAX_POLL_BYTES, MIN_BACKOFF_SECONDS, KafkaSource, Source
 from springtide_client.schema import Schema
-from springtide_client.system.clock import Backoff
+from springtide_client.system.clock import Backoff, wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,35 @@ def open_source(
             "[history] is learned by one process: run `springtide train` without --ranks until the topic is reached"
         )
     return HistoryThenLive(config, history, schema, positions, erasures=erasures, share=share)
+
+
+def read_again(
+    config: SourceConfig,
+    history: HistoryConfig,
+    schema: Schema,
+    begin: Mapping[Partition, Position],
+    end: Mapping[Partition, Position],
+) -> Iterator[Columns]:
+    """Yield the samples between two sets of positions, in files and topic, with their records (`Columns.raw`).
+
+    Records that are gone are left out, and files that the configuration no longer names. Raises StreamError.
+    """
+    until_ms, stop = None, end.get(HISTORY)
+    if stop is not None:
+        until_ms = HistoryPlace.parse(stop.topic_id).until_ms
+        first = begin.get(HISTORY)
+        if history.path is not None and (first is None or first.offset < stop.offset):
+            files = ordered_files(history, schema)
+            first = first or Position(HistoryPlace.first(files[0], until_ms).topic_id(), 0)
+            pipeline, seam = DecodePipeline(open_decoder(schema, config)), SeamFilter(schema, config, until_ms)
+            reader = HistoryReader(files, pipeline, first, seam=seam, sort_rows=history.sort_rows, keeps_records=True)
+            for columns in reader:
+                yield columns.slice(0, int(np.searchsorted(columns.offset_N, stop.offset)))
+                if reader.offset >= stop.offset:
+                    break
+    decoder, seam = Decoder(schema, config), SeamFilter(schema, config, until_ms)
+    for raw in read_range(config.kafka_config(), begin, end):
+        yield seam.after(replace(decoder.decode(raw, wall_ms()), raw=raw))
 
 
 class HistoryThenLive(Source):

@@ -11,7 +11,7 @@ from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
 from springtide.stream.errors import HistoryError
 from springtide.stream.history.config import HistoryConfig
-from springtide.stream.history.source import open_source
+from springtide.stream.history.source import open_source, read_again
 from springtide.stream.positions import HISTORY, Partition, PartitionShare, Position
 from springtide.stream.source import KafkaSource, Source
 from tests.stream import conftest
@@ -186,3 +186,30 @@ def test_a_history_that_is_behind_the_log_or_given_up_is_refused(
     assert opened(end, path=path, share=PartitionShare(0, 2)).has_partitions
     with pytest.raises(HistoryError, match="names no file"):
         read_to_end(opened(path=str(tmp_path / "nothing" / "*.csv")))
+
+
+@pytest.mark.parametrize("sort_rows", [0, 4])
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_samples_between_two_positions_are_read_again_with_their_records(
+    testbed: conftest.Testbed, opened: Open, tmp_path: Path, ending: str, sort_rows: int
+) -> None:
+    for name, users in {"a": [0, 2, 1, 3, 4], "b": range(5, 12)}.items():
+        write_clicks(tmp_path / "h" / f"{name}.{ending}", users)
+    testbed.create()
+    testbed.produce(messages(range(7, 15)))
+    history = HistoryConfig(path=str(tmp_path / "h"), sort_rows=sort_rows)
+    whole = read_to_end(opened(path=history.path, sort_rows=sort_rows))
+    learned = users_of(whole)
+    assert sorted(learned) == list(range(15))
+    rows = [part.slice(n, n + 1) for part in whole for n in range(len(part))] + [whole[-1].slice(0, 0)]
+    config = SourceConfig(topic=testbed.name, log_path=testbed.broker.log_path)
+    end = positions_after(whole, {})
+    for number in (0, 3, 7, 12):
+        begin = positions_after(rows[:number], positions_after(whole[:1], {}))
+        columns = list(read_again(config, history, SCHEMA, begin, end))
+        assert users_of(columns) == learned[number:]
+        letters = [part.dead_letter(n, "skipped", "") for part in columns for n in range(len(part))]
+        assert [json.loads(letter.value or b"")["user_id"] for letter in letters] == learned[number:]
+    middle = positions_after(rows[:4], positions_after(whole[:1], {}))
+    again = read_again(config, history, SCHEMA, {}, middle | {testbed.partition: Position("", 0)})
+    assert users_of(list(again)) == learned[:4]
