@@ -33,7 +33,8 @@ from springtide.stream.broker.embedded import find_broker, find_broker_binary
 from springtide.stream.errors import EmbeddedBrokerError, StreamError
 from springtide.stream.history.seam import format_ms, topic_coverage
 from springtide.stream.history.times import first_event_ms, last_event_ms, ordered_files
-from springtide.stream.kafka.admin import kafka_problem
+from springtide.stream.kafka.admin import Admin, kafka_problem
+from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.positions import HISTORY, positions_from_meta
 from springtide_client.errors import LogError, PartError
 from springtide_client.log.directory import LogDirectory
@@ -182,6 +183,27 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
             yield Diagnosis("problem", problem)
         else:
             yield Diagnosis("ok", f"broker: {address}, topic {topic!r}")
+            yield from check_retention(config, address, topic)
+
+
+def check_retention(config: Config, address: str, topic: str) -> Iterator[Diagnosis]:
+    """Compare how long a topic that is joined keeps its records with what a restart reads of it again."""
+    if config.join is None:
+        return
+    window_ms = max(label.window_ms for label in config.join.labels)
+    needed_ms = window_ms + 1000 * (config.join.config.lateness_seconds + config.join.config.early_seconds)
+    try:
+        with Admin(KafkaConfig(bootstrap_servers=address, options=config.source.kafka)) as admin:
+            retention_ms = int(admin.topic_settings(topic)["retention.ms"])
+    except (StreamError, KeyError, ValueError):
+        return  # not every broker says
+    if 0 <= retention_ms < needed_ms:
+        yield Diagnosis(
+            "problem",
+            f"broker: topic {topic!r} keeps its records for {retention_ms / 1000:g} s, and a restart of the join reads "
+            f"the last {needed_ms / 1000:g} s again: raise its retention.ms, to that and the longest time that the "
+            "trainer may be away",
+        )
 
 
 def check_history(config: Config) -> Iterator[Diagnosis]:

@@ -25,6 +25,7 @@ from springtide.app.tools.diagnosis import (
 )
 from springtide.embeddings.tiers.rocksdb import spill, table_files
 from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.kafka.admin import Admin
 from tests.stream.history.clicks import click, write_clicks
 from tests.support.config import Section, write_config
 from tests.support.kafka import produce
@@ -213,7 +214,9 @@ def test_a_history_is_described_and_compared_with_the_topic(tmp_path: Path) -> N
         )
 
 
-def test_every_topic_that_is_joined_is_looked_for(tmp_path: Path) -> None:
+def test_every_topic_that_is_joined_is_looked_for_and_must_keep_its_records_for_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     join = {
         "source": {"topic": "impressions"},
         "join": {"key": ["request"]},
@@ -226,3 +229,9 @@ def test_every_topic_that_is_joined_is_looked_for(tmp_path: Path) -> None:
         assert found[0].endswith("topic 'impressions'")
         assert found[1].startswith("problem ")
         assert "'actions'" in found[1]
+        produce(broker.address, "actions", [b"{}"])
+        for retention_ms, states in ((-1, ["ok"] * 2), (75_000, ["ok"] * 2), (74_999, ["ok", "problem"] * 2)):
+            monkeypatch.setattr(Admin, "topic_settings", lambda *_, ms=retention_ms: {"retention.ms": str(ms)})
+            found = list(check_broker(config))
+            assert [line.state for line in found] == states
+        assert "keeps its records for 74.999 s, and a restart of the join reads the last 75 s again" in found[1].text
