@@ -70,6 +70,8 @@ def without_nanoseconds(table: Any) -> Any:
     """Return the table with times in microseconds: Python has no finer ones."""
     import pyarrow as pa
 
+    if "ns" not in {getattr(kind, "unit", None) for kind in table.schema.types}:
+        return table
     finer = {pa.timestamp: pa.types.is_timestamp, pa.time64: pa.types.is_time64, pa.duration: pa.types.is_duration}
     for index, field in enumerate(table.schema):
         for make, is_kind in finer.items():

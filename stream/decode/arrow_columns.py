@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide.stream.decode.parsers.json_strings import string_ids
+from springtide.stream.decode.parsers.json_strings import write_string_ids
 from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.plain_values import to_plain
 from springtide.stream.decode.rows import DecodedRows
@@ -261,7 +261,8 @@ def _string_ids(array: Any) -> tuple[Int64Array, BoolArray]:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     offsets_M = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     text_B = np.zeros(1, np.uint8) if text is None or text.size == 0 else np.frombuffer(text, np.uint8)
-    ids_M, is_hashed_M = string_ids(text_B, offsets_M)
+    ids_M, is_hashed_M = np.empty(len(array), np.int64), np.empty(len(array), np.bool_)
+    write_string_ids(text_B, offsets_M, ids_M, is_hashed_M)
     return ids_M, is_hashed_M
 
 

@@ -260,6 +260,7 @@ def compile_parsers() -> None:
             write_descriptor_set(proto, "Click", [(name, kind, name == "ids") for name, _, kind in fields])
         for config in (
             DecodeConfig(format="json"),
+            DecodeConfig(format="msgpack"),
             DecodeConfig(format="arrow"),
             DecodeConfig(format="avro", schema_file=avro),
             DecodeConfig(format="protobuf", descriptor_file=proto, message="Click"),

@@ -174,6 +174,31 @@ class MsgpackCodec(MessageCodec):
     def from_json(self, message: bytes) -> bytes:
         return msgspec.msgpack.encode(decode_json(message))
 
+    def fast_path(
+        self,
+        schema: Schema,
+        config: "DecodeConfig",
+        seen: "SeenSet",
+        *,
+        keys: Sequence[str] = (),
+        has_labels: bool = True,
+    ) -> "RecordParser | None":
+        if field_paths([*schema.names, *keys]):
+            return None
+        from springtide.stream.decode.parsers.binary_parser import BinaryParser, ProgramRecords
+        from springtide.stream.decode.parsers.msgpack_parser import build_program, msgpack_kernel
+
+        programs: list[Any] = []
+
+        def choose(raw: "RawRecords", parser: BinaryParser) -> list[ProgramRecords]:
+            if not programs:
+                programs.append(build_program(parser))
+            return [ProgramRecords(programs[0], raw.value_length_N >= 0, 0)]
+
+        return BinaryParser(
+            schema, config, seen, kernel=msgpack_kernel, choose=choose, keys=keys, has_labels=has_labels
+        )
+
 
 def check_registry_url(url: str) -> None:
     """ValueError for what is no URL of a schema registry, or holds a password."""

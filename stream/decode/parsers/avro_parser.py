@@ -33,6 +33,7 @@ from springtide.stream.decode.parsers.json_values import NUM_ELEMENTS, NUM_STRIN
 from springtide.stream.decode.parsers.typed_values import (
     end_row,
     is_utf8,
+    write_boolean,
     write_float,
     write_integer,
     write_null,
@@ -306,7 +307,7 @@ def read_avro(
         elif kind == BOOLEAN:
             if at >= end or buffer[np.uint64(at)] > 1:
                 return False
-            if field >= 0 and not write_integer(fields, field, np.int64(buffer[np.uint64(at)]), n, out, work, latest):
+            if field >= 0 and not write_boolean(fields, field, np.int64(buffer[np.uint64(at)]), n, out, work, latest):
                 return False
             at += 1
         elif kind == FIXED:

@@ -7,7 +7,7 @@ import numpy as np
 from springtide.kernels.cpu.hashing import STRING_SEED, mix64
 from springtide.kernels.cpu.intrinsics.instructions import trailing_zeros
 from springtide.kernels.njit import njit
-from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined, load_word, partial_word
+from springtide.stream.decode.parsers.byte_ops import OPTIONS, byte_at, compiled, inlined, load_word, partial_word
 
 QUOTE, BACKSLASH = 34, 92
 # each byte of a word
@@ -180,11 +180,8 @@ def string_id(buffer: Any, start: Any, length: Any) -> Any:
     return np.int64(state), True
 
 
-@njit(nogil=True, cache=True)
-def string_ids(text_B: Any, offsets_M1: Any) -> Any:
-    """(ids, whether each is a hash) of strings that lie one after another; arrays (M)."""
-    ids_M = np.empty(len(offsets_M1) - 1, np.int64)
-    is_hashed_M = np.empty(len(ids_M), np.bool_)
+@njit(cache=True, **OPTIONS)
+def write_string_ids(text_B: Any, offsets_M1: Any, ids_M: Any, is_hashed_M: Any) -> None:
+    """Write the ids of strings that lie one after another, and whether each is a hash."""
     for m in range(len(ids_M)):
         ids_M[m], is_hashed_M[m] = string_id(text_B, offsets_M1[m], offsets_M1[m + 1] - offsets_M1[m])
-    return ids_M, is_hashed_M

@@ -25,7 +25,7 @@ from springtide.stream.decode.parsers.byte_ops import (
     read_varint,
     zigzag,
 )
-from springtide.stream.decode.parsers.field_table import LIST
+from springtide.stream.decode.parsers.field_table import LIST, TIME
 from springtide.stream.decode.parsers.json_values import NUM_ELEMENTS, NUM_RECORDS, NUM_STRINGS
 from springtide.stream.decode.parsers.typed_values import (
     end_row,
@@ -164,7 +164,9 @@ class _Builder:
         is_list = bool(field.is_repeated)
         is_fit = (self.parser.fields.role_J[number] == LIST) == is_list
         oneof = field.containing_oneof
-        is_left = number >= 0 and (not is_fit or kind == BYTES or (oneof is not None and len(oneof.fields) > 1))
+        is_no_time = kind == BOOL and self.parser.fields.role_J[number] == TIME
+        is_member = oneof is not None and len(oneof.fields) > 1
+        is_left = number >= 0 and (not is_fit or kind == BYTES or is_no_time or is_member)
         if kind == MESSAGE:
             name = field.message_type.full_name
             if number >= 0 and name in MOMENTS and is_fit and not is_left:

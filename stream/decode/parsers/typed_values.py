@@ -135,6 +135,12 @@ def write_integer(fields: Any, j: Any, value: Any, n: Any, out: Any, work: Any, 
     return write_number(fields, j, np.float64(value), n, out)
 
 
+@inlined
+def write_boolean(fields: Any, j: Any, value: Any, n: Any, out: Any, work: Any, latest: Any) -> Any:
+    """Write a boolean as 0 or 1; it is no time."""
+    return fields.role_J[j] != TIME and write_integer(fields, j, value, n, out, work, latest)
+
+
 @compiled
 def write_float(fields: Any, j: Any, value: Any, n: Any, out: Any, work: Any, latest: Any) -> Any:
     """Write a float64."""

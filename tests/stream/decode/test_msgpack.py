@@ -52,6 +52,7 @@ def test_a_thousand_damaged_messages_are_dead_letters() -> None:
         ({"click": 2}, "label_range"),
         ({"click": None}, "missing_label"),
         ({"ts": 5}, "bad_timestamp"),
+        ({"ts": False}, "bad_timestamp"),
         ({"name": b"bytes"}, "wrong_type"),
         ({"price": float("nan")}, "not_finite"),
         ({"tags": "x"}, "wrong_type"),

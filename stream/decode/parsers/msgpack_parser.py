@@ -1,0 +1,306 @@
+"""The fast path of MessagePack: a compiled loop walks a map's bytes once, and writes its fields into columns.
+
+Left to the reference: names that come twice, names that are no strings, extensions (timestamps), integers beyond int64.
+"""
+
+# N records, J fields
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide.kernels.cpu.hashing import mix64
+from springtide.kernels.njit import njit
+from springtide.stream.decode.parsers.binary_parser import BinaryParser, begin_record, fingerprint_of, undo_record
+from springtide.stream.decode.parsers.byte_ops import (
+    OPTIONS,
+    compiled,
+    double_of,
+    float_of,
+    inlined,
+    partial_word,
+)
+from springtide.stream.decode.parsers.field_table import LIST, S7, S57, name_hash
+from springtide.stream.decode.parsers.json_values import NUM_ELEMENTS, NUM_RECORDS, NUM_STRINGS
+from springtide.stream.decode.parsers.typed_values import (
+    end_row,
+    is_utf8,
+    write_boolean,
+    write_float,
+    write_integer,
+    write_null,
+    write_text,
+)
+
+REFUSED, NULL, BOOLEAN, INTEGER, FLOAT, TEXT, BYTES, ARRAY, MAP = range(9)
+
+
+class MsgpackProgram(NamedTuple):
+    """A hash table of the fields' names, and the order in which the fields of the record before came."""
+
+    buckets_H: npt.NDArray[np.int64]  # a field, or -1; open addressing by name_hash
+    order_P: npt.NDArray[np.int64]
+
+
+def build_program(parser: BinaryParser) -> MsgpackProgram:
+    """The program of a parser's fields."""
+    names = [name.encode() for name in parser.names]
+    buckets_H = np.full(1 << (4 * len(names)).bit_length(), -1, np.int64)
+    for number, name in enumerate(names):
+        bucket = name_hash(name) % len(buckets_H)
+        while buckets_H[bucket] >= 0:
+            bucket = (bucket + 1) % len(buckets_H)
+        buckets_H[bucket] = number
+    return MsgpackProgram(buckets_H, np.full(512, -1, np.int64))
+
+
+@inlined
+def is_name(buffer: Any, at: Any, length: Any, fields: Any, field: Any) -> Any:
+    """Return True if the bytes at `at` are the field's name."""
+    if fields.name_length_J[field] != length:
+        return False
+    done, word = 0, 0
+    while done < length:
+        num_bytes = min(8, length - done)
+        if partial_word(buffer, at + done, num_bytes) != fields.name_words_JW[field, word]:
+            return False
+        done += 8
+        word += 1
+    return True
+
+
+@compiled
+def find_name(buffer: Any, at: Any, length: Any, fields: Any, program: Any) -> Any:
+    """The number of the field of this name; -1 if there is none."""
+    first = partial_word(buffer, at, min(8, length))
+    last = partial_word(buffer, at + length - min(8, length), min(8, length))
+    mask = np.uint64(len(program.buckets_H) - 1)
+    bucket = mix64(first ^ (last << S7 | last >> S57) ^ np.uint64(length)) & mask
+    while program.buckets_H[bucket] >= 0:
+        field = program.buckets_H[bucket]
+        if is_name(buffer, at, length, fields, field):
+            return field
+        bucket = (bucket + np.uint64(1)) & mask
+    return np.int64(-1)
+
+
+@inlined
+def big_endian(buffer: Any, at: Any, num_bytes: Any) -> Any:
+    """The uint64 of up to 8 bytes."""
+    word = np.uint64(0)
+    for i in range(num_bytes):
+        word = word << np.uint64(8) | np.uint64(buffer[np.uint64(at + i)])
+    return word
+
+
+@compiled
+def read_head(buffer: Any, at: Any, end: Any) -> Any:
+    """(position after it, kind, integer or number of bytes or items, float) of the value that begins at `at`.
+
+    The position of a text or of bytes is that of the first of them; all of them are within `end`.
+    """
+    byte = np.int64(buffer[np.uint64(at)]) if at < end else np.int64(0xC1)
+    at += 1
+    integer, number = np.int64(0), 0.0
+    if byte < 0x80:
+        return at, INTEGER, byte, number
+    if byte < 0x90:
+        return at, MAP, byte & 15, number
+    if byte < 0xA0:
+        return at, ARRAY, byte & 15, number
+    if byte >= 0xE0:
+        return at, INTEGER, byte - 256, number
+    kind: Any = REFUSED
+    size: Any = 0
+    if byte < 0xC0:
+        kind, integer = TEXT, byte & 31
+    elif byte == 0xC0:
+        return at, NULL, integer, number
+    elif byte == 0xC2 or byte == 0xC3:
+        return at, BOOLEAN, byte - 0xC2, number
+    elif byte == 0xCA or byte == 0xCB:
+        kind, size = FLOAT, 4 if byte == 0xCA else 8
+    elif 0xC4 <= byte <= 0xC6:
+        kind, size = BYTES, 1 << (byte - 0xC4)
+    elif 0xCC <= byte <= 0xD3:
+        kind, size = INTEGER, 1 << ((byte - 0xCC) & 3)
+    elif 0xD9 <= byte <= 0xDB:
+        kind, size = TEXT, 1 << (byte - 0xD9)
+    elif byte == 0xDC or byte == 0xDD:
+        kind, size = ARRAY, 2 << (byte - 0xDC)
+    elif byte == 0xDE or byte == 0xDF:
+        kind, size = MAP, 2 << (byte - 0xDE)
+    if kind == REFUSED or end - at < size:
+        return at, REFUSED, integer, number
+    if size > 0:
+        word = big_endian(buffer, at, size)
+        at += size
+        integer = np.int64(word)
+        if kind == FLOAT:
+            number = float_of(word) if size == 4 else double_of(word)
+        elif 0xD0 <= byte <= 0xD2:  # signed ones
+            shift = np.int64(64 - 8 * size)
+            integer = (integer << shift) >> shift
+        elif byte == 0xCF and integer < 0:
+            return at, REFUSED, integer, number
+    if (kind in (TEXT, BYTES)) and (integer > end - at or (kind == TEXT and not is_utf8(buffer, at, at + integer))):
+        return at, REFUSED, integer, number
+    return at, kind, integer, number
+
+
+@inlined
+def write_value(
+    buffer: Any,
+    at: Any,
+    kind: Any,
+    integer: Any,
+    number: Any,
+    fields: Any,
+    field: Any,
+    n: Any,
+    out: Any,
+    work: Any,
+    latest: Any,
+) -> Any:
+    """Write a value that is neither an array nor a map, and whose head was read."""
+    if kind == INTEGER:
+        return write_integer(fields, field, integer, n, out, work, latest)
+    if kind == BOOLEAN:
+        return write_boolean(fields, field, integer, n, out, work, latest)
+    if kind == FLOAT:
+        return write_float(fields, field, number, n, out, work, latest)
+    if kind == TEXT:
+        return write_text(buffer, at, integer, fields, field, n, out, work)
+    return False
+
+
+@inlined
+def skip_items(buffer: Any, at: Any, end: Any, kind: Any, count: Any, stack: Any) -> Any:
+    """The position after the items of an array or a map; -1 where they are left to the reference."""
+    depth = 0
+    stack.node_D[0], stack.left_D[0] = kind, count
+    while True:
+        if stack.left_D[depth] == 0:
+            if depth == 0:
+                return at
+            depth -= 1
+            continue
+        stack.left_D[depth] -= 1
+        if stack.node_D[depth] == MAP:
+            at, kind, integer, _ = read_head(buffer, at, end)
+            if kind != TEXT:
+                return np.int64(-1)
+            at += integer
+        at, kind, integer, _ = read_head(buffer, at, end)
+        if kind == REFUSED:
+            return np.int64(-1)
+        if kind in (TEXT, BYTES):
+            at += integer
+        elif kind in (ARRAY, MAP):
+            depth += 1
+            if depth == len(stack.node_D):
+                return np.int64(-1)
+            stack.node_D[depth], stack.left_D[depth] = kind, integer
+
+
+@inlined
+def read_msgpack(
+    buffer: Any, at: Any, end: Any, fields: Any, program: Any, n: Any, out: Any, work: Any, stack: Any, latest: Any
+) -> Any:
+    """Write the map at `at` to row n; return False to leave it to the reference."""
+    at, kind, num_fields, _ = read_head(buffer, at, end)
+    if kind != MAP:
+        return False
+    record = work.counts[NUM_RECORDS]
+    for place in range(num_fields):
+        at, kind, length, _ = read_head(buffer, at, end)
+        if kind != TEXT:
+            return False
+        slot = min(place, len(program.order_P) - 1)
+        field = program.order_P[slot]
+        if field < 0 or not is_name(buffer, at, length, fields, field):
+            field = find_name(buffer, at, length, fields, program)
+            program.order_P[slot] = field
+        at, kind, integer, number = read_head(buffer, at + length, end)
+        if kind == REFUSED:
+            return False
+        if field < 0:
+            if kind in (TEXT, BYTES):
+                at += integer
+            elif kind in (ARRAY, MAP):
+                at = skip_items(buffer, at, end, kind, integer, stack)
+                if at < 0:
+                    return False
+            continue
+        if work.last_record_J[field] == record:
+            return False
+        work.last_record_J[field] = record
+        if kind == NULL:
+            write_null(fields, field, n, out)
+        elif fields.role_J[field] == LIST:
+            if kind != ARRAY:
+                return False
+            for _ in range(integer):
+                at, kind, element, number = read_head(buffer, at, end)
+                if kind == NULL:
+                    continue
+                if not write_value(buffer, at, kind, element, number, fields, field, n, out, work, latest):
+                    return False
+                if kind == TEXT:
+                    at += element
+        else:
+            if not write_value(buffer, at, kind, integer, number, fields, field, n, out, work, latest):
+                return False
+            if kind == TEXT:
+                at += integer
+    return at == end and end_row(fields, n, out)
+
+
+def compile_kernel(fingerprint: str) -> Callable[..., int]:
+    """Compile the loop; the fingerprint is part of the key of Numba's cache."""
+
+    @njit(cache=True, **OPTIONS)
+    def parse_msgpack(
+        first: Any,
+        messages: Any,
+        fields: Any,
+        program: Any,
+        symbols: Any,
+        is_chosen_N: Any,
+        header_bytes: Any,
+        out: Any,
+        work: Any,
+        stack: Any,
+        longest: Any,
+        now_ms: Any,
+        future_ms: Any,
+    ) -> Any:
+        """Read records from `first` on; stop early where the workspace has no room. Return the next."""
+        fingerprint  # noqa: B018  a free variable is part of the cache's key
+        for n in range(first, len(messages.start_N)):
+            if not is_chosen_N[n]:
+                continue
+            num_elements, num_strings = work.counts[NUM_ELEMENTS], work.counts[NUM_STRINGS]
+            is_read, latest = begin_record(n, messages, fields, out, work, longest, now_ms, future_ms)
+            if latest == -1:
+                return n
+            if not is_read:
+                continue
+            start = messages.start_N[n] + header_bytes
+            end = messages.start_N[n] + messages.length_N[n]
+            if read_msgpack(messages.buffer, start, end, fields, program, n, out, work, stack, latest):
+                out.unparsed_N[n] = False
+            else:
+                undo_record(num_elements, num_strings, work)
+        return len(messages.start_N)
+
+    compiled_loop: Callable[..., int] = parse_msgpack
+    return compiled_loop
+
+
+@lru_cache(1)
+def msgpack_kernel() -> Callable[..., int]:
+    """The loop; compiled, or loaded from Numba's cache, at its first call."""
+    return compile_kernel(fingerprint_of(__file__))
