@@ -147,6 +147,7 @@ class KafkaSource(Source):
             share=share,
         )
         self._thread: threading.Thread | None = None
+        self._had_broker = False
 
     def start(self) -> None:
         if self._thread is None and not self._closing.is_set():
@@ -201,13 +202,18 @@ class KafkaSource(Source):
     def report_offsets(self, offsets: Mapping[Partition, int]) -> None:
         self._loop.report_offsets({p: offset for p, offset in offsets.items() if p.topic == self.status.topic})
 
-    def close(self) -> None:
-        had_broker = self.status.state in ("reading", "finished")
+    def end_soon(self) -> None:
+        """Let the reading thread end, without waiting for it; `close` waits."""
+        if not self._closing.is_set():
+            self._had_broker = self.status.state in ("reading", "finished")
         self._closing.set()
         self._queue.end()
+
+    def close(self) -> None:
+        self.end_soon()
         if self._thread is not None:
             self._thread.join(10.0)
-            if had_broker and not self._thread.is_alive():
+            if self._had_broker and not self._thread.is_alive():
                 self._loop.report_last_offsets()
         self.status.set_ended("closed")
 

@@ -193,6 +193,8 @@ class JoinSource(Source):
 
     def close(self) -> None:
         for reader in self._readers.values():
+            reader.end_soon()
+        for reader in self._readers.values():
             reader.close()
 
 
