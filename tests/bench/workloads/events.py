@@ -39,7 +39,7 @@ def fill_events(address: str, number: int) -> None:
         {"bootstrap.servers": address, "linger.ms": 20, "queue.buffering.max.messages": 2_000_000, "log_level": 0}
     )
     for n in range(number):
-        producer.produce(TOPIC, events[n % len(events)], partition=0, timestamp=FIRST_MS + n % len(events))
+        producer.produce(TOPIC, events[n % len(events)], partition=0)
         if n % 10_000 == 0:
             producer.poll(0)
     if producer.flush(60.0):
