@@ -23,7 +23,13 @@ BEGAN := $(shell date +%s)
 SAY := f() { echo "[$$(( $$(date +%s) - $(BEGAN) )) s] $$1"; }; f
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
-.PHONY: setup demo package test check lint types imports bench torture gpu-wheels gpu-site test-gpu bench-gpu clean
+# tests of reading, of commands and of faults that take any broker, and those of Apache Kafka alone
+KAFKA_TESTS := tests/stream/kafka tests/stream/join tests/stream/test_source.py tests/stream/test_dead_letter_producer.py \
+	tests/e2e/test_apache_kafka.py tests/e2e/test_restart.py tests/e2e/test_malformed_messages.py \
+	tests/e2e/test_commands.py tests/e2e/test_policies.py tests/e2e/test_rollback.py tests/e2e/test_erasure.py \
+	tests/torture/test_torture.py tests/torture/test_fencing.py tests/torture/test_broker_faults.py
+
+.PHONY: setup demo package test test-kafka check lint types imports bench torture gpu-wheels gpu-site test-gpu bench-gpu clean
 
 setup: $(VENV)/.compiled
 
@@ -65,6 +71,11 @@ package: $(VENV)/.ready
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# against Apache Kafka from Maven Central: needs java (17 or newer), mvn and openssl. One node, so one process of tests
+test-kafka: setup
+	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.support.apache_kafka
+	SPRINGTIDE_TEST_BROKER=apache OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KAFKA_TESTS) $(ARGS)
+
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -93,6 +104,7 @@ torture: setup
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --stands-still
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.disk.spill_bytes --seconds 60
+	PYTHONPATH=deploy/package:deploy/client:. SPRINGTIDE_TEST_BROKER=apache OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.broker_faults
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_openapi.py -q
 
 gpu-wheels:

@@ -10,8 +10,10 @@ from typing import Any
 
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
+from tests.support.apache_kafka import shared_node
+from tests.support.broker import USES_APACHE
 from tests.support.config import CLICKS, edit_config, write_config
-from tests.support.kafka import produce, read_topic
+from tests.support.kafka import configure_topic, create_topic, produce, read_topic
 from tests.support.ports import free_port
 from tests.support.process_pool import ForkedProcess, ProcessPool
 from tests.support.waiting import wait_until
@@ -94,11 +96,21 @@ class Workspace:
     # broker
 
     def start_broker(self) -> str:
-        """Start the embedded broker and return its address."""
+        """Start the embedded broker, or take Apache Kafka without the topics of other tests; return its address."""
+        if USES_APACHE:
+            address = shared_node().address
+            shared_node().delete_topics("clicks", "clicks.dead")
+            for topic in ("clicks", "clicks.dead"):
+                create_topic(address, topic)
+                configure_topic(address, topic, {"max.message.bytes": str(4 << 20)})
+            self.configure({"source": {"bootstrap_servers": address}})
+            return address
         self.start("broker")
         return wait_until(self.broker_address, "the broker's address")
 
     def broker_address(self) -> str | None:
+        if USES_APACHE:
+            return shared_node().address
         path = self.log / "broker.json"
         return json.loads(path.read_text())["address"] if path.exists() else None
 
