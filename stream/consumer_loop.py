@@ -88,6 +88,7 @@ TOPIC_CHECK_SECONDS, IDLE_TOPIC_CHECK_SECONDS = 0.02, 0.5
 REFILL_RECORDS = 200_000
 MAX_HOLD_SECONDS = 2.0  # how long a partition that is behind and silent holds back the others
 REPORT_SECONDS = 1.0
+FRESH_SECONDS = 1.0  # after that, where a partition ends may be another place
 # between two requests for a schema while its registry does not have an answer
 FIRST_FORMAT_WAIT_SECONDS, LONGEST_FORMAT_WAIT_SECONDS = 0.1, 2.0
 # how long a source that ends tries to report its last positions; a new cluster makes __consumer_offsets meanwhile
@@ -122,7 +123,9 @@ class ConsumerLoop:
         # the next offsets to fetch; what was fetched is in the merge or in the queue
         self.positions = {partition: at for partition, at in positions.items() if share.holds(partition)}
         self.num_partitions: int | None = None  # of the share; None before the topic is found
+        self.queued_positions: dict[Partition, Position] = {}  # everything before them is, or was, in the queue
         self.ends: dict[Partition, int] = {}
+        self._ends_requested_at = 0.0
         self.stop_offsets: dict[Partition, int] | None = None
         self._start_positions: dict[Partition, Position] = {}  # where reading began in the topic as it is now
         self._stop_requested_at: float | None = None
@@ -172,6 +175,11 @@ class ConsumerLoop:
             for partition, end in self.ends.items()
             if self._offset(partition) >= end and now - self._last_record_at.get(partition, 0.0) > seconds
         }
+
+    @property
+    def has_fresh_ends(self) -> bool:
+        """True if the broker has just said where the partitions end."""
+        return time.monotonic() - self._ends_requested_at < FRESH_SECONDS
 
     @property
     def num_unfetched(self) -> int:
@@ -250,6 +258,7 @@ class ConsumerLoop:
             behind = set()
         for columns in self._merge.take(behind):
             self._queue.put(columns)
+        self._note_queued()
         consumer.pause(self._merge.partitions_ahead() & set(self.share.of(topic.partitions)))
         self._report_offsets(admin)
 
@@ -307,7 +316,7 @@ class ConsumerLoop:
                 reason = f"{partition} ends at {end}, before the position {self.positions[partition].offset}"
                 self._reset_positions(admin, topic, reason, [partition])
                 raise TopicChangedError("the positions were reset")
-        self.ends = ends
+        self.ends, self._ends_requested_at = ends, requested_at
         requested_ms = int((time.time() - (time.monotonic() - requested_at)) * 1000)
         self._freshness.observe_ends(
             requested_ms, {partition: Position(topic.id, end) for partition, end in ends.items()}
@@ -393,3 +402,9 @@ class ConsumerLoop:
         """Queue everything that waits in the merge."""
         for columns in self._merge.take(()):
             self._queue.put(columns)
+        self._note_queued()
+
+    def _note_queued(self) -> None:
+        """Note how far everything is in the queue."""
+        if not self._merge:
+            self.queued_positions = dict(self.positions)

@@ -106,6 +106,15 @@ class JoinState(msgspec.Struct, frozen=True):
                 offsets[partition] = min(offsets.get(partition, mark.replay_offset), mark.replay_offset)
         return offsets
 
+    def next_offsets(self) -> dict[Partition, int]:
+        """How far each partition was read, by the furthest of its cursors."""
+        offsets: dict[Partition, int] = {}
+        for marks in self.cursors.values():
+            for name, mark in marks.items():
+                partition = Partition.parse(name)
+                offsets[partition] = max(offsets.get(partition, 0), mark.next_offset)
+        return offsets
+
     def topic_ids(self) -> dict[Partition, str]:
         """The id of the topic that each partition belongs to."""
         return {Partition.parse(name): mark.topic_id for marks in self.cursors.values() for name, mark in marks.items()}

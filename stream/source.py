@@ -167,8 +167,19 @@ class KafkaSource(Source):
         return self._loop.idle_partitions(IDLE_SECONDS)
 
     def silent_partitions(self, seconds: float) -> set[Partition]:
-        """Partitions that are read to their end and have had no record for so long."""
-        return self._loop.idle_partitions(seconds)
+        """Partitions that are read to the end that they have now, and have had no record for so long.
+
+        None while the broker does not say where they end. Once the source is finished: all of them.
+        """
+        if self.status.state == "finished":
+            return set(self._loop.queued_positions)
+        is_read = self.status.state == "reading" and self._loop.has_fresh_ends
+        return self._loop.idle_partitions(seconds) if is_read else set()
+
+    def returned_positions(self) -> dict[Partition, Position]:
+        """The next offsets of all partitions, if poll() has returned everything before; {} while some is queued."""
+        positions = self._loop.queued_positions  # before the queue is looked at
+        return {} if self._queue else dict(positions)
 
     @property
     def num_waiting(self) -> int:

@@ -115,14 +115,15 @@ def load_config(
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses)
-    join = _join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema)
+    source = bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path)
+    join = _join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema, source.topic)
     history = _history(bind(HistoryConfig, "[history]", document.get("history", {})), schema)
     if join is not None and history.path is not None:
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
     return Config(
         name=name,
         path=path,
-        source=bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path),
+        source=source,
         join=join,
         history=history,
         schema=schema,
@@ -148,10 +149,16 @@ def _losses(train: TrainConfig, labels: Mapping[str, LabelConfig], schema: Schem
         return label_losses(train.loss, labels, schema)
 
 
-def _join(join: JoinConfig, labels: Mapping[str, LabelConfig], schema: Schema) -> JoinPlan | None:
+def _join(join: JoinConfig, labels: Mapping[str, LabelConfig], schema: Schema, topic: str) -> JoinPlan | None:
     """Return how labels are joined, None if they are not; UserError where the settings do not fit each other."""
     with user_errors():
-        return JoinPlan.of(join, labels, schema)
+        plan = JoinPlan.of(join, labels, schema)
+    topics = () if plan is None else (fields.topic for fields in plan.events)
+    if topic in topics:
+        raise UserError(
+            f"[labels.*] topic = {topic!r} is [source] topic, which has the impressions: events have their own"
+        )
+    return plan
 
 
 def _history(history: HistoryConfig, schema: Schema) -> HistoryConfig:

@@ -146,8 +146,18 @@ def max_positions(one: Mapping[Partition, Position], other: Mapping[Partition, P
 
 def high_water_marks(meta: VersionMeta) -> dict[Partition, Position]:
     """Return how far the stream was ever learned up to a version, which a rollback may have rewound since."""
-    marks = positions_from_meta(TrainerMeta.of(meta).high_water_marks)
-    return max_positions(positions_from_meta(meta.positions), marks)
+    trainer = TrainerMeta.of(meta)
+    marks = positions_from_meta(trainer.high_water_marks)
+    return max_positions(furthest_read(positions_from_meta(meta.positions), trainer.join), marks)
+
+
+def furthest_read(positions: Mapping[Partition, Position], join: JoinState | None) -> dict[Partition, Position]:
+    """Return how far the stream was read: of a join, whose positions say from where it is read again, by its marks."""
+    read = dict(positions)
+    for partition, offset in ({} if join is None else join.next_offsets()).items():
+        if partition in read:
+            read[partition] = read[partition]._replace(offset=max(read[partition].offset, offset))
+    return read
 
 
 def erasures_to_meta(erasures: Iterable[Erasure]) -> list[ErasureMeta]:

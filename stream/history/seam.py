@@ -66,7 +66,7 @@ class Coverage:
                 f"the files end at {format_ms(self.files_end_ms)}, before the seam at {format_ms(until_ms)}: what came "
                 "in between is learned from neither; add files, or leave out [history] until"
             )
-        if self.is_truncated and until_ms < self.topic_begin_ms:
+        if self.is_truncated and until_ms <= self.topic_begin_ms:  # what it lost may be of its first millisecond
             return (
                 f"the files are learned up to {format_ms(until_ms)}, and the topic no longer holds all that came "
                 f"before {format_ms(self.topic_begin_ms)}: what was in between may be lost; add files that overlap it"

@@ -53,7 +53,7 @@ class LabelSource(Settings, frozen=True, kw_only=True):
         str | None, Meta(description="With `[join]`: the topic of the label's events, such as clicks.")
     ] = None
     window_seconds: Annotated[
-        Annotated[float, Meta(gt=0, extra=FINITE)] | None,
+        Annotated[float, Meta(ge=0.001, le=3.2e7)] | None,
         Meta(
             description="How long after the impression an event counts. The impression is learned when it is over, so "
             "a window that holds 60 to 90 % of the events is enough.",
@@ -133,9 +133,12 @@ class JoinPlan:
     def of(config: JoinConfig, sources: Mapping[str, LabelSource], schema: Schema) -> "JoinPlan | None":
         """Check the settings and put them together; None if nothing is joined. ValueError names what is wrong."""
         if not config.key:
-            if named := next((name for name, source in sources.items() if source.topic is not None), None):
-                raise ValueError(f'[labels.{named}] topic needs [join] key = ["..."]: the fields that its events share')
+            for name, source in sources.items():
+                if source.topic is not None or source.window_seconds is not None or source.where:
+                    raise ValueError(f'[labels.{name}] needs [join] key = ["..."]: the fields that its events share')
             return None
+        if len(set(config.key)) < len(config.key):
+            raise ValueError("[join] key names a field twice")
         for name in config.key:
             if name in (*schema.labels, *schema.lists, *schema.dense, schema.timestamp, schema.weight):
                 raise ValueError(f"[join] key {name!r} must be an id, and has another role in [schema]")
@@ -145,6 +148,10 @@ class JoinPlan:
             source = sources.get(name, LabelSource())
             if source.topic is None or source.window_seconds is None:
                 raise ValueError(f"[labels.{name}] needs topic and window_seconds: with [join] every label has events")
+            if source.value != "any" and name not in schema.links:
+                raise ValueError(
+                    f'[labels.{name}] value = "{source.value}" is no probability: set loss = "mse", "msle" or "huber"'
+                )
             if (source.field is None) != (source.value in ("any", "count")):
                 raise ValueError(
                     f'[labels.{name}] value = "{source.value}" and field: sum, max and last are of a field'

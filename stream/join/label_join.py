@@ -10,7 +10,7 @@ and nothing is emitted meanwhile.
 """
 
 # N rows, L labels, U rows of several chunks
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -113,7 +113,11 @@ class LabelJoin:
         self._held: list[HeldChunk] = []
         self._dead_letters: list[DeadLetter] = []  # since the last samples
         self._id_strings: list[IdStrings] = []
-        self._look_back_ms = max(label.window_ms for label in labels) + early_ms + dedupe_ms
+        # how far behind what was released something of a cursor is needed
+        self._look_back_ms = {self.cursor_name(window_ms): window_ms + dedupe_ms for window_ms in self.windows}
+        for label in labels:
+            look_back_ms = max(self._look_back_ms.get(label.topic, 0), label.window_ms + early_ms)
+            self._look_back_ms[label.topic] = look_back_ms
 
     def cursor_name(self, window_ms: int) -> str:
         """The name of the cursor that reads the impressions for labels of this window."""
@@ -183,15 +187,27 @@ class LabelJoin:
             for clock, slack_ms in clocks
             if not clock.is_idle
         ]
-        newest_ms = min(active) if active else max((clock.newest_ms for clock, _ in clocks), default=NO_TIME)
+        newest_ms = max(clock.newest_ms for clock, _ in clocks)
+        if active:  # no window is over whose end no record has reached: while events are silent, it is slack alone
+            newest_ms = min(*active, newest_ms)
         return NO_TIME if newest_ms == NO_TIME else newest_ms - self.lateness_ms
 
-    def add_partitions(self, cursor: str, partitions: Iterable[Partition]) -> None:
-        """Wait for these partitions too: one that has no record holds time back until it is idle."""
+    def set_partitions(self, cursor: str, partitions: Collection[Partition]) -> None:
+        """Wait for these partitions and no others: one that has no record holds time back until it is idle."""
         clocks = self._cursors[cursor].clocks
         for partition in partitions:
             if partition not in clocks:
                 clocks[partition] = self._new_clock()
+        for partition in clocks.keys() - set(partitions):
+            del clocks[partition]
+
+    def skip_to(self, cursor: str, partition: Partition, position: Position, *, is_end: bool) -> None:
+        """Pass what holds no record; `is_end`: the partition ends there. Everything before was added."""
+        found = self._cursors[cursor]
+        if "" != found.topic_ids.get(partition, "") != position.topic_id:
+            found.clocks[partition] = self._new_clock()
+        found.topic_ids[partition] = position.topic_id
+        found.clocks[partition].skip_to(position.offset, is_end=is_end)
 
     def mark_idle(self, cursor: str, partitions: Iterable[Partition]) -> None:
         """Let these partitions, which are read to their ends and silent, hold time back no longer."""
@@ -276,8 +292,12 @@ class LabelJoin:
         assert columns.key_hash_N is not None
         no_key_N = columns.key_hash_N == NO_KEY
         late_N = clock.observe(columns.offset_N, columns.event_ms_N, end, self.lateness_ms) & ~no_key_N
-        self._dead_letters += [letter for letter in columns.dead_letters if letter.offset >= known_end]
-        for reason, refused_N in ((NO_KEY_REASON, no_key_N), (LATE_REASON, late_N)):
+        # of several cursors of the impressions one reports what each finds; what is late each decides itself
+        others = {self.cursor_name(window_ms) for window_ms in self.windows[1:]}
+        if name not in others:
+            self._dead_letters += [letter for letter in columns.dead_letters if letter.offset >= known_end]
+        reported_N = np.zeros_like(no_key_N) if name in others else no_key_N
+        for reason, refused_N in ((NO_KEY_REASON, reported_N), (LATE_REASON, late_N)):
             self._dead_letters += [
                 columns.dead_letter(n, reason, REFUSALS[reason])
                 for n in np.flatnonzero(refused_N & (columns.offset_N >= known_end)).tolist()
@@ -339,16 +359,19 @@ class LabelJoin:
     def _forget(self) -> None:
         """Drop what no sample to come can need."""
         self._held = [chunk for chunk in self._held if len(chunk.left)]
-        oldest_ms = self.released.due_ms - self._look_back_ms
-        for index in (*self._events, *self._shown.values()):
-            index.forget(oldest_ms)
+        for label, events in zip(self.labels, self._events, strict=True):
+            events.forget(self.released.due_ms - label.window_ms - self.early_ms)
+        for window_ms, shown in self._shown.items():
+            shown.forget(self.released.due_ms - window_ms - self.dedupe_ms)
 
     def _state(self) -> JoinState:
         """What a version says that has learned everything released so far."""
-        oldest_ms = self.released.due_ms - self._look_back_ms
         return JoinState(
             self.released,
-            {name: cursor.marks(oldest_ms) for name, cursor in self._cursors.items()},
+            {
+                name: cursor.marks(self.released.due_ms - self._look_back_ms[name])
+                for name, cursor in self._cursors.items()
+            },
             self.num_duplicates,
         )
 

@@ -4,12 +4,13 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from springtide.stream.join_state import NO_TIME, PartitionMark
 from springtide_client.array_types import BoolArray, Int64Array
 
-POINT_RECORDS = 1024  # between two offsets from which a partition may be read again
+POINT_RECORDS, POINT_MS = 1024, 10_000  # at most, between two offsets from which a partition may be read again
 
 
 @dataclass
@@ -62,15 +63,28 @@ class PartitionClock:
             before_N[0] = self.newest_ms
             before_N[1:] = event_ms_N[:-1]
             for offset, floor_ms in self.floors.items():
-                if self.next_offset <= offset < end and (n := int(np.searchsorted(offset_N, offset))) < len(offset_N):
+                if self.next_offset <= offset and (n := int(np.searchsorted(offset_N, offset))) < len(offset_N):
                     before_N[n] = max(before_N[n], floor_ms)
             before_N = np.maximum.accumulate(before_N)
             self.newest_ms = max(int(before_N[-1]), int(event_ms_N[-1]))
+        # one whose record is no sample counts for the next record
+        passed = [floor_ms for offset, floor_ms in self.floors.items() if self.next_offset <= offset < end]
+        self.newest_ms = max([self.newest_ms, *passed])
         self.next_offset = end
-        if end - self.points[-1][0] >= POINT_RECORDS:
+        offset, newest_ms = self.points[-1]
+        if end - offset >= POINT_RECORDS or self.newest_ms - newest_ms >= POINT_MS:
             self.points.append((end, self.newest_ms))
         late_N: BoolArray = event_ms_N < before_N - lateness_ms
         return late_N
+
+    def skip_to(self, offset: int, *, is_end: bool) -> None:
+        """Pass offsets without records. `is_end`: the partition ends there, so what a version had read is gone."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.points[0] = max(offset, self.next_offset), self.newest_ms
+        self.next_offset = max(offset, self.next_offset)
+        if is_end and self.is_replaying:
+            self.mark = msgspec.structs.replace(self.mark, next_offset=self.next_offset)
 
     def replay_point(self, oldest_ms: int) -> tuple[int, int]:
         """The last noted (offset, newest before it) before which all records are older than this."""

@@ -74,6 +74,9 @@ class JoinSource(Source):
             partition: Position(mark.topic_id, mark.replay_offset)
             for partition, mark in self.join.partition_marks(cursor).items()
         }
+        # a record of the future makes those after it in its partition late
+        lateness_seconds = self._plan.config.lateness_seconds
+        config = replace(config, max_future_seconds=min(config.max_future_seconds, lateness_seconds))
         decoder = Decoder(schema, config, key=self._plan.config.key)
         return KafkaSource(config, schema, positions, erasures=erasures, decoder=decoder, on_change=self._changed.set)
 
@@ -87,8 +90,9 @@ class JoinSource(Source):
         while True:
             self._changed.clear()
             has_read = self._read()
-            self._note_partitions()
-            columns = self.join.take()
+            # nothing is learned as unclicked because the clicks cannot be read
+            is_readable = self._note_partitions()
+            columns = self.join.take() if is_readable else None
             if columns is not None:
                 return [columns]
             is_read = not has_read and all(reader.finished for reader in self._readers.values())
@@ -102,24 +106,36 @@ class JoinSource(Source):
     def _read(self) -> bool:
         """Take what the readers have, except from those that are ahead of the others. Return True if there was any."""
         has_read = False
-        ahead_ms = self.join.watermark_ms() + 2 * self.join.lateness_ms
+        ahead_ms, slowest = self.join.watermark_ms() + 2 * self.join.lateness_ms, self.join.slowest_cursor()
         for name, (window_ms, reader) in self._impressions.items():
-            for columns in reader.poll(0.0) if self.join.cursor_ms(name) <= ahead_ms else ():
+            for columns in reader.poll(0.0) if name == slowest or self.join.cursor_ms(name) <= ahead_ms else ():
                 self.join.add_impressions(window_ms, columns)
                 has_read = True
         for topic, (fields, reader) in self._events.items():
-            for columns in reader.poll(0.0) if self.join.cursor_ms(topic) <= ahead_ms else ():
+            for columns in reader.poll(0.0) if topic == slowest or self.join.cursor_ms(topic) <= ahead_ms else ():
                 self.join.add_events(topic, columns, counted_events(fields, columns))
                 has_read = True
         return has_read
 
-    def _note_partitions(self) -> None:
-        """Tell the join which partitions there are, and which are read to their ends and silent."""
+    def _note_partitions(self) -> bool:
+        """Tell the join which partitions there are, and which are silent; return True if all topics can be read."""
         for name, reader in self._readers.items():
             ends = reader.end_offsets()
-            self.join.add_partitions(name, ends)
+            if ends:
+                self.join.set_partitions(name, ends)
             silent = reader.silent_partitions(self._plan.config.idle_seconds)
-            self.join.mark_idle(name, [p for p in silent if self.join.next_offset(name, p) >= ends[p]])
+            positions = reader.returned_positions()
+            for partition in positions.keys() & ends.keys():
+                at = positions[partition]
+                self.join.skip_to(name, partition, at, is_end=at.offset >= ends[partition])
+            self.join.mark_idle(name, silent & positions.keys() & ends.keys())
+        return self._is_readable()
+
+    def _is_readable(self) -> bool:
+        """True if the broker has all topics, as far as is known."""
+        return all(
+            reader.status.state in ("reading", "finished") and reader.end_offsets() for reader in self._readers.values()
+        )
 
     @property
     def status(self) -> SourceStatus:  # type: ignore[override]
@@ -160,8 +176,10 @@ class JoinSource(Source):
         )
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
-        """Now while all events are read, else the time that is reached: samples wait for their windows on purpose."""
-        if self.num_waiting == 0 and not self.join.is_replaying:
+        """Now while everything is read that is due, else the time that is reached: windows are no delay."""
+        has_unread = any(reader.num_waiting for _, reader in self._impressions.values())
+        is_ahead = not has_unread or self.join.slowest_cursor() not in self._impressions
+        if self._is_readable() and self.num_waiting == 0 and is_ahead and not self.join.is_replaying:
             return wall_ms()
         due_ms = self.join.released.due_ms
         return due_ms + self.join.lateness_ms if due_ms > 0 else None

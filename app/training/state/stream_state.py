@@ -7,6 +7,7 @@ from springtide.app.version_log.trainer_meta import (
     TrainerMeta,
     erasures_ahead,
     erasures_from_meta,
+    furthest_read,
     high_water_marks,
     max_positions,
 )
@@ -91,8 +92,11 @@ class StreamState:
 
     @property
     def max_positions(self) -> dict[Partition, Position]:
-        """How far the stream was ever learned: an erasure affects all records before this."""
-        return max_positions(self.positions, self.high_water_marks)
+        """How far the stream was ever learned: an erasure affects all records before this.
+
+        Of a join: how far it was read, for `positions` are those from which it is read again.
+        """
+        return max_positions(furthest_read(self.positions, self.join), self.high_water_marks)
 
     def add_erasures(self, erasures: Iterable[Erasure]) -> None:
         """From now on, filter these ids out of records from before their erasure."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from springtide.stream.history.config import HistoryConfig
@@ -30,6 +30,7 @@ def test_without_overlap_all_rows_are_before_the_seam_and_a_topic_that_lost_reco
     assert "the files end at 2023-11-14T22:13:20Z, before the seam" in whole.gap(START_MS + 60_000)
 
 
+@example(times=[1, 100, 100], held_from=14, files_end=99)
 @given(times=st.lists(st.integers(1, 100), min_size=1), held_from=st.integers(0, 99), files_end=st.integers(1, 100))
 def test_every_record_is_on_one_side_whatever_retention_deleted(
     times: list[int], held_from: int, files_end: int

@@ -19,7 +19,13 @@ from springtide.stream.kafka.producer import Producer
 from springtide_client.schema import Schema
 from tests.support.waiting import wait_until
 
-SCHEMA = Schema(labels=("click", "dwell"), timestamp="ts", categorical=("user_id", "item_id"), multi_value=("tags",))
+SCHEMA = Schema(
+    labels=("click", "dwell"),
+    links={"dwell": "identity"},
+    timestamp="ts",
+    categorical=("user_id", "item_id"),
+    multi_value=("tags",),
+)
 LABELS = {
     "click": LabelSource(topic="actions", window_seconds=60, where={"action": "click"}),
     "dwell": LabelSource(topic="dwell", window_seconds=60, value="sum", field="seconds"),
@@ -148,12 +154,53 @@ def test_a_restart_goes_on_behind_the_last_sample_that_was_learned(topics: Topic
     assert rest == [(n, [1, 0]) for n in range(5, 10)]
 
 
-def test_a_silent_topic_holds_nothing_back_once_it_is_read_to_its_end(topics: Topics) -> None:
+def test_silent_events_end_no_window_before_its_time(topics: Topics) -> None:
     topics.show(1, 0)
-    topics.act(2, 90_000)
+    topics.show(2, 60_900)
     with topics.source() as source:
+        wait_until(lambda: source.poll(0.05) == [] and source.join.num_pending == 2 and source.join.is_idle, "silence")
+        # what is newest is not a lateness past the first window's end
+        topics.show(3, 62_000)
         samples, _, _ = read(source, 1)
-    assert samples == [(1, [0, 0])]
+        assert samples == [(1, [0, 0])]
+        topics.act(2, 90_000)
+        topics.pass_time(130_000)
+        samples, reasons, _ = read(source, 2)
+    assert samples == [(2, [1, 0]), (3, [0, 0])]
+    assert reasons == []
+
+
+def test_nothing_is_learned_while_a_topic_of_events_cannot_be_read(topics: Topics) -> None:
+    topics.show(1, 0)
+    topics.act(1, 1_000)
+    topics.pass_time(10_000)
+    with topics.source() as source:
+        wait_until(lambda: source.poll(0.05) == [] and source.join.is_idle, "silence")
+        with Admin(topics.kafka) as admin:
+            admin.delete_topic(f"{topics.prefix}-actions")
+        wait_until(lambda: source.poll(0.05) == [] and source.status.state == "waiting", "the loss")
+        topics.show(2, 200_000)
+        for _ in range(20):
+            assert source.poll(0.05) == []
+        assert source.complete_until_ms({}) is None or source.complete_until_ms({}) < NOW_MS + 200_000
+
+
+def test_the_end_leaves_impressions_whose_windows_are_not_over(topics: Topics) -> None:
+    topics.show(1, 0)
+    topics.show(2, 30_000)
+    topics.pass_time(70_000)
+    with topics.source() as source:
+        source.stop_at_end()
+        source.start()
+        parts: list[int] = []
+
+        def read_on() -> bool:
+            parts.extend(id_ for part in source.poll(0.05) for id_ in part.features.categorical_NC[:, 1].tolist())
+            topics.show(4, 80_000)  # goes on while the end is read
+            return source.finished
+
+        wait_until(read_on, "the end")
+    assert parts == [1]
 
 
 def test_a_topic_that_is_missing_is_waited_for(broker: EmbeddedBroker) -> None:
