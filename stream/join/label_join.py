@@ -86,7 +86,7 @@ class HeldChunk:
 
 
 class LabelJoin:
-    """The join itself; used by one thread. `STREAM.md`'s definition is `batch_join` of its tests."""
+    """The join itself; used by one thread. What it must give is defined by `batch_join` of its tests."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class LabelJoin:
     def watermark_ms(self) -> int:
         """Samples due before this cannot change: the least over all partitions that are not idle.
 
-        While all are idle, the greatest of their newest times; NO_TIME before the first record.
+        At most the newest time of all partitions, less the lateness; NO_TIME before the first record.
         """
         if not all(cursor.clocks for cursor in self._cursors.values()):
             return NO_TIME  # a topic that is not known yet
@@ -188,7 +188,7 @@ class LabelJoin:
             if not clock.is_idle
         ]
         newest_ms = max(clock.newest_ms for clock, _ in clocks)
-        if active:  # no window is over whose end no record has reached: while events are silent, it is slack alone
+        if active:  # while events are silent, impressions cannot say by their slack that a window is over
             newest_ms = min(*active, newest_ms)
         return NO_TIME if newest_ms == NO_TIME else newest_ms - self.lateness_ms
 
