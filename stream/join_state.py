@@ -4,6 +4,7 @@ Part of a version. Imports no compiled code.
 """
 
 # N samples
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +38,13 @@ class SamplePlace(NamedTuple):
 FIRST_PLACE = SamplePlace(NO_TIME, 0, 0, 0, 0, 0)
 
 
+class LabelReport(NamedTuple):
+    """What became of the events of one label."""
+
+    num_unmatched: int = 0  # those whose time is over, and that came within the window of no impression
+    on_time_share: float | None = None  # of events that came until the end, those within the window; None: not known
+
+
 class JoinReport(NamedTuple):
     """What a join holds, and what it waits for."""
 
@@ -45,6 +53,7 @@ class JoinReport(NamedTuple):
     num_events: int  # held
     num_duplicates: int
     slowest: str  # the cursor that holds the others back; "" if all are idle
+    labels: Mapping[str, LabelReport] = {}  # by name
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from springtide.app.commands.command import Report, Subcommand, add_json
 
 if TYPE_CHECKING:
+    from springtide.app.tools.init.sampled_rows import SampledRows
     from springtide.stream.kafka.config import KafkaConfig
 
 KAFKA_SCHEME = "kafka://"
@@ -21,6 +22,11 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, metavar="N", help="stop N seconds after readiness, and print the status"
     )
     parser.add_argument("--rate", type=float, metavar="N", help="clicks per second (default: 3000)")
+    parser.add_argument(
+        "--join",
+        action="store_true",
+        help="impressions and clicks come in topics of their own, and are joined (in ./var/demo-join)",
+    )
     parser.add_argument("--port", type=int, help="of the dashboard (default: 8000, or a free one if 8000 is taken)")
     add_json(parser, default=not sys.stdout.isatty())
 
@@ -36,7 +42,7 @@ def run_demo(arguments: argparse.Namespace) -> Report | int:
     if arguments.rate is not None and not arguments.rate > 0:
         raise UserError(f"--rate must be above 0, not {arguments.rate:g}")
     path = Path(arguments.config) if arguments.config else None
-    demo = Demo(path, rate=arguments.rate, port=arguments.port, debug=arguments.debug)
+    demo = Demo(path, rate=arguments.rate, port=arguments.port, debug=arguments.debug, join=arguments.join)
     status = demo.run(stopping, arguments.seconds)
     return 0 if arguments.seconds is None or status is None else Report(status, status_lines(status))
 
@@ -61,18 +67,24 @@ def check(arguments: argparse.Namespace) -> Report:
 def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help="or kafka://TOPIC, or kafka://HOST:PORT/TOPIC")
     parser.add_argument("--topic", help="look at this topic; the broker is that of the configuration file")
+    parser.add_argument(
+        "--events",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="clicks or orders that belong to these impressions, to be joined: like FILE, or with --topic the name of "
+        "a topic (repeatable)",
+    )
     parser.add_argument("--label", action="append", default=[], metavar="FIELD", help="what to predict (repeatable)")
     parser.add_argument("--rows", type=int, default=50_000, metavar="N", help="look at the first N (default: 50000)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the configuration there, not to stdout")
 
 
 def init(arguments: argparse.Namespace) -> int:
-    from springtide.app.errors import UserError, user_errors
+    from springtide.app.errors import UserError
+    from springtide.app.tools.init.join_proposal import leave_out, propose_join
     from springtide.app.tools.init.proposal import propose
     from springtide.app.tools.init.proposal_text import default_name, format_proposal, try_proposal
-    from springtide.app.tools.init.sampled_rows import sample_file, sample_topic
-    from springtide.stream.history.input_file import InputFile
-    from springtide.stream.kafka.config import KafkaConfig
 
     given = arguments.file
     if (given is None) == (arguments.topic is None):
@@ -84,34 +96,40 @@ def init(arguments: argparse.Namespace) -> int:
         raise UserError(f"--write {path}: the file exists: name another one, or remove it")
     if path is not None and not path.parent.is_dir():
         raise UserError(f"--write {path}: there is no folder {path.parent}")
-    bootstrap_servers, topic = None, arguments.topic
-    if given is not None and given.startswith(KAFKA_SCHEME):
-        servers, _, topic = given.removeprefix(KAFKA_SCHEME).rpartition("/")
-        bootstrap_servers = servers or None
-    if topic is None:
-        sample, topic = sample_file(InputFile(Path(given)), arguments.rows), "clicks"
-    elif not topic:
-        raise UserError(f"{given} names no topic: write kafka://HOST:PORT/TOPIC")
-    else:
-        with user_errors():
-            kafka = (
-                _broker_of(arguments.config)
-                if bootstrap_servers is None
-                else KafkaConfig(bootstrap_servers=bootstrap_servers)
-            )
-        bootstrap_servers = kafka.bootstrap_servers
-        sample = sample_topic(kafka, topic, arguments.rows)
-    proposal = propose(sample, arguments.label)
+    is_topic = arguments.topic is not None
+    shown = _look(f"{KAFKA_SCHEME}{arguments.topic}" if is_topic else given, arguments, "clicks")
+    others = [
+        _look(f"{KAFKA_SCHEME}{each}" if is_topic and not each.startswith(KAFKA_SCHEME) else each, arguments, None)
+        for each in arguments.events
+    ]
+    if others and (servers := {each.bootstrap_servers for each in (shown, *others)}) != {shown.bootstrap_servers}:
+        names = ", ".join(sorted(each or "files" for each in servers))
+        raise UserError(f"the topics of a join are on one broker, and these are of {names}")
+    origins = [each.sample.origin for each in (shown, *others)]
+    if len(set(origins)) < len(origins):
+        raise UserError(f"--events: {max(origins, key=origins.count)} is named twice")
+    if len({each.topic for each in others}) < len(others):
+        raise UserError(f"--events: two files would be sent to the topic {others[0].topic!r}: rename one")
+    events = {each.topic: each.sample for each in others}
+    sample, join = shown.sample, None
+    if events:
+        join, sample = propose_join(shown.sample, list(events.items()), arguments.label)
+    proposal = propose(sample, arguments.label if join is None else [label.name for label in join.labels])
+    if join is not None:
+        leave_out(proposal, join, sample)
+        proposal.notes += join.notes
     text = format_proposal(
         proposal,
         sample,
         name=default_name(sample.origin),
-        topic=topic,
-        bootstrap_servers=bootstrap_servers,
+        topic="impressions" if join is not None and shown.bootstrap_servers is None else shown.topic,
+        bootstrap_servers=shown.bootstrap_servers,
         written_to="springtide.toml" if path is None else str(path),
+        join=join,
+        events=list(events.values()),
     )
     warnings = [f"{name} {leak}: a leak? It is left out" for name, leak in proposal.leaks.items()]
-    for line in warnings + try_proposal(text, sample):
+    for line in warnings + try_proposal(text, sample, events):
         print(f"warning: {line}", file=sys.stderr)
     for line in proposal.notes:
         print(f"note: {line}", file=sys.stderr)
@@ -119,8 +137,35 @@ def init(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
     else:
         path.write_text(text, encoding="utf-8")
-        print(f"wrote {path}: {len(proposal.roles)} features of {sample.origin}")
+        print(f"wrote {path}: {len(proposal.roles)} features of {' and '.join(origins)}")
     return 0
+
+
+class LookedAt(NamedTuple):
+    """Rows of a file or a topic, and the topic and broker that they are for."""
+
+    sample: "SampledRows"
+    topic: str
+    bootstrap_servers: str | None  # None: of a file
+
+
+def _look(given: str, arguments: argparse.Namespace, topic_of_file: str | None) -> LookedAt:
+    """Read the first rows of a file, or of a topic written kafka://HOST:PORT/TOPIC or kafka://TOPIC."""
+    from springtide.app.errors import UserError, user_errors
+    from springtide.app.tools.init.proposal_text import default_name
+    from springtide.app.tools.init.sampled_rows import sample_file, sample_topic
+    from springtide.stream.history.input_file import InputFile
+    from springtide.stream.kafka.config import KafkaConfig
+
+    if not given.startswith(KAFKA_SCHEME):
+        sample = sample_file(InputFile(Path(given)), arguments.rows)
+        return LookedAt(sample, topic_of_file or default_name(given), None)
+    servers, _, topic = given.removeprefix(KAFKA_SCHEME).rpartition("/")
+    if not topic:
+        raise UserError(f"{given} names no topic: write kafka://HOST:PORT/TOPIC")
+    with user_errors():
+        kafka = KafkaConfig(bootstrap_servers=servers) if servers else _broker_of(arguments.config)
+    return LookedAt(sample_topic(kafka, topic, arguments.rows), topic, kafka.bootstrap_servers)
 
 
 def _broker_of(config_path: str | None) -> "KafkaConfig":
@@ -185,7 +230,7 @@ def run_simulator(arguments: argparse.Namespace) -> int:
     with user_errors("--"):
         simulator_config = SimulatorConfig(**settings)
     stopping = stop_on_signals(grace_seconds=2.0)
-    simulate(simulator_config, config.source, config.log.path, stopping, limit=arguments.limit)
+    simulate(simulator_config, config.source, config.log.path, stopping, limit=arguments.limit, join=config.join)
     return 0
 
 

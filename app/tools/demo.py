@@ -17,6 +17,7 @@ from springtide.app.config.load import Config, load_config
 from springtide.app.errors import UserError
 from springtide.app.processes.supervisor import BrokerSupervisor, ChildSpec, Supervisor
 from springtide.app.scores.best_auc import read_best_auc
+from springtide.app.tools.simulated_events import KEYS, fits_simulated_events
 from springtide.app.tools.status_text import status_line
 from springtide.app.version_log.write.trainer_lock import wait_until_free
 from springtide.kernels.kernel_store import COMPILING
@@ -41,8 +42,13 @@ class DemoError(SpringtideError):
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, config_path: Path | None, *, rate: float | None, port: int | None, debug: bool) -> None:
-        self.config_path = config_path or demo_config_path()
+    def __init__(
+        self, config_path: Path | None, *, rate: float | None, port: int | None, debug: bool, join: bool = False
+    ) -> None:
+        """`join`: impressions and clicks come apart, and are joined."""
+        if join and config_path is not None:
+            raise UserError("--join has a configuration of its own: leave out --config, or --join if it has a [join]")
+        self.config_path = config_path or demo_config_path(join=join)
         self.config = load_config(self.config_path)
         check_fields(self.config)
         self._rate = [] if rate is None else ["--rate", str(rate)]
@@ -75,7 +81,10 @@ class Demo:
                 compiling.add(name)
 
         self.line.print(f"starting broker, simulator, trainer and server; their output is in {output.folder}")
-        self.line.print("which usually takes 15 s; a minute if kernels are compiled")
+        seconds = 15 + (
+            0 if self.config.join is None else max(each.window_ms for each in self.config.join.labels) // 1000
+        )
+        self.line.print(f"which usually takes {seconds} s; a minute if kernels are compiled")
         with (
             BrokerSupervisor(self.config.source, self.config.log.path) as broker,
             Supervisor(self._children(), on_line=on_line) as supervisor,
@@ -139,9 +148,9 @@ class Demo:
         return document if isinstance(document, dict) else {}
 
 
-def demo_config_path() -> Path:
+def demo_config_path(*, join: bool = False) -> Path:
     """Return the configuration that comes with the program."""
-    return Path(str(files("springtide.app.tools") / "demo.toml"))
+    return Path(str(files("springtide.app.tools") / ("demo_join.toml" if join else "demo.toml")))
 
 
 def check_fields(config: Config) -> None:
@@ -152,6 +161,11 @@ def check_fields(config: Config) -> None:
     if schema.labels != ("click",) or unknown or schema.timestamp not in (None, "ts"):
         fields = f"they have click, ts, {', '.join(FIELDS)}"
         raise UserError(f"{config.path} does not fit the simulator's clicks ({fields}): leave out --config")
+    if config.join is not None and not fits_simulated_events(config.join):
+        raise UserError(
+            f"{config.path} does not fit the simulator's clicks: their [join] has a key of {', '.join(KEYS)}, and "
+            '[labels.click] where = { action = "click" } or none'
+        )
 
 
 def check_port(host: str, port: int) -> None:

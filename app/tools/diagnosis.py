@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
@@ -35,10 +36,12 @@ from springtide.stream.history.seam import format_ms, topic_coverage
 from springtide.stream.history.times import first_event_ms, last_event_ms, ordered_files
 from springtide.stream.kafka.admin import Admin, kafka_problem
 from springtide.stream.kafka.config import KafkaConfig
-from springtide.stream.positions import HISTORY, positions_from_meta
+from springtide.stream.kafka.range_reader import read_range
+from springtide.stream.positions import HISTORY, Position, positions_from_meta
 from springtide_client.errors import LogError, PartError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.parts.part_servers import PartServers
+from springtide_client.system.clock import wall_ms
 
 
 def check_cluster(config: Config) -> tuple[Literal["ok", "note"], str]:
@@ -192,18 +195,44 @@ def check_retention(config: Config, address: str, topic: str) -> Iterator[Diagno
         return
     window_ms = max(label.window_ms for label in config.join.labels)
     needed_ms = window_ms + 1000 * (config.join.config.lateness_seconds + config.join.config.early_seconds)
-    try:
-        with Admin(KafkaConfig(bootstrap_servers=address, options=config.source.kafka)) as admin:
-            retention_ms = int(admin.topic_settings(topic)["retention.ms"])
-    except (StreamError, KeyError, ValueError):
-        return  # not every broker says
+    reads = f"a restart of the join reads the last {needed_ms / 1000:g} s again"
+    kafka = KafkaConfig(bootstrap_servers=address, options=config.source.kafka)
+    settings: dict[str, str] = {}
+    with suppress(StreamError), Admin(kafka) as admin:  # not every broker says
+        settings = admin.topic_settings(topic)
+    retention_ms = int(settings.get("retention.ms") or -1)
     if 0 <= retention_ms < needed_ms:
         yield Diagnosis(
             "problem",
-            f"broker: topic {topic!r} keeps its records for {retention_ms / 1000:g} s, and a restart of the join reads "
-            f"the last {needed_ms / 1000:g} s again: raise its retention.ms, to that and the longest time that the "
-            "trainer may be away",
+            f"broker: topic {topic!r} keeps its records for {retention_ms / 1000:g} s, and {reads}: raise its "
+            "retention.ms, to that and the longest time that the trainer may be away",
         )
+    if "compact" in settings.get("cleanup.policy", ""):
+        yield Diagnosis(
+            "note",
+            f"broker: topic {topic!r} is compacted: of records with equal Kafka keys all but the newest are lost, and "
+            "with them impressions or events: set its cleanup.policy to delete",
+        )
+    with suppress(StreamError):
+        kept_ms = kept_time_ms(kafka, topic)
+        if kept_ms is not None and kept_ms < needed_ms:
+            yield Diagnosis(
+                "problem",
+                f"broker: topic {topic!r} has lost its records from before the last {kept_ms / 1000:g} s, and {reads}: "
+                "raise its retention.bytes",
+            )
+
+
+def kept_time_ms(kafka: KafkaConfig, topic: str) -> int | None:
+    """How old the oldest record of a topic is, in the partition where it is youngest; None if none was deleted."""
+    with Admin(kafka) as admin:
+        found = admin.require_topic(topic)
+        begins, ends = admin.beginning_offsets(found), admin.end_offsets(found)
+    first = {
+        partition: Position(found.id, begin + 1) for partition, begin in begins.items() if 0 < begin < ends[partition]
+    }
+    oldest_ms = [int(raw.record_ms_N[0]) for raw in read_range(kafka, {}, first) if len(raw)] if first else []
+    return wall_ms() - max(oldest_ms) if oldest_ms else None
 
 
 def check_history(config: Config) -> Iterator[Diagnosis]:

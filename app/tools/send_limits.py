@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from springtide.app.version_log.trainer_status import read_status
@@ -18,6 +18,7 @@ from springtide.stream.positions import Partition, Position
 MAX_BYTES = 256 << 20
 CHECK_EVERY_MESSAGES = 5_000
 RECREATE_SECONDS = 5.0
+JOINED_SECONDS = 1.0  # between two messages that let the time of joined topics go on
 # the embedded broker searches all the batches that it holds at each fetch, so there should be few
 LINGER_MS = 50
 
@@ -65,7 +66,7 @@ class RateLimiter:
 
 
 class TopicQuota:
-    """Re-creates a full topic once all of it is learned; until then the producer waits.
+    """Re-creates a full topic once all of it is learned; until then the producer waits. Joined topics go together.
 
     For a producer that never ends, and the embedded broker: other brokers have a retention.
     """
@@ -77,29 +78,48 @@ class TopicQuota:
         *,
         max_bytes: int = MAX_BYTES,
         check_every: int = CHECK_EVERY_MESSAGES,
+        events: Sequence[str] = (),
     ) -> None:
+        """`events`: topics that the same producer sends, and that are joined to that of the source."""
         self._log_path = log_path
         self._check_every = check_every
         self._num_checked = 0  # messages sent at the last check
-        self._cap = None
+        self._joined_until_ms: int | None = None  # so far a join must be, if there is one, to have learned everything
+        self._joined_at: float | None = None  # since when it is
+        self._joined_version: int | None = None  # the newest one some time later
+        self._caps: list[TopicCap] = []
         if source.uses_embedded_broker:
             broker = find_broker(log_path)
-            self._cap = TopicCap(
-                source.kafka_config(),
-                source.topic,
-                max_bytes=max_bytes,
-                learned=self._durable_positions,
-                memory_bytes=broker.memory_bytes if broker else lambda: None,
-            )
+            self._caps = [
+                TopicCap(
+                    source.kafka_config(),
+                    topic,
+                    max_bytes=max_bytes,
+                    learned=self._durable_positions,
+                    memory_bytes=broker.memory_bytes if broker else lambda: None,
+                )
+                for topic in (source.topic, *events)
+            ]
 
-    def wait_for_room(self, producer: Producer, stopping: threading.Event) -> float:
-        """Wait while the topic is full, and return the seconds that took. Cheap while it is not."""
-        if self._cap is None or producer.num_sent - self._num_checked < self._check_every:
+    def wait_for_room(
+        self, producer: Producer, stopping: threading.Event, *, pause: Callable[[], int | None] = lambda: None
+    ) -> float:
+        """Wait while a topic is full, and return the seconds that took. Cheap while none is.
+
+        `pause` sends what goes on meanwhile, and returns until when a join must be to have learned everything (ms).
+        """
+        if not self._caps or producer.num_sent - self._num_checked < self._check_every:
             return 0.0
         self._num_checked = producer.num_sent
-        began = time.monotonic()
-        while self._cap.is_full(producer) and not stopping.is_set():
-            self._cap.recreate_topic(producer, timeout_seconds=RECREATE_SECONDS, stopping=stopping.is_set)
+        began, self._joined_at, self._joined_version = time.monotonic(), None, None
+        if any(cap.is_full(producer) for cap in self._caps):
+            left = list(self._caps)
+            while left and not stopping.is_set():
+                if left == self._caps:  # nothing is sent between two topics that are joined
+                    self._joined_until_ms = pause()
+                seconds = RECREATE_SECONDS if self._joined_until_ms is None else JOINED_SECONDS
+                if left[0].recreate_topic(producer, timeout_seconds=seconds, stopping=stopping.is_set):
+                    del left[0]
         return time.monotonic() - began
 
     def _durable_positions(self) -> Mapping[Partition, Position] | None:
@@ -107,4 +127,15 @@ class TopicQuota:
         status = read_status(self._log_path)
         if status is None or not status.positions:
             return None
+        if self._joined_until_ms is not None:  # a version says from where a join reads again: never from the end
+            is_joined = status.join is not None and (status.join.watermark_ms or 0) > self._joined_until_ms
+            if not is_joined:
+                return None
+            self._joined_at = self._joined_at or time.monotonic()
+            if time.monotonic() - self._joined_at < 2 * (JOINED_SECONDS + status.publishing.interval_seconds):
+                return None  # what was joined last may not be in a version
+            self._joined_version = self._joined_version or status.version
+            if (status.durable_version or 0) < (self._joined_version or 0):
+                return None
+            return {Partition.parse(name): Position("", at.end or 0) for name, at in status.positions.items()}
         return {Partition.parse(name): Position("", at.committed) for name, at in status.positions.items()}

@@ -3,7 +3,8 @@
 # N impressions, T tags
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy.typing as npt
 
 from springtide.app.scores.best_auc import BestAucWindow, write_best_auc
 from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota
+from springtide.app.tools.simulated_events import SimulatedEvents
 from springtide.app.tools.simulated_world import Impressions, SimulatorConfig, World
 from springtide.stream.config import SourceConfig
+from springtide.stream.join.config import JoinPlan
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.producer import Producer
 from springtide_client.system.clock import wall_ms
@@ -33,11 +36,20 @@ class Clicks:
     def __len__(self) -> int:
         return len(self.click_N)
 
-    def to_json(self) -> list[bytes]:
-        """Return one message per impression, without its true probability."""
+    def first(self, num: int) -> "Clicks":
+        """The first ones."""
+        columns = {field.name: getattr(self.impressions, field.name)[:num] for field in fields(self.impressions)}
+        return Clicks(Impressions(**columns), self.click_N[:num], self.ts_N[:num])
+
+    def to_json(self, requests: Sequence[str] | None = None) -> list[bytes]:
+        """Return one message per impression, without its true probability.
+
+        `requests`: ids of the impressions, instead of whether they were clicked.
+        """
         shown = self.impressions
         columns: dict[str, list[Any]] = {
             "ts": self.ts_N.tolist(),
+            "request_id": list(requests or ()),
             "click": self.click_N.astype(np.int64).tolist(),
             "user_id": shown.user_N.tolist(),
             "segment": [f"s{segment}" for segment in shown.segment_N.tolist()],
@@ -51,6 +63,7 @@ class Clicks:
             "price": shown.price_N.tolist(),
             "item_age_hours": shown.item_age_hours_N.tolist(),
         }
+        del columns["request_id" if requests is None else "click"]
         encode = msgspec.json.Encoder().encode
         return [encode(dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
 
@@ -84,6 +97,7 @@ class ClickGenerator:
 
 REPORT_SECONDS = 1.0
 LATE_SECONDS = 5.0  # a delay longer than this (a suspended laptop) is not caught up
+CLICK_SECONDS = 0.05  # between two looks at which clicks are due
 
 
 def simulate(
@@ -93,33 +107,104 @@ def simulate(
     stopping: threading.Event,
     *,
     limit: int | None = None,
+    join: JoinPlan | None = None,
 ) -> int:
-    """Send clicks until `limit` or `stopping`; return how many were sent."""
-    connection = source.kafka_config()
-    with Admin(connection, patient=True) as admin:
-        admin.ensure_topic(source.topic, num_partitions=1)
-    best_auc = BestAucWindow()
-    generator = ClickGenerator(config, start_ms=wall_ms())
-    limiter = RateLimiter(config.rate)
-    reported_at = -REPORT_SECONDS
-    num_sent, codec = 0, source.open_codec()
-    with Producer(connection, linger_ms=LINGER_MS, patient=True) as producer:
-        quota = TopicQuota(source, log_path)
-        while not stopping.is_set() and (limit is None or num_sent < limit):
-            limiter.wait(num_sent, stopping)
-            clicks = generator.take_chunk()
-            for message in clicks.to_json()[: None if limit is None else limit - num_sent]:
-                producer.send(source.topic, codec.encode(message))
-                num_sent += 1
-            best_auc.observe(clicks.impressions.probability_N, clicks.click_N)
-            skipped = quota.wait_for_room(producer, stopping)
-            if (behind := -limiter.seconds_until(num_sent)) - skipped > LATE_SECONDS:
+    """Send clicks until `limit` or `stopping`; return how many were sent.
+
+    `join`: send impressions and clicks apart; `limit` is then of impressions, whose clicks are all waited for.
+    """
+    with Simulator(config, source, log_path, stopping, join) as simulator:
+        simulator.run(limit)
+        return simulator.num_sent
+
+
+class Simulator:
+    """Sends what the generator generates, as messages of one topic, or of one of impressions and one of clicks."""
+
+    def __init__(
+        self,
+        config: SimulatorConfig,
+        source: SourceConfig,
+        log_path: Path,
+        stopping: threading.Event,
+        join: JoinPlan | None,
+    ) -> None:
+        self._source, self._log_path, self._stopping, self._join = source, log_path, stopping, join
+        events = [] if join is None else [fields.topic for fields in join.events]
+        connection, start_ms = source.kafka_config(), wall_ms()
+        with Admin(connection, patient=True) as admin:
+            for topic in (source.topic, *events):
+                admin.ensure_topic(topic, num_partitions=1)
+        self._generator = ClickGenerator(config, start_ms=start_ms)
+        self._events = None if join is None else SimulatedEvents(join, seed=config.seed, start_ms=start_ms)
+        self._events_topic = "".join(events[:1])
+        self._limiter = RateLimiter(config.rate)
+        self._best_auc, self._reported_at = BestAucWindow(), -REPORT_SECONDS
+        self._codec = source.open_codec()
+        self._shown_until_ms = 0
+        self.num_sent = 0  # clicks, or impressions
+        self._producer = Producer(connection, linger_ms=LINGER_MS, patient=True)
+        self._quota = TopicQuota(source, log_path, events=events)
+
+    def __enter__(self) -> "Simulator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._producer.close()
+
+    def run(self, limit: int | None) -> None:
+        """Send until `limit` or until asked to stop."""
+        while not self._stopping.is_set() and (limit is None or self.num_sent < limit):
+            # impressions are sent when all of a chunk were shown: none is of the future
+            self._wait(self.num_sent + (0 if self._events is None else ClickGenerator.CHUNK))
+            self._send(self._generator.take_chunk(), limit)
+            skipped = self._quota.wait_for_room(self._producer, self._stopping, pause=self._pause)
+            if (behind := -self._limiter.seconds_until(self.num_sent)) - skipped > LATE_SECONDS:
                 skipped = behind
-            limiter.skip(skipped)
-            generator.skip_time(skipped)
-            if time.monotonic() - reported_at >= REPORT_SECONDS:
-                reported_at = time.monotonic()
-                write_best_auc(log_path, best_auc.value())
-        producer.flush()
-    write_best_auc(log_path, best_auc.value())
-    return num_sent
+            self._limiter.skip(skipped)
+            self._generator.skip_time(skipped)
+            if time.monotonic() - self._reported_at >= REPORT_SECONDS:
+                self._report()
+        while self._events and not self._stopping.is_set():
+            self._send_clicks()
+            self._stopping.wait(CLICK_SECONDS)
+        self._producer.flush()
+        self._report()
+
+    def _wait(self, num: int) -> None:
+        """Wait until the num-th may be sent; clicks are sent meanwhile."""
+        self._send_clicks()
+        while self._events is not None and self._limiter.seconds_until(num) > CLICK_SECONDS:
+            if self._stopping.wait(CLICK_SECONDS):
+                return
+            self._send_clicks()
+        self._limiter.wait(num, self._stopping)
+
+    def _send(self, clicks: Clicks, limit: int | None) -> None:
+        num = len(clicks) if limit is None else min(len(clicks), limit - self.num_sent)
+        if self._events is None:
+            messages, click_N = clicks.to_json()[:num], clicks.click_N
+        else:
+            messages, click_N = self._events.show(clicks.first(num))
+        for message in messages:
+            self._producer.send(self._source.topic, self._codec.encode(message))
+        self.num_sent += num
+        self._shown_until_ms = int(clicks.ts_N[-1])
+        self._best_auc.observe(clicks.impressions.probability_N[: len(click_N)], click_N)
+
+    def _send_clicks(self) -> None:
+        if self._events is not None:
+            for message in self._events.due_clicks(wall_ms()):
+                self._producer.send(self._events_topic, self._codec.encode(message))
+
+    def _pause(self) -> int | None:
+        """Let time go on while nothing is shown; return until when a join must be to have everything, in ms."""
+        if self._events is None or self._join is None:
+            return None
+        self._send_clicks()
+        self._producer.send(self._events_topic, self._codec.encode(self._events.pause_message(wall_ms())))
+        return self._shown_until_ms + max(label.window_ms for label in self._join.labels)
+
+    def _report(self) -> None:
+        self._reported_at = time.monotonic()
+        write_best_auc(self._log_path, self._best_auc.value())

@@ -24,6 +24,7 @@ from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
     Blocker,
     Condition,
+    JoinLabelStatus,
     JoinStatus,
     NetStatus,
     PartitionStatus,
@@ -273,7 +274,12 @@ def join_status(source: Source) -> JoinStatus | None:
     if report is None:
         return None
     return JoinStatus(
-        report.watermark_ms, report.num_impressions, report.num_events, report.num_duplicates, report.slowest
+        report.watermark_ms,
+        report.num_impressions,
+        report.num_events,
+        report.num_duplicates,
+        report.slowest,
+        {name: JoinLabelStatus(label.num_unmatched, label.on_time_share) for name, label in report.labels.items()},
     )
 
 

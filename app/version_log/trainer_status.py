@@ -193,6 +193,13 @@ class RankStatus(msgspec.Struct, frozen=True):
     reason: str = ""  # what it waits for
 
 
+class JoinLabelStatus(msgspec.Struct, frozen=True):
+    """The events of one label that is joined."""
+
+    unmatched: int = 0  # events whose time is over, and that came within the window of no impression
+    on_time_share: float | None = None  # F: of the events that count, those within the window; None while not known
+
+
 class JoinStatus(msgspec.Struct, frozen=True):
     """The join of labels: what it holds, and what it waits for."""
 
@@ -201,6 +208,7 @@ class JoinStatus(msgspec.Struct, frozen=True):
     events: int = 0  # held
     duplicates: int = 0  # impressions that followed one of their key too closely
     slowest: str = ""  # the topic that holds the others back, with "+window in ms" where it is that of impressions
+    labels: dict[str, JoinLabelStatus] = {}
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):

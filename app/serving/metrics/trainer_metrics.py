@@ -7,6 +7,7 @@ from springtide.app.serving.metrics.shared_metrics import Labels
 from springtide.app.version_log.trainer_status import (
     DriftStatus,
     GateStatus,
+    JoinStatus,
     NetStatus,
     ScoresStatus,
     TableStatus,
@@ -148,6 +149,7 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     metrics.counter(
         "springtide_dead_letters_total", "Records that could not be learned, by reason.", aggregation="local"
     )
+    _declare_join_metrics(metrics)
     declare_score_metrics(metrics)
     metrics.gauge("springtide_learning_rate", "The present learning rate, of: net, rows.")
     metrics.gauge("springtide_gradient_norm", "Norm of the dense net's mean gradient in the newest batch.")
@@ -188,12 +190,44 @@ def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_
     lags = {name: float(offsets.lag) for name, offsets in status.positions.items() if offsets.lag is not None}
     metrics.replace_all("springtide_consumer_lag_records", "partition", lags)
     metrics.replace_all("springtide_dead_letters_total", "reason", status.dead_letters)
+    _update_join_metrics(metrics, status.join, now_ms)
     update_score_metrics(metrics, status.scores)
     _update_net_metrics(metrics, status.net)
     _update_gate_metrics(metrics, status.gate)
     _update_table_metrics(metrics, status.table, now_ms)
     event_ms = status.event_clock_ms
     metrics.set("springtide_event_clock_lag_seconds", (now_ms - event_ms) / 1000 if event_ms > 0 else None)
+
+
+def _declare_join_metrics(metrics: MetricsRegistry) -> None:
+    metrics.gauge("springtide_join_watermark_age_seconds", "Now minus the time until which windows are over.")
+    metrics.gauge("springtide_join_held", "What a join holds, of: impressions, events.")
+    metrics.gauge("springtide_join_slowest", "1 for the topic that holds the others back, by topic.")
+    metrics.counter(
+        "springtide_join_duplicates_total",
+        "Impressions that followed one of their key too closely, since the log began.",
+        aggregation="local",
+    )
+    metrics.counter(
+        "springtide_join_unmatched_total",
+        "Events that came within the window of no impression, since the log began, by label.",
+        aggregation="local",
+    )
+    metrics.gauge("springtide_join_on_time_share", "Of the events that count, those within the window, by label.")
+
+
+def _update_join_metrics(metrics: MetricsRegistry, join: JoinStatus | None, now_ms: int) -> None:
+    found = join or JoinStatus()
+    age = None if found.watermark_ms is None else (now_ms - found.watermark_ms) / 1000
+    metrics.set("springtide_join_watermark_age_seconds", age)
+    held = {} if join is None else {"impressions": join.impressions, "events": join.events}
+    metrics.replace_all("springtide_join_held", "of", held)
+    metrics.replace_all("springtide_join_slowest", "topic", {found.slowest: 1.0} if found.slowest else {})
+    metrics.set("springtide_join_duplicates_total", None if join is None else join.duplicates)
+    unmatched = {name: label.unmatched for name, label in found.labels.items()}
+    metrics.replace_all("springtide_join_unmatched_total", "label", unmatched)
+    shares = {name: label.on_time_share for name, label in found.labels.items() if label.on_time_share is not None}
+    metrics.replace_all("springtide_join_on_time_share", "label", shares)
 
 
 def _update_net_metrics(metrics: MetricsRegistry, net: NetStatus) -> None:

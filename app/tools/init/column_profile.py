@@ -27,7 +27,7 @@ class ColumnProfile:
         self.kinds = Counter(kind_of(value) for value in values if value is not None)
         self.num_null = sum(value is None for value in values)
         scalars = [value for value in values if isinstance(value, (bool, int, float, str))]
-        self.counts = Counter(map(_key, scalars))
+        self.counts = Counter(map(scalar_key, scalars))
         self.lists = [value for value in values if isinstance(value, list)]
         numbers = [value for value in scalars if isinstance(value, (int, float)) and math.isfinite(value)]
         self.least: float | None = min(numbers, default=None)
@@ -102,7 +102,8 @@ def kind_of(value: Any) -> str:
     return kinds.get(type(value), "object")
 
 
-def _key(value: Scalar) -> str:
+def scalar_key(value: Scalar) -> str:
+    """Return a value as a name; `7`, `7.0` and `"7"` have the same."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -63,7 +63,7 @@ def propose(sample: SampledRows, labels: Sequence[str] = ()) -> Proposal:
             comment += f"; null in {missing:,} rows, which are not learned" if len(chosen) == 1 else ""
         proposal.comments[name] = comment
     rest = {name: column for name, column in columns.items() if name not in chosen}
-    _choose_timestamp(proposal, rest)
+    choose_timestamp(proposal, rest)
     for name, column in rest.items():
         if name != proposal.timestamp:
             if sample.has_types and column.has_fractions and not column.has_only("integer", "number"):
@@ -118,7 +118,7 @@ def is_binary(column: ColumnProfile) -> bool:
     return values is not None and {value for value in values if value is not None} == {0.0, 1.0}
 
 
-def _choose_timestamp(proposal: Proposal, columns: Mapping[str, ColumnProfile]) -> None:
+def choose_timestamp(proposal: Proposal, columns: Mapping[str, ColumnProfile]) -> None:
     """Take the one field with event times in milliseconds that no row lacks; comment on other times."""
     now_ms = 1000 * time.time()
     usable = []

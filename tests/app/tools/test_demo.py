@@ -85,6 +85,23 @@ def newest_status(log: Path) -> dict[str, Any]:
     return status
 
 
+def test_the_demo_of_a_join_learns_clicks_that_come_in_a_topic_of_their_own(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--join", "--seconds", "3")
+    out, err = demo.communicate(timeout=COMMAND_SECONDS)
+    assert demo.returncode == 0, err
+    status = json.loads(out)
+    assert status["samples_trained"] > 0
+    assert set(status["positions"]) == {"clicks/0", "impressions/0"}
+    assert status["join"]["watermark_ms"] > 0
+    assert 0.2 < status["scores"]["whole"]["label_rate"] < 0.45
+    assert {path.name for path in (tmp_path / "var").iterdir()} == {"demo-join"}
+
+
+def test_the_demo_of_a_join_has_a_configuration_of_its_own() -> None:
+    with pytest.raises(UserError, match="--join has a configuration of its own"):
+        Demo(demo_config_path(), rate=None, port=None, debug=False, join=True)
+
+
 def test_the_built_in_configuration_fits_the_simulator(tmp_path: Path) -> None:
     check_fields(load_config(demo_config_path()))
     strange = tmp_path / "strange.toml"

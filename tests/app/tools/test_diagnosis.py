@@ -26,6 +26,7 @@ from springtide.app.tools.diagnosis import (
 from springtide.embeddings.tiers.rocksdb import spill, table_files
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.kafka.admin import Admin
+from springtide.stream.positions import Partition
 from tests.stream.history.clicks import click, write_clicks
 from tests.support.config import Section, write_config
 from tests.support.kafka import produce
@@ -235,3 +236,17 @@ def test_every_topic_that_is_joined_is_looked_for_and_must_keep_its_records_for_
             found = list(check_broker(config))
             assert [line.state for line in found] == states
         assert "keeps its records for 74.999 s, and a restart of the join reads the last 75 s again" in found[1].text
+        settings = {"retention.ms": "-1", "cleanup.policy": "compact,delete"}
+        monkeypatch.setattr(Admin, "topic_settings", lambda *_: settings)
+        assert [line.state for line in check_broker(config)] == ["ok", "note"] * 2
+        settings["cleanup.policy"] = "delete"
+        produce(broker.address, "actions", [b"{}"] * 3)
+        for first, states in ((0, ["ok"] * 2), (2, ["ok", "ok", "problem"]), (4, ["ok"] * 2)):
+            begins = {Partition("impressions", 0): 0, Partition("actions", 0): first}
+            monkeypatch.setattr(
+                Admin, "beginning_offsets", lambda _, topic, b=begins: {p: b[p] for p in topic.partitions}
+            )
+            found = list(check_broker(config))
+            assert [line.state for line in found] == states
+            if first == 2:
+                assert "'actions' has lost its records from before the last " in found[2].text

@@ -87,6 +87,36 @@ def test_a_full_topic_is_re_created_once_all_of_it_is_durably_learned(tmp_path: 
             assert num_records(source) == 1
 
 
+def test_joined_topics_are_re_created_together_once_the_time_of_the_last_window_is_learned(tmp_path: Path) -> None:
+    log, stopping, pauses = tmp_path / "log", threading.Event(), []
+    with EmbeddedBroker(log):
+        source = SourceConfig(topic="clicks", log_path=log)
+        with Admin(source.kafka_config()) as admin, Producer(source.kafka_config()) as producer:
+            ids = {topic: admin.ensure_topic(topic).id for topic in ("clicks", "orders")}
+            for topic in ids:
+                producer.send(topic, b"x" * 200)
+
+            def pause() -> int:
+                """Time goes on, and is learned after the second message."""
+                producer.send("orders", b"pause")
+                pauses.append(1)
+                status = {
+                    "version": 7,
+                    "durable_version": 7,
+                    "join": {"watermark_ms": 1_001 if len(pauses) > 1 else 1_000},
+                    "positions": {"clicks/0": {"end": 1}, "orders/0": {"end": 1 + len(pauses)}},
+                }
+                (log / "status-0000000001.json").write_text(json.dumps(status))
+                return 1_000
+
+            quota = TopicQuota(source, log, max_bytes=300, check_every=0, events=["orders"])
+            quota.wait_for_room(producer, stopping, pause=pause)
+            assert len(pauses) > 1
+            found = {topic: admin.require_topic(topic) for topic in ids}
+            assert all(found[topic].id != ids[topic] for topic in ids)
+            assert [list(admin.end_offsets(topic).values()) for topic in found.values()] == [[0], [0]]
+
+
 def test_a_broker_that_is_not_embedded_has_no_quota(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "log") as broker:
         source = SourceConfig(topic="clicks", bootstrap_servers=broker.address)

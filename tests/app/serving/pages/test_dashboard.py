@@ -71,7 +71,15 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
                 "features": [{"name": "age", "psi": 0.345, "level": "large", "missing": 0.25}],
             },
         },
-        dead_letters={"bad_json": 77},
+        dead_letters={"bad_json": 77, "late": 41},
+        join={
+            "watermark_ms": 1,
+            "impressions": 31_234,
+            "events": 8_765,
+            "duplicates": 17,
+            "slowest": "shown+600000",
+            "labels": {"<u>order": {"unmatched": 23, "on_time_share": 0.876}},
+        },
         table={"rows": {"device": 10, "disk": 4}},
     )
     (world.log.path / "simulator.json").write_text('{"best_auc": 0.8123}')
@@ -95,6 +103,10 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
         "rate of bought",
         "2 % → 7 %",
         "missing 0 % → 25 %",
+        "waits for shown, windows of 10 min",
+        "31,234",
+        "8,765",
+        "87.6 %",
     )
     body = text = ""
 
@@ -108,6 +120,7 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
     wait_until(are_all_shown, lambda: text)  # on a busy machine a page may be dumped before it is complete
     assert "&lt;b&gt;5 million" in body
     assert "&lt;i&gt;DE" in body
+    assert "&lt;u&gt;order" in body
     assert 'class="lost"' not in body
     assert body.count("<svg") >= 7
 
