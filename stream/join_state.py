@@ -99,12 +99,21 @@ class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
     floors: list[tuple[int, int]] = []  # (offset, the newest time that the clock was set to there, ms)
 
 
+class EventCount(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of the events of one label."""
+
+    over_ms: int = NO_TIME  # those from before it belong to no impression to come: they are counted
+    num_unmatched: int = 0  # of them, those that no impression has found
+    num_matched: int = 0  # of the others, those that one has found
+
+
 class JoinState(msgspec.Struct, frozen=True):
     """The join in a version: what was learned, and from where to read again. Some hundred bytes."""
 
     released: SamplePlace  # every sample up to here is learned, and no other
     cursors: dict[str, dict[str, PartitionMark]]  # cursor -> partition, written "topic/0"
     num_duplicates: int = 0
+    events: dict[str, EventCount] = {}  # of each label
 
     def replay_offsets(self) -> dict[Partition, int]:
         """From where each partition must be read again, by any of its cursors."""
@@ -133,10 +142,19 @@ class JoinedRows:
     """The places of emitted samples, and the join's state beside them."""
 
     def __init__(
-        self, places_N: SamplePlaces, num_duplicates_N: Int64Array, before: JoinState, after: JoinState
+        self,
+        places_N: SamplePlaces,
+        num_duplicates_N: Int64Array,
+        num_matched_N: Mapping[str, Int64Array],
+        before: JoinState,
+        after: JoinState,
     ) -> None:
-        """`num_duplicates_N`: those up to each sample. `before`, `after`: with none and with all of them learned."""
+        """`num_duplicates_N`, `num_matched_N`: those up to each sample, of events by label.
+
+        `before`, `after`: with none and with all of them learned.
+        """
         self.places_N, self._num_duplicates_N, self._before, self._after = places_N, num_duplicates_N, before, after
+        self._num_matched_N = num_matched_N
 
     def state_after(self, num: int) -> JoinState:
         """The state once the first `num` samples are learned."""
@@ -148,6 +166,10 @@ class JoinedRows:
             self._before,
             released=self.places_N.at(num - 1),
             num_duplicates=int(self._num_duplicates_N[num - 1]),
+            events={
+                name: msgspec.structs.replace(count, num_matched=int(self._num_matched_N[name][num - 1]))
+                for name, count in self._before.events.items()
+            },
         )
 
     def slice(self, start: int, stop: int) -> "JoinedRows":
@@ -155,6 +177,7 @@ class JoinedRows:
         return JoinedRows(
             self.places_N.take(slice(start, stop)),
             self._num_duplicates_N[start:stop],
+            {name: num_N[start:stop] for name, num_N in self._num_matched_N.items()},
             self.state_after(start),
             self.state_after(stop),
         )

@@ -18,7 +18,8 @@ from springtide.stream.positions import Partition, Position
 MAX_BYTES = 256 << 20
 CHECK_EVERY_MESSAGES = 5_000
 RECREATE_SECONDS = 5.0
-JOINED_SECONDS = 1.0  # between two messages that let the time of joined topics go on
+PAUSE_SECONDS = 3.0  # between two messages that let the time of joined topics go on
+SETTLE_SECONDS = 2.0  # from when all is joined until it is learned
 # the embedded broker searches all the batches that it holds at each fetch, so there should be few
 LINGER_MS = 50
 
@@ -117,7 +118,7 @@ class TopicQuota:
             while left and not stopping.is_set():
                 if left == self._caps:  # nothing is sent between two topics that are joined
                     self._joined_until_ms = pause()
-                seconds = RECREATE_SECONDS if self._joined_until_ms is None else JOINED_SECONDS
+                seconds = RECREATE_SECONDS if self._joined_until_ms is None else PAUSE_SECONDS
                 if left[0].recreate_topic(producer, timeout_seconds=seconds, stopping=stopping.is_set):
                     del left[0]
         return time.monotonic() - began
@@ -132,7 +133,7 @@ class TopicQuota:
             if not is_joined:
                 return None
             self._joined_at = self._joined_at or time.monotonic()
-            if time.monotonic() - self._joined_at < 2 * (JOINED_SECONDS + status.publishing.interval_seconds):
+            if time.monotonic() - self._joined_at < SETTLE_SECONDS + 2 * status.publishing.interval_seconds:
                 return None  # what was joined last may not be in a version
             self._joined_version = self._joined_version or status.version
             if (status.durable_version or 0) < (self._joined_version or 0):

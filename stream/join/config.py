@@ -84,6 +84,7 @@ class JoinedLabel:
     topic: str
     window_ms: int
     value: LabelValue = "any"
+    name: str = ""
 
     def value_of(self, found: "Matches") -> Float32Array:
         """The label of each impression, float32 (N); 0 without an event."""
@@ -156,7 +157,7 @@ class JoinPlan:
                 raise ValueError(
                     f'[labels.{name}] value = "{source.value}" and field: sum, max and last are of a field'
                 )
-            labels.append(JoinedLabel(column, source.topic, round(1000 * source.window_seconds), source.value))
+            labels.append(JoinedLabel(column, source.topic, round(1000 * source.window_seconds), source.value, name))
             by_topic.setdefault(source.topic, []).append((column, source))
         return JoinPlan(
             config,

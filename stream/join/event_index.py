@@ -11,7 +11,7 @@ from springtide_client.array_types import Float32Array, Int64Array
 
 UInt64Array = npt.NDArray[np.uint64]
 MIN_CAPACITY = 1 << 10
-EVENT_BYTES = 8 + 8 + 4 + 4 + 8  # key hash, time, value, next in the chain; two heads of four bytes
+EVENT_BYTES = 8 + 8 + 4 + 1 + 4 + 8  # key hash, time, value, mark, next in the chain; two heads of four bytes
 
 
 class Matches:
@@ -23,6 +23,7 @@ class Matches:
         self.sum_N = np.zeros(num, np.float64)
         self.max_N = np.zeros(num, np.float32)
         self.last_N = np.zeros(num, np.float32)  # of the latest event; of several at that time the greatest
+        self.num_new_N = np.zeros(num, np.int64)  # events that no impression before had found
 
 
 class EventIndex:
@@ -42,6 +43,7 @@ class EventIndex:
             self._key_hash_M.nbytes
             + self._ms_M.nbytes
             + self._value_M.nbytes
+            + self._is_matched_M.nbytes
             + self._next_M.nbytes
             + self._head_H.nbytes
         )
@@ -54,20 +56,27 @@ class EventIndex:
         self._key_hash_M[self._num : stop] = key_hash_N
         self._ms_M[self._num : stop] = event_ms_N
         self._value_M[self._num : stop] = value_N
+        self._is_matched_M[self._num : stop] = False
         link_events(self._key_hash_M, self._next_M, self._head_H, self._num, stop)
         self._num = stop
 
     def match(self, key_hash_N: UInt64Array, from_ms_N: Int64Array, to_ms_N: Int64Array) -> Matches:
-        """The events of each key between two times, bounds included."""
+        """The events of each key between two times, bounds included. They are marked as matched."""
         found = Matches(len(key_hash_N))
         match_events(
-            (self._key_hash_M, self._ms_M, self._value_M, self._next_M, self._head_H),
+            (self._key_hash_M, self._ms_M, self._value_M, self._is_matched_M, self._next_M, self._head_H),
             key_hash_N,
             from_ms_N,
             to_ms_N,
-            (found.count_N, found.first_ms_N, found.sum_N, found.max_N, found.last_N),
+            (found.count_N, found.first_ms_N, found.sum_N, found.max_N, found.last_N, found.num_new_N),
         )
         return found
+
+    def count(self, from_ms: int, before_ms: int) -> tuple[int, int]:
+        """How many events of a time were matched, and how many were not."""
+        is_chosen_M = (self._ms_M[: self._num] >= from_ms) & (self._ms_M[: self._num] < before_ms)
+        num_matched = int(np.count_nonzero(is_chosen_M & self._is_matched_M[: self._num]))
+        return num_matched, int(np.count_nonzero(is_chosen_M)) - num_matched
 
     def forget(self, before_ms: int) -> None:
         """Drop events older than this, now or when there are twice as many: no impression to come reaches them."""
@@ -83,14 +92,17 @@ class EventIndex:
         self._key_hash_M = np.empty(capacity, np.uint64)
         self._ms_M = np.empty(capacity, np.int64)
         self._value_M = np.empty(capacity, np.float32)
+        self._is_matched_M = np.empty(capacity, np.bool_)
         self._next_M = np.empty(capacity, np.int32)
         self._head_H = np.full(1 << (2 * capacity - 1).bit_length(), -1, np.int32)
 
     def _rebuild(self, kept: Int64Array, capacity: int) -> None:
         columns = self._key_hash_M[kept], self._ms_M[kept], self._value_M[kept]
+        is_matched_M = self._is_matched_M[kept]
         self._allocate(capacity)
         self._num = 0
         self.add(*columns)
+        self._is_matched_M[: self._num] = is_matched_M
 
 
 @njit(nogil=True, cache=True)
@@ -104,8 +116,8 @@ def link_events(key_hash_M: Any, next_M: Any, head_H: Any, start: Any, stop: Any
 
 @njit(nogil=True, cache=True)
 def match_events(events: Any, key_hash_N: Any, from_ms_N: Any, to_ms_N: Any, found: Any) -> None:
-    key_hash_M, ms_M, value_M, next_M, head_H = events
-    count_N, first_ms_N, sum_N, max_N, last_N = found
+    key_hash_M, ms_M, value_M, is_matched_M, next_M, head_H = events
+    count_N, first_ms_N, sum_N, max_N, last_N, num_new_N = found
     mask = np.uint64(len(head_H) - 1)
     for n in range(len(key_hash_N)):
         m = head_H[key_hash_N[n] & mask]
@@ -124,4 +136,7 @@ def match_events(events: Any, key_hash_N: Any, from_ms_N: Any, to_ms_N: Any, fou
                         last_N[n] = max(last_N[n], value)
                 count_N[n] += 1
                 sum_N[n] += value
+                if not is_matched_M[m]:
+                    is_matched_M[m] = True
+                    num_new_N[n] += 1
             m = next_M[m]

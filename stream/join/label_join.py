@@ -24,6 +24,7 @@ from springtide.stream.join_state import (
     FIRST_PLACE,
     MAX_INT,
     NO_TIME,
+    EventCount,
     JoinedRows,
     JoinState,
     PartitionMark,
@@ -41,6 +42,7 @@ REFUSALS = {
 }
 
 NO_ROWS = np.empty(0, np.int64)
+COUNTS_IN_A_WINDOW = 32  # events are counted so often
 
 
 class Cursor:
@@ -109,6 +111,10 @@ class LabelJoin:
         self.cursors = cursor_slacks(impressions, labels)
         self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
         self._events = [EventIndex() for _ in labels]
+        self.event_counts = {label.name: state.events.get(label.name, EventCount()) for label in labels}
+        # of the events that are read again, so many had been found by impressions that are not
+        self._num_found = {name: count.num_matched for name, count in self.event_counts.items()}
+        self._read_again_ms: int | None = None  # the newest time of them
         self._shown = {window_ms: EventIndex() for window_ms in self.windows}  # the last impressions of each key
         self._held: list[HeldChunk] = []
         self._dead_letters: list[DeadLetter] = []  # since the last samples
@@ -242,6 +248,10 @@ class LabelJoin:
         """
         if self.is_replaying:
             return None
+        if self._read_again_ms is None:
+            self._read_again_ms = max(
+                clock.newest_ms for cursor in self._cursors.values() for clock in cursor.clocks.values()
+            )
         before, watermark_ms = self._state(), self.watermark_ms()
         parts = [(chunk, rows) for chunk in self._held if len(rows := chunk.due_before(watermark_ms))]
         places_U, part_U, row_U = _places(parts)
@@ -262,16 +272,19 @@ class LabelJoin:
             self.released = max(self.released, SamplePlace.after_all_at(watermark_ms - 1))
         if self.released == before.released and not self._dead_letters:
             return None
-        after = msgspec.structs.replace(before, released=self.released, num_duplicates=self.num_duplicates)
         samples, places_N = order[is_sample_M], places_M.take(is_sample_M)
+        labels_NL, num_matched_N = self._labels(places_N)
+        after = msgspec.structs.replace(
+            before, released=self.released, num_duplicates=self.num_duplicates, events=dict(self.event_counts)
+        )
         columns = replace(
             self._gather(parts, part_U[samples], row_U[samples]),
-            labels_NL=self._labels(places_N),
+            labels_NL=labels_NL,
             dead_letters=tuple(self._dead_letters),
             end_offsets=before.replay_offsets(),
             topic_ids=before.topic_ids(),
             id_strings=IdStrings.concatenate([self._empty.id_strings, *self._id_strings]),
-            joined=JoinedRows(places_N, num_duplicates_M[is_sample_M], before, after),
+            joined=JoinedRows(places_N, num_duplicates_M[is_sample_M], num_matched_N, before, after),
         )
         self._dead_letters, self._id_strings = [], []
         self._forget()
@@ -333,8 +346,12 @@ class LabelJoin:
             seen.add(keys, shown, np.zeros(len(rows), np.float32))
         return is_duplicate_N
 
-    def _labels(self, places_N: SamplePlaces) -> Float32Array:
-        """The labels of samples, (N, L); NaN where a sample is not of the label's window."""
+    def _labels(self, places_N: SamplePlaces) -> tuple[Float32Array, dict[str, Int64Array]]:
+        """The labels of samples, (N, L), and of each the events that were found up to each sample (N).
+
+        NaN where a sample is not of the label's window.
+        """
+        num_matched_N: dict[str, Int64Array] = {}
         key_hash_N, shown_N, window_N = places_N.key_hash_N, places_N.shown_ms_N, places_N.window_ms_N
         labels_NL = np.full((len(shown_N), self.num_labels), np.nan, np.float32)
         for label, events in zip(self.labels, self._events, strict=True):
@@ -342,7 +359,13 @@ class LabelJoin:
             shown = shown_N[rows]
             found = events.match(key_hash_N[rows], shown - self.early_ms, shown + label.window_ms)
             labels_NL[rows, label.column] = label.value_of(found)
-        return labels_NL
+            count, num_new_N = self.event_counts[label.name], np.zeros(len(shown_N), np.int64)
+            num_new_N[rows] = found.num_new_N
+            num_matched_N[label.name] = count.num_matched + np.cumsum(num_new_N)
+            self.event_counts[label.name] = msgspec.structs.replace(
+                count, num_matched=count.num_matched + int(num_new_N.sum())
+            )
+        return labels_NL, num_matched_N
 
     def _gather(self, parts: Sequence[tuple[HeldChunk, Int64Array]], part_N: Int64Array, row_N: Int64Array) -> Columns:
         """The samples' columns, in their order, from the chunks that hold them."""
@@ -360,19 +383,35 @@ class LabelJoin:
         """Drop what no sample to come can need."""
         self._held = [chunk for chunk in self._held if len(chunk.left)]
         for label, events in zip(self.labels, self._events, strict=True):
-            events.forget(self.released.due_ms - label.window_ms - self.early_ms)
+            self._count_events(label, events)
+            events.forget(self.event_counts[label.name].over_ms)
         for window_ms, shown in self._shown.items():
             shown.forget(self.released.due_ms - window_ms - self.dedupe_ms)
 
+    def _count_events(self, label: JoinedLabel, events: EventIndex) -> None:
+        """Count the events that no impression to come can find; now or, as that takes a while, after some more time."""
+        count, reach_ms = self.event_counts[label.name], label.window_ms + self.early_ms
+        over_ms = self.released.due_ms - reach_ms
+        if self.released == FIRST_PLACE or over_ms - count.over_ms < reach_ms // COUNTS_IN_A_WINDOW:
+            return
+        num_matched, num_unmatched = events.count(count.over_ms, over_ms)
+        num_found = min(self._num_found[label.name], num_unmatched)
+        self._num_found[label.name] -= num_found
+        num_left = count.num_matched - num_matched - num_found
+        if self._read_again_ms is not None and over_ms > self._read_again_ms:  # an impression found it once more
+            num_left, self._num_found[label.name] = num_left - self._num_found[label.name], 0
+        self.event_counts[label.name] = EventCount(over_ms, count.num_unmatched + num_unmatched - num_found, num_left)
+
     def _state(self) -> JoinState:
         """What a version says that has learned everything released so far."""
+        oldest_ms = {name: self.released.due_ms - look_back_ms for name, look_back_ms in self._look_back_ms.items()}
+        for label in self.labels:
+            oldest_ms[label.topic] = min(oldest_ms[label.topic], self.event_counts[label.name].over_ms)
         return JoinState(
             self.released,
-            {
-                name: cursor.marks(self.released.due_ms - self._look_back_ms[name])
-                for name, cursor in self._cursors.items()
-            },
+            {name: cursor.marks(oldest_ms[name]) for name, cursor in self._cursors.items()},
             self.num_duplicates,
+            dict(self.event_counts),
         )
 
 

@@ -17,7 +17,7 @@ from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join.config import EventFields, JoinPlan
 from springtide.stream.join.label_join import LabelJoin
-from springtide.stream.join_state import JoinReport, JoinState
+from springtide.stream.join_state import JoinReport, JoinState, LabelReport
 from springtide.stream.positions import Partition, Position
 from springtide.stream.source import KafkaSource, Source
 from springtide_client.array_types import BoolArray, Float32Array
@@ -173,6 +173,7 @@ class JoinSource(Source):
             join.num_events,
             join.num_duplicates,
             join.slowest_cursor(),
+            {name: LabelReport(count.num_unmatched) for name, count in join.event_counts.items()},
         )
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:

@@ -129,15 +129,17 @@ def propose_join(
                 f"{impressions.timestamp}: both need one, or neither (Kafka's times are taken then)"
             )
     key, key_comment, notes = choose_key(impressions, timed)
-    wanted = [
-        (name, topic, where, rows) for topic, rows in timed for name, where in choose_kinds(topic, rows, key, labels)
-    ]
+    wanted, known = [], list[str]()
+    for topic, rows in timed:
+        chosen, possible = choose_kinds(topic, rows, key, labels)
+        wanted += [(name, topic, where, rows) for name, where in chosen]
+        known += possible
     names = [name for name, *_ in wanted]
     if len(set(names)) < len(names):
         raise UserError(f"several topics would make the label {names[0]!r}: look at them one by one")
     if missing := [name for name in labels if name not in names]:
-        near = nearest(missing[0], names)
-        hint = f"did you mean {near}?" if near else f"there are: {', '.join(names)}"
+        near = nearest(missing[0], known)
+        hint = f"did you mean {near}?" if near else f"there are: {', '.join(known)}"
         raise UserError(f"--label {missing[0]}: no events make it: {hint}")
     found, joined = [], [dict(row) for row in shown.rows]
     for name, topic, where, rows in wanted:
@@ -262,8 +264,8 @@ def _overlap(impressions: TimedRows, events: TimedRows) -> BoolArray:
 
 def choose_kinds(
     topic: str, rows: TimedRows, key: Sequence[str], labels: Sequence[str]
-) -> list[tuple[str, dict[str, str]]]:
-    """Return the labels that the events of a topic make, with what the events of each have in common.
+) -> tuple[list[tuple[str, dict[str, str]]], list[str]]:
+    """Return the labels that a topic's events make, with what those of each have in common; and all that they could.
 
     A field with a few values whose name says that it is a kind makes one of each; UserError asks which are labels.
     """
@@ -273,21 +275,18 @@ def choose_kinds(
         is_kind = name not in key and name != rows.timestamp and hints.has_word(name, KIND_WORDS)
         if not is_kind or not column.has_only("text") or column.num_distinct > MAX_KINDS:
             continue
-        kinds = {_label_name(kind): str(kind) for kind in column.counts}
-        if column.num_distinct == 1 and not labels:
-            return [(next(iter(kinds)), {name: next(iter(kinds.values()))})]
-        chosen = [label for label in labels if label in kinds] or [
-            kind for kind in kinds if not labels and hints.is_named(kind, hints.LABELS)
-        ]
-        if not chosen and not labels:
+        kinds = {_label_name(kind): kind for kind in column.counts}
+        chosen = [kind for kind in kinds if hints.is_named(kind, hints.LABELS) or len(kinds) == 1]
+        if labels:
+            chosen = [label for label in labels if label in kinds]
+        elif not chosen:
             raise UserError(
                 f"{sample.origin} has events of several kinds, by {name}: {', '.join(kinds)}: which are labels? "
                 "Name them with --label (repeatable)"
             )
-        if chosen:
-            return [(label, {name: kinds[label]}) for label in chosen]
-    only = labels[0] if len(labels) == 1 else _label_name(topic)
-    return [(only, {})]
+        return [(label, {name: kinds[label]}) for label in chosen], list(kinds)
+    only = _label_name(topic)
+    return [(only, {})] if not labels or only in labels else [], [only]
 
 
 def _label_name(text: str) -> str:

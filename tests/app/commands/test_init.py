@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from springtide.app.cli import main
 from springtide.app.config.load import load_config
 from springtide.app.tools.replay import Replay, ReplayConfig
 from springtide.stream.broker.embedded import EmbeddedBroker
+from springtide.stream.join.source import JoinSource
 from tests.support.scale import IS_LONG
+from tests.support.waiting import wait_until
 
 SHARED_DATA = Path(__file__).parents[4] / "shared" / "data"
 LOGS = ["movielens-100k", "talkingdata-100k"]  # those with leaks
@@ -179,6 +182,80 @@ def test_dead_letters_are_counted_by_field_and_the_rest_is_learned(
     ]
     code, out, err = springtide("evaluate", "clicks.csv", "--json")
     assert (code, json.loads(out)["dead_letters"]) == (0, {"wrong_type": 2, "label_range": 1}), err
+
+
+def write_join(num: int = 1_200) -> int:
+    """Write impressions and clicks apart; return how many of the impressions are clicked within two minutes."""
+    draw, shown, clicks, clicked = random.Random(0), [], [], 0
+    for n in range(num):
+        ms, ids = 1_700_000_000_000 + 1000 * n, {"request": f"r{n // 3}", "item_id": n % 50}
+        shown.append({"ts": ms, "user_id": n // 3 % 40, "served_score": round(draw.random(), 4), **ids})
+        if draw.random() < 0.3:
+            delay_ms = round(draw.expovariate(1 / 60_000))
+            clicked += delay_ms <= 120_000
+            clicks.append({"ts": ms + delay_ms, "action": "click", **ids})
+    clicks.sort(key=lambda click: click["ts"])
+    clicks.append({"ts": clicks[-1]["ts"] + 10**6, "action": "end", "request": "end", "item_id": 0})
+    for name, rows in (("shown", shown), ("clicks", clicks)):
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return clicked
+
+
+def test_a_join_that_is_proposed_for_two_files_joins_their_topics(
+    springtide: Callable[..., tuple[int, str, str]],
+) -> None:
+    clicked = write_join()
+    code, out, err = springtide("init", "shown.jsonl", "--events", "clicks.jsonl", "--write", "springtide.toml")
+    assert code == 0, err
+    assert out == "wrote springtide.toml: 2 features of shown.jsonl and clicks.jsonl\n"
+    assert "served_score is left out" in err
+    config = load_config("springtide.toml")
+    assert config.join is not None
+    assert config.join.config.key == ("request", "item_id")
+    assert [(label.topic, label.window_ms) for label in config.join.labels] == [("clicks", 120_000)]
+    with EmbeddedBroker(config.log.path) as broker:
+        for topic, name in (("impressions", "shown"), ("clicks", "clicks")):
+            source = structs.replace(config.source, topic=topic)
+            path = Path(f"{name}.jsonl")
+            Replay(ReplayConfig(path=path), source, log_path=config.log.path).run(threading.Event())
+        with JoinSource(config.source, config.join, config.schema) as joined:
+            joined.stop_at_end()
+            labels: list[float] = []
+
+            def read_on() -> bool:
+                labels.extend(label for part in joined.poll(0.05) for label in part.labels_NL[:, 0].tolist())
+                return joined.finished
+
+            wait_until(read_on, lambda: f"the end, not {len(labels)} samples")
+        address = f"kafka://{broker.address}"
+        by_topic = springtide("init", f"{address}/impressions", "--events", f"{address}/clicks", "--rows", "1000")
+        missing = springtide("init", f"{address}/impressions", "--events", f"{address}/clocks")
+        elsewhere = springtide("init", f"{address}/impressions", "--events", "clicks.jsonl")
+    assert (len(labels), sum(labels)) == (1_200, clicked)
+    assert by_topic[0] == 0, by_topic[2]
+    assert "the first 1,000 rows of topic impressions and of all 353 rows of topic clicks" in by_topic[1]
+    assert tomllib.loads(by_topic[1])["labels"]["click"]["topic"] == "clicks"
+    assert (missing[0], elsewhere[0]) == (1, 2)
+    assert "there is no topic 'clocks'" in missing[2]
+    assert "one broker" in elsewhere[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--events", "shown.jsonl"], ["shown.jsonl is named twice"]),
+        (["--events", "nowhere.jsonl"], ["no file nowhere.jsonl"]),
+        (["--events", "clicks.jsonl", "--label", "clik"], ["clik", "did you mean click?"]),
+    ],
+)
+def test_a_mistake_with_two_files_is_one_line(
+    springtide: Callable[..., tuple[int, str, str]], arguments: list[str], words: list[str]
+) -> None:
+    write_join()
+    code, out, err = springtide("init", "shown.jsonl", *arguments)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
+    for word in words:
+        assert word in err
 
 
 @pytest.mark.parametrize("log", LOGS)

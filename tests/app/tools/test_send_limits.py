@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from springtide.app.tools import send_limits
 from springtide.app.tools.send_limits import RateLimiter, TopicQuota, warn_of_retention
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.config import SourceConfig
@@ -87,7 +88,11 @@ def test_a_full_topic_is_re_created_once_all_of_it_is_durably_learned(tmp_path: 
             assert num_records(source) == 1
 
 
-def test_joined_topics_are_re_created_together_once_the_time_of_the_last_window_is_learned(tmp_path: Path) -> None:
+def test_joined_topics_are_re_created_together_once_the_time_of_the_last_window_is_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_limits, "PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(send_limits, "SETTLE_SECONDS", 0.1)
     log, stopping, pauses = tmp_path / "log", threading.Event(), []
     with EmbeddedBroker(log):
         source = SourceConfig(topic="clicks", log_path=log)

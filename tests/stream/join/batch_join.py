@@ -54,6 +54,7 @@ def batch_join(
     1. A record is late if it is older than the newest one before it in its partition (or a floor) less the lateness.
     2. An impression is a duplicate if one of its key came at most `dedupe_ms` before it.
     3. A label counts the events of its kind from `early_ms` before the impression to the end of its window.
+    4. An event that no sample counts is unmatched.
 
     `floors`: (cursor, partition, offset) -> the newest time that the clock was set to before that record. A topic is
     read by one cursor for each window, events by one: so the same record may be late for one window alone.
@@ -98,4 +99,15 @@ def batch_join(
                     if label.window_ms == window_ms
                 )
                 samples.append((rank[0] + window_ms, key, *rank, window_ms, values))
+    for name, label in labels.items():
+        found = defaultdict(list)
+        for _, key, ms, _, _, window_ms, _ in samples:
+            found[key, window_ms].append(ms)
+        refused["unmatched"] += [
+            (name, key, ms)
+            for (key, kind), times in events.items()
+            for ms, _ in times
+            if kind == label.kind
+            and not any(-early_ms <= ms - shown_ms <= label.window_ms for shown_ms in found[key, label.window_ms])
+        ]
     return sorted(samples), refused

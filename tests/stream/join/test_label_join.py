@@ -12,7 +12,7 @@ from springtide.stream.columns import NO_KEY, Columns
 from springtide.stream.join import partition_clock
 from springtide.stream.join.config import JoinedLabel
 from springtide.stream.join.label_join import LabelJoin
-from springtide.stream.join_state import JoinState
+from springtide.stream.join_state import EventCount, JoinState
 from springtide.stream.positions import Partition
 from springtide_client.schema import Schema
 from tests.stream.join.batch_join import Label, Log, Record, batch_join
@@ -23,11 +23,12 @@ LABELS = {"click": Label("click", 200), "order": Label("order", 700, "count"), "
 LATENESS_MS, EARLY_MS, DEDUPE_MS, END_MS = 50, 5, 20, 10**6
 
 
-def random_logs(rng: random.Random, num_impressions: int = 120) -> Log:
+def random_logs(rng: random.Random, num_impressions: int = 120, *, keys_come_again: bool = True) -> Log:
     """Duplicates, disorder, late records, missing keys, events before their impression, keys that come again."""
     rows = []
     for i in range(num_impressions):
         ms, key = 10 * i + rng.randrange(10), 1 + rng.randrange(num_impressions // 2) * 7 + i % 7
+        key = key if keys_come_again else 1 + i
         rows.append(Record("impression", key if rng.random() > 0.02 else None, ms))
         for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
             rows.append(Record("click", key, ms + rng.choice((-3, 5, 40, 199, 200, 201, 350))))
@@ -68,7 +69,8 @@ class Reader:
     def __init__(self, logs: Log, state: JoinState | None = None) -> None:
         self.logs = logs
         labels = [
-            JoinedLabel(column, "evt", label.window_ms, label.value) for column, label in enumerate(LABELS.values())
+            JoinedLabel(column, "evt", label.window_ms, label.value, name)
+            for column, (name, label) in enumerate(LABELS.items())
         ]
         self.join = LabelJoin(
             labels,
@@ -123,6 +125,7 @@ class Learned(NamedTuple):
     samples: list[Any]
     dead_letters: Counter[tuple[str, Partition, int]]
     floors: dict[Any, int]  # as `batch_join` has them
+    events: dict[str, EventCount]  # by label, in the end
 
     def add(self, columns: Columns, num: int) -> None:
         """Learn the first rows of columns, and send all their dead letters."""
@@ -141,12 +144,12 @@ class Learned(NamedTuple):
 
 def learn(rng: random.Random, logs: Log, *, kills: float, idles: float) -> tuple[Learned, Counter[str]]:
     """Learn from logs, in any interleaving, marking partitions idle at random, and being killed at random."""
-    reader, state, learned, happened = Reader(logs), None, Learned([], Counter(), {}), Counter[str]()
-    pending = Learned([], Counter(), {})  # since the newest version
+    reader, state, learned, happened = Reader(logs), None, Learned([], Counter(), {}, {}), Counter[str]()
+    pending = Learned([], Counter(), {}, {})  # since the newest version
     while True:
         if rng.random() < kills:
             happened["kills"] += 1
-            reader, pending = Reader(logs, state), Learned([], Counter(), {})
+            reader, pending = Reader(logs, state), Learned([], Counter(), {}, {})
         unread = reader.unread()
         if unread:
             reader.read(rng.choice(unread), rng.randrange(1, 9))
@@ -162,12 +165,13 @@ def learn(rng: random.Random, logs: Log, *, kills: float, idles: float) -> tuple
             if stop < len(columns) or rng.random() < 0.1 or not unread:
                 state = columns.joined.state_after(stop)
                 learned.extend(pending)
-                pending = Learned([], Counter(), {})
+                pending = Learned([], Counter(), {}, {})
                 if stop < len(columns):  # the rest is lost with the process
                     happened["cuts"] += 1
                     reader = Reader(logs, state)
         elif not unread and not reader.join.is_replaying:
             learned.extend(pending)
+            learned.events.update(reader.join.event_counts)
             return learned, happened
 
 
@@ -193,6 +197,26 @@ def test_random_schedules_with_kills_equal_the_definition(monkeypatch: pytest.Mo
         happened += happened_now
         happened.update(samples=len(want), late=len(refused["late"]), duplicates=len(refused["duplicate"]))
     assert min(happened.values()) > 5, happened
+
+
+@pytest.mark.parametrize(("kills", "keys_come_again"), [(0.0, True), (0.05, False)])
+def test_events_without_an_impression_are_counted_once_through_kills(kills: float, keys_come_again: bool) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(NUM_EXAMPLES or 8):
+        rng = random.Random(seed)
+        logs = random_logs(rng, keys_come_again=keys_come_again)
+        for log in (log for (topic, _), log in logs.items() if topic == "imp"):
+            del log[3:20:4]  # their events have none
+        learned, happened_now = learn(rng, logs, kills=kills, idles=0.0)
+        _, refused = batch_join(
+            logs, LABELS, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS, floors=learned.floors
+        )
+        want = Counter(name for name, _, _ in refused["unmatched"])
+        assert {name: count.num_unmatched for name, count in learned.events.items()} == want, f"schedule {seed}"
+        assert all(count.num_matched == 0 for count in learned.events.values())
+        happened += happened_now + want
+    assert min(happened[name] for name in LABELS) > 5, happened
+    assert (happened["kills"] > 5) == (kills > 0)
 
 
 def test_the_order_of_samples_does_not_depend_on_the_interleaving() -> None:

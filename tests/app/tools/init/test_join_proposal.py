@@ -69,7 +69,9 @@ def test_lateness_is_the_disorder_of_each_partition() -> None:
     for first in range(0, 2_000, 100):
         shown[first], shown[first + 40] = shown[first + 40], shown[first]
     assert proposed(shown, clicks).lateness_seconds == 60
-    apart = replace(sampled(sorted(shown, key=lambda row: row["ts"] % 2_000)), partitions=[0] * 1_000 + [1] * 1_000)
+    apart = replace(
+        sampled(sorted(shown, key=lambda row: (row["ts"] % 2_000, row["ts"]))), partitions=[0] * 1_000 + [1] * 1_000
+    )
     join, _ = propose_join(apart, [("clicks", sampled(clicks))])
     assert join.lateness_seconds == 10
 
