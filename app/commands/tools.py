@@ -293,7 +293,8 @@ REPLAY = Subcommand(
     "send a CSV, TSV, JSONL or Parquet file into the topic, in the file's order", add_replay_arguments, replay
 )
 SIMULATE = Subcommand(
-    "send simulated clicks with drifting preferences into the topic (as demo does)",
+    "send simulated clicks with drifting preferences into the topic (as demo does); with [join], impressions and "
+    "clicks into topics of their own",
     add_simulate_arguments,
     run_simulator,
 )

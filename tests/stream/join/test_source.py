@@ -128,6 +128,24 @@ def test_impressions_come_with_the_labels_that_their_events_make(topics: Topics)
     assert reasons == []
 
 
+def test_events_without_an_impression_are_counted_when_their_time_is_over(topics: Topics) -> None:
+    topics.show(1, 0)
+    topics.act(1, 500)
+    topics.act(2, 1_000)
+    topics.act(3, 1_500, "view")  # no click
+    topics.dwell(4, 2_000, 3.5)
+    topics.dwell(5, 150_000, 3.5)
+    topics.pass_time(200_000)
+
+    def counted() -> list[int]:
+        return [label.num_unmatched for label in source.join_report().labels.values()]
+
+    with topics.source() as source:
+        wait_until(lambda: source.poll(0.05) is not None and any(counted()), "the count")
+        assert list(source.join_report().labels) == ["click", "dwell"]
+        assert counted() == [1, 1]
+
+
 def test_records_without_a_key_and_late_ones_are_dead_letters(topics: Topics) -> None:
     topics.show(1, 5_000)
     topics.show(2, 3_999)
