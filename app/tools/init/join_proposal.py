@@ -12,6 +12,7 @@ import numpy.typing as npt
 from springtide.app.errors import UserError
 from springtide.app.tools.init import name_hints as hints
 from springtide.app.tools.init.column_profile import ColumnProfile, scalar_key
+from springtide.app.tools.init.leaks import leak_of
 from springtide.app.tools.init.proposal import Proposal, choose_timestamp
 from springtide.app.tools.init.sampled_rows import SampledRows
 from springtide_client.array_types import BoolArray, Int64Array
@@ -50,6 +51,7 @@ class ProposedLabel:
     seen_ms: int  # delays up to here could be seen
     window_seconds: int
     until_seconds: int
+    first_ms_N: npt.NDArray[np.float64]  # of each impression's first event, infinite without one
 
     @property
     def quantiles_ms(self) -> dict[int, int]:
@@ -143,9 +145,9 @@ def propose_join(
         raise UserError(f"--label {missing[0]}: no events make it: {hint}")
     found, joined = [], [dict(row) for row in shown.rows]
     for name, topic, where, rows in wanted:
-        label, first_ms_N = measure_label(name, topic, where, impressions, rows, key)
+        label = measure_label(name, topic, where, impressions, rows, key)
         found.append(label)
-        clicked_N = first_ms_N <= impressions.ms_N + 1000 * label.window_seconds
+        clicked_N = label.first_ms_N <= impressions.ms_N + 1000 * label.window_seconds
         for row, clicked in zip(joined, clicked_N.tolist(), strict=True):
             row[name] = int(clicked)
         if label.matched_share < GOOD_SHARE:
@@ -304,8 +306,8 @@ def measure_label(
     impressions: TimedRows,
     events: TimedRows,
     key: Sequence[str],
-) -> tuple[ProposedLabel, npt.NDArray[np.float64]]:
-    """Return how long a label's events take, and the time of each impression's first event (N), infinite without."""
+) -> ProposedLabel:
+    """Return how long a label's events take."""
     kept = [n for n, row in enumerate(events.sample.rows) if all(row.get(k) == v for k, v in where.items())]
     sample = replace(events.sample, rows=[events.sample.rows[n] for n in kept])
     event_ms_M = events.ms_N[kept]
@@ -335,20 +337,18 @@ def measure_label(
             f"{events.sample.origin}: their delays cannot be seen, look at more with --rows"
         )
     delay_ms_N = np.sort((first_ms_N - impressions.ms_N)[is_seen_N].astype(np.int64))
-    return (
-        ProposedLabel(
-            name=name,
-            topic=topic,
-            where=where,
-            timestamp=events.timestamp,
-            num_events=int(overlap_M.sum()),
-            matched_share=float(is_matched_M[overlap_M].mean()) if overlap_M.any() else 0.0,
-            delay_ms_N=delay_ms_N,
-            seen_ms=last_ms - middle_ms,
-            window_seconds=_round_seconds(delay_ms_N, WINDOW_SHARE),
-            until_seconds=_round_seconds(delay_ms_N, END_SHARE),
-        ),
-        first_ms_N,
+    return ProposedLabel(
+        name=name,
+        topic=topic,
+        where=where,
+        timestamp=events.timestamp,
+        num_events=int(overlap_M.sum()),
+        matched_share=float(is_matched_M[overlap_M].mean()) if overlap_M.any() else 0.0,
+        delay_ms_N=delay_ms_N,
+        seen_ms=last_ms - middle_ms,
+        window_seconds=_round_seconds(delay_ms_N, WINDOW_SHARE),
+        until_seconds=_round_seconds(delay_ms_N, END_SHARE),
+        first_ms_N=first_ms_N,
     )
 
 
@@ -366,6 +366,13 @@ def leave_out(proposal: Proposal, join: JoinProposal, sample: SampledRows) -> No
             reason = "part of the key; its values are of a moment each, as a request's are, and never come again"
         if reason and proposal.roles.pop(name, None) is not None:
             proposal.left_out[name] = reason
+    for label in join.labels:  # what is known with an event that comes after the window is a leak too
+        clicked = np.isfinite(label.first_ms_N).astype(np.float64).tolist()
+        for name in list(proposal.roles):
+            leak = leak_of(ColumnProfile(name, [row.get(name) for row in sample.rows]), clicked)
+            if leak:
+                del proposal.roles[name]
+                proposal.leaks[name] = leak.replace("the label", label.name)
     for name in served_scores(sample, proposal.labels):
         if proposal.roles.pop(name, None) is not None:
             proposal.left_out[name] = "the score by which the impression was served? It learned from the same clicks"

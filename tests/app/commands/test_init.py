@@ -233,7 +233,8 @@ def test_a_join_that_is_proposed_for_two_files_joins_their_topics(
         elsewhere = springtide("init", f"{address}/impressions", "--events", "clicks.jsonl")
     assert (len(labels), sum(labels)) == (1_200, clicked)
     assert by_topic[0] == 0, by_topic[2]
-    assert "the first 1,000 rows of topic impressions and of all 353 rows of topic clicks" in by_topic[1]
+    num_events = len(Path("clicks.jsonl").read_text().splitlines())
+    assert f"the first 1,000 rows of topic impressions and of all {num_events} rows of topic clicks" in by_topic[1]
     assert tomllib.loads(by_topic[1])["labels"]["click"]["topic"] == "clicks"
     assert (missing[0], elsewhere[0]) == (1, 2)
     assert "there is no topic 'clocks'" in missing[2]

@@ -142,7 +142,9 @@ class Learned(NamedTuple):
         self.floors.update(more.floors)
 
 
-def learn(rng: random.Random, logs: Log, *, kills: float, idles: float) -> tuple[Learned, Counter[str]]:
+def learn(
+    rng: random.Random, logs: Log, *, kills: float, idles: float, cuts: float = 0.1
+) -> tuple[Learned, Counter[str]]:
     """Learn from logs, in any interleaving, marking partitions idle at random, and being killed at random."""
     reader, state, learned, happened = Reader(logs), None, Learned([], Counter(), {}, {}), Counter[str]()
     pending = Learned([], Counter(), {}, {})  # since the newest version
@@ -160,7 +162,7 @@ def learn(rng: random.Random, logs: Log, *, kills: float, idles: float) -> tuple
                 happened["idles"] += 1
         columns = reader.join.take(rng.choice((1, 5, 10**6)))
         if columns is not None:
-            stop = rng.randrange(len(columns) + 1) if rng.random() < 0.1 else len(columns)
+            stop = rng.randrange(len(columns) + 1) if rng.random() < cuts else len(columns)
             pending.add(columns, stop)
             if stop < len(columns) or rng.random() < 0.1 or not unread:
                 state = columns.joined.state_after(stop)
@@ -207,7 +209,7 @@ def test_events_without_an_impression_are_counted_once_through_kills(kills: floa
         logs = random_logs(rng, keys_come_again=keys_come_again)
         for log in (log for (topic, _), log in logs.items() if topic == "imp"):
             del log[3:20:4]  # their events have none
-        learned, happened_now = learn(rng, logs, kills=kills, idles=0.0)
+        learned, happened_now = learn(rng, logs, kills=kills, idles=0.0, cuts=2 * kills)
         _, refused = batch_join(
             logs, LABELS, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS, floors=learned.floors
         )

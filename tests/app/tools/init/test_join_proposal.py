@@ -108,6 +108,7 @@ def test_a_served_score_a_leak_and_the_id_of_a_request_are_no_features() -> None
     proposal = propose(rows, ["click"])
     leave_out(proposal, join, rows)
     assert proposal.roles == {"item_id": "categorical", "user_id": "categorical", "price": "dense", "age": "dense"}
+    assert proposal.leaks == {"opened": "determines click alone"}
     assert "served" in proposal.left_out["score"]
     assert "a moment each" in proposal.left_out["request_id"]
     assert any("score is left out" in note for note in proposal.notes)
