@@ -141,7 +141,7 @@ class Simulator:
         self._limiter = RateLimiter(config.rate)
         self._best_auc, self._reported_at = BestAucWindow(), -REPORT_SECONDS
         self._codec = source.open_codec()
-        self._shown_until_ms = 0
+        self._shown_until_ms, self._shown_at = 0, time.monotonic()
         self.num_sent = 0  # clicks, or impressions
         self._producer = Producer(connection, linger_ms=LINGER_MS, patient=True)
         self._quota = TopicQuota(source, log_path, events=events)
@@ -156,7 +156,8 @@ class Simulator:
         """Send until `limit` or until asked to stop."""
         while not self._stopping.is_set() and (limit is None or self.num_sent < limit):
             # impressions are sent when all of a chunk were shown: none is of the future
-            self._wait(self.num_sent + (0 if self._events is None else ClickGenerator.CHUNK))
+            ahead = 0 if self._events is None else ClickGenerator.CHUNK
+            self._limiter.wait(self.num_sent + ahead, self._stopping)
             self._send(self._generator.take_chunk(), limit)
             skipped = self._quota.wait_for_room(self._producer, self._stopping, pause=self._pause)
             if (behind := -self._limiter.seconds_until(self.num_sent)) - skipped > LATE_SECONDS:
@@ -166,19 +167,10 @@ class Simulator:
             if time.monotonic() - self._reported_at >= REPORT_SECONDS:
                 self._report()
         while self._events and not self._stopping.is_set():
-            self._send_clicks()
+            self._send_clicks(self._now_ms())
             self._stopping.wait(CLICK_SECONDS)
         self._producer.flush()
         self._report()
-
-    def _wait(self, num: int) -> None:
-        """Wait until the num-th may be sent; clicks are sent meanwhile."""
-        self._send_clicks()
-        while self._events is not None and self._limiter.seconds_until(num) > CLICK_SECONDS:
-            if self._stopping.wait(CLICK_SECONDS):
-                return
-            self._send_clicks()
-        self._limiter.wait(num, self._stopping)
 
     def _send(self, clicks: Clicks, limit: int | None) -> None:
         num = len(clicks) if limit is None else min(len(clicks), limit - self.num_sent)
@@ -189,20 +181,26 @@ class Simulator:
         for message in messages:
             self._producer.send(self._source.topic, self._codec.encode(message))
         self.num_sent += num
-        self._shown_until_ms = int(clicks.ts_N[-1])
         self._best_auc.observe(clicks.impressions.probability_N[: len(click_N)], click_N)
+        self._shown_until_ms, self._shown_at = int(clicks.ts_N[-1]), time.monotonic()
+        self._send_clicks(self._shown_until_ms)  # by the time that is simulated, so that a delay makes none late
 
-    def _send_clicks(self) -> None:
+    def _send_clicks(self, now_ms: int) -> None:
         if self._events is not None:
-            for message in self._events.due_clicks(wall_ms()):
+            for message in self._events.due_clicks(now_ms):
                 self._producer.send(self._events_topic, self._codec.encode(message))
+
+    def _now_ms(self) -> int:
+        """The simulated time while nothing is shown."""
+        return self._shown_until_ms + int(1000 * (time.monotonic() - self._shown_at))
 
     def _pause(self) -> int | None:
         """Let time go on while nothing is shown; return until when a join must be to have everything, in ms."""
         if self._events is None or self._join is None:
             return None
-        self._send_clicks()
-        self._producer.send(self._events_topic, self._codec.encode(self._events.pause_message(wall_ms())))
+        now_ms = self._now_ms()
+        self._send_clicks(now_ms)
+        self._producer.send(self._events_topic, self._codec.encode(self._events.pause_message(now_ms)))
         return self._shown_until_ms + max(label.window_ms for label in self._join.labels)
 
     def _report(self) -> None:
