@@ -19,7 +19,7 @@ def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = 
     """
     options = config.client_options() | options
     try:
-        return client(**options)
+        return create_no_topics(client(**options))
     except (kafka.errors.KafkaConnectionError, kafka.errors.KafkaTimeoutError, kafka.errors.NodeNotReadyError):
         if unreachable_reason(config.bootstrap_servers) is not None:
             raise
@@ -27,7 +27,19 @@ def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = 
             raise problem from None
         if not patient:
             raise
-        return client(**options | {"bootstrap_timeout_ms": int(PATIENT_CONNECT_SECONDS * 1000)})
+        return create_no_topics(client(**options | {"bootstrap_timeout_ms": int(PATIENT_CONNECT_SECONDS * 1000)}))
+
+
+def create_no_topics(client: Any) -> Any:
+    """Let a client that asks for a topic not create it: kafka-python 3.0 does not hand `allow_auto_create_topics` on.
+
+    Brokers create a topic that is asked for unless the request says otherwise; one that was deleted came back.
+    """
+    manager = getattr(client, "_manager", None)
+    for cluster in (getattr(client, "_metadata", None), getattr(manager, "cluster", None)):
+        if isinstance(config := getattr(cluster, "config", None), dict):
+            config["allow_auto_create_topics"] = False
+    return client
 
 
 def unreachable_reason(bootstrap_servers: str) -> str | None:

@@ -2,9 +2,13 @@
 
 import pytest
 
+from springtide.stream.errors import ProduceError
+from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.connection import connect
+from springtide.stream.kafka.consumer import PartitionConsumer
 from springtide.stream.kafka.library import kafka
+from springtide.stream.kafka.producer import Producer
 
 
 class SlowClient:
@@ -40,3 +44,14 @@ def test_nobody_waits_longer_where_nothing_listens():
     with pytest.raises(kafka.errors.KafkaTimeoutError):
         connect(client, KafkaConfig(bootstrap_servers="127.0.0.1:1"), patient=True)
     assert client.timeouts_ms == [3000]
+
+
+def test_asking_for_a_topic_creates_none(testbed):
+    consumer = PartitionConsumer(testbed.kafka, {testbed.partition: 0})
+    for _ in range(3):  # each asks where the partition is
+        consumer.poll(0.1)
+    consumer.close()
+    with Producer(testbed.kafka, delivery_seconds=0.5) as producer, pytest.raises(ProduceError):
+        producer.send(testbed.name, b"x")
+    with Admin(testbed.kafka) as admin:
+        assert admin.topic(testbed.name) is None
