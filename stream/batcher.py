@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from springtide.stream.columns import Batch, Columns
+from springtide.stream.negatives import SampledRows
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
 
@@ -186,6 +187,7 @@ class Batcher:
                 watermarks[partition] = max(watermarks.get(partition, event_ms), event_ms)
             if stop == len(columns):
                 self._pending.popleft()
+        sampled = SampledRows.concatenate([piece.sampled for piece in pieces])
         return Batch(
             features=Features.concatenate([piece.features for piece in pieces]),
             labels_NL=np.concatenate([piece.labels_NL for piece in pieces]),
@@ -198,4 +200,8 @@ class Batcher:
             topic_ids=topic_ids,
             watermarks=watermarks,
             join=pieces[-1].joined.state_after(len(pieces[-1])) if pieces[-1].joined is not None else None,
+            rates_N=None
+            if (sampled := SampledRows.concatenate([p.sampled for p in pieces])) is None
+            else sampled.rates_N,
+            num_dropped=sum(piece.sampled.num_dropped for piece in pieces if piece.sampled is not None),
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from springtide.stream.negatives import SampledRows
 from springtide.stream.positions import Partition
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
@@ -148,6 +149,7 @@ class Columns:
     key_hash_N: npt.NDArray[np.uint64] | None = None
     raw: RawRecords | None = None
     joined: "JoinedRows | None" = None
+    sampled: SampledRows | None = None  # where negatives are sampled
 
     def __len__(self) -> int:
         return len(self.labels_NL)
@@ -186,6 +188,7 @@ class Columns:
             id_strings=IdStrings(np.zeros(0, np.uint16), np.zeros(0, np.int64), []),
             key_hash_N=None if self.key_hash_N is None else self.key_hash_N[rows],
             raw=None,
+            sampled=None if self.sampled is None else self.sampled.take(rows),
         )
 
     @staticmethod
@@ -205,6 +208,7 @@ class Columns:
             offset_N=np.concatenate([part.offset_N for part in parts]),
             partitions=partitions,
             key_hash_N=None,
+            sampled=SampledRows.concatenate([part.sampled for part in parts]),
         )
 
     def dead_letter(self, n: int, reason: str, detail: str) -> DeadLetter:
@@ -298,6 +302,7 @@ class Columns:
             offset_N=self.offset_N[start:stop],
             key_hash_N=None if self.key_hash_N is None else self.key_hash_N[start:stop],
             joined=None if self.joined is None else self.joined.slice(start, stop),
+            sampled=None if self.sampled is None else self.sampled.slice(start, stop),
             dead_letters=letters,
             end_offsets=end,
         )
@@ -318,6 +323,9 @@ class Batch:
     topic_ids: dict[Partition, str] = field(default_factory=dict)  # of the partitions in positions, where known
     watermarks: dict[Partition, int] = field(default_factory=dict)  # the latest event time of each partition, ms
     join: "JoinState | None" = None  # once these are learned
+    # the rate at which negatives like each sample were kept, of those that are sampled; and how many were dropped here
+    rates_N: npt.NDArray[np.float32] | None = None
+    num_dropped: int = 0
 
     def __len__(self) -> int:
         return len(self.labels_NL)

@@ -12,7 +12,7 @@ from springtide.app.config.document import check_keys, has_key, merge_document, 
 from springtide.app.config.schema import FeatureConfig, SchemaConfig, feature_policies, feature_tables
 from springtide.app.errors import UserError, user_errors
 from springtide.app.models.config import ModelConfig
-from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of
+from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of, require_whole_groups
 from springtide.app.scores.config import ScoresConfig
 from springtide.app.serving.config import ServeConfig
 from springtide.app.training.config import GateConfig, TableSettings, TrainConfig
@@ -21,6 +21,7 @@ from springtide.app.version_log.config import MIN_BYTES, LogConfig
 from springtide.stream.config import SourceConfig
 from springtide.stream.history.config import HistoryConfig
 from springtide.stream.join.config import JoinConfig, JoinPlan
+from springtide.stream.negatives import NegativeSampling, NegativesConfig
 from springtide_client.errors import LogError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.schema import Schema
@@ -31,6 +32,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "source": SourceConfig,
     "join": JoinConfig,
     "history": HistoryConfig,
+    "negatives": NegativesConfig,
     "schema": SchemaConfig,
     "features": FeatureConfig,  # a table by feature
     "labels": LabelConfig,  # a table by label
@@ -56,6 +58,7 @@ class Config:
     source: SourceConfig
     join: JoinPlan | None  # None: labels are fields of the samples
     history: HistoryConfig
+    negatives: NegativeSampling | None  # None: all are learned
     schema: Schema
     features: Mapping[str, FeatureConfig]
     losses: tuple[LabelLoss, ...]  # of each label
@@ -120,12 +123,16 @@ def load_config(
     history = _history(bind(HistoryConfig, "[history]", document.get("history", {})), schema)
     if join is not None and history.path is not None:
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
+    negatives = _negatives(bind(NegativesConfig, "[negatives]", document.get("negatives", {})), losses, schema, join)
+    if negatives is not None:
+        source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
         name=name,
         path=path,
         source=source,
         join=join,
         history=history,
+        negatives=negatives,
         schema=schema,
         features=features,
         losses=losses,
@@ -159,6 +166,17 @@ def _join(join: JoinConfig, labels: Mapping[str, LabelConfig], schema: Schema, t
             f"[labels.*] topic = {topic!r} is [source] topic, which has the impressions: events have their own"
         )
     return plan
+
+
+def _negatives(
+    config: NegativesConfig, losses: Sequence[LabelLoss], schema: Schema, join: JoinPlan | None
+) -> NegativeSampling | None:
+    """Return which negatives are learned, None if all are; UserError where the settings do not fit each other."""
+    with user_errors():
+        sampling = NegativeSampling.of(config, schema, () if join is None else join.config.key)
+        if sampling is not None:
+            require_whole_groups(sampling, losses, schema)
+    return sampling
 
 
 def _history(history: HistoryConfig, schema: Schema) -> HistoryConfig:

@@ -39,6 +39,8 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
     where = f"{', '.join(positions) or 'no partition'}, {behind:,} records behind the end"
     rate = status.get("samples_per_second") or 0
     yield f"  learned   {status.get('samples_trained') or 0:,} samples, {rate:,.0f}/s at the end, of {where}"
+    if dropped := status.get("dropped_negatives"):
+        yield f"  dropped   {dropped:,} negatives"
     if letters := status.get("dead_letters"):
         yield "  dead      " + ", ".join(f"{number:,} {reason}" for reason, number in letters.items())
     scores = status.get("scores") or {}

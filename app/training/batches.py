@@ -53,6 +53,7 @@ class BatchStream:
         self.source = source or open_source(
             source_config, config.history, config.schema, positions, erasures=erasures, share=share
         )
+        self._negatives = config.negatives
         # until the end of the stream every batch is full: nothing has to be fresh, and every run has the same batches
         self.batcher = Batcher(
             config.train.batch_size,
@@ -127,7 +128,7 @@ class BatchStream:
         if self._peeked is not None or self.ready is not None:
             seconds = 0.0
         for columns in self.source.poll(max(0.0, seconds)):
-            batcher.add(columns)
+            batcher.add(columns if self._negatives is None else self._negatives.drop(columns))
 
     def take(self) -> Batch | None:
         """Return a batch that is due; at the end of the stream, what is left."""

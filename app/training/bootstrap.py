@@ -172,6 +172,7 @@ def empty_state(
             device=device,
             losses=config.losses,
             exchange=ranks.exchange,
+            negatives=config.negatives,
             precision=Precision(
                 rows=config.cluster.rows, gradients=config.cluster.gradients, dense=config.cluster.dense_gradients
             ),

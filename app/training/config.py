@@ -21,6 +21,7 @@ from springtide.stream.batcher import GROWTH
 from springtide.stream.config import SourceConfig
 from springtide.stream.history.config import HistoryConfig
 from springtide.stream.join.config import JoinPlan
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, Settings
 
@@ -331,6 +332,9 @@ class TrainerConfig(Protocol):
 
     @property
     def join(self) -> JoinPlan | None: ...
+
+    @property
+    def negatives(self) -> NegativeSampling | None: ...
 
     @property
     def history(self) -> HistoryConfig: ...

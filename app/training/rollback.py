@@ -33,6 +33,7 @@ from springtide.stream.errors import StreamError
 from springtide.stream.history.config import HistoryConfig
 from springtide.stream.history.source import read_again
 from springtide.stream.join_state import JoinState
+from springtide.stream.negatives import NegativeSampling
 from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
 from springtide_client.errors import LogError, SpringtideError
 from springtide_client.format.records import EPOCH_SHIFT, VersionMeta, version_name
@@ -53,11 +54,13 @@ class Progress:
     samples: int
     dead_letters: Mapping[str, int]
     join: JoinState | None = None
+    num_dropped: int = 0
 
     @staticmethod
     def of(state: TrainingState) -> "Progress":
         stream = state.stream
-        return Progress(dict(stream.positions), state.samples_trained, dict(stream.dead_letters), stream.join)
+        letters = dict(stream.dead_letters)
+        return Progress(dict(stream.positions), state.samples_trained, letters, stream.join, stream.num_dropped)
 
     def dead_letters_after_skip(self, samples: int) -> dict[str, int]:
         """Return the counts once everything learned since that many samples is a dead letter."""
@@ -69,6 +72,7 @@ def send_to_dead_letters(
     source: SourceConfig,
     history: HistoryConfig,
     schema: Schema,
+    negatives: NegativeSampling | None,
     letters: DeadLetterProducer,
     begin: Mapping[Partition, Position],
     progress: Progress,
@@ -76,10 +80,13 @@ def send_to_dead_letters(
 ) -> int:
     """Send every sample from `begin` up to `progress` as a dead letter that the broker has; returns their number.
 
-    Records that cannot be decoded are left out: they are dead letters already. Raises StreamError.
+    Records that cannot be decoded are left out: they are dead letters already; so are negatives that were dropped.
+    Raises StreamError.
     """
     num_sent = 0
     for columns in read_again(source, history, schema, begin, progress.positions):
+        if negatives is not None:
+            columns = negatives.drop(columns)
         # of a record that holds several samples one letter
         for n in np.unique(columns.offset_N, return_index=True)[1].tolist():
             letters.send([columns.dead_letter(n, REASON, detail)])
@@ -274,6 +281,7 @@ class RollbackController:
             self._config.source,
             self._config.history,
             self._config.schema,
+            self._config.negatives,
             self._dead_letters,
             begin,
             progress,
@@ -297,7 +305,9 @@ class RollbackController:
         built, self._built = self._built, None
         if progress is not None:
             letters = progress.dead_letters_after_skip(meta.samples_trained)
-            trainer = msgspec.structs.replace(TrainerMeta.of(meta), join=progress.join)
+            trainer = msgspec.structs.replace(
+                TrainerMeta.of(meta), join=progress.join, num_dropped=progress.num_dropped
+            )
             meta = msgspec.structs.replace(
                 meta,
                 positions=positions_to_meta(progress.positions),

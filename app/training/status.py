@@ -243,6 +243,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
             wide=facts.config.model.has_wide_part,
         ),
         dead_letters=dict(state.stream.dead_letters),
+        dropped_negatives=state.stream.num_dropped,
         topic_resets=max(rank.num_resets for rank in facts.ranks),
         records_deleted_unread=sum(rank.num_deleted_unread for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),

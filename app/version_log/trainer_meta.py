@@ -63,6 +63,7 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     sought_by: str = ""  # the launch of the newest change of position, which its restarts do not repeat
     erasures: list[ErasureMeta] = []  # those that the stream from this version's positions on still contains
     high_water_marks: dict[str, StreamPosition] = {}  # how far the stream was ever learned, where further than now
+    num_dropped: int = 0  # negatives that were dropped
     join: JoinState | None = None  # of a stream whose labels are joined; `positions` say from where it is read again
 
     @staticmethod

@@ -235,6 +235,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     net: NetStatus = NetStatus()
     dead_letters: dict[str, int] = {}  # by reason
+    dropped_negatives: int = 0
     topic_resets: int = 0
     records_deleted_unread: int = 0  # by the broker, before this trainer read them
     commands: list[str] = []  # kinds that this trainer executes

@@ -6,6 +6,7 @@ row. A position is between two messages, so a message is learned as a whole: wit
 letter.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from springtide.stream.decode.arrow_columns import TableWriter, rows_of
@@ -62,8 +63,8 @@ class ArrowCodec(MessageCodec):
         encoded: bytes = sink.getvalue().to_pybytes()
         return encoded
 
-    def table_writer(self, schema: Schema, config: DecodeConfig) -> TableWriter:
-        return TableWriter(schema, config.max_future_seconds)
+    def table_writer(self, schema: Schema, config: DecodeConfig, *, keys: Sequence[str] = ()) -> TableWriter:
+        return TableWriter(schema, config.max_future_seconds, keys)
 
 
 def without_nanoseconds(table: Any) -> Any:

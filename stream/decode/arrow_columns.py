@@ -2,7 +2,7 @@
 
 # R rows of a table, M elements of a list column
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,8 +43,9 @@ class Numbers(NamedTuple):
 class TableWriter:
     """Writes the columns of Arrow tables to rows, and finds the rows that the reference must decide."""
 
-    def __init__(self, schema: Schema, max_future_seconds: float) -> None:
-        self.schema, self.paths = schema, field_paths(schema.names)
+    def __init__(self, schema: Schema, max_future_seconds: float, keys: Sequence[str] = ()) -> None:
+        """`keys`: further ids, whose strings are not noted."""
+        self.schema, self.keys, self.paths = schema, tuple(keys), field_paths([*schema.names, *keys])
         self.future_ms = int(max_future_seconds * 1000)
 
     def write(
@@ -72,6 +73,10 @@ class TableWriter:
             rows.categorical_NC[here, column] = np.where(found.is_null, MISSING_ID, found.ids)
             is_bad_R |= found.is_bad
             noted.append((schema.number(name), all_rows, found))
+        for column, name in enumerate(self.keys):
+            found = ids_of(self.column(table, name))
+            rows.key_NK[here, column] = np.where(found.is_null, MISSING_ID, found.ids)
+            is_bad_R |= found.is_bad
         for column, name in enumerate(schema.lists):
             elements, parent_M, is_bad_list_R = elements_of(self.column(table, name))
             is_bad_R |= is_bad_list_R

@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 
 from springtide.kernels.cpu.hashing import hash_tuples
-from springtide.stream.columns import Columns, DeadLetter, RawRecords
+from springtide.stream.columns import NO_KEY, Columns, DeadLetter, RawRecords
 from springtide.stream.decode.arrow_columns import TableWriter, concatenate_tables, new_strings, rows_of
 from springtide.stream.decode.erasure_filter import ErasureFilter
 from springtide.stream.decode.formats import DecodeConfig, MessageCodec
@@ -45,6 +45,7 @@ from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.protobuf import write_descriptor_set
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.errors import FormatError
+from springtide.stream.negatives import BAD_RATE_REASON, SampledRows
 from springtide.stream.positions import Partition
 from springtide_client.array_types import BoolArray, UInt64Array
 from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
@@ -76,14 +77,18 @@ class Decoder:
         config = config or DecodeConfig()
         self.schema, self.key = schema, None if key is None else tuple(key)
         self.seen_strings = seen_strings or SeenSet()
-        self._only_keys = [name for name in key or () if name not in schema.categorical]
+        self._sample_by, self._rate_field = config.sample_by, config.rate_field
+        self.only_keys = [
+            name for name in dict.fromkeys((*(key or ()), *config.sample_by)) if name not in schema.categorical
+        ]
+        # rows have the sender's rate as a last number
+        row_schema = self.row_schema = schema if self._rate_field is None else with_number(schema, self._rate_field)
         self.codec = config.open_codec()
-        self.reference = ReferenceDecoder(schema, config, self.codec, keys=self._only_keys, has_labels=key is None)
+        self.reference = ReferenceDecoder(row_schema, config, self.codec, keys=self.only_keys, has_labels=key is None)
         self.fast_path = self.codec.fast_path(
-            schema, config, self.seen_strings, keys=self._only_keys, has_labels=key is None
+            row_schema, config, self.seen_strings, keys=self.only_keys, has_labels=key is None
         )
-
-        self.table_writer = self.codec.table_writer(schema, config)
+        self.table_writer = self.codec.table_writer(row_schema, config, keys=self.only_keys)
         if key is not None and self.table_writer is not None:
             raise FormatError(f'format = "{config.format}" cannot be joined: its messages hold several samples')
 
@@ -95,7 +100,7 @@ class Decoder:
         self.codec.prepare(raw)
         if self.table_writer is not None:
             return self._decode_tables(raw, now_ms, self.table_writer)
-        rows = DecodedRows(self.schema, len(raw), len(self._only_keys))
+        rows = DecodedRows(self.row_schema, len(raw), len(self.only_keys))
         if self.fast_path is not None:
             unparsed_N, id_strings = self.fast_path.parse(raw, rows, now_ms)
         else:
@@ -114,10 +119,19 @@ class Decoder:
                 reference_strings += encoded.id_strings
         if reference_strings:
             id_strings = IdStrings.concatenate([id_strings, self._unseen(reference_strings)])
-        columns = rows.columns(raw, is_sample_N, dead_letters, id_strings)
+        sampled = self._sampled(rows)
+        if sampled is not None:
+            refused = self._refused(sampled, is_sample_N)
+            for n, reason in refused.items():
+                is_sample_N[n] = False
+                dead_letters.append(make_dead_letter(raw, n, reason))
+            if refused:
+                dead_letters.sort(key=lambda letter: letter.offset)
+            sampled = sampled.take(np.flatnonzero(is_sample_N))
+        columns = self._without_rate(rows.columns(raw, is_sample_N, dead_letters, id_strings), sampled)
         if self.key is None:
             return columns
-        return replace(columns, key_hash_N=self._key_hash(rows, is_sample_N), raw=raw)
+        return replace(columns, key_hash_N=self._hash(rows, self.key)[is_sample_N], raw=raw)
 
     def _decode_tables(self, raw: RawRecords, now_ms: int, writer: TableWriter) -> Columns:
         """The rows of records that are tables, in their order; a record with a row that is no sample has none."""
@@ -130,7 +144,7 @@ class Decoder:
                 letters[n] = error
         num_rows_N = np.array([tables[n].num_rows if n in tables else 0 for n in range(len(raw))], np.int64)
         record_R = np.repeat(np.arange(len(raw)), num_rows_N)
-        rows = DecodedRows(self.schema, len(record_R))
+        rows = DecodedRows(self.row_schema, len(record_R), len(self.only_keys))
         is_bad_R, noted, first = np.zeros(len(record_R), np.bool_), [], 0
         for table in concatenate_tables(list(tables.values())):
             here = slice(first, first + table.num_rows)
@@ -147,8 +161,8 @@ class Decoder:
             except EncodeError as error:
                 letters[n] = error
                 continue
-            for row, (sample, encoded) in enumerate(decoded, start=int(start_N[n])):
-                rows.write(row, sample, encoded)
+            for row, (sample, encoded, keys) in enumerate(decoded, start=int(start_N[n])):
+                rows.write(row, sample, encoded, keys)
                 strings += encoded.id_strings
         new = [self._unseen(strings)]
         for number, row_M, ids in noted:
@@ -156,15 +170,56 @@ class Decoder:
             new.append(new_strings(self.seen_strings, number, ids, np.flatnonzero(is_noted_M)))
         is_dead_N = np.zeros(len(raw), np.bool_)
         is_dead_N[list(letters)] = True
+        sampled = self._sampled(rows)
+        if sampled is not None:
+            for row, reason in self._refused(sampled, ~is_dead_N[record_R]).items():
+                n = int(record_R[row])
+                detail = f"row {row - start_N[n]}: {reason}"
+                letters.setdefault(n, EncodeError(reason.reason, detail, field=reason.field))
+            is_dead_N[list(letters)] = True
+            sampled = sampled.take(np.flatnonzero(~is_dead_N[record_R]))
         dead_letters = [make_dead_letter(raw, n, error) for n, error in sorted(letters.items())]
-        return rows.columns(raw, ~is_dead_N[record_R], dead_letters, IdStrings.concatenate(new), record_R=record_R)
+        strings_of_all = IdStrings.concatenate(new)
+        columns = rows.columns(raw, ~is_dead_N[record_R], dead_letters, strings_of_all, record_R=record_R)
+        return self._without_rate(columns, sampled)
 
-    def _key_hash(self, rows: DecodedRows, is_sample_N: BoolArray) -> UInt64Array:
-        """The hash of each sample's key, NO_KEY where a field of it is null."""
-        at = {name: rows.key_NK[:, column] for column, name in enumerate(self._only_keys)}
+    def _hash(self, rows: DecodedRows, names: Sequence[str]) -> UInt64Array:
+        """The hash of each row's values of these ids, NO_KEY where one of them is null."""
+        at = {name: rows.key_NK[:, column] for column, name in enumerate(self.only_keys)}
         at |= {name: rows.categorical_NC[:, column] for column, name in enumerate(self.schema.categorical)}
-        key_hash_N: UInt64Array = hash_tuples(np.stack([at[name][is_sample_N] for name in self.key or ()], axis=1))
-        return key_hash_N
+        hash_N: UInt64Array = hash_tuples(np.stack([at[name] for name in names], axis=1))
+        return hash_N
+
+    def _sampled(self, rows: DecodedRows) -> SampledRows | None:
+        """How each row was sampled and by what it is; None where negatives are not."""
+        if self._rate_field is None and not self._sample_by:
+            return None
+        rates_N = np.ones(len(rows.labels_NL), np.float32)
+        if self._rate_field is not None:
+            rates_N = rows.dense_NF[:, -1].copy()
+        return SampledRows(rates_N, self._hash(rows, self._sample_by) if self._sample_by else None)
+
+    def _refused(self, sampled: SampledRows, is_sample_N: BoolArray) -> dict[int, EncodeError]:
+        """Why rows that are samples in all else cannot be learned: there is no valid rate, or nothing to sample by."""
+        refused, rates_N = {}, sampled.rates_N
+        is_bad_N = ~((rates_N > 0) & (rates_N <= 1)) & is_sample_N
+        for n in np.flatnonzero(is_bad_N).tolist():
+            what = "missing" if np.isnan(rates_N[n]) else f"{rates_N[n]:g}"
+            detail = f"{self._rate_field}: the rate of negatives is above 0 and at most 1, not {what}"
+            refused[n] = EncodeError(BAD_RATE_REASON, detail, field=self._rate_field)
+        if sampled.hash_N is not None and self._sample_by != self.key:  # a join says the same of its key
+            for n in np.flatnonzero((sampled.hash_N == NO_KEY) & is_sample_N & ~is_bad_N).tolist():
+                refused[n] = EncodeError("no_key", "a field of [negatives] by is null or missing")
+        return dict(sorted(refused.items()))
+
+    def _without_rate(self, columns: Columns, sampled: SampledRows | None) -> Columns:
+        """The columns with what is known of their sampling; the sender's rate is no feature."""
+        if sampled is None:
+            return columns
+        features = columns.features
+        if self._rate_field is not None:
+            features = replace(features, dense_NF=np.ascontiguousarray(features.dense_NF[:, :-1]))
+        return replace(columns, features=features, sampled=sampled)
 
     def _unseen(self, strings: list[tuple[int, int, str]]) -> IdStrings:
         """Those strings that have not been emitted yet; they count as emitted from now on."""
@@ -206,12 +261,14 @@ class ReferenceDecoder:
         """The table that a record is, of a format that has them. Raises EncodeError with the dead letter's reason."""
         return self.format.load(self.codec.load_table, self._require(value))
 
-    def decode_table(self, table: Any, record_ms: int, now_ms: int) -> list[tuple[SampleTargets, EncodedInstance]]:
+    def decode_table(
+        self, table: Any, record_ms: int, now_ms: int
+    ) -> list[tuple[SampleTargets, EncodedInstance, list[int]]]:
         """The samples of a table, all or none. Raises EncodeError with the dead letter's reason; it names the row."""
         decoded = []
         for row, record in enumerate(self.format.load(lambda _: rows_of(table), b"")):
             try:
-                decoded.append(self._decode_object(record, record_ms=record_ms, now_ms=now_ms)[:2])
+                decoded.append(self._decode_object(record, record_ms=record_ms, now_ms=now_ms))
             except EncodeError as error:
                 raise EncodeError(error.reason, f"row {row}: {error}", field=error.field) from None
         return decoded
@@ -242,6 +299,16 @@ class ReferenceDecoder:
             except EncodeError as error:
                 raise error.in_field(name) from None
         return sample, self.encoder.encode(record), keys
+
+
+def with_number(schema: Schema, name: str) -> Schema:
+    """Return the schema with one more number, the last one."""
+    numbers = schema.numbers
+    if schema.next_number:
+        numbers = {**numbers, name: schema.next_number}
+    return replace(
+        schema, dense=(*schema.dense, name), numbers=numbers, next_number=schema.next_number + bool(schema.next_number)
+    )
 
 
 def compile_parsers() -> None:

@@ -18,7 +18,7 @@ from msgspec import Meta
 from springtide_client.errors import EncodeError
 from springtide_client.schema import Schema, field_paths
 from springtide_client.system.json_text import decode_json
-from springtide_client.system.settings import SIZE, Settings
+from springtide_client.system.settings import INTERNAL, SIZE, Settings
 
 if TYPE_CHECKING:
     from springtide.stream.columns import RawRecords
@@ -71,7 +71,7 @@ class MessageCodec(ABC):
         """
         return None
 
-    def table_writer(self, schema: Schema, config: "DecodeConfig") -> "TableWriter | None":
+    def table_writer(self, schema: Schema, config: "DecodeConfig", *, keys: Sequence[str] = ()) -> "TableWriter | None":
         """What writes the rows of messages that are tables of samples; None: a message is one sample."""
         return None
 
@@ -305,6 +305,9 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
     max_future_seconds: Annotated[
         float, Meta(description="Records whose timestamp is further in the future become dead letters.")
     ] = 60.0
+    # what `[negatives]` says: the fields by which negatives are kept, and the field with the sender's rate
+    sample_by: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
+    rate_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

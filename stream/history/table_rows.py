@@ -4,6 +4,7 @@ What is decoded is what the messages of `InputFile` would give, which are the de
 """
 
 # N rows
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +54,17 @@ class TableRows(RawRecords):
 class RowParser(RecordParser):
     """Writes tables to rows; records that are messages go to the parser of those."""
 
-    def __init__(self, schema: Schema, config: DecodeConfig, seen: SeenSet, messages: RecordParser | None) -> None:
-        """`seen`: the ids whose string has been emitted."""
-        self._writer = TableWriter(schema, config.max_future_seconds)
-        self._names = {path[0] for path in self._writer.paths.values()} | set(schema.names)
+    def __init__(
+        self,
+        schema: Schema,
+        config: DecodeConfig,
+        seen: SeenSet,
+        messages: RecordParser | None,
+        keys: Sequence[str] = (),
+    ) -> None:
+        """`seen`: the ids whose string has been emitted. `keys`: further ids, whose strings are not."""
+        self._writer = TableWriter(schema, config.max_future_seconds, keys)
+        self._names = {path[0] for path in self._writer.paths.values()} | {*schema.names, *keys}
         self._seen, self._messages = seen, messages
 
     def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[BoolArray, IdStrings]:
@@ -95,5 +103,7 @@ def open_decoder(schema: Schema, config: DecodeConfig) -> Decoder:
     """Return a decoder of rows: of messages in JSON, and of tables."""
     config = config.with_json()
     decoder = Decoder(schema, config)
-    decoder.fast_path = RowParser(schema, config, decoder.seen_strings, decoder.fast_path)
+    decoder.fast_path = RowParser(
+        decoder.row_schema, config, decoder.seen_strings, decoder.fast_path, decoder.only_keys
+    )
     return decoder

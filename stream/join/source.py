@@ -61,7 +61,7 @@ class JoinSource(Source):
             for window_ms in self.join.windows
         }
         self._events = {
-            fields.topic: (fields, self._reader(replace(config, topic=fields.topic), fields.schema, fields.topic))
+            fields.topic: (fields, self._reader(event_config(config, fields.topic), fields.schema, fields.topic))
             for fields in plan.events
         }
         self._readers = {name: reader for name, (_, reader) in (*self._impressions.items(), *self._events.items())}
@@ -215,6 +215,11 @@ class JoinSource(Source):
             reader.end_soon()
         for reader in self._readers.values():
             reader.close()
+
+
+def event_config(config: SourceConfig, topic: str) -> SourceConfig:
+    """How the events of a topic are read: as impressions are, which alone are sampled."""
+    return replace(config, topic=topic, sample_by=(), rate_field=None)
 
 
 def counted_events(fields: EventFields, columns: Columns) -> dict[int, tuple[BoolArray, Float32Array]]:

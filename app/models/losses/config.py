@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from springtide.stream.join.config import LabelSource
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE
 
@@ -110,3 +111,19 @@ def label_losses(default: LossName, labels: Mapping[str, LabelConfig], schema: S
             )
         )
     return tuple(losses)
+
+
+def require_whole_groups(negatives: NegativeSampling, losses: Sequence[LabelLoss], schema: Schema) -> None:
+    """ValueError if samples that are ranked against each other would be dropped one by one, or weighed."""
+    for number, (label, loss) in enumerate(zip(schema.labels, losses, strict=True)):
+        if loss.name not in RANKING:
+            continue
+        group = None if loss.group is None else schema.categorical[loss.group]
+        is_whole = negatives.by == (group,) and negatives.rate_field is None and negatives.has_offset
+        if number != negatives.label or not is_whole:
+            wanted = "its group" if group is None else f'["{group}"]'
+            raise ValueError(
+                f'[negatives] does not go with the loss "{loss.name}" of {label!r}, which ranks the samples of a '
+                f'group: only with label = "{label}", by = {wanted}, method = "offset" and no rate_field are groups '
+                "kept whole"
+            )

@@ -71,11 +71,15 @@ class Loss:
     def __call__(
         self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor, groups_NG: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of losses, and the sum of weights of labels that are not masked."""
-        masked_NL = torch.isnan(labels_NL)
-        weights_NL = torch.where(masked_NL, 0.0, weights_N[:, None])
+        """Return the sum of losses, and the sum of weights of labels that are not masked.
+
+        `weights_N`: (N), or (N, L) where labels differ; a loss of the net's own gets those of the first label.
+        """
+        masked_NL, given_NL = torch.isnan(labels_NL), by_label(weights_N)
+        weights_NL = torch.where(masked_NL, 0.0, given_NL)
         weight = weights_NL.sum()
         if self.own is not None:
+            weights_N = given_NL[:, 0]
             return self.own(logits_NL, labels_NL, weights_N), weight
         labels_NL = torch.where(masked_NL, 0.0, labels_NL)
         if self.is_plain:
@@ -110,7 +114,8 @@ class Loss:
         """
         if logits_NL.device.type == "cpu" and (self.is_plain or errors_NL is None):
             found_NL = torch.empty_like(logits_NL)
-            loss, weight = logistic_loss(logits_NL.numpy(), labels_NL.numpy(), weights_N.numpy(), found_NL.numpy())
+            weights_NL = by_label(weights_N).expand_as(logits_NL).contiguous()
+            loss, weight = logistic_loss(logits_NL.numpy(), labels_NL.numpy(), weights_NL.numpy(), found_NL.numpy())
             errors_NL = found_NL if errors_NL is None else errors_NL
             if self.is_plain:
                 return LossGradient(errors_NL, torch.tensor(loss), torch.tensor(weight))
@@ -167,6 +172,11 @@ class Loss:
         targets_NL = targets_of(self.is_log_L, labels_NL)
         own_L = torch.sqrt((weights_NL * targets_NL.square()).sum(0) / weights_NL.sum(0).clamp(min=1e-12))
         return torch.where(scales_L > 0, scales_L, own_L.clamp(min=MIN_SCALE))
+
+
+def by_label(weights_N: Tensor) -> Tensor:
+    """Return weights with an axis of labels, of one where they are alike."""
+    return weights_N[:, None] if weights_N.dim() == 1 else weights_N
 
 
 def binary_cross_entropy(logits_N: Tensor, labels_N: Tensor, weights_N: Tensor) -> Tensor:

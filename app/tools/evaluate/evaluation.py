@@ -63,7 +63,13 @@ class Evaluation:
     def fraction(self) -> float:
         """How much of the files, from 0 to 1, is learned."""
         read = max(self.source.num_rows, 1)
-        return self.source.fraction * (self.num_samples + sum(self.dead_letters.values())) / read
+        learned = self.num_samples + self.num_dropped + sum(self.dead_letters.values())
+        return self.source.fraction * learned / read
+
+    @property
+    def num_dropped(self) -> int:
+        """Negatives that were dropped."""
+        return self.state.stream.num_dropped
 
     @property
     def dead_letters(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import SourceStatus
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.history.input_file import FileRow, InputFile
+from springtide.stream.negatives import NegativeSampling
 from springtide.stream.positions import Partition
 from springtide.stream.source import Source
 from springtide_client.schema import Schema
@@ -34,8 +35,13 @@ class FileSource(Source):
         *,
         limit: int | None = None,
         by: str | None = None,
+        negatives: NegativeSampling | None = None,
     ) -> None:
-        """`limit`: rows to read at most. `by`: the field whose values divide the samples into segments."""
+        """`limit`: rows to read at most. `by`: the field whose values divide the samples into segments.
+
+        `negatives`: which of them the reader drops.
+        """
+        self._negatives = negatives
         self.status = SourceStatus(config.topic, is_connected=True)
         self.partition = Partition(config.topic, 0)
         self.num_rows = 0  # read
@@ -69,10 +75,11 @@ class FileSource(Source):
             offsets=range(first, self.num_rows),
         )
         columns = self._decoder.decode(raw, now_ms)
-        self._offsets.append(columns.offset_N)
+        offset_N = columns.offset_N if self._negatives is None else self._negatives.drop(columns).offset_N
+        self._offsets.append(offset_N)
         self._values.add(columns.features)
         if self.segments is not None:
-            self.segments.add([rows[n].value for n in (columns.offset_N - first).tolist()])
+            self.segments.add([rows[n].value for n in (offset_N - first).tolist()])
         return [columns]
 
     def fields_without_values(self) -> list[str]:

@@ -65,6 +65,7 @@ class EvaluationResult:
     seconds: float
     dead_letters: Mapping[str, int]
     first_dead_letter: str
+    dropped_negatives: int
     fields_without_values: Sequence[str]  # of [schema]
     is_complete: bool  # False: it was stopped
     whole: Mapping[str, Score]  # by label
@@ -91,6 +92,7 @@ class EvaluationResult:
             seconds=seconds,
             dead_letters=dict(evaluation.dead_letters),
             first_dead_letter=evaluation.first_dead_letter,
+            dropped_negatives=evaluation.num_dropped,
             fields_without_values=source.fields_without_values(),
             is_complete=is_complete,
             whole=whole,
@@ -120,6 +122,7 @@ class EvaluationResult:
             "samples": self.samples,
             "dead_letters": dict(self.dead_letters),
             "first_dead_letter": self.first_dead_letter,
+            "dropped_negatives": self.dropped_negatives,
             "fields_without_values": list(self.fields_without_values),
             "is_complete": self.is_complete,
             "seconds": round(self.seconds, 3),
@@ -150,6 +153,8 @@ class EvaluationResult:
     def warnings(self) -> list[str]:
         """Return a line for rows that cannot be learned, and lines for fields that no row has."""
         lines = []
+        if self.dropped_negatives:
+            lines.append(f"{self.dropped_negatives:,} negatives dropped: those that were kept count for them")
         if self.dead_letters:
             counts = ", ".join(f"{num:,} {reason}" for reason, num in sorted(self.dead_letters.items()))
             num = sum(self.dead_letters.values())
@@ -180,7 +185,7 @@ def evaluate_files(
         # with a log and a spill of its own: an existing log changes nothing
         paths = {"log": {"path": f"{own}/log"}, "table": {"disk_path": f"{own}/spill"}}
         config = load_config(config_path, paths, assignments)
-        source = FileSource(config.source, config.schema, files, limit=limit, by=by)
+        source = FileSource(config.source, config.schema, files, limit=limit, by=by, negatives=config.negatives)
         evaluation = Evaluation(config, source)
         progress = progress or ProgressReport()
         began = time.monotonic()

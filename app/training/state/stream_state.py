@@ -27,6 +27,7 @@ class StreamProgress:
     watermarks: dict[Partition, int]
     idle: set[Partition]
     dead_letters: dict[str, int]
+    num_dropped: int = 0
 
 
 class StreamState:
@@ -43,12 +44,14 @@ class StreamState:
         self.join: JoinState | None = None  # of a stream whose labels are joined
         self.samples_trained = 0
         self.dead_letters: dict[str, int] = {}  # by reason
+        self.num_dropped = 0  # negatives
         self.complete_until_ms = 0  # every record that was readable then is learned
         self.erasures: list[Erasure] = []  # those whose ids the stream from `positions` on still contains
         self.logged_erasures: list[Erasure] = []  # all that the log had when learning began
         self.high_water_marks: dict[Partition, Position] = {}  # how far it was ever learned, where further than now
         self.sought_by = ""  # the launch that has changed the positions last
         self._unshared_letters: dict[str, int] = {}  # dead letters since the last exchange, by reason
+        self._unshared_dropped = 0  # negatives dropped since then
 
     def advance(self, batch: Batch, *, limit_ms: int | None, num_samples: int | None = None) -> None:
         """Move past a batch; the event clock goes no further than `limit_ms`.
@@ -59,6 +62,8 @@ class StreamState:
         for letter in batch.dead_letters:
             self.dead_letters[letter.reason] = self.dead_letters.get(letter.reason, 0) + 1
             self._unshared_letters[letter.reason] = self._unshared_letters.get(letter.reason, 0) + 1
+        self.num_dropped += batch.num_dropped
+        self._unshared_dropped += batch.num_dropped
         self.join = batch.join or self.join
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
@@ -77,6 +82,7 @@ class StreamState:
             {partition: event_ms for partition, event_ms in self.clock.watermarks.items() if holds(partition)},
             {partition for partition in self.clock.idle if holds(partition)},
             dict(self._unshared_letters),
+            self._unshared_dropped,
         )
 
     def merge(self, of_ranks: Sequence[StreamProgress]) -> None:
@@ -86,9 +92,10 @@ class StreamState:
             self.clock.watermarks.update(progress.watermarks)
             for reason, count in progress.dead_letters.items() if rank != self.share.rank else ():
                 self.dead_letters[reason] = self.dead_letters.get(reason, 0) + count
+            self.num_dropped += progress.num_dropped if rank != self.share.rank else 0
         self.clock.idle = set().union(*(progress.idle for progress in of_ranks))
         self.positions = dict(sorted(self.positions.items()))
-        self._unshared_letters = {}
+        self._unshared_letters, self._unshared_dropped = {}, 0
 
     @property
     def max_positions(self) -> dict[Partition, Position]:
@@ -124,5 +131,5 @@ class StreamState:
         watermarks = {Partition.parse(name): ms for name, ms in trainer.watermarks.items()}
         self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, trainer.idle))
         self.high_water_marks, self.sought_by = high_water_marks(meta), trainer.sought_by
-        self.join = trainer.join
+        self.join, self.num_dropped = trainer.join, trainer.num_dropped
         self.erasures = erasures_ahead(erasures_from_meta(trainer.erasures), self.positions)

@@ -345,6 +345,7 @@ class TrainingState:
             erasures=erasures_to_meta(stream.erasures),
             high_water_marks=positions_to_meta(stream.high_water_marks),
             join=stream.join,
+            num_dropped=stream.num_dropped,
         )
 
     def _num_state_bytes(self) -> int:

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from springtide.app.training.device import PinnedBuffers, StagedColumns, TransferStream
+from springtide.app.training.step.sample_weights import SampleWeights
 from springtide.embeddings.lookup.handle import LookupSlice
 from springtide.kernels.cpu.batch_keys import batch_keys
 from springtide.kernels.cpu.wide.prepare import list_offsets, running_numbers
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array
 from springtide.stream.columns import Batch
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.features import Features
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
@@ -99,11 +101,13 @@ class KeyPreparer:
         *,
         wide: bool = False,
         item_column: int | None = None,
+        negatives: NegativeSampling | None = None,
     ) -> None:
         """`ops` are the table's; `score_field` is the dense field with a sample's score for custom eviction.
 
         `wide`: bins of dense features have keys too. `item_column`: the categorical feature whose ids the step needs.
         """
+        self._negatives = negatives
         self._num_bins, self._item_column = len(schema.dense) if wide else 0, item_column
         self._wide, self._schema, self._ops = wide, schema, ops
         self._buffers = None if transfer is None else PinnedBuffers(transfer)
@@ -162,6 +166,8 @@ class KeyPreparer:
 
     def _columns(self, batch: Batch) -> Columns:
         columns = input_columns(self._schema, batch.features) | {"labels": batch.labels_NL, "weights": batch.weights_N}
+        if (weights := SampleWeights.of(batch, self._negatives)) is not None:
+            columns |= weights.columns()
         if self._item_column is not None:
             columns["item_ids"] = np.ascontiguousarray(batch.features.categorical_NC[:, self._item_column])
         return columns

@@ -156,4 +156,5 @@ def without_samples(batch: Batch) -> Batch:
         weights_N=batch.weights_N[:0],
         event_ms_N=batch.event_ms_N[:0],
         record_ms_N=batch.record_ms_N[:0],
+        rates_N=None if batch.rates_N is None else batch.rates_N[:0],
     )

@@ -35,6 +35,7 @@ from springtide.app.training.step.learning_step import (
     TwoTowerObjective,
     start_report,
 )
+from springtide.app.training.step.sample_weights import SampleWeights
 from springtide.app.training.step.wide_ranks import RanksWideStep
 from springtide.app.training.step.wide_step import WideStep
 from springtide.embeddings.collection import AnyTable
@@ -45,6 +46,7 @@ from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.torch_api.autograd import embed_slices
 from springtide.kernels.cpu.batch_keys import gradient_rows, sum_gradients
 from springtide.stream.columns import Batch
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 
@@ -81,12 +83,13 @@ class Learner:
         losses: Sequence[LabelLoss] = (),
         exchange: Exchange | None = None,
         precision: Precision | None = None,
+        negatives: NegativeSampling | None = None,
     ) -> None:
         """`score_field`: the dense field with a sample's score, for custom eviction. ValueError without the device.
 
         `device` overrides the one that the configuration names. `losses`: by label; none: the logistic loss of each.
         `exchange`: between many ranks, each with its own part of a batch; `table` has the rows of this rank's range.
-        `precision`: of what they exchange.
+        `precision`: of what they exchange. `negatives`: how they are sampled, if they are.
         """
         self.device = device or resolve_device(config)
         self.model, self.table, self.config, self.schema = model.to(self.device.device), table, config, schema
@@ -107,14 +110,18 @@ class Learner:
             score_field,
             wide=self.wide is not None,
             item_column=model.item_column if isinstance(model, TwoTower) else None,
+            negatives=negatives,
         )
+        self.negatives = negatives
         self.sharded_table: ShardedTable | None = None
         self.global_batch = LocalBatch(self.update)
         self.wide_step: WideStep | None = None
         self.exchange = exchange or LocalExchange()
         if exchange is None or exchange.is_alone:
             if self.wide is not None:
-                self.wide_step = WideStep(self.wide, table, schema, num_threads=self._num_threads[1])
+                self.wide_step = WideStep(
+                    self.wide, table, schema, num_threads=self._num_threads[1], negatives=negatives
+                )
         else:
             if self.device.graph_capture is not None:
                 raise ValueError(
@@ -125,7 +132,7 @@ class Learner:
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
             self.global_batch = GlobalBatch(exchange, self.model, precision, self.update, seed=config.seed)
             if self.wide is not None:
-                self.wide_step = RanksWideStep(self.wide, table, schema, self.sharded_table)
+                self.wide_step = RanksWideStep(self.wide, table, schema, self.sharded_table, negatives=negatives)
         # the tables that a step looks up in, and at most how many keys of a batch
         self._tables = [(one, self._max_keys) for one in table.model_tables.values()]
         if self.wide_step is not None and self.wide_step.crosses is not None:
@@ -133,6 +140,11 @@ class Learner:
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
         self.rows = table.rows if self.sharded_table is None else self.sharded_table
         self.loss = Loss(losses, self.model)
+        if self.loss.own is not None and negatives is not None and negatives.has_offset and len(schema.labels) > 1:
+            raise ValueError(
+                "the net has a loss of its own, of several labels, which cannot tell whose negatives are sampled: set "
+                '[negatives] method = "weights"'
+            )
         self.objective = (LossObjective if self.wide_step is None else OffsetObjective)(self.model, self.loss)
         if isinstance(model, TwoTower):
             self.objective = TwoTowerObjective(model, self.global_batch)
@@ -317,6 +329,9 @@ class Learner:
             None if groups is None else torch.from_numpy(groups).to(self.device.device),
             columns.get("item_ids"),
             offset_step,
+            columns.get("loss_weights"),
+            columns.get("offsets"),
+            columns.get("counted"),
         )
         outcome = self.learning_step(self.objective, step_columns, bfloat16=use_bfloat16)
         if self.sharded_table is not None:
@@ -353,6 +368,12 @@ class Learner:
             None if groups is None else torch.from_numpy(groups),
             offset_step=offset_step,
         )
+        if (weights := SampleWeights.of(batch, self.negatives)) is not None:
+            columns = columns._replace(
+                loss_weights_NL=torch.from_numpy(weights.loss_NL),
+                offsets_NL=torch.from_numpy(weights.offsets_NL),
+                counted_N=torch.from_numpy(weights.counted_N),
+            )
         outcome = self.learning_step(objective, columns, bfloat16=False)
         own = gradient_rows(num, num_categorical, keys.offsets_PN1, self._is_mean_P, len(keys.ids_K))
         if sharded is None:

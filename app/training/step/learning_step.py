@@ -36,6 +36,19 @@ class StepColumns(NamedTuple):
     groups_NG: Tensor | None = None  # `Loss.groups_of`, for losses that rank a sample against others of its group
     item_ids_N: Tensor | None = None  # int64, for two towers
     offset_step: OffsetStep | None = None  # of the wide part, if there is one
+    # where negatives are sampled: see SampleWeights
+    loss_weights_NL: Tensor | None = None
+    offsets_NL: Tensor | None = None
+    counted_N: Tensor | None = None
+
+    def shifted(self, logits_NL: Tensor) -> Tensor:
+        """Return the logits that the loss is of."""
+        return logits_NL if self.offsets_NL is None else logits_NL + self.offsets_NL
+
+    @property
+    def loss_weights(self) -> Tensor:
+        """By what losses are multiplied, (N), or (N, L) where labels differ."""
+        return self.weights_N if self.loss_weights_NL is None else self.loss_weights_NL
 
 
 class StepDecision(NamedTuple):
@@ -52,7 +65,7 @@ class Samples(NamedTuple):
 
     dense_NF: Tensor
     labels_NL: Tensor
-    weights_N: Tensor
+    weights_N: Tensor  # a negative that was kept counts for those that were not
     logits_NL: Tensor
 
 
@@ -125,11 +138,10 @@ class LossObjective:
 
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
         """Score, and leave gradients in the net and in the row inputs."""
-        inputs, labels_NL, weights_N, groups_NG, *_ = columns
-        if not len(labels_NL):
+        if not len(columns.labels_NL):
             return Scores.of_none(columns)
-        logits_NL = score(self.net, inputs, bfloat16=bfloat16)
-        loss, weight = self.loss(logits_NL, labels_NL, weights_N, groups_NG)
+        logits_NL = score(self.net, columns.inputs, bfloat16=bfloat16)
+        loss, weight = self.loss(columns.shifted(logits_NL), columns.labels_NL, columns.loss_weights, columns.groups_NG)
         loss.backward()  # type: ignore[no-untyped-call]
         return Scores(logits_NL, loss, weight)
 
@@ -148,16 +160,17 @@ class OffsetObjective(LossObjective):
     """
 
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
-        inputs, labels_NL, weights_N, groups_NG, _, offset_step = columns
-        assert offset_step is not None
-        has_samples = len(labels_NL) > 0
-        net_NL = score(self.net, inputs, bfloat16=bfloat16) if has_samples else torch.zeros_like(labels_NL)
+        labels_NL, has_samples = columns.labels_NL, len(columns.labels_NL) > 0
+        assert columns.offset_step is not None
+        net_NL = score(self.net, columns.inputs, bfloat16=bfloat16) if has_samples else torch.zeros_like(labels_NL)
         # the only wait for a device: the net's logits are copied to the host, and the final ones back
-        arrays = offset_step(np.ascontiguousarray(net_NL.detach().cpu().numpy()))
+        arrays = columns.offset_step(np.ascontiguousarray(net_NL.detach().cpu().numpy()))
         if not has_samples:
             return Scores.of_none(columns)
         logits_NL, errors_NL = (torch.from_numpy(array).to(net_NL.device) for array in arrays)
-        gradient = self.loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
+        gradient = self.loss.gradient(
+            columns.shifted(logits_NL), labels_NL, columns.loss_weights, errors_NL, columns.groups_NG
+        )
         net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
         return Scores(logits_NL, gradient.loss, gradient.weight)
 
@@ -174,13 +187,15 @@ class CompiledObjective(LossObjective):
         self.grads_BD = np.zeros((1, 1), np.float32)  # of the newest step's rows, sample by sample; a last row is 0
 
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
-        inputs, labels_NL, weights_N, groups_NG, _, offset_step = columns
+        inputs = columns.inputs
         logits, errors_NL = self.program.forward(inputs), None
-        if offset_step is not None:
-            logits, errors = offset_step(logits)
+        if columns.offset_step is not None:
+            logits, errors = columns.offset_step(logits)
             errors_NL = torch.from_numpy(errors)
         logits_NL = torch.from_numpy(logits)
-        errors_NL, loss, weight = self.loss.gradient(logits_NL, labels_NL, weights_N, errors_NL, groups_NG)
+        errors_NL, loss, weight = self.loss.gradient(
+            columns.shifted(logits_NL), columns.labels_NL, columns.loss_weights, errors_NL, columns.groups_NG
+        )
         errors = errors_NL.numpy()
         num_fields = inputs.categorical.shape[1] + inputs.pooled.shape[1]
         self.grads_BD = np.empty((len(errors) * num_fields + 1, inputs.categorical.shape[2]), np.float32)
@@ -200,7 +215,7 @@ class TwoTowerObjective(LossObjective):
         self._frequencies: Frequencies | None = None  # of the newest step
 
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
-        inputs, labels_NL, weights_N, _, ids_N, _ = columns
+        inputs, labels_NL, weights_N, _, ids_N, *_ = columns
         assert ids_N is not None
         model = self.towers
         frequencies = self._frequencies = model.frequency.after(self.batch.all_gather(ids_N))
@@ -230,7 +245,8 @@ class LearningStep:
     def __call__(self, objective: LossObjective, columns: StepColumns, *, bfloat16: bool) -> StepOutcome:
         self.update.optimizer.zero_grad()
         scores = objective.learn(columns, bfloat16=bfloat16)
-        samples = Samples(columns.inputs.dense, columns.labels_NL, columns.weights_N, scores.logits_NL.detach())
+        counted_N = columns.weights_N if columns.counted_N is None else columns.counted_N
+        samples = Samples(columns.inputs.dense, columns.labels_NL, counted_N, scores.logits_NL.detach())
         samples, loss, weight, norm = self.batch.reduce(samples, scores)
         norm = norm.to(loss.device)
         skipped: Tensor | bool

@@ -34,6 +34,7 @@ from springtide.kernels.cpu.wide.score import (
     strengths_of,
 )
 from springtide.kernels.types import RowColumns
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
 from springtide_client.wide.layout import born_of
@@ -214,14 +215,22 @@ class RanksWideStep(WideStep):
 
     is_of_ranks = True
 
-    def __init__(self, part: WidePart, table: AnyTable, schema: Schema, rows: ShardedTable) -> None:
+    def __init__(
+        self,
+        part: WidePart,
+        table: AnyTable,
+        schema: Schema,
+        rows: ShardedTable,
+        *,
+        negatives: NegativeSampling | None = None,
+    ) -> None:
         """ValueError if the table is not in the host's memory."""
         if table.ops.device != "cpu":
             raise ValueError(
                 "several ranks learn the wide part on the CPU only so far: set [model] wide = false, or [train] "
                 'device = "cpu"'
             )
-        super().__init__(part, table, schema)
+        super().__init__(part, table, schema, negatives=negatives)
         self.rows, self.exchange = rows, rows.exchange
         self.columns_from = rows.num_states - table.layout.wide_width
         if self.crosses is not None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from springtide.app.models.wide_part import WidePart
 from springtide.app.training.step.batch_keys import BatchKeys
+from springtide.app.training.step.sample_weights import SampleWeights
 from springtide.app.version_log.change.plan import CROSSES_TABLE
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.lookup.handle import Lookup
@@ -25,6 +26,7 @@ from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offs
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import RowColumns
 from springtide.stream.columns import Batch
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.keys import CROSSES
 from springtide_client.schema import Schema
 from springtide_client.wide.slots import Slots, num_crossed
@@ -58,8 +60,17 @@ class WideStep:
 
     is_of_ranks = False  # True: the batch is a rank's part of samples that many ranks learn together
 
-    def __init__(self, part: WidePart, table: AnyTable, schema: Schema, *, num_threads: int = 1) -> None:
-        """`num_threads`: of a large step; with one all work is the caller's."""
+    def __init__(
+        self,
+        part: WidePart,
+        table: AnyTable,
+        schema: Schema,
+        *,
+        num_threads: int = 1,
+        negatives: NegativeSampling | None = None,
+    ) -> None:
+        """`num_threads`: of a large step; with one all work is the caller's. `negatives`: how they are sampled."""
+        self.negatives = negatives
         self.part, self.table, self.schema = part, table, schema
         self.arrays = part.arrays  # over the memory of the part's buffers, which stays: they are restored in place
         self.num_labels = len(schema.labels)
@@ -164,6 +175,10 @@ class WideStep:
         if self._has_values:
             labels_NL[:, self.is_value_L] = np.nan
         logits_NL, errors_NL = np.empty((len(batch), self.num_labels)), np.empty_like(net_NL)
+        weights = SampleWeights.of(batch, self.negatives)
+        if weights is None:
+            loss_NL = np.repeat(batch.weights_N[:, None], self.num_labels, axis=1)
+            weights = SampleWeights(loss_NL, batch.weights_N, np.zeros_like(loss_NL))
         wide_batch = WideBatch(
             slots.rows_S,
             slots.fields_S,
@@ -171,7 +186,9 @@ class WideStep:
             keys.numbers.x_NX,
             net_NL,
             labels_NL,
-            batch.weights_N,
+            weights.loss_NL,
+            weights.counted_N,
+            weights.offsets_NL,
             rows.values_ND,
             rows.states_NS,
             rows.counts_N,

@@ -10,7 +10,7 @@ from springtide.kernels.njit import njit
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def logistic_loss(logits_NL: Any, labels_NL: Any, weights_N: Any, errors_NL: Any) -> tuple[float, float]:
+def logistic_loss(logits_NL: Any, labels_NL: Any, weights_NL: Any, errors_NL: Any) -> tuple[float, float]:
     """Return the sum of losses times weights, and the sum of weights; leave the derivatives by the logits.
 
     A label that is NaN counts nothing.
@@ -18,7 +18,7 @@ def logistic_loss(logits_NL: Any, labels_NL: Any, weights_N: Any, errors_NL: Any
     loss = weight = 0.0
     for n in range(len(logits_NL)):
         for k in range(logits_NL.shape[1]):
-            x, y, w = np.float64(logits_NL[n, k]), np.float64(labels_NL[n, k]), np.float64(weights_N[n])
+            x, y, w = np.float64(logits_NL[n, k]), np.float64(labels_NL[n, k]), np.float64(weights_NL[n, k])
             if math.isnan(y):
                 errors_NL[n, k] = 0.0
                 continue

@@ -23,7 +23,9 @@ class WideBatch(NamedTuple):
     x_NX: Any  # float64
     net_NL: Any  # float32, the deep net's logits
     labels_NL: Any  # float32; NaN: masked
-    weights_N: Any  # float32
+    weights_NL: Any  # float32, by which a label's loss is multiplied
+    counted_N: Any  # float32, for how many samples one stands
+    offsets_NL: Any  # float32, added to a logit in its loss
     values_UD: Any  # float32
     states_US: Any  # float32, with the columns of the wide part from `wide_from` on
     counts_U: Any  # int64

@@ -95,20 +95,21 @@ def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: 
     has_repeats = find_repeats(data, n)
     standardize_counts(data, n)
     pairs, factorized = factorize(data, n), 0.0
-    # a sample of enormous weight must not make a row useless for good
-    weight = min(np.float64(batch.weights_N[n]), MAX_WEIGHT)
     for label in range(len(arrays.base_L)):
         gather(data, strengths, n, label)
         logit, plain_logit, damping, gate_damping = score_label(data, strengths, n, has_repeats, label, pairs)
         errors_NL[n, label] = 0.0
         y = np.float64(batch.labels_NL[n, label])
+        # a sample of enormous weight must not make a row useless for good
+        weight = min(np.float64(batch.weights_NL[n, label]), MAX_WEIGHT)
         if math.isnan(y) or weight <= 0.0:
             continue
         if not math.isfinite(logit):
             errors_NL[n, label] = math.nan  # the net's gradients are refused
             continue
-        p, q = _sigmoid(logit), _sigmoid(plain_logit)
-        errors_NL[n, label] = np.float64(batch.weights_N[n]) * (p - y)
+        offset = np.float64(batch.offsets_NL[n, label])
+        p, q = _sigmoid(logit + offset), _sigmoid(plain_logit + offset)
+        errors_NL[n, label] = np.float64(batch.weights_NL[n, label]) * (p - y)
         residual, curvature = weight * (y - p), weight * max(p * (1.0 - p), MIN_CURVATURE)
         # a sample of weight 1,000 must not overshoot 1,000 times as far: 1/4 is the largest curvature on the way
         most = max(curvature, 0.25 * (weight - 1.0))
@@ -131,7 +132,8 @@ def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: 
         _step_seen(data, strengths, n, label, asked)
         _step_numbers(data, strengths, n, label, asked)
         _step_biases_and_groups(data, label, asked)
-        _mix_and_count(arrays, label, y, weight, p, q)
+        counted = weight * (np.float64(batch.counted_N[n]) / np.float64(batch.weights_NL[n, label]))
+        _mix_and_count(arrays, label, y, weight, counted, p, q)
     if factorized != 0.0:
         _step_vectors(data, n, has_repeats, factorized * strengths.factorized, lr, eps)
     _count(data, n)
@@ -355,15 +357,17 @@ def _step_groups(
 
 
 @in_place
-def _mix_and_count(arrays: WideParameters, label: int, y: float, weight: float, p: float, q: float) -> None:
-    """Compare both learners by their losses, and count the label."""
+def _mix_and_count(
+    arrays: WideParameters, label: int, y: float, weight: float, counted: float, p: float, q: float
+) -> None:
+    """Compare both learners by their losses, and count the label as so many samples' as the sample stands for."""
     loss = -math.log(max(p if y > 0.5 else 1.0 - p, MIN_PROBABILITY))
     plain_loss = -math.log(max(q if y > 0.5 else 1.0 - q, MIN_PROBABILITY))
     difference = arrays.loss_difference_L[label] + weight * (plain_loss - loss)
     difference = min(max(difference, -MAX_LOSS_DIFFERENCE), MAX_LOSS_DIFFERENCE)
     arrays.loss_difference_L[label] = difference
     arrays.mixture_L[label] = 1.0 / (1.0 + math.exp(-MIXTURE_RATE * difference))
-    clicks, samples = arrays.clicks_L[label] + weight * y, arrays.samples_L[label] + weight
+    clicks, samples = arrays.clicks_L[label] + counted * y, arrays.samples_L[label] + counted
     if samples > MEMORY:
         clicks, samples = clicks * MEMORY / samples, MEMORY
     # the samples that stood for what is not known yet are never forgotten: a rate of 0 or 1 has no logit

@@ -18,6 +18,7 @@ from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.schema import Schema
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
@@ -37,7 +38,13 @@ def batches_of(num: int) -> list:
 
 
 def make_learner(
-    schema: Schema, *, wide: bool, losses: tuple[LabelLoss, ...] = (), task_weights: bool = False, **train: object
+    schema: Schema,
+    *,
+    wide: bool,
+    losses: tuple[LabelLoss, ...] = (),
+    task_weights: bool = False,
+    negatives: NegativeSampling | None = None,
+    **train: object,
 ) -> Learner:
     settings = TableConfig(dim=8, device_bytes="8MiB")
     table = open_tables(
@@ -50,7 +57,7 @@ def make_learner(
     add_wide_part(model, config, schema)
     if task_weights:
         add_task_weights(model, len(schema.labels))
-    return Learner(model, table, TrainConfig(bfloat16=False, **train), schema, losses=losses)
+    return Learner(model, table, TrainConfig(bfloat16=False, **train), schema, losses=losses, negatives=negatives)
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -1,0 +1,101 @@
+"""The sender's rate of negatives, and the ids by which they are kept, in every format of messages."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from springtide.stream.columns import Columns, RawRecords
+from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import DecodeConfig
+from springtide.stream.history.table_rows import TableRows, open_decoder
+from springtide.stream.positions import Partition
+from springtide_client.schema import Schema
+
+SCHEMA = Schema(labels=("click",), categorical=("item",), dense=("age",))
+SETTINGS: dict[str, Any] = {"sample_by": ("request", "item"), "rate_field": "kept"}
+NOW_MS = 1_700_000_000_000
+ROWS = [{"item": n, "request": f"r{n}", "age": float(n), "click": n % 2, "kept": 0.5} for n in range(6)]
+BAD = [("kept", 0.0), ("kept", 1.5), ("kept", None), ("request", None)]
+
+
+def decode(decoder: Decoder, messages: list[bytes]) -> Columns:
+    return decoder.decode(RawRecords.from_messages(Partition("clicks", 0), messages), NOW_MS)
+
+
+def with_bad(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [rows[0], *({**rows[1], name: value} for name, value in BAD), *rows[1:]]
+
+
+def from_json(rows: list[dict[str, Any]], *, is_slow: bool = False) -> Columns:
+    decoder = Decoder(SCHEMA, DecodeConfig(**SETTINGS))
+    if is_slow:
+        decoder.fast_path = None
+    return decode(decoder, [json.dumps(row).encode() for row in rows])
+
+
+def from_messagepack(rows: list[dict[str, Any]]) -> Columns:
+    config = DecodeConfig(format="msgpack", **SETTINGS)
+    return decode(Decoder(SCHEMA, config), [config.open_codec().from_json(json.dumps(row).encode()) for row in rows])
+
+
+def from_arrow(rows: list[dict[str, Any]]) -> Columns:
+    messages = []
+    for row in rows:
+        table, sink = pa.Table.from_pylist([row]), io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        messages.append(sink.getvalue())
+    return decode(Decoder(SCHEMA, DecodeConfig(format="arrow", **SETTINGS)), messages)
+
+
+def from_parquet(rows: list[dict[str, Any]]) -> Columns:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    table = pq.read_table(io.BytesIO(sink.getvalue()))
+    return open_decoder(SCHEMA, DecodeConfig(**SETTINGS)).decode(TableRows.of(table, 0), NOW_MS)
+
+
+@pytest.mark.parametrize("read", [from_json, from_messagepack, from_arrow, from_parquet])
+def test_every_format_gives_the_same_and_bad_ones_are_dead_letters(read):
+    expected, columns = from_json(ROWS, is_slow=True), read(with_bad(ROWS))
+    assert [letter.reason for letter in columns.dead_letters] == ["bad_rate", "bad_rate", "bad_rate", "no_key"]
+    assert [letter.offset for letter in columns.dead_letters] == [1, 2, 3, 4]
+    assert columns.offset_N.tolist() == [0, 5, 6, 7, 8, 9]
+    np.testing.assert_array_equal(columns.features.dense_NF, expected.features.dense_NF)
+    np.testing.assert_array_equal(columns.features.categorical_NC, expected.features.categorical_NC)
+    assert columns.sampled.rates_N.tolist() == [0.5] * 6
+    assert columns.sampled.hash_N.tolist() == expected.sampled.hash_N.tolist()
+    assert len(set(columns.sampled.hash_N.tolist())) == 6
+
+
+def test_a_dead_letter_says_what_is_wrong():
+    zero, _, missing, no_key = from_json(with_bad(ROWS)).dead_letters
+    assert zero.detail == "kept: the rate of negatives is above 0 and at most 1, not 0"
+    assert missing.detail == "kept: the rate of negatives is above 0 and at most 1, not missing"
+    assert no_key.detail == "a field of [negatives] by is null or missing"
+    assert json.loads(zero.value)["kept"] == 0
+
+
+def test_one_bad_row_of_an_arrow_message_makes_all_of_it_a_dead_letter():
+    table, sink = pa.Table.from_pylist([ROWS[0], {**ROWS[1], "kept": 2.0}, ROWS[2]]), io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    columns = decode(Decoder(SCHEMA, DecodeConfig(format="arrow", **SETTINGS)), [sink.getvalue()])
+    assert len(columns) == 0
+    (letter,) = columns.dead_letters
+    assert letter.detail == "row 1: kept: the rate of negatives is above 0 and at most 1, not 2"
+
+
+def test_features_keep_their_numbers_beside_a_rate():
+    schema = Schema(
+        labels=("click",), categorical=("item",), dense=("age",), numbers={"item": 4, "age": 7}, next_number=9
+    )
+    decoder = Decoder(schema, DecodeConfig(**SETTINGS))
+    columns = decode(decoder, [json.dumps({**ROWS[0], "item": "a"}).encode()])
+    assert columns.id_strings.features.tolist() == [4]
+    assert columns.features.dense_NF.shape == (1, 1)
