@@ -175,9 +175,7 @@ class JoinedRows:
     def take(self, rows: Int64Array) -> "JoinedRows":
         """Some of the samples, in their order; the others are passed like duplicates."""
         matched_N = {name: num_N[rows] for name, num_N in self._num_matched_N.items()}
-        return JoinedRows(
-            self.places_N.take(rows), self._num_duplicates_N[rows], matched_N, self._before, self._after
-        )
+        return JoinedRows(self.places_N.take(rows), self._num_duplicates_N[rows], matched_N, self._before, self._after)
 
     def slice(self, start: int, stop: int) -> "JoinedRows":
         """The samples from start to stop."""

@@ -16,6 +16,7 @@ from springtide.stream.join_state import JoinState
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
+from springtide.stream.negatives import NegativeSampling, NegativesConfig
 from springtide_client.schema import Schema
 from tests.support.waiting import wait_until
 
@@ -73,12 +74,13 @@ class Topics:
             self.act(998, ms, "view", partition)
             self.send("dwell", partition, {"request": "none", "item_id": 0, "seconds": 0, "ts": NOW_MS + ms})
 
-    def source(self, state: JoinState | None = None) -> JoinSource:
+    def source(self, state: JoinState | None = None, **settings: Any) -> JoinSource:
         labels = {
             name: LabelSource(**{**vars_of(source), "topic": f"{self.prefix}-{source.topic}"})
             for name, source in LABELS.items()
         }
-        config = SourceConfig(topic=f"{self.prefix}-impressions", bootstrap_servers=self.kafka.bootstrap_servers)
+        servers = self.kafka.bootstrap_servers
+        config = SourceConfig(topic=f"{self.prefix}-impressions", bootstrap_servers=servers, **settings)
         plan = JoinPlan.of(JOIN, labels, SCHEMA)
         assert plan is not None
         return JoinSource(config, plan, SCHEMA, state)
@@ -230,3 +232,38 @@ def test_a_topic_that_is_missing_is_waited_for(broker: EmbeddedBroker) -> None:
             lambda: source.poll(0.01) == [] and source.status.state == "waiting" and "nothing" in source.status.reason
         )
         assert source.poll(0.05) == []
+
+
+def test_negatives_are_dropped_when_their_window_is_over(topics: Topics) -> None:
+    config = NegativesConfig(rate=0.3, label="click")
+    sampling = NegativeSampling.of(config, SCHEMA, JOIN.key)
+    assert sampling is not None
+    for n in range(60):
+        topics.show(n, n, partition=n % 2)
+    for n in range(0, 60, 10):
+        topics.act(n, 30_000 + n)
+    topics.pass_time(120_000)
+
+    def learned(state: JoinState | None, last: int | None = None) -> tuple[list[int], int, list[JoinState]]:
+        """The items of samples, all 60 or up to one of them, how many were dropped, and the state after each sample."""
+        items, num_dropped, states = [], 0, []
+
+        def has_all() -> bool:
+            nonlocal num_dropped
+            for columns in source.poll(0.05):
+                kept = sampling.drop(columns)
+                items.extend(kept.features.categorical_NC[:, 1].tolist())
+                num_dropped += kept.sampled.num_dropped
+                states.extend(kept.slice(0, n + 1).joined.state_after(n + 1) for n in range(len(kept)))
+            return last in items or len(items) + num_dropped >= 60
+
+        with topics.source(state, sample_by=sampling.by) as source:
+            wait_until(has_all, lambda: f"more samples than {items}")
+        return items, num_dropped, states
+
+    items, num_dropped, states = learned(None)
+    assert set(range(0, 60, 10)) <= set(items)
+    assert 12 < num_dropped == 60 - len(items)
+    at = len(items) // 2
+    again, _, _ = learned(states[at - 1], items[-1])
+    assert again == items[at:]

@@ -1,11 +1,15 @@
 """Steps where negatives are sampled: compiled and autograd, with the wide part and without; what each sample counts."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from springtide.app.models.losses.config import LabelLoss
+from springtide.app.training.step.learner import Learner
 from springtide.app.training.step.sample_weights import SampleWeights
 from springtide.stream.columns import Batch
 from springtide.stream.negatives import NegativeSampling
@@ -69,34 +73,64 @@ def test_a_kept_negative_counts_for_those_that_were_dropped():
     assert SampleWeights.of(batch, None) is None
 
 
-def simulated(num: int, *, rate: float, seed: int = 0) -> tuple[list[Batch], float]:
-    """Batches of clicks at true log odds of -2.5, of which negatives are kept at the rate, and of orders after them."""
+def simulated(num: int, rates: Sequence[float], *, seed: int = 0) -> Iterator[tuple[Batch, npt.NDArray[Any]]]:
+    """Batches of clicks, and of orders after them, and the true log odds of the clicks.
+
+    Of the batches, which follow each other in turn, negatives are kept at these rates.
+    """
     draw = np.random.default_rng(seed)
-    batches, clicks, shown = [], 0.0, 0
-    while shown < num:
-        users_N, items_N = draw.integers(0, 5, 256), draw.integers(0, 7, 256)
-        click_N = draw.random(256) < 1 / (1 + np.exp(2.5 - 0.6 * np.sin(3 * users_N) - 0.6 * np.cos(2 * items_N)))
-        order_N = click_N & (draw.random(256) < 0.3)
-        clicks, shown = clicks + click_N.sum(), shown + 256
-        kept = np.flatnonzero(click_N | (draw.random(256) < rate))
+    for number in range(num):
+        rate = rates[number * len(rates) // num]
+        users_N, items_N = draw.integers(0, 5, 2048), draw.integers(0, 7, 2048)
+        logit_N = 0.6 * np.sin(3 * users_N) + 0.6 * np.cos(2 * items_N) - 2.5
+        click_N = draw.random(2048) < 1 / (1 + np.exp(-logit_N))
+        order_N = click_N & (draw.random(2048) < 0.3)
+        kept = np.flatnonzero(click_N | (draw.random(2048) < rate))
         features = Features(np.stack([users_N, items_N], axis=1)[kept], (), np.zeros((len(kept), 0), np.float32))
         batch = batch_of(features, np.stack([click_N, order_N], axis=1)[kept])
-        batches.append(dataclasses.replace(batch, rates_N=np.full(len(kept), rate, np.float32)))
-    return batches, clicks / shown
+        yield dataclasses.replace(batch, rates_N=np.full(len(kept), rate, np.float32)), logit_N[kept]
 
 
-@pytest.mark.parametrize("method", ["offset", "weights"])
-@pytest.mark.parametrize("wide", [False, True])
-def test_predictions_of_both_labels_are_those_of_all_samples(wide, method):
-    sampling = NegativeSampling(0, rate=0.1, by=("item",), has_offset=method == "offset")
-    losses = (LabelLoss(), LabelLoss())
-    learner = make_learner(TWO, wide=wide, losses=losses, negatives=sampling)
-    for batch in simulated(60_000, rate=0.1)[0]:
-        learner.step(batch)
-    probe, _ = simulated(60_000, rate=1.0, seed=1)
-    predicted, true = np.zeros(2), np.zeros(2)
-    for batch in probe:
+def logits_after(learner: Learner) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Logits of samples that were not sampled, which are not learned, (N, L), and the true log odds of their clicks."""
+    found = []
+    for batch, logit_N in simulated(4, [1.0], seed=1):
         report = learner.step(dataclasses.replace(batch, weights_N=np.zeros_like(batch.weights_N)))
-        predicted += (1 / (1 + np.exp(-report.logits_NL))).sum(axis=0)
-        true += batch.labels_NL.sum(axis=0)
-    np.testing.assert_allclose(predicted / true, 1.0, atol=0.08)  # some 450 clicks a 10th of which are orders
+        found.append((report.logits_NL, logit_N))
+    return np.concatenate([logits for logits, _ in found]), np.concatenate([logits for _, logits in found])
+
+
+def calibration(logits_N: npt.NDArray[Any], true_N: npt.NDArray[Any]) -> float:
+    return float((1 / (1 + np.exp(-logits_N))).sum() / (1 / (1 + np.exp(-true_N))).sum())
+
+
+@pytest.mark.parametrize("has_offset", [True, False], ids=["offset", "weights"])
+@pytest.mark.parametrize("wide", [False, True], ids=["net", "wide"])
+def test_predictions_of_all_labels_are_those_of_all_samples(wide, has_offset):
+    sampling = NegativeSampling(0, rate=0.1, by=("item",), has_offset=has_offset)
+    learner = make_learner(TWO, wide=wide, losses=(LabelLoss(), LabelLoss()), negatives=sampling)
+    full = make_learner(TWO, wide=wide, losses=(LabelLoss(), LabelLoss()))
+    for batch, _ in simulated(150, [0.1]):
+        learner.step(batch)
+    for batch, _ in simulated(150, [1.0]):
+        full.step(batch)
+    (logits_NL, true_N), (full_NL, _) = logits_after(learner), logits_after(full)
+    assert calibration(logits_NL[:, 0], true_N) == pytest.approx(1, abs=0.02)
+    assert calibration(logits_NL[:, 1], np.log(0.3 / (0.7 + np.exp(-true_N)))) == pytest.approx(
+        1, abs=0.06
+    )  # by weights of 10
+    assert np.abs(logits_NL[:, 0] - full_NL[:, 0]).mean() < 0.1
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["net", "wide"])
+def test_another_rate_in_mid_stream_moves_no_prediction(wide):
+    learner = make_learner(TWO, wide=wide, negatives=NegativeSampling(0, rate=0.1, by=("item",)))
+    batches = list(simulated(160, [1.0, 0.02, 0.3, 0.05]))
+    errors = []
+    for number, (batch, true_N) in enumerate(batches):
+        report = learner.step(batch)
+        if number >= 40:  # scored before they are learned, each kept negative for those that were not
+            weights_N = report.weights_N
+            predicted, wanted = (1 / (1 + np.exp(-one)) for one in (report.logits_NL[:, 0], true_N))
+            errors.append((weights_N * predicted).sum() / (weights_N * wanted).sum() - 1)
+    assert np.abs(np.mean(np.reshape(errors, (3, 40)), axis=1)).max() < 0.04
