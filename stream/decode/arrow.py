@@ -11,12 +11,11 @@ from typing import Any
 
 from springtide.stream.decode.arrow_columns import TableWriter, rows_of
 from springtide.stream.decode.formats import DecodeConfig, MessageCodec
+from springtide.stream.decode.parsers.arrow_parser import MAX_ROWS, ArrowParser
+from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide_client.errors import EncodeError
 from springtide_client.schema import Schema
 from springtide_client.system.json_text import decode_json
-
-# of one message: a null column has as many rows as it says in no bytes at all
-MAX_ROWS = 1 << 20
 
 
 class ArrowCodec(MessageCodec):
@@ -65,6 +64,9 @@ class ArrowCodec(MessageCodec):
 
     def table_writer(self, schema: Schema, config: DecodeConfig, *, keys: Sequence[str] = ()) -> TableWriter:
         return TableWriter(schema, config.max_future_seconds, keys)
+
+    def table_parser(self, schema: Schema, config: DecodeConfig, seen: SeenSet) -> ArrowParser:
+        return ArrowParser(schema, config, seen)
 
 
 def without_nanoseconds(table: Any) -> Any:

@@ -2,7 +2,7 @@
 
 # R rows of a table, M elements of a list column
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,12 +164,17 @@ def new_strings(seen: SeenSet, number: int, ids: Ids, at_T: Int64Array) -> IdStr
     return IdStrings(features[is_new_T], ids.ids[at_T], ids.strings.take(at_T).to_pylist() if len(at_T) else [])
 
 
-def concatenate_tables(tables: list[Any]) -> Iterator[Any]:
-    """Tables in their order, those that follow each other with one schema as one."""
+def concatenate_tables(tables: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+    """Tables by their records' numbers: those of records that follow each other with one schema as one, with the first.
+
+    They must be in the order of their numbers.
+    """
     import pyarrow as pa
 
-    for _, group in itertools.groupby(tables, key=lambda table: table.schema):
-        yield pa.concat_tables(list(group))
+    numbered = [(number - place, number, table) for place, (number, table) in enumerate(tables.items())]
+    for _, group in itertools.groupby(numbered, key=lambda each: (each[0], each[2].schema)):
+        together = list(group)
+        yield together[0][1], pa.concat_tables([table for _, _, table in together])
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:

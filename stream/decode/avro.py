@@ -97,8 +97,6 @@ class AvroCodec(MessageCodec):
         keys: Sequence[str] = (),
         has_labels: bool = True,
     ) -> "RecordParser | None":
-        if self.reader is not None:
-            return None  # fastavro resolves
         from springtide.stream.decode.parsers.avro_parser import avro_kernel, build_program
         from springtide.stream.decode.parsers.binary_parser import BinaryParser, ProgramRecords
 
@@ -113,7 +111,7 @@ class AvroCodec(MessageCodec):
                     except EncodeError:
                         continue
                     assert parsed is not None
-                    programs[schema_id] = build_program(parsed.schema, parsed.named, parser)
+                    programs[schema_id] = build_program(parsed, self.reader, parser)
                 if (program := programs[schema_id]) is not None:
                     header_bytes = HEADER_BYTES if self.has_header else 0
                     yield ProgramRecords(program, schema_id_N == schema_id, header_bytes)

@@ -89,6 +89,8 @@ class Decoder:
             row_schema, config, self.seen_strings, keys=self.only_keys, has_labels=key is None
         )
         self.table_writer = self.codec.table_writer(row_schema, config, keys=self.only_keys)
+        # further ids are left to pyarrow
+        self.table_parser = None if self.only_keys else self.codec.table_parser(row_schema, config, self.seen_strings)
         if key is not None and self.table_writer is not None:
             raise FormatError(f'format = "{config.format}" cannot be joined: its messages hold several samples')
 
@@ -137,34 +139,47 @@ class Decoder:
         """The rows of records that are tables, in their order; a record with a row that is no sample has none."""
         letters: dict[int, EncodeError] = {}
         tables: dict[int, Any] = {}
+        parser = self.table_parser
+        checked = None if parser is None else parser.check(raw)
+        num_rows_N = np.full(len(raw), -1, np.int64) if checked is None else checked.num_rows_N
         for n in range(len(raw)):
+            if num_rows_N[n] >= 0:
+                continue
             try:
-                tables[n] = self.reference.load_table(raw.value(n))
+                table = self.reference.load_table(raw.value(n))
             except EncodeError as error:
                 letters[n] = error
-        num_rows_N = np.array([tables[n].num_rows if n in tables else 0 for n in range(len(raw))], np.int64)
-        record_R = np.repeat(np.arange(len(raw)), num_rows_N)
+                num_rows_N[n] = 0
+                continue
+            if parser is None or checked is None or not parser.learn(raw.value(n) or b"", checked, n):
+                tables[n], num_rows_N[n] = table, table.num_rows
+        record_R, start_N = np.repeat(np.arange(len(raw)), num_rows_N), np.cumsum(num_rows_N) - num_rows_N
         rows = DecodedRows(self.row_schema, len(record_R), len(self.only_keys))
-        is_bad_R, noted, first = np.zeros(len(record_R), np.bool_), [], 0
-        for table in concatenate_tables(list(tables.values())):
+        is_left_N, new = np.zeros(len(raw), np.bool_), list[IdStrings]()
+        if parser is not None and checked is not None:
+            is_left_N, strings = parser.write(checked, rows, start_N, now_ms)
+            is_left_N[[*letters, *tables]] = False
+            new.append(strings)
+        is_bad_R, noted = np.zeros(len(record_R), np.bool_), []
+        for first_record, table in concatenate_tables(tables):
+            first = int(start_N[first_record])
             here = slice(first, first + table.num_rows)
             record_ms_R = raw.record_ms_N[record_R[here]]
             is_bad_R[here], found = writer.write(table, rows, first, record_ms_R, now_ms)
             noted += [(number, row_M + first, ids) for number, row_M, ids in found]
-            first += table.num_rows
-        is_left_N = np.bincount(record_R[is_bad_R], minlength=len(raw)) > 0
-        strings: list[tuple[int, int, str]] = []
-        start_N = np.cumsum(num_rows_N) - num_rows_N
+        is_left_N |= np.bincount(record_R[is_bad_R], minlength=len(raw)) > 0
+        reference_strings: list[tuple[int, int, str]] = []
         for n in np.flatnonzero(is_left_N).tolist():
             try:
-                decoded = self.reference.decode_table(tables[n], int(raw.record_ms_N[n]), now_ms)
+                table = tables[n] if n in tables else self.reference.load_table(raw.value(n))
+                decoded = self.reference.decode_table(table, int(raw.record_ms_N[n]), now_ms)
             except EncodeError as error:
                 letters[n] = error
                 continue
             for row, (sample, encoded, keys) in enumerate(decoded, start=int(start_N[n])):
                 rows.write(row, sample, encoded, keys)
-                strings += encoded.id_strings
-        new = [self._unseen(strings)]
+                reference_strings += encoded.id_strings
+        new.append(self._unseen(reference_strings))
         for number, row_M, ids in noted:
             is_noted_M = ids.is_hashed & ~is_left_N[record_R[row_M]]
             new.append(new_strings(self.seen_strings, number, ids, np.flatnonzero(is_noted_M)))

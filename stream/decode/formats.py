@@ -23,6 +23,7 @@ from springtide_client.system.settings import INTERNAL, SIZE, Settings
 if TYPE_CHECKING:
     from springtide.stream.columns import RawRecords
     from springtide.stream.decode.arrow_columns import TableWriter
+    from springtide.stream.decode.parsers.arrow_parser import ArrowParser
     from springtide.stream.decode.parsers.seen_set import SeenSet
     from springtide.stream.decode.rows import RecordParser
 
@@ -73,6 +74,10 @@ class MessageCodec(ABC):
 
     def table_writer(self, schema: Schema, config: "DecodeConfig", *, keys: Sequence[str] = ()) -> "TableWriter | None":
         """What writes the rows of messages that are tables of samples; None: a message is one sample."""
+        return None
+
+    def table_parser(self, schema: Schema, config: "DecodeConfig", seen: "SeenSet") -> "ArrowParser | None":
+        """What reads most messages that are tables without a library; `seen` as in `fast_path`. None: there is none."""
         return None
 
     def load_table(self, value: bytes) -> Any:
@@ -138,9 +143,14 @@ class JsonCodec(MessageCodec):
     ) -> "RecordParser | None":
         from springtide.stream.decode.parsers.json_parser import JsonParser
 
-        if field_paths([*schema.names, *keys]):
-            return None  # the parser reads the fields of the outermost object
+        if not are_paths_read(schema, keys):
+            return None
         return JsonParser(schema, config, seen, keys=keys, has_labels=has_labels)
+
+
+def are_paths_read(schema: Schema, keys: Sequence[str]) -> bool:
+    """Return False where a key is what a field of the schema lies in: an id for one, an object for the other."""
+    return field_paths(schema.names).items() <= field_paths([*schema.names, *keys]).items()
 
 
 def _has_not_finite(value: bytes) -> bool:
@@ -183,7 +193,7 @@ class MsgpackCodec(MessageCodec):
         keys: Sequence[str] = (),
         has_labels: bool = True,
     ) -> "RecordParser | None":
-        if field_paths([*schema.names, *keys]):
+        if not are_paths_read(schema, keys):
             return None
         from springtide.stream.decode.parsers.binary_parser import BinaryParser, ProgramRecords
         from springtide.stream.decode.parsers.msgpack_parser import build_program, msgpack_kernel

@@ -7,6 +7,7 @@ never sent. A field with presence that is left out is missing, unless its declar
 import base64
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from springtide.stream.columns import RawRecords
 from springtide.stream.decode.formats import DecodeConfig, MessageCodec
+from springtide.stream.decode.plain_values import from_decimal
 from springtide.stream.decode.registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -264,6 +266,10 @@ def _value(field: Any, value: Any) -> Any:
         return 1000 * value.seconds + value.nanos // 1_000_000
     if name in WRAPPERS:
         return value.value
+    if name == "confluent.type.Decimal":  # that of schema registries
+        unscaled = int.from_bytes(value.value, "big", signed=True)
+        digits = tuple(map(int, str(abs(unscaled))))
+        return from_decimal(Decimal((int(unscaled < 0), digits, -value.scale)))
     inner = value.DESCRIPTOR.fields_by_name
     if name == "google.protobuf.Struct":
         kind_of_values = inner["fields"].message_type.fields_by_name["value"]

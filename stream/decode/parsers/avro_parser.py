@@ -1,18 +1,19 @@
 """The fast path of Avro: a compiled loop walks a record's bytes by its schema, and writes its fields into columns.
 
 A schema is a program: nodes whose children are in one array. It is walked without recursion; what it cannot decide is
-left to the reference: decimals and UUIDs that the schema of the samples names, and whatever damaged bytes do.
+left to the reference: decimals of more than 18 digits, and whatever damaged bytes do.
 """
 
 # A nodes, X children of all nodes
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.njit import njit
+from springtide.stream.decode.parsers.avro_resolution import Resolution, UnresolvedError
 from springtide.stream.decode.parsers.binary_parser import (
     BinaryParser,
     begin_record,
@@ -21,6 +22,7 @@ from springtide.stream.decode.parsers.binary_parser import (
 )
 from springtide.stream.decode.parsers.byte_ops import (
     OPTIONS,
+    compiled,
     double_of,
     float_of,
     inlined,
@@ -29,6 +31,7 @@ from springtide.stream.decode.parsers.byte_ops import (
     zigzag,
 )
 from springtide.stream.decode.parsers.field_table import LIST
+from springtide.stream.decode.parsers.json_numbers import to_float
 from springtide.stream.decode.parsers.json_values import NUM_ELEMENTS, NUM_STRINGS
 from springtide.stream.decode.parsers.typed_values import (
     end_row,
@@ -42,7 +45,12 @@ from springtide.stream.decode.parsers.typed_values import (
 )
 from springtide_client.schema import field_paths
 
-(NULL, BOOLEAN, INTEGER, FLOAT, DOUBLE, BYTES, STRING, FIXED, ENUM, UNION, RECORD, ARRAY, MAP, LEFT) = range(14)
+if TYPE_CHECKING:
+    from springtide.stream.decode.avro import AvroSchema
+
+(NULL, BOOLEAN, INTEGER, FLOAT, DOUBLE, BYTES, STRING, FIXED, ENUM, UNION, RECORD, ARRAY, MAP, LEFT, DECIMAL, UUID) = (
+    range(16)
+)
 PRIMITIVES = {
     "null": NULL,
     "boolean": BOOLEAN,
@@ -66,6 +74,7 @@ TIMES = {
     "time-micros": (1, 1000, 0, 86_399_999_999),
 }
 INT64 = (-(2**63), 2**63 - 1)
+MAX_DIGITS = 18  # of a decimal that int64 holds
 
 
 class AvroProgram(NamedTuple):
@@ -74,7 +83,8 @@ class AvroProgram(NamedTuple):
     kind_A: npt.NDArray[np.int64]
     field_A: npt.NDArray[np.int64]  # of the samples' schema, or -1
     first_A: npt.NDArray[np.int64]
-    count_A: npt.NDArray[np.int64]  # of a fixed: its bytes
+    count_A: npt.NDArray[np.int64]  # of a fixed: its bytes; of a decimal in other bytes: 0
+    # to milliseconds; the factor of a decimal is how many of its digits follow the point
     factor_A: npt.NDArray[np.int64]
     divisor_A: npt.NDArray[np.int64]
     lowest_A: npt.NDArray[np.int64]
@@ -82,12 +92,14 @@ class AvroProgram(NamedTuple):
     children_X: npt.NDArray[np.int64]
 
 
-def build_program(schema: Any, named: Mapping[str, Any], parser: BinaryParser) -> AvroProgram | None:
-    """The program of a schema that fastavro has parsed; None where it must be left to the reference."""
-    builder = _Builder(named, parser)
+def build_program(writer: "AvroSchema", reader: "AvroSchema | None", parser: BinaryParser) -> AvroProgram | None:
+    """The program of a writer's schema, resolved to a reader's; None where it must be left to the reference."""
+    builder, schema = _Builder(writer.named, parser), writer.schema
     try:
+        if reader is not None:
+            schema = Resolution(writer.named, reader.named, parser.names).resolve(schema, reader.schema)
         builder.add(schema, "")
-    except (KeyError, TypeError, RecursionError):
+    except (UnresolvedError, KeyError, TypeError, RecursionError):
         return None
     if builder.nodes[0][0] != RECORD or len(builder.nodes) > 10_000:
         return None
@@ -124,6 +136,8 @@ class _Builder:
             left = field >= 0 and kind != "null" and (role == LIST) != in_list
             return self._primitive(PRIMITIVES[kind], document, field, left)
         if kind == "fixed":
+            if document.get("logicalType") == "decimal" and field >= 0:
+                return self._decimal(document, field, (role == LIST) != in_list)
             return self._node(LEFT if field >= 0 else FIXED, -1, count=int(document["size"]))
         if kind == "enum":
             if field >= 0 and (role == LIST) != in_list:
@@ -172,11 +186,23 @@ class _Builder:
         logical = document.get("logicalType")
         if logical in TIMES and kind == INTEGER:
             return self._node(kind, -1 if left else field, times=TIMES[logical], left=left)
+        if logical == "decimal" and kind == BYTES and field >= 0:
+            return self._decimal(document, field, left)
+        if logical == "uuid" and kind == STRING and field >= 0:
+            return self._node(UUID, field, left=left)
         if logical is not None and field >= 0:
             return self._node(LEFT, -1)
         if kind == BYTES and field >= 0:
             return self._node(LEFT, -1)
         return self._node(kind, field, left=left)
+
+    def _decimal(self, document: Mapping[str, Any], field: int, left: bool) -> int:
+        digits, scale = int(document["precision"]), int(document.get("scale", 0))
+        if not 0 <= scale <= 22 or digits < 1:
+            return self._node(LEFT, -1)
+        highest = 10 ** min(digits, MAX_DIGITS) - 1
+        times = (scale, 1, -highest, highest)
+        return self._node(DECIMAL, field, count=int(document.get("size", 0)), times=times, left=left)
 
     def _node(
         self,
@@ -196,6 +222,30 @@ class _Builder:
             self.nodes[node][2:4] = [len(self.children), len(places)]
             self.children += places
         return node
+
+
+@compiled
+def big_endian_integer(buffer: Any, at: Any, size: Any) -> Any:
+    """(whether int64 holds it, the signed number that these bytes are)."""
+    number = np.int64(-1 if buffer[np.uint64(at)] > 127 else 0)
+    for index in range(size):
+        if number > np.int64(1) << 54 or number < -(np.int64(1) << 54):
+            return False, np.int64(0)
+        number = number << 8 | np.int64(buffer[np.uint64(at + index)])
+    return True, number
+
+
+@compiled
+def is_plain_uuid(buffer: Any, at: Any) -> Any:
+    """Return True if the 36 bytes at `at` are a UUID as Python writes it."""
+    for index in range(36):
+        byte = buffer[np.uint64(at + index)]
+        if index in (8, 13, 18, 23):
+            if byte != 45:
+                return False
+        elif not (48 <= byte <= 57 or 97 <= byte <= 102):
+            return False
+    return True
 
 
 @inlined
@@ -310,6 +360,31 @@ def read_avro(
             if field >= 0 and not write_boolean(fields, field, np.int64(buffer[np.uint64(at)]), n, out, work, latest):
                 return False
             at += 1
+        elif kind == DECIMAL:
+            size = program.count_A[node]
+            if size == 0:
+                at, word = read_varint(buffer, at, end)
+                size = zigzag(word)
+            if at < 0 or size < 1 or size > end - at:
+                return False
+            known, number = big_endian_integer(buffer, at, size)
+            if not known or number < program.lowest_A[node] or number > program.highest_A[node]:
+                return False
+            if program.factor_A[node] == 0:
+                if not write_integer(fields, field, number, n, out, work, latest):
+                    return False
+            else:
+                known, value = to_float(number < 0, np.uint64(abs(number)), -program.factor_A[node])
+                if not known or not write_float(fields, field, value, n, out, work, latest):
+                    return False
+            at += size
+        elif kind == UUID:
+            at, word = read_varint(buffer, at, end)
+            if at < 0 or zigzag(word) != 36 or end - at < 36 or not is_plain_uuid(buffer, at):
+                return False
+            if not write_text(buffer, at, np.int64(36), fields, field, n, out, work):
+                return False
+            at += 36
         elif kind == FIXED:
             at += program.count_A[node]
             if at > end:
@@ -375,8 +450,8 @@ def compile_kernel(fingerprint: str) -> Callable[..., int]:
                 undo_record(num_elements, num_strings, work)
         return len(messages.start_N)
 
-    compiled: Callable[..., int] = parse_avro
-    return compiled
+    compiled_loop: Callable[..., int] = parse_avro
+    return compiled_loop
 
 
 @lru_cache(1)

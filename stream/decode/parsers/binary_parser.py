@@ -15,7 +15,7 @@ import numpy.typing as npt
 from springtide.stream.columns import RawRecords
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.decode.parsers.byte_ops import inlined
-from springtide.stream.decode.parsers.field_table import TIME, WEIGHT
+from springtide.stream.decode.parsers.field_table import TIME, WEIGHT, field_names
 from springtide.stream.decode.parsers.json_parser import JsonParser, MessageBytes, ParseTarget
 from springtide.stream.decode.parsers.json_values import NUM_ELEMENTS, NUM_RECORDS, NUM_STRINGS
 from springtide.stream.decode.parsers.seen_set import SeenSet, clear_if_full, undo_add
@@ -115,10 +115,7 @@ class BinaryParser(JsonParser):
         self._kernel, self._choose = kernel, choose
         self._symbols: list[str] = []
         self._stack = Stack(*(np.zeros(MAX_DEPTH, np.int64) for _ in Stack._fields))
-        labels = [] if not has_labels else list(schema.labels)
-        others = [name for name in (schema.weight, schema.timestamp) if name is not None]
-        # in the order of build_field_table
-        self.names = [*labels, *keys, *others, *schema.categorical, *schema.lists, *schema.dense]
+        self.names = field_names(schema, keys, has_labels=has_labels)
 
     def add_symbols(self, texts: Iterable[str]) -> int:
         """Add an enum's symbols; returns the number of the first, which the others follow."""
@@ -129,17 +126,7 @@ class BinaryParser(JsonParser):
     def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
         unparsed_N = np.ones(len(raw), np.bool_)
         buffer = np.frombuffer(raw.buffer, np.uint8) if raw.buffer else np.zeros(1, np.uint8)
-        out = ParseTarget(
-            rows.labels_NL,
-            rows.weights_N,
-            rows.event_ms_N,
-            rows.categorical_NC,
-            rows.start_NP,
-            rows.length_NP,
-            rows.dense_NF,
-            rows.key_NK,
-            unparsed_N,
-        )
+        out = ParseTarget.of(rows, unparsed_N)
         self.work.counts[[NUM_ELEMENTS, NUM_STRINGS]] = 0
         chosen = list(self._choose(raw, self))
         encoded = [encode_id(text) for text in self._symbols]

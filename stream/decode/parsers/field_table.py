@@ -1,10 +1,11 @@
 """The schema as arrays: the role of each field, and a hash table that finds a field by the bytes of its name.
 
-The Python half builds the table, the compiled half looks names up.
+The Python half builds the table, the compiled half looks names up, each in the object that it stands in: object 0 is
+the record. A field `user.id` has its whole name in the record, and the name `id` in the object `user`.
 """
 
-# J fields of the schema, W words of a name, H buckets of the hash table
-from collections.abc import Sequence
+# J fields of the schema, X names: those of fields, of fields in objects, of objects; G objects, W words, H buckets
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +15,15 @@ from springtide.kernels.cpu.hashing import mix64
 from springtide.stream.decode.parsers.byte_ops import byte_at, compiled, inlined, load_word, partial_word
 from springtide.stream.decode.parsers.json_strings import QUOTE
 from springtide_client.keys import mix64 as mix64_of_int
-from springtide_client.schema import Schema
+from springtide_client.schema import Schema, field_paths
 
 LABEL, WEIGHT, TIME, CATEGORICAL, LIST, DENSE, VALUE_LABEL, KEY = range(8)
 NO_FEATURE = -1  # of an id whose string nobody needs
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 KEY_END = b'":'
-S7, S57 = np.uint64(7), np.uint64(57)
+OBJECT_SHIFT = 40
+S7, S57, S_OBJECT = np.uint64(7), np.uint64(57), np.uint64(OBJECT_SHIFT)
 
 
 class FieldTable(NamedTuple):
@@ -31,12 +33,16 @@ class FieldTable(NamedTuple):
     column_J: npt.NDArray[np.int64]  # in the array of its role
     feature_J: npt.NDArray[np.int64]  # the number of an id feature
     limit_J: npt.NDArray[np.int64]  # of a list: keep this many first elements or, if negative, last elements
-    name_length_J: npt.NDArray[np.int64]
-    name_words_JW: npt.NDArray[np.uint64]
+    field_X: npt.NDArray[np.int64]  # of a name; -1: it is that of an object. The first J are the fields themselves
+    object_X: npt.NDArray[np.int64]  # in which the name stands
+    opened_X: npt.NDArray[np.int64]  # the object that it is the name of, or 0
+    parent_G: npt.NDArray[np.int64]  # in which an object stands
+    name_length_X: npt.NDArray[np.int64]
+    name_words_XW: npt.NDArray[np.uint64]
     # the name as it stands in most records, with a quote and a colon behind it; which bits of its words count
-    key_words_JW: npt.NDArray[np.uint64]
-    key_masks_JW: npt.NDArray[np.uint64]
-    buckets_H: npt.NDArray[np.int64]  # a field, or -1; open addressing by name_hash
+    key_words_XW: npt.NDArray[np.uint64]
+    key_masks_XW: npt.NDArray[np.uint64]
+    buckets_H: npt.NDArray[np.int64]  # a name, or -1; open addressing by name_hash
     needs_label: bool  # False: a record need not have one
 
 
@@ -63,20 +69,57 @@ def build_field_table(schema: Schema, keys: Sequence[str] = (), *, has_labels: b
         ),
         *((name, DENSE, column, 0, 0) for column, name in enumerate(schema.dense)),
     ]
-    names = [name.encode() for name, *_ in fields]
+    placed = place_names([name for name, *_ in fields], field_paths([*schema.names, *keys]))
+    names = [each.name.encode() for each in placed]
+    objects = [each.object for each in placed]
     columns = np.array([field[1:] for field in fields], np.int64).T.copy()
     return FieldTable(
         role_J=columns[0],
         column_J=columns[1],
         feature_J=columns[2],
         limit_J=columns[3],
-        name_length_J=np.array([len(name) for name in names], np.int64),
-        name_words_JW=words_of(names),
-        key_words_JW=words_of([name + KEY_END for name in names]),
-        key_masks_JW=words_of([b"\xff" * len(name + KEY_END) for name in names]),
-        buckets_H=build_hash_table(names),
+        field_X=np.array([each.field for each in placed], np.int64),
+        object_X=np.array(objects, np.int64),
+        opened_X=np.array([each.opened for each in placed], np.int64),
+        parent_G=np.array([0, *(each.object for each in placed if each.opened)], np.int64),
+        name_length_X=np.array([len(name) for name in names], np.int64),
+        name_words_XW=words_of(names),
+        key_words_XW=words_of([name + KEY_END for name in names]),
+        key_masks_XW=words_of([b"\xff" * len(name + KEY_END) for name in names]),
+        buckets_H=build_hash_table(names, objects),
         needs_label=has_labels,
     )
+
+
+class PlacedName(NamedTuple):
+    """A name, the object that it stands in, and the field or the object that it is the name of."""
+
+    name: str
+    object: int
+    field: int = -1
+    opened: int = 0
+
+
+def place_names(names: Sequence[str], paths: Mapping[str, tuple[str, ...]]) -> list[PlacedName]:
+    """The names of the fields, in their order, and then what leads to those that have a path, each object once."""
+    placed = [PlacedName(name, 0, field) for field, name in enumerate(names)]
+    numbers = {name: field for field, name in enumerate(names)}
+    objects: dict[tuple[str, ...], int] = {(): 0}
+    for whole_name, path in paths.items():
+        for depth in range(1, len(path)):
+            if path[:depth] not in objects:
+                objects[path[:depth]] = len(objects)
+                placed.append(PlacedName(path[depth - 1], objects[path[: depth - 1]], opened=objects[path[:depth]]))
+        if whole_name in numbers:
+            placed.append(PlacedName(path[-1], objects[path[:-1]], numbers[whole_name]))
+    return placed
+
+
+def field_names(schema: Schema, keys: Sequence[str] = (), *, has_labels: bool = True) -> list[str]:
+    """The names of the fields, in the order of the field table."""
+    labels = list(schema.labels) if has_labels else []
+    others = [name for name in (schema.weight, schema.timestamp) if name is not None]
+    return [*labels, *keys, *others, *schema.categorical, *schema.lists, *schema.dense]
 
 
 def words_of(texts: list[bytes]) -> npt.NDArray[np.uint64]:
@@ -86,36 +129,41 @@ def words_of(texts: list[bytes]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(padded, "<u8").reshape(len(texts), num_words).copy()
 
 
-def build_hash_table(names: list[bytes]) -> npt.NDArray[np.int64]:
-    """An open-addressing table of field numbers, at most a quarter full so that misses end soon; -1 = empty."""
+def build_hash_table(
+    names: Sequence[bytes], objects: Sequence[int], *, are_quoted: bool = True
+) -> npt.NDArray[np.int64]:
+    """An open-addressing table of names by number, at most a quarter full so that misses end soon; -1 = empty.
+
+    `are_quoted`: as in JSON, where names may have escapes.
+    """
     buckets_H = np.full(1 << (4 * len(names)).bit_length(), -1, np.int64)
-    for number, name in enumerate(names):
+    for number, (name, object_) in enumerate(zip(names, objects, strict=True)):
         # a name that JSON can only write with escapes is never found by its bytes
-        if any(byte < 32 or byte in b'"\\' for byte in name):
+        if are_quoted and any(byte < 32 or byte in b'"\\' for byte in name):
             continue
-        bucket = name_hash(name) % len(buckets_H)
+        bucket = name_hash(name, object_) % len(buckets_H)
         while buckets_H[bucket] >= 0:
             bucket = (bucket + 1) % len(buckets_H)
         buckets_H[bucket] = number
     return buckets_H
 
 
-def name_hash(name: bytes) -> int:
-    """A hash of the first and last eight bytes and the length; find_field() computes the same."""
+def name_hash(name: bytes, object_: int) -> int:
+    """A hash of the first and last eight bytes, the length and the object; find_name() computes the same."""
     first, last = int.from_bytes(name[:8], "little"), int.from_bytes(name[-8:], "little")
-    return mix64_of_int(first ^ ((last << 7 | last >> 57) & MASK) ^ len(name))
+    return mix64_of_int(first ^ ((last << 7 | last >> 57) & MASK) ^ len(name) ^ object_ << OBJECT_SHIFT)
 
 
 @inlined
-def matches_key(buffer: Any, at: Any, end: Any, fields: Any, field: Any) -> Any:
-    """Return True if the field's name, a closing quote and a colon are at `at`, and more words than those behind it."""
-    length = fields.name_length_J[field] + len(KEY_END)
+def matches_key(buffer: Any, at: Any, end: Any, fields: Any, name: Any) -> Any:
+    """Return True if the name, a closing quote and a colon are at `at`, and more words than those behind it."""
+    length = fields.name_length_X[name] + len(KEY_END)
     if at + length > end or at + length + 7 > len(buffer):
         return False
     done, word = 0, np.uint64(0)
     while done < length:
-        found = load_word(buffer, np.uint64(at + done)) ^ fields.key_words_JW[np.uint64(field), word]
-        if found & fields.key_masks_JW[np.uint64(field), word] != np.uint64(0):
+        found = load_word(buffer, np.uint64(at + done)) ^ fields.key_words_XW[np.uint64(name), word]
+        if found & fields.key_masks_XW[np.uint64(name), word] != np.uint64(0):
             return False
         done += 8
         word += np.uint64(1)
@@ -123,15 +171,30 @@ def matches_key(buffer: Any, at: Any, end: Any, fields: Any, field: Any) -> Any:
 
 
 @inlined
-def matches_name(buffer: Any, at: Any, end: Any, fields: Any, field: Any) -> Any:
-    """Return True if the field's name and a closing quote are at `at`."""
-    length = fields.name_length_J[field]
+def matches_name(buffer: Any, at: Any, end: Any, fields: Any, name: Any) -> Any:
+    """Return True if the name and a closing quote are at `at`."""
+    length = fields.name_length_X[name]
     if byte_at(buffer, at + length, end) != QUOTE:
         return False
     done, word = 0, 0
     while done < length:
         num_bytes = min(8, length - done)
-        if partial_word(buffer, at + done, num_bytes) != fields.name_words_JW[field, word]:
+        if partial_word(buffer, at + done, num_bytes) != fields.name_words_XW[name, word]:
+            return False
+        done += 8
+        word += 1
+    return True
+
+
+@inlined
+def is_name(buffer: Any, at: Any, length: Any, fields: Any, name: Any) -> Any:
+    """Return True if the bytes at `at` are the name."""
+    if fields.name_length_X[name] != length:
+        return False
+    done, word = 0, 0
+    while done < length:
+        num_bytes = min(8, length - done)
+        if partial_word(buffer, at + done, num_bytes) != fields.name_words_XW[name, word]:
             return False
         done += 8
         word += 1
@@ -139,16 +202,17 @@ def matches_name(buffer: Any, at: Any, end: Any, fields: Any, field: Any) -> Any
 
 
 @compiled
-def find_field(buffer: Any, at: Any, close: Any, end: Any, fields: Any) -> Any:
-    """The number of the field whose name is between `at` and `close`; -1 if the schema has no such field."""
+def find_name(buffer: Any, at: Any, close: Any, fields: Any, buckets_H: Any, object_: Any) -> Any:
+    """The number of the name between `at` and `close`, in an object; -1 if the schema has no such name there."""
     length = close - at
     first = partial_word(buffer, at, min(8, length))
     last = partial_word(buffer, close - min(8, length), min(8, length))
-    mask = np.uint64(len(fields.buckets_H) - 1)
-    bucket = mix64(first ^ (last << S7 | last >> S57) ^ np.uint64(length)) & mask
-    while fields.buckets_H[bucket] >= 0:
-        field = fields.buckets_H[bucket]
-        if fields.name_length_J[field] == length and matches_name(buffer, at, end, fields, field):
-            return field
+    mask = np.uint64(len(buckets_H) - 1)
+    key = first ^ (last << S7 | last >> S57) ^ np.uint64(length) ^ np.uint64(object_) << S_OBJECT
+    bucket = mix64(key) & mask
+    while buckets_H[bucket] >= 0:
+        name = buckets_H[bucket]
+        if fields.object_X[name] == object_ and is_name(buffer, at, length, fields, name):
+            return name
         bucket = (bucket + np.uint64(1)) & mask
     return np.int64(-1)

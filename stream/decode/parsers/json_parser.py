@@ -28,7 +28,7 @@ from springtide.stream.decode.parsers.field_table import (
     VALUE_LABEL,
     WEIGHT,
     build_field_table,
-    find_field,
+    find_name,
     matches_key,
     matches_name,
 )
@@ -80,6 +80,21 @@ class ParseTarget(NamedTuple):
     dense_NF: npt.NDArray[np.float32]
     key_NK: npt.NDArray[np.int64]
     unparsed_N: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def of(rows: DecodedRows, unparsed_N: npt.NDArray[np.bool_]) -> "ParseTarget":
+        """The arrays of `rows`."""
+        return ParseTarget(
+            rows.labels_NL,
+            rows.weights_N,
+            rows.event_ms_N,
+            rows.categorical_NC,
+            rows.start_NP,
+            rows.length_NP,
+            rows.dense_NF,
+            rows.key_NK,
+            unparsed_N,
+        )
 
 
 @inlined
@@ -150,42 +165,64 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
     at = skip_space(buffer, at + 1, end)
     record = work.counts[NUM_RECORDS] + 1
     work.counts[NUM_RECORDS] = record
+    num_fields = len(fields.role_J)
     num_seen = 0
     place = 0
+    inside = np.int64(0)  # the object
     while True:
         if byte_at(buffer, at, end) != QUOTE:
             return False
         at += 1
-        field = work.field_order[np.uint64(place)]
-        if field >= 0 and matches_key(buffer, at, end, fields, field):
-            at += fields.name_length_J[field] + 1
+        name = work.name_order[np.uint64(place)]
+        if name >= 0 and fields.object_X[np.uint64(name)] != inside:
+            name = np.int64(-1)
+        if name >= 0 and matches_key(buffer, at, end, fields, name):
+            at += fields.name_length_X[name] + 1
         else:
-            if field >= 0 and matches_name(buffer, at, end, fields, field):
-                at += fields.name_length_J[field]
+            if name >= 0 and matches_name(buffer, at, end, fields, name):
+                at += fields.name_length_X[name]
             else:
                 close, escaped = scan_string(buffer, at, end)
                 if close < 0 or escaped:
                     return False
-                field = find_field(buffer, at, close, end, fields)
-                work.field_order[place] = field
+                name = find_name(buffer, at, close, fields, fields.buckets_H, inside)
+                work.name_order[place] = name
                 at = close
             at = skip_space(buffer, at + 1, end)
             if byte_at(buffer, at, end) != COLON:
                 return False
-        place = min(place + 1, len(work.field_order) - 1)
+        place = min(place + 1, len(work.name_order) - 1)
         at = skip_space(buffer, at + 1, end)
-        if field < 0:
+        field = name if name < num_fields else fields.field_X[name]
+        if name < 0:
             at = skip_value(buffer, at, end)
-        else:
-            if work.last_record_J[np.uint64(field)] == record:
+        elif field < 0:
+            if work.last_record_X[name] == record:
                 return False
-            work.last_record_J[np.uint64(field)] = record
+            work.last_record_X[name] = record
+            if byte_at(buffer, at, end) == OPEN_OBJECT:
+                inside = fields.opened_X[name]
+                at = skip_space(buffer, at + 1, end)
+                if byte_at(buffer, at, end) != CLOSE_OBJECT:
+                    continue
+            elif literal_length(buffer, at, end) > 0 and byte_at(buffer, at, end) == NULL:
+                at += 4
+            else:
+                return False
+        else:
+            if work.last_record_X[np.uint64(field)] == record:
+                return False
+            work.last_record_X[np.uint64(field)] = record
             num_seen += 1
             at = read_field(buffer, at, end, fields, field, n, out, work, latest)
         if at < 0:
             return False
         at = skip_space(buffer, at, end)
         byte = byte_at(buffer, at, end)
+        while inside != 0 and byte == CLOSE_OBJECT:
+            inside = fields.parent_G[inside]
+            at = skip_space(buffer, at + 1, end)
+            byte = byte_at(buffer, at, end)
         if byte == CLOSE_OBJECT:
             break
         if byte != COMMA:
@@ -193,9 +230,9 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
         at = skip_space(buffer, at + 1, end)
     if skip_space(buffer, at + 1, end) != end:
         return False
-    if num_seen < len(work.last_record_J):
-        for field in range(len(work.last_record_J)):
-            if work.last_record_J[field] != record and not write_missing(
+    if num_seen < num_fields:
+        for field in range(num_fields):
+            if work.last_record_X[field] != record and not write_missing(
                 fields.role_J[field], fields.column_J[field], n, out
             ):
                 return False
@@ -262,8 +299,8 @@ def parse_kernel() -> Callable[..., int]:
     return compile_kernel(hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest())
 
 
-# fields beyond this many in a record are found by hash only
-MAX_ORDERED_FIELDS = 512
+# names beyond this many in a record are found by hash only
+MAX_ORDERED_NAMES = 512
 MIN_CAPACITY = 1 << 12
 
 
@@ -293,8 +330,8 @@ class JsonParser(RecordParser):
             seen_slots=seen.slots,
             seen_count=seen.num_keys,
             scratch=np.empty(0, np.uint8),
-            last_record_J=np.zeros(len(self.fields.role_J), np.int64),
-            field_order=np.full(MAX_ORDERED_FIELDS, -1, np.int64),
+            last_record_X=np.zeros(len(self.fields.field_X), np.int64),
+            name_order=np.full(MAX_ORDERED_NAMES, -1, np.int64),
         )
 
     def parse(self, raw: RawRecords, rows: DecodedRows, now_ms: int) -> tuple[npt.NDArray[np.bool_], IdStrings]:
@@ -302,17 +339,7 @@ class JsonParser(RecordParser):
         messages = MessageBytes(
             np.frombuffer(raw.buffer, np.uint8), raw.value_start_N, raw.value_length_N, raw.record_ms_N
         )
-        out = ParseTarget(
-            rows.labels_NL,
-            rows.weights_N,
-            rows.event_ms_N,
-            rows.categorical_NC,
-            rows.start_NP,
-            rows.length_NP,
-            rows.dense_NF,
-            rows.key_NK,
-            unparsed_N,
-        )
+        out = ParseTarget.of(rows, unparsed_N)
         kernel = parse_kernel()
         self.work.counts[[NUM_ELEMENTS, NUM_STRINGS]] = 0
         # what a string with escapes may need: as long as the longest message that is parsed

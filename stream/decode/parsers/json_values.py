@@ -133,8 +133,8 @@ class Workspace(NamedTuple):
     seen_slots: npt.NDArray[np.uint64]
     seen_count: npt.NDArray[np.int64]
     scratch: npt.NDArray[np.uint8]  # as long as the longest message
-    last_record_J: npt.NDArray[np.int64]  # the record in which each field last occurred
-    field_order: npt.NDArray[np.int64]  # the field at each place of a record, as in the record before
+    last_record_X: npt.NDArray[np.int64]  # the record in which each field, then each object, last occurred
+    name_order: npt.NDArray[np.int64]  # the name at each place of a record, as in the record before
 
 
 @inlined

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from springtide.kernels.cpu.hashing import mix64
 from springtide.kernels.njit import njit
 from springtide.stream.decode.parsers.binary_parser import BinaryParser, begin_record, fingerprint_of, undo_record
 from springtide.stream.decode.parsers.byte_ops import (
@@ -20,9 +19,8 @@ from springtide.stream.decode.parsers.byte_ops import (
     double_of,
     float_of,
     inlined,
-    partial_word,
 )
-from springtide.stream.decode.parsers.field_table import LIST, S7, S57, name_hash
+from springtide.stream.decode.parsers.field_table import LIST, build_hash_table, find_name, is_name
 from springtide.stream.decode.parsers.json_values import NUM_ELEMENTS, NUM_RECORDS, NUM_STRINGS
 from springtide.stream.decode.parsers.typed_values import (
     end_row,
@@ -38,52 +36,20 @@ REFUSED, NULL, BOOLEAN, INTEGER, FLOAT, TEXT, BYTES, ARRAY, MAP = range(9)
 
 
 class MsgpackProgram(NamedTuple):
-    """A hash table of the fields' names, and the order in which the fields of the record before came."""
+    """A hash table of names, and the order in which those of the record before came."""
 
-    buckets_H: npt.NDArray[np.int64]  # a field, or -1; open addressing by name_hash
+    buckets_H: npt.NDArray[np.int64]  # a name, or -1; open addressing by name_hash
     order_P: npt.NDArray[np.int64]
+    left_G: npt.NDArray[np.int64]  # of an object that is being read: the members that are left of the one around it
 
 
 def build_program(parser: BinaryParser) -> MsgpackProgram:
     """The program of a parser's fields."""
-    names = [name.encode() for name in parser.names]
-    buckets_H = np.full(1 << (4 * len(names)).bit_length(), -1, np.int64)
-    for number, name in enumerate(names):
-        bucket = name_hash(name) % len(buckets_H)
-        while buckets_H[bucket] >= 0:
-            bucket = (bucket + 1) % len(buckets_H)
-        buckets_H[bucket] = number
-    return MsgpackProgram(buckets_H, np.full(512, -1, np.int64))
-
-
-@inlined
-def is_name(buffer: Any, at: Any, length: Any, fields: Any, field: Any) -> Any:
-    """Return True if the bytes at `at` are the field's name."""
-    if fields.name_length_J[field] != length:
-        return False
-    done, word = 0, 0
-    while done < length:
-        num_bytes = min(8, length - done)
-        if partial_word(buffer, at + done, num_bytes) != fields.name_words_JW[field, word]:
-            return False
-        done += 8
-        word += 1
-    return True
-
-
-@compiled
-def find_name(buffer: Any, at: Any, length: Any, fields: Any, program: Any) -> Any:
-    """The number of the field of this name; -1 if there is none."""
-    first = partial_word(buffer, at, min(8, length))
-    last = partial_word(buffer, at + length - min(8, length), min(8, length))
-    mask = np.uint64(len(program.buckets_H) - 1)
-    bucket = mix64(first ^ (last << S7 | last >> S57) ^ np.uint64(length)) & mask
-    while program.buckets_H[bucket] >= 0:
-        field = program.buckets_H[bucket]
-        if is_name(buffer, at, length, fields, field):
-            return field
-        bucket = (bucket + np.uint64(1)) & mask
-    return np.int64(-1)
+    fields = parser.fields
+    sizes = fields.name_length_X.tolist()
+    names = [words.tobytes()[:size] for words, size in zip(fields.name_words_XW, sizes, strict=True)]
+    buckets_H = build_hash_table(names, fields.object_X.tolist(), are_quoted=False)
+    return MsgpackProgram(buckets_H, np.full(512, -1, np.int64), np.zeros(len(fields.parent_G), np.int64))
 
 
 @inlined
@@ -210,23 +176,31 @@ def read_msgpack(
     buffer: Any, at: Any, end: Any, fields: Any, program: Any, n: Any, out: Any, work: Any, stack: Any, latest: Any
 ) -> Any:
     """Write the map at `at` to row n; return False to leave it to the reference."""
-    at, kind, num_fields, _ = read_head(buffer, at, end)
+    at, kind, num_left, _ = read_head(buffer, at, end)
     if kind != MAP:
         return False
     record = work.counts[NUM_RECORDS]
-    for place in range(num_fields):
+    place, inside = 0, np.int64(0)
+    while True:
+        while num_left == 0 and inside != 0:
+            num_left = program.left_G[inside]
+            inside = fields.parent_G[inside]
+        if num_left == 0:
+            return at == end and end_row(fields, n, out)
+        num_left -= 1
         at, kind, length, _ = read_head(buffer, at, end)
         if kind != TEXT:
             return False
         slot = min(place, len(program.order_P) - 1)
-        field = program.order_P[slot]
-        if field < 0 or not is_name(buffer, at, length, fields, field):
-            field = find_name(buffer, at, length, fields, program)
-            program.order_P[slot] = field
+        place += 1
+        name = program.order_P[slot]
+        if name < 0 or fields.object_X[name] != inside or not is_name(buffer, at, length, fields, name):
+            name = find_name(buffer, at, at + length, fields, program.buckets_H, inside)
+            program.order_P[slot] = name
         at, kind, integer, number = read_head(buffer, at + length, end)
         if kind == REFUSED:
             return False
-        if field < 0:
+        if name < 0:
             if kind in (TEXT, BYTES):
                 at += integer
             elif kind in (ARRAY, MAP):
@@ -234,10 +208,19 @@ def read_msgpack(
                 if at < 0:
                     return False
             continue
-        if work.last_record_J[field] == record:
+        field = fields.field_X[name]
+        seen = name if field < 0 else field
+        if work.last_record_X[seen] == record:
             return False
-        work.last_record_J[field] = record
-        if kind == NULL:
+        work.last_record_X[seen] = record
+        if field < 0:
+            if kind == MAP:
+                inside = fields.opened_X[name]
+                program.left_G[inside] = num_left
+                num_left = integer
+            elif kind != NULL:
+                return False
+        elif kind == NULL:
             write_null(fields, field, n, out)
         elif fields.role_J[field] == LIST:
             if kind != ARRAY:
@@ -255,7 +238,6 @@ def read_msgpack(
                 return False
             if kind == TEXT:
                 at += integer
-    return at == end and end_row(fields, n, out)
 
 
 def compile_kernel(fingerprint: str) -> Callable[..., int]:

@@ -222,7 +222,7 @@ def write_defaults(
     """Give the fields that were left out of the messages of this record the values that they have then."""
     for x in range(len(program.default_node_X)):
         node, field = program.default_node_X[x], program.default_field_X[x]
-        if node < 0 or program.entered_T[node] != record or work.last_record_J[field] == record:
+        if node < 0 or program.entered_T[node] != record or work.last_record_X[field] == record:
             continue
         kind = program.default_kind_X[x]
         if kind == INT64:
@@ -324,9 +324,9 @@ def read_protobuf(
             return False
         if field >= 0 and program.is_list_E[entry] == 0:
             # of a field that comes twice the last counts: its string alone is that of an id
-            if work.last_record_J[field] == record:
+            if work.last_record_X[field] == record:
                 return False
-            work.last_record_J[field] = record
+            work.last_record_X[field] = record
         # 2. where its value ends, if it says so
         stop = at
         is_packed = wire == LENGTH and program.wire_E[entry] != LENGTH and program.is_list_E[entry] == 1

@@ -1,5 +1,6 @@
 """Arrow: the columns that JSON gives, of messages with several rows; every damaged message is a dead letter."""
 
+import random
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 
@@ -116,6 +117,87 @@ def test_random_records_give_the_columns_that_json_gives(messages) -> None:
         assert found.offset_N.tolist() == offset_N.tolist()
         object.__setattr__(found, "offset_N", expected.offset_N)
         assert_same_columns(found, expected)
+
+
+def without_parser(schema) -> Decoder:
+    """A decoder that reads every message by pyarrow."""
+    decoder = Decoder(schema, CONFIG)
+    decoder.table_parser = None
+    return decoder
+
+
+EVERYTHING = Schema(
+    labels=("click",),
+    timestamp="ts",
+    weight="weight",
+    categorical=("item", "name", "kind", "user.id", "user.home.city"),
+    multi_value=("tags",),
+    sequence=("last", "user.last", "pair"),
+    dense=("price", "ratio", "user.age"),
+    max_length={"last": 2},
+)
+EVERY_TYPE = pa.schema(
+    FIELDS
+    | {"pair": pa.list_(pa.int16(), 2), "blob": pa.binary(), "half": pa.float16(), "day": pa.date32()}
+    | {"kinds": pa.list_(pa.dictionary(pa.int16(), pa.string())), "none": pa.null(), "deep": pa.list_(USER)}
+)
+EVERY_VALUE = {
+    **GOOD,
+    "weight": 2,
+    "kind": "buy",
+    "user": {"id": "é", "home": {"city": "Köln"}, "last": [3, None], "age": 5},
+    "pair": [1, 2],
+    "blob": b"x",
+    "ratio": 0.25,
+    "kinds": ["a", None],
+    "deep": [{"id": "x"}],
+}
+
+
+def test_messages_of_a_layout_that_was_seen_need_no_library(monkeypatch) -> None:
+    decoder = Decoder(EVERYTHING, CONFIG)
+    rows = [[EVERY_VALUE, {**GOOD, "kind": None, "last": None}], [EVERY_VALUE] * 70, [GOOD | {"user": {}}] * 3]
+    messages = [write(each, EVERY_TYPE, num_batches=2) for each in rows]
+    decode(messages[:1], decoder)
+    monkeypatch.setattr(decoder.codec, "load_table", None)
+    found = decode(messages, decoder)
+    expected = decode(messages, without_parser(EVERYTHING))
+    assert found.offset_N.tolist() == [0] * 2 + [1] * 70 + [2] * 3
+    object.__setattr__(found, "id_strings", expected.id_strings)  # those of the first message were emitted before
+    assert_same_columns(found, expected)
+
+
+def test_any_changed_bytes_give_what_pyarrow_gives() -> None:
+    rng = random.Random(11)
+    good = [write([EVERY_VALUE] * 3, EVERY_TYPE), write([GOOD, EVERY_VALUE], EVERY_TYPE, num_batches=2)]
+    values = []
+    for _ in range(3000):
+        message = bytearray(rng.choice(good))
+        for _ in range(rng.randrange(1, 3)):
+            at = rng.randrange(len(message))
+            message[at] = rng.choice([rng.randrange(256), message[at] ^ 1 << rng.randrange(8), 0, 1, 255])
+        values.append(bytes(message))
+    found, expected = (
+        decode(good + values, Decoder(EVERYTHING, CONFIG)),
+        decode(good + values, without_parser(EVERYTHING)),
+    )
+    assert 100 < len(np.unique(found.offset_N)) < 2900
+    assert_same_columns(found, expected)
+    assert [(each.reason, each.value) for each in found.dead_letters] == [
+        (each.reason, each.value) for each in expected.dead_letters
+    ]
+
+
+def test_a_new_layout_is_learned_between_others_that_stay_known() -> None:
+    schema = Schema(labels=("click",), categorical=("item",))
+    decoder = Decoder(schema, CONFIG)
+    messages = []
+    for number in range(40):
+        kinds = pa.schema({"click": pa.int8(), "item": pa.int64(), f"other {number % 20}": pa.string()})
+        messages.append(write([{"click": 1, "item": number}], kinds, compression="zstd" if number % 7 == 3 else None))
+    for _ in range(2):
+        assert decode(messages, decoder).features.categorical_NC[:, 0].tolist() == list(range(40))
+    assert len(decoder.table_parser.programs) == 16
 
 
 def is_stream(message: bytes) -> bool:

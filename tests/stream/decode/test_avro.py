@@ -3,7 +3,7 @@
 import io
 import json
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from uuid import UUID
 
 import fastavro
@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide.stream.columns import RawRecords
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.formats import DecodeConfig
+from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.errors import FormatError
 from springtide_client.schema import Schema
 from tests.stream.decode.format_records import (
+    CLICKS,
     NOW_MS,
     SCHEMA,
     assert_dead_between_good,
@@ -178,6 +181,117 @@ def test_logical_types_are_numbers_and_text(tmp_path) -> None:
     plain["time"] = NOW_MS % 86_400_000
     for decoder in both_paths(ours, one_schema(tmp_path, schema)):
         assert_same_columns(decode([write(schema, row)], decoder), columns_of_json([plain], ours))
+
+
+PART = {"type": "fixed", "name": "Part", "size": 4}
+SALE = record(
+    "Sale",
+    field("label", "int"),
+    field("price", ["null", {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 2}]),
+    field("part", {**PART, "logicalType": "decimal", "precision": 5, "scale": 4}),
+    field("item", {"type": "bytes", "logicalType": "decimal", "precision": 30}),
+    field("id", {"type": "string", "logicalType": "uuid"}),
+)
+SALE_SCHEMA = Schema(labels=("label",), categorical=("item", "id"), dense=("price", "part"))
+
+
+def whole_decimals(most) -> st.SearchStrategy:
+    return st.integers(-most, most) | st.integers(-300, 300)
+
+
+def needs_reference(decoder: Decoder, values) -> list[bool]:
+    raw = RawRecords.from_messages(CLICKS, values)
+    return decoder.fast_path.parse(raw, DecodedRows(decoder.schema, len(values)), NOW_MS)[0].tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.none() | whole_decimals(10**30 - 1), whole_decimals(10**5 - 1), whole_decimals(10**30 - 1), st.uuids())
+def test_decimals_give_what_the_library_gives(tmp_path_factory, price, part, item, uuid) -> None:
+    decimals = {"price": None if price is None else Decimal(price).scaleb(-2, Context(prec=40))}
+    decimals |= {"part": Decimal(part).scaleb(-4), "item": Decimal(item)}
+    value = write(SALE, {"label": 1, **decimals, "id": uuid})
+    fast, slow = both_paths(SALE_SCHEMA, one_schema(tmp_path_factory.getbasetemp(), SALE))
+    assert_same_columns(decode([value], fast), decode([value], slow))
+    if max(abs(price or 0), abs(item)) < 10**15:
+        assert needs_reference(fast, [value]) == [False]
+
+
+def test_uuids_and_decimals_that_are_written_in_another_way_give_what_the_library_gives(tmp_path) -> None:
+    plain = record("Sale", field("label", "int"), field("price", ["null", "bytes"]), field("part", PART))
+    plain["fields"] += [field("item", "bytes"), field("id", "string")]
+    good = {"label": 1, "price": b"\0\0\1", "part": b"\0\0\0\1", "item": b"\xff", "id": str(UUID(int=5))}
+    others = [{}, {"id": str(UUID(int=-1 % 2**128)).upper()}, {"id": UUID(int=9).hex}, {"id": "none"}, {"item": b""}]
+    others += [{"part": b"\x7f\0\0\0"}, {"item": b"\0" * 20 + b"\5"}, {"item": b"\x80" + b"\0" * 8}]
+    values = [write(plain, {**good, **changes}) for changes in others]
+    fast, slow = both_paths(SALE_SCHEMA, one_schema(tmp_path, SALE))
+    found, expected = decode(values, fast), decode(values, slow)
+    assert_same_columns(found, expected)
+    assert found.dead_letters == expected.dead_letters
+
+
+WRITER = record(
+    "Click",
+    field("gone", {"type": "array", "items": "string"}),
+    field("label", "int"),
+    field("u", ["null", record("User", field("id", "string"), field("more", "long"), field("size", "float"))]),
+    field("kind", {"type": "enum", "name": "Kind", "symbols": ["a", "b"]}),
+    field("tags", {"type": "array", "items": "int"}),
+)
+READER_USER = record(
+    "User",
+    field("height", "double", aliases=["size"]),
+    field("extra", ["null", "int"], default=None),
+    field("id", "string"),
+)
+READER = record(
+    "Click",
+    field("kind", {"type": "enum", "name": "Kind", "symbols": ["a", "b"]}),
+    field("user", ["null", READER_USER], aliases=["u"]),
+    field("label", ["null", "long"]),
+    field("unused", "string", default="x"),
+    field("tags", {"type": "array", "items": "long"}),
+)
+RESOLVED = Schema(
+    labels=("label",),
+    categorical=("user.id", "user.more", "kind", "gone"),
+    sequence=("tags",),
+    dense=("user.height", "user.extra"),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_fast"),
+    [
+        ({}, True),
+        ({"name": "Other"}, False),
+        ({"label": "double"}, False),
+        ({"kind": {"type": "enum", "name": "Kind", "symbols": ["a"]}}, False),
+        ({"tags": "string"}, False),
+    ],
+)
+def test_resolution_without_the_library_gives_what_it_gives(tmp_path, changes, is_fast) -> None:
+    fields = [{**each, "type": changes.get(each["name"], each["type"])} for each in READER["fields"]]
+    reader = {**READER, "name": changes.get("name", "Click"), "fields": fields}
+    rows = [
+        {"gone": ["x"], "label": 1, "u": {"id": "ann", "more": 5, "size": 0.5}, "kind": "b", "tags": [1, 2]},
+        {"gone": [], "label": 0, "u": None, "kind": "a", "tags": []},
+    ]
+    values = [write(WRITER, row) for row in rows]
+    values += [values[0][:-1], values[1] + b"x"]
+    fast, slow = both_paths(RESOLVED, one_schema(tmp_path, WRITER, reader))
+    assert needs_reference(fast, values) == [not is_fast, not is_fast, True, True]
+    found, expected = decode(values, fast), decode(values, slow)
+    assert_same_columns(found, expected)
+    assert found.dead_letters == expected.dead_letters
+
+
+def test_a_default_that_is_learned_from_is_left_to_the_library(tmp_path) -> None:
+    reader = {**READER, "fields": [*READER["fields"], field("color", "string", default="red")]}
+    schema = Schema(labels=("label",), categorical=("color",))
+    value = write(WRITER, {"gone": [], "label": 1, "u": None, "kind": "a", "tags": []})
+    fast, _ = both_paths(schema, one_schema(tmp_path, WRITER, reader))
+    assert needs_reference(fast, [value]) == [True]
+    assert decode([value], fast).id_strings.strings == ["red"]
 
 
 def test_records_are_resolved_to_the_readers_schema(tmp_path) -> None:

@@ -241,6 +241,23 @@ def test_well_known_types_and_defaults_of_proto2(tmp_path) -> None:
         assert_same_columns(found, columns_of_json([plain], schema))
 
 
+def test_a_decimal_of_schema_registries_is_a_number(tmp_path) -> None:
+    decimal = descriptor_pb2.FileDescriptorProto(name="confluent/type/decimal.proto", package="confluent.type")
+    decimal.syntax = "proto3"
+    add_message(decimal.message_type, "Decimal", "1 value bytes\n2 precision uint32\n3 scale int32")
+    file = descriptor_pb2.FileDescriptorProto(name="sale.proto", package="shop", syntax="proto3")
+    file.dependency.append(decimal.name)
+    fields = "1 label int32\n2 price confluent.type.Decimal\n3 item confluent.type.Decimal"
+    add_message(file.message_type, "Sale", fields)
+    write_set(tmp_path / "sale.desc", decimal, file)
+    schema = Schema(labels=("label",), categorical=("item",), dense=("price",))
+    config = DecodeConfig(format="protobuf", descriptor_file=tmp_path / "sale.desc", message="shop.Sale")
+    message = b'{"label": 1, "price": {"value": "+y4=", "scale": 2}, "item": {"value": "TQ=="}}'
+    for decoder in both_paths(schema, config):
+        found = decode([config.open_codec().encode(message)], decoder)
+        assert_same_columns(found, columns_of_json([{"label": 1, "price": -12.34, "item": 77}], schema))
+
+
 def test_types_come_from_the_registry_by_the_indexes_in_the_header() -> None:
     schema = Schema(labels=("click",), categorical=("user", "item"), dense=("at",))
     shared = descriptor_pb2.FileDescriptorProto(name="x", package="base", syntax="proto3")

@@ -33,6 +33,13 @@ NAMES = [
     "a name of 20 bytes..",
     "",
     'q"',
+    "o",
+    "o.user",
+    "o.in.age",
+    "o.in.an object of 20 bytes..last",
+    "o..é",
+    "p.user",
+    'p.q"',
 ]
 
 
@@ -157,6 +164,26 @@ def dump_object(items, rng: random.Random) -> str:
     return "{" + ",".join(pieces) + "}"
 
 
+def nested(items, rng: random.Random):
+    """Most fields whose names have dots in objects, which sometimes come twice."""
+    placed, objects = [], {}
+    for name, value in items:
+        path = name.split(".")
+        if len(path) == 1 or rng.random() < 0.1:
+            placed.append((name, value))
+            continue
+        if path[0] not in objects or rng.random() < 0.03:
+            objects[path[0]] = {}
+            placed.append((path[0], objects[path[0]]))
+        inner = objects[path[0]]
+        for part in path[1:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+        if rng.random() < 0.1:
+            inner[rng.choice(["x", "user", "in"])] = {"user": [{}]}
+    return placed
+
+
 @st.composite
 def messages(draw, schema):
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -173,7 +200,7 @@ def messages(draw, schema):
         )
     if draw(st.booleans()):
         rng.shuffle(items)
-    text = draw(spaces) + dump_object(items, rng) + draw(spaces)
+    text = draw(spaces) + dump_object(nested(items, rng), rng) + draw(spaces)
     message = bytearray(text.encode("utf-8", "surrogatepass"))
     if draw(st.integers(0, 4)) == 0:
         for _ in range(draw(st.integers(1, 3))):
@@ -259,6 +286,70 @@ def test_every_prefix_of_a_record_gives_the_reference_columns():
         b'{"l": 1, "c": "\\u00e9\xc3\xa9", "m": [1, "x"], "d": -1.25e-3, "t": 1700000000000, "x": [true, null, {}]} '
     )
     assert_same(*both(FIELDS, [message[:length] for length in range(len(message) + 1)]))
+
+
+NESTED = Schema(
+    labels=("l.click",),
+    categorical=("o.c", "o.in.c", "c"),
+    multi_value=("o.m",),
+    sequence=("p.in.s",),
+    dense=("o.in.d",),
+    timestamp="p.t",
+)
+GOOD_NESTED = {
+    "c": 1,
+    "o": {"c": "text", "x": {"c": 5}, "in": {"d": 0.5, "c": 7}, "m": [1, "x"]},
+    "l": {"click": 1},
+    "p": {"t": NOW_MS, "in": {"s": ["four"]}},
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_any_changed_bytes_in_objects_give_the_reference_columns(seed):
+    rng = random.Random(seed)
+    values = []
+    for _ in range(20):
+        message = bytearray(json.dumps(GOOD_NESTED).encode())
+        for _ in range(rng.randrange(0, 3)):
+            at = rng.randrange(len(message))
+            message[at] = rng.choice([*b'{}":, ', rng.randrange(256), message[rng.randrange(len(message))]])
+        values.append(bytes(message))
+    assert_same(*both(NESTED, values))
+
+
+def test_every_prefix_of_a_record_with_objects_gives_the_reference_columns():
+    message = json.dumps(GOOD_NESTED).encode()
+    values = [message[:length] for length in range(len(message) + 1)]
+    fast, slow = both(NESTED, values)
+    assert fast.offset_N.tolist() == [len(message)]
+    assert_same(fast, slow)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'{"l.click": 1, "p.t": 0, "o.c": 5, "o": 7}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"c": 4}, "o": {"c": 5}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"c": 4, "c": 5}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"c": 4}, "o.c": 5}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"c": {"c": 5}}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"in": {}, "c": 5}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"in": null, "c": 5}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"in": [], "c": 5}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"in": {"in": {"c": 6}}, "c": 5}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"\\u0063": 5}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {} }',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"c": 5}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"c": 5}}}',
+        b'{"l": {"click": 1}, "p": {"t": 0}, "o": {"c": 5,}}',
+        b'{"l": {"click": 1}, "p": {}}',
+        b'{"l": null, "p": {"t": 0}}',
+    ],
+)
+def test_rare_objects_give_the_reference_columns(message):
+    good = json.dumps(GOOD_NESTED).encode()
+    assert_same(*both(NESTED, [good, message, good]))
 
 
 @pytest.mark.parametrize("max_message_bytes", [39, 40, 41])

@@ -41,6 +41,30 @@ def test_common_records_do_not_need_the_reference_decoder(change, ensure_ascii):
     assert not needs_reference(json.dumps({**change, **GOOD}, indent=2, ensure_ascii=ensure_ascii).encode())
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"l": 1, "user": {"id": "ann", "home": {"city": 5, "x": {}}, "x": [{"id": 3}]}, "price": 2},
+        {"l": 1, "user": {}, "user.home.city": 7},
+        {"user.id": "whole name", "l": 1, "user": None},
+        {"user": {"home": {}, "id": 1}, "l": 1},
+    ],
+)
+def test_fields_inside_of_objects_do_not_need_the_reference_decoder(message):
+    schema = Schema(labels=("l",), categorical=("user.id", "user.home.city"), dense=("price",))
+    for indent in (None, 2):
+        value = json.dumps(message, indent=indent).encode()
+        raw = RawRecords.from_messages(Partition("clicks", 0), [value, value])
+        unparsed_N, _ = Decoder(schema).fast_path.parse(raw, DecodedRows(schema, 2), NOW_MS)
+        assert unparsed_N.tolist() == [False, False]
+
+
+def test_a_key_that_a_field_lies_in_leaves_all_to_the_reference_decoder():
+    schema = Schema(labels=("l",), categorical=("user.id",))
+    assert Decoder(schema, key=("user",)).fast_path is None
+    assert Decoder(schema, key=("user.home",)).fast_path is not None
+
+
 def test_fields_may_be_absent():
     assert not needs_reference(b'{"t":0,"l":0}')
 
@@ -89,7 +113,9 @@ def test_strings_are_emitted_again_after_the_seen_set_was_cleared():
 
 def test_field_names_that_need_escapes_are_left_to_the_reference_decoder():
     schema = Schema(labels=("l",), categorical=('a"b', "a\\b", "plain"))
-    assert sorted(number for number in build_hash_table([b'a"b', b"a\\b", b"plain"]).tolist() if number >= 0) == [2]
+    assert sorted(
+        number for number in build_hash_table([b'a"b', b"a\\b", b"plain"], [0, 0, 0]).tolist() if number >= 0
+    ) == [2]
     message = json.dumps({"l": 1, 'a"b': 4, "a\\b": 5, "plain": 6}).encode()
     columns = Decoder(schema).decode(RawRecords.from_messages(Partition("clicks", 0), [message]), NOW_MS)
     assert columns.features.categorical_NC.tolist() == [[4, 5, 6]]
