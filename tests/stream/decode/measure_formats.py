@@ -131,6 +131,18 @@ def avro(folder: Path) -> None:
         format="avro",
         schema_file=folder / "a.avsc",
     )
+    more = {"name": "more", "type": ["null", "string"], "default": None}
+    reader = {"type": "record", "name": "Click", "fields": [*reversed(fields), more]}
+    (folder / "b.avsc").write_text(json.dumps(reader))
+    reader = fastavro.parse_schema(reader)
+    measure(
+        "avro, reader's schema",
+        values,
+        lambda value: fastavro.schemaless_reader(io.BytesIO(value), schema, reader),
+        format="avro",
+        schema_file=folder / "a.avsc",
+        reader_schema_file=folder / "b.avsc",
+    )
 
 
 def protobuf(folder: Path) -> None:

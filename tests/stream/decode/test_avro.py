@@ -278,8 +278,9 @@ def test_resolution_without_the_library_gives_what_it_gives(tmp_path, changes, i
     ]
     values = [write(WRITER, row) for row in rows]
     values += [values[0][:-1], values[1] + b"x"]
-    fast, slow = both_paths(RESOLVED, one_schema(tmp_path, WRITER, reader))
-    assert needs_reference(fast, values) == [not is_fast, not is_fast, True, True]
+    config = one_schema(tmp_path, WRITER, reader)
+    assert needs_reference(Decoder(RESOLVED, config), values) == [not is_fast, not is_fast, True, True]
+    fast, slow = both_paths(RESOLVED, config)
     found, expected = decode(values, fast), decode(values, slow)
     assert_same_columns(found, expected)
     assert found.dead_letters == expected.dead_letters
@@ -289,9 +290,9 @@ def test_a_default_that_is_learned_from_is_left_to_the_library(tmp_path) -> None
     reader = {**READER, "fields": [*READER["fields"], field("color", "string", default="red")]}
     schema = Schema(labels=("label",), categorical=("color",))
     value = write(WRITER, {"gone": [], "label": 1, "u": None, "kind": "a", "tags": []})
-    fast, _ = both_paths(schema, one_schema(tmp_path, WRITER, reader))
-    assert needs_reference(fast, [value]) == [True]
-    assert decode([value], fast).id_strings.strings == ["red"]
+    decoder = Decoder(schema, one_schema(tmp_path, WRITER, reader))
+    assert needs_reference(decoder, [value]) == [True]
+    assert decode([value], decoder).id_strings.strings == ["red"]
 
 
 def test_records_are_resolved_to_the_readers_schema(tmp_path) -> None:
