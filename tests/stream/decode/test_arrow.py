@@ -156,7 +156,11 @@ EVERY_VALUE = {
 
 def test_messages_of_a_layout_that_was_seen_need_no_library(monkeypatch) -> None:
     decoder = Decoder(EVERYTHING, CONFIG)
-    rows = [[EVERY_VALUE, {**GOOD, "kind": None, "last": None}], [EVERY_VALUE] * 70, [GOOD | {"user": {}}] * 3]
+    rows = [
+        [EVERY_VALUE, {**GOOD, "kind": None, "last": None}],
+        [EVERY_VALUE] * 70,
+        [GOOD | {"user": {}}, EVERY_VALUE, GOOD],
+    ]
     messages = [write(each, EVERY_TYPE, num_batches=2) for each in rows]
     decode(messages[:1], decoder)
     monkeypatch.setattr(decoder.codec, "load_table", None)
