@@ -147,21 +147,19 @@ class _Builder:
         mask = b"".join(layout.mask for layout in self.layouts)
         if any(len(layout.text) % 8 for layout in self.layouts):
             raise UnknownLayoutError
-        integers = [np.array([node[i] for node in self.nodes], np.int64) for i in range(8)]
-        return ArrowProgram(
+        numbers = ("body_bytes", "num_rows", "nodes", "buffers", "num_buffers")
+        arrays: list[npt.NDArray[Any]] = [
             np.frombuffer(text, np.uint8).copy(),
             np.frombuffer(mask, np.uint8).copy(),
             np.cumsum([0, *(len(layout.text) for layout in self.layouts)]),
-            *(
-                np.array([getattr(layout, name) for layout in self.layouts], np.int64)
-                for name in ("body_bytes", "num_rows", "nodes", "buffers", "num_buffers")
-            ),
+            *(np.array([getattr(layout, name) for layout in self.layouts], np.int64) for name in numbers),
             np.array(first_node, np.int64),
             np.array([s in self.used for s in range(len(self.layouts))]),
-            *integers,
+            *(np.array([node[i] for node in self.nodes], np.int64) for i in range(8)),
             np.array([node[8] for node in self.nodes], np.bool_),
             self.node_J,
-        )
+        ]
+        return ArrowProgram._make(arrays)
 
     def add(self, kind: Any, path: tuple[str, ...] | None, parent: int) -> None:
         """Add a type and the types in it. `path`: None where no field of the samples can be."""

@@ -118,6 +118,13 @@ def arrow_kernel() -> ArrowKernel:
     return compile_kernel(fingerprint_of(__file__))
 
 
+def dictionary_arrays(
+    size: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """The arrays of `Pieces` for so many values of dictionaries."""
+    return np.zeros(size, np.int64), np.zeros(size, np.bool_), np.zeros(size, np.int64)
+
+
 @dataclass
 class CheckedMessages:
     """The messages of a poll: how many rows each has, -1 where it is left to pyarrow, and by which program."""
@@ -139,8 +146,7 @@ class ArrowParser(JsonParser):
         self.programs: list[ArrowProgram] = []
         self._unknown: set[bytes] = set()
         at_S = [np.zeros(MAX_PIECES, np.int64) for _ in range(3)]
-        ids = np.zeros(MIN_DICTIONARY, np.int64), np.zeros(MIN_DICTIONARY, np.bool_), np.zeros(MIN_DICTIONARY, np.int64)
-        self._pieces = Pieces(*at_S, *ids)
+        self._pieces = Pieces(at_S[0], at_S[1], at_S[2], *dictionary_arrays(MIN_DICTIONARY))
 
     def check(self, raw: RawRecords) -> CheckedMessages:
         """Validate the messages whose layout is known."""
@@ -218,9 +224,7 @@ class ArrowParser(JsonParser):
                 elements, strings, dictionary = (int(needed_N[n]) for needed_N in found.needs)
                 self._grow(elements=num_elements + elements, strings=num_strings + strings)
                 if dictionary > len(self._pieces.id_D):
-                    size = 2 * dictionary
-                    ids = np.zeros(size, np.int64), np.zeros(size, np.bool_), np.zeros(size, np.int64)
-                    self._pieces = Pieces(*self._pieces[:3], *ids)
+                    self._pieces = Pieces(*self._pieces[:3], *dictionary_arrays(2 * dictionary))
         rows.elements_E = self.work.elements_E
         rows.num_elements = int(self.work.counts[NUM_ELEMENTS])
         return unparsed_N, self._new_strings(found.raw.buffer)

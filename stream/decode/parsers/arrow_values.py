@@ -233,8 +233,8 @@ def write_column(
     role, column, a = fields.role_J[j], np.uint64(fields.column_J[j]), program.node_J[j]
     kind = program.kind_A[a] if a >= 0 else np.int64(NULL)
     if kind == NULL:
-        for n in range(row, row + num_rows):
-            write_null(fields, j, n, out)
+        for null_row in range(row, row + num_rows):
+            write_null(fields, j, null_row, out)
         return role != TIME
     if role == LIST:
         return write_lists(buffer, program, pieces, piece, a, fields, j, row, num_rows, out, work)
