@@ -44,6 +44,7 @@ class ArrowCodec(MessageCodec):
                 table = without_nanoseconds(pa.Table.from_batches(batches, reader.schema))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(str(error)) from None
+        table.column_names  # noqa: B018  a ValueError where one of them is no text
         if num_left := len(value) - source.tell():
             raise ValueError(f"{num_left} bytes follow the stream")
         return table

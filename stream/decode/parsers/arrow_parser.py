@@ -178,7 +178,7 @@ class ArrowParser(JsonParser):
         try:
             with pa.ipc.open_stream(value) as reader:
                 program = learn_program(value, reader.schema, self.names, self.fields.role_J)
-        except UnknownLayoutError:
+        except (UnknownLayoutError, ValueError):  # a name in a struct that is no text
             program = None
         if program is not None:
             self._check(found, program)

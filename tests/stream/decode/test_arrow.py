@@ -192,6 +192,15 @@ def test_any_changed_bytes_give_what_pyarrow_gives() -> None:
     ]
 
 
+def test_a_message_whose_names_are_no_text_is_a_dead_letter_or_has_no_such_field() -> None:
+    good = write([{**GOOD, "user": {"id": "x"}}])
+    bad = good.replace(b"price", b"pr\xffce"), good.replace(b"city", b"c\xffty")
+    decoder = Decoder(NESTED, CONFIG)
+    columns = decode([bad[0], good, bad[1]], decoder)
+    assert columns.offset_N.tolist() == [1, 2]
+    assert [letter.reason for letter in columns.dead_letters] == ["bad_arrow"]
+
+
 def test_a_new_layout_is_learned_between_others_that_stay_known() -> None:
     schema = Schema(labels=("click",), categorical=("item",))
     decoder = Decoder(schema, CONFIG)
