@@ -175,7 +175,7 @@ def test_any_changed_bytes_give_what_pyarrow_gives() -> None:
     rng = random.Random(11)
     good = [write([EVERY_VALUE] * 3, EVERY_TYPE), write([GOOD, EVERY_VALUE], EVERY_TYPE, num_batches=2)]
     values = []
-    for _ in range(3000):
+    for _ in range(1000):
         message = bytearray(rng.choice(good))
         for _ in range(rng.randrange(1, 3)):
             at = rng.randrange(rng.choice([0, 2 * len(message) // 3]), len(message))  # the last third are values
@@ -185,7 +185,7 @@ def test_any_changed_bytes_give_what_pyarrow_gives() -> None:
         decode(good + values, Decoder(EVERYTHING, CONFIG)),
         decode(good + values, without_parser(EVERYTHING)),
     )
-    assert 100 < len(np.unique(found.offset_N)) < 2900
+    assert 30 < len(np.unique(found.offset_N)) < 970
     assert_same_columns(found, expected)
     assert [(each.reason, each.value) for each in found.dead_letters] == [
         (each.reason, each.value) for each in expected.dead_letters
