@@ -96,6 +96,7 @@ bench: setup
 torture: setup
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --kills 200 $(ARGS)
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.kills --kills 30
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.kills --kills 30 --join
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks --kills 60 $(ARGS)
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.hosts --rounds 2
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e tests/app/commands/test_run.py tests/app/commands/test_init.py tests/app/tools/test_demo.py tests/kernels/cpu/rows/test_update.py tests/app/models/sequence tests/embeddings/torch_api/test_module_state_machine.py -q

@@ -4,17 +4,19 @@ Part of a version. Imports no compiled code.
 """
 
 # N samples
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
 from springtide.stream.positions import Partition
 from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
 
 NO_TIME = -(1 << 62)  # before every event
+BEGINNING = -1  # a replay offset: that of the partition's first record
 MAX_KEY_HASH = (1 << 64) - 1
 MAX_INT = (1 << 63) - 1
 
@@ -83,6 +85,13 @@ class SamplePlaces:
         """The places of these rows."""
         return SamplePlaces(*(column_N[rows] for column_N in self.columns))
 
+    def are_after(self, place: SamplePlace) -> BoolArray:
+        """Which of them come after another place."""
+        after_N: BoolArray = self.due_ms_N > place.due_ms
+        for n in np.flatnonzero(self.due_ms_N == place.due_ms).tolist():
+            after_N[n] = self.at(n) > place
+        return after_N
+
     def at(self, n: int) -> SamplePlace:
         """The place of one sample."""
         return SamplePlace(*(int(column_N[n]) for column_N in self.columns))
@@ -97,6 +106,12 @@ class PartitionMark(msgspec.Struct, frozen=True, omit_defaults=True):
     replay_newest_ms: int = NO_TIME  # the newest event time before the replay offset
     is_idle: bool = False
     floors: list[tuple[int, int]] = []  # (offset, the newest time that the clock was set to there, ms)
+    letters_offset: int = -1  # up to here its dead letters are in the version; -1: up to next_offset
+
+    @property
+    def known_letters_offset(self) -> int:
+        """The offset up to which its dead letters are in the version."""
+        return self.next_offset if self.letters_offset < 0 else self.letters_offset
 
 
 class EventCount(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,35 +122,63 @@ class EventCount(msgspec.Struct, frozen=True, omit_defaults=True):
     num_matched: int = 0  # of the others, those that one has found
 
 
-class JoinState(msgspec.Struct, frozen=True):
-    """The join in a version: what was learned, and from where to read again. Some hundred bytes."""
+class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The join in a version: what was learned, and from where to read again. Some hundred bytes.
+
+    Of several ranks it is that of rank 0, with those of the `others`. Each has the impressions of its share of the
+    partitions, and all events.
+    """
 
     released: SamplePlace  # every sample up to here is learned, and no other
     cursors: dict[str, dict[str, PartitionMark]]  # cursor -> partition, written "topic/0"
     num_duplicates: int = 0
     events: dict[str, EventCount] = {}  # of each label
+    ahead: dict[str, SamplePlace] = {}  # partition of impressions -> up to where it is learned, if beyond `released`
+    others: list["JoinState | None"] = []  # of ranks 1, 2, ...; None: it has learned nothing yet
+
+    @staticmethod
+    def of_ranks(states: Sequence["JoinState | None"]) -> "JoinState | None":
+        """Put together what each rank says, rank 0's first; None if none has learned anything."""
+        if not any(state is not None and state.cursors for state in states):
+            return None
+        first, *others = states
+        return msgspec.structs.replace(first or NOTHING_JOINED, others=others)
+
+    @property
+    def ranks(self) -> list["JoinState | None"]:
+        """What each rank says. One without partitions of impressions says that it knows no cursors."""
+        return [msgspec.structs.replace(self, others=[]) if self.cursors else None, *self.others]
+
+    def cursor_names(self) -> set[str]:
+        """The names of the cursors of any rank."""
+        return {name for state in self.ranks if state is not None for name in state.cursors}
 
     def replay_offsets(self) -> dict[Partition, int]:
         """From where each partition must be read again, by any of its cursors."""
         offsets: dict[Partition, int] = {}
-        for marks in self.cursors.values():
-            for name, mark in marks.items():
-                partition = Partition.parse(name)
-                offsets[partition] = min(offsets.get(partition, mark.replay_offset), mark.replay_offset)
+        for partition, mark in self._marks():
+            offset = max(0, mark.replay_offset)
+            offsets[partition] = min(offsets.get(partition, offset), offset)
         return offsets
 
     def next_offsets(self) -> dict[Partition, int]:
         """How far each partition was read, by the furthest of its cursors."""
         offsets: dict[Partition, int] = {}
-        for marks in self.cursors.values():
-            for name, mark in marks.items():
-                partition = Partition.parse(name)
-                offsets[partition] = max(offsets.get(partition, 0), mark.next_offset)
+        for partition, mark in self._marks():
+            offsets[partition] = max(offsets.get(partition, 0), mark.next_offset)
         return offsets
 
     def topic_ids(self) -> dict[Partition, str]:
         """The id of the topic that each partition belongs to."""
-        return {Partition.parse(name): mark.topic_id for marks in self.cursors.values() for name, mark in marks.items()}
+        return {partition: mark.topic_id for partition, mark in self._marks()}
+
+    def _marks(self) -> list[tuple[Partition, PartitionMark]]:
+        """The marks of all cursors of all ranks."""
+        cursors = [marks for state in self.ranks if state is not None for marks in state.cursors.values()]
+        return [(Partition.parse(name), mark) for marks in cursors for name, mark in marks.items()]
+
+
+NOTHING_JOINED = JoinState(FIRST_PLACE, {})
 
 
 class JoinedRows:

@@ -5,6 +5,7 @@ A history's files are one partition, whose offsets are the numbers of their rows
 """
 
 from collections.abc import Iterable, Mapping
+from math import gcd
 from typing import NamedTuple
 
 from springtide_client.format.records import StreamPosition
@@ -55,6 +56,10 @@ class PartitionShare(NamedTuple):
     def holds(self, partition: Partition) -> bool:
         """Return True if this reader reads the partition; partitions that are added later change nothing."""
         return partition.number % self.num_ranks == self.rank
+
+    def meets(self, other: "PartitionShare") -> bool:
+        """Return True if some number of a partition is in both shares."""
+        return (self.rank - other.rank) % gcd(self.num_ranks, other.num_ranks) == 0
 
     def of(self, partitions: Iterable[Partition]) -> tuple[Partition, ...]:
         """Return those of the partitions that this reader reads, in their order."""

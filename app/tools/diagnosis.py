@@ -31,13 +31,15 @@ from springtide.embeddings.tiers.rocksdb.spill import has_rocksdb, unknown_forma
 from springtide.kernels.backend import backend
 from springtide.kernels.kernel_store import NO_STORES, installed_store
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
+from springtide.stream.columns import NO_KEY, Columns
+from springtide.stream.decode.decoder import Decoder
 from springtide.stream.errors import EmbeddedBrokerError, StreamError
 from springtide.stream.history.seam import format_ms, topic_coverage
 from springtide.stream.history.times import first_event_ms, last_event_ms, ordered_files
 from springtide.stream.kafka.admin import Admin, kafka_problem
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.range_reader import read_range
-from springtide.stream.positions import HISTORY, Position, positions_from_meta
+from springtide.stream.positions import HISTORY, Partition, Position, positions_from_meta
 from springtide_client.errors import LogError, PartError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.parts.part_servers import PartServers
@@ -187,6 +189,44 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
         else:
             yield Diagnosis("ok", f"broker: {address}, topic {topic!r}")
             yield from check_retention(config, address, topic)
+            if config.join is not None and topic == source.topic and config.join.config.partitioned_by_key:
+                yield from check_partitioning(config, address)
+
+
+SAMPLE_RECORDS = 10_000  # of each partition
+
+
+def check_partitioning(config: Config, address: str) -> Iterator[Diagnosis]:
+    """Look in the newest impressions of each partition for keys that another one has too."""
+    assert config.join is not None
+    kafka = KafkaConfig(bootstrap_servers=address, options=config.source.kafka)
+    decoder = Decoder(config.schema, config.source, key=config.join.config.key)
+    try:
+        with Admin(kafka) as admin:
+            ends = admin.end_offsets(topic := admin.require_topic(config.source.topic))
+        end = {partition: Position(topic.id, offset) for partition, offset in ends.items()}
+        begin = {partition: at._replace(offset=max(0, at.offset - SAMPLE_RECORDS)) for partition, at in end.items()}
+        keys: dict[Partition, set[int]] = {}
+        for raw in read_range(kafka, begin, end):
+            keys.setdefault(raw.partition, set()).update(_key_hashes(decoder.decode(raw, wall_ms())))
+    except StreamError as error:
+        yield Diagnosis("note", f"broker: [join] partitioned_by_key cannot be tried: {error}")
+        return
+    num_keys, num_different = sum(map(len, keys.values())), len(set().union(*keys.values()))
+    if num_different < num_keys:
+        yield Diagnosis(
+            "problem",
+            f"broker: {num_keys - num_different:,} of {num_different:,} keys are in several partitions of "
+            f"{config.source.topic!r}: [join] partitioned_by_key = true is wrong",
+        )
+    else:
+        yield Diagnosis("ok", f"broker: none of {num_keys:,} keys is in several partitions of {config.source.topic!r}")
+
+
+def _key_hashes(columns: Columns) -> list[int]:
+    assert columns.key_hash_N is not None
+    hashes: list[int] = columns.key_hash_N[columns.key_hash_N != NO_KEY].tolist()
+    return hashes
 
 
 def check_retention(config: Config, address: str, topic: str) -> Iterator[Diagnosis]:

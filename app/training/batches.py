@@ -42,14 +42,14 @@ class BatchStream:
         """`samples_trained`: before these positions; batches grow with it. `source`: instead of the topic.
 
         `erasures`: erased ids to filter out of records from before their erasure. `share`: the partitions to read.
-        `join`: where the join of labels goes on, if there is one.
+        `join`: where the join of labels goes on, if there is one: this rank's part.
         """
         self.until_end, self.batch_size, self.share = until_end, config.train.batch_size, share
         self.erasures = list(erasures)
         group = config.source.group or f"springtide-{config.name}"
         source_config = replace(config.source, group=group)
         if source is None and config.join is not None:
-            source = JoinSource(source_config, config.join, config.schema, join, erasures=erasures)
+            source = JoinSource(source_config, config.join, config.schema, join, erasures=erasures, share=share)
         self.source = source or open_source(
             source_config, config.history, config.schema, positions, erasures=erasures, share=share
         )
@@ -88,7 +88,10 @@ class BatchStream:
     def idle_partitions(self, learned: Mapping[Partition, Position], clock: WatermarkClock) -> set[Partition]:
         """Return partitions that were learned to their end and silent for a while, and those that the topic lost."""
         ends = self.end_offsets()
-        silent = {p for p in self.source.idle_partitions if p in learned and learned[p].offset >= ends.get(p, 0)}
+        is_all_learned = self.batcher.is_empty and self._peeked is None and self.ready is None
+        # of a join all may be learned, and the windows after that be read again
+        at = self.source.positions_read(learned) if is_all_learned else learned
+        silent = {p for p in self.source.idle_partitions if p in at and at[p].offset >= ends.get(p, 0)}
         return silent | ({p for p in clock.watermarks if self.share.holds(p)} - ends.keys() if ends else set())
 
     @property

@@ -176,7 +176,7 @@ class TrainingSession:
             samples_trained=stream.samples_trained,
             erasures=stream.erasures,
             share=self.ranks.share,
-            join=stream.join,
+            join=stream.own_join,
         )
 
 

@@ -99,13 +99,23 @@ def require_same_join(source: SourceConfig, plan: JoinPlan | None, stream: Strea
     """Raise UserError if the log was learned with another join: which impressions are in it could not be known."""
     if not stream.positions:
         return
-    before = set() if stream.join is None else set(stream.join.cursors)
+    before = set() if stream.join is None else stream.join.cursor_names()
     now = set() if plan is None else set(cursor_slacks(source.topic, plan.labels))
     if before != now:
         names = [", ".join(sorted(cursors)) or "none" for cursors in (before, now)]
         raise UserError(
             f"the log was learned with the joins {names[0]}, the configuration has {names[1]} (topics, with "
             "the window in ms): set them back, or set another [log] path"
+        )
+
+
+def require_keys_in_one_partition(plan: JoinPlan) -> None:
+    """Raise UserError if several ranks would have to find duplicates in each other's partitions."""
+    if plan.config.dedupe_seconds > 0 and not plan.config.partitioned_by_key:
+        raise UserError(
+            "[join] dedupe_seconds with --ranks: a rank finds duplicates in its own partitions alone; if all "
+            "impressions of a key are in one partition, set [join] partitioned_by_key = true (`springtide check` tries "
+            "it on a sample), else leave out dedupe_seconds or --ranks"
         )
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +36,8 @@ from springtide.app.version_log.trainer_status import (
     sign_status,
     write_status,
 )
+from springtide.stream.join_state import JoinReport, LabelReport
 from springtide.stream.positions import Partition, Position
-from springtide.stream.source import Source
 from springtide_client.format.records import version_name
 from springtide_client.system.clock import wall_ms
 
@@ -147,7 +147,7 @@ class RankReport:
     """One rank's part of the status."""
 
     status: RankStatus
-    ends: dict[Partition, int]  # of its partitions
+    ends: dict[Partition, int]  # of its partitions, and of those with events to join
     counters: dict[str, int]  # of its tables
     num_resets: int
     num_deleted_unread: int
@@ -156,6 +156,8 @@ class RankReport:
     without_values: list[str]  # the features of which those had none
     is_catching_up: bool
     blocked_by: Blocker  # what `status.reason` is about
+    read: dict[Partition, Position] = field(default_factory=dict)  # how far they are read for what is learned
+    join: JoinReport | None = None  # of a stream whose labels are joined
 
     @staticmethod
     def of(
@@ -189,6 +191,8 @@ class RankReport:
             values.without,
             session.is_catching_up,
             blocked_by,
+            {partition: position for partition, position in positions.items() if partition in ends},
+            source.join_report(),
         )
 
 
@@ -231,7 +235,9 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         samples_per_second=round(facts.samples_per_second, 1),
         stream_per_second=round(facts.stream_per_second, 1),
         publishing=facts.publishing,
-        positions=position_status(session.positions_read(), session.committed.offsets, _ends(facts)),
+        positions=position_status(
+            positions_read(session, facts.ranks), session.committed.offsets, end_offsets(facts.ranks)
+        ),
         scores=msgspec.convert(state.detailed_scores(), ScoresStatus),
         loss=state.loss,
         net=NetStatus(
@@ -247,7 +253,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         topic_resets=max(rank.num_resets for rank in facts.ranks),
         records_deleted_unread=sum(rank.num_deleted_unread for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),
-        join=join_status(session.source),
+        join=join_status([rank.join for rank in facts.ranks]),
         event_clock_ms=state.stream.clock.now_ms,
         idle_partitions=sorted(map(str, state.stream.clock.idle)),
         gate=msgspec.structs.replace(facts.gate.status(), rollbacks=state.gate.rollbacks),
@@ -264,24 +270,44 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
     )
 
 
-def _ends(facts: TrainerFacts) -> dict[Partition, int]:
+def end_offsets(ranks: Iterable[RankReport]) -> dict[Partition, int]:
     """Return the end offsets of every rank's partitions."""
-    return {partition: end for rank in facts.ranks for partition, end in rank.ends.items()}
+    return {partition: end for rank in ranks for partition, end in rank.ends.items()}
 
 
-def join_status(source: Source) -> JoinStatus | None:
-    """Return what the join holds and waits for; None without one."""
-    report = source.join_report()
-    if report is None:
+def positions_read(session: TrainingSession, ranks: Iterable[RankReport]) -> dict[Partition, Position]:
+    """Return how far each partition is read; one that several ranks read, by the last of them."""
+    of_ranks: dict[Partition, Position] = {}
+    for rank in ranks:
+        for partition, position in rank.read.items():
+            of_ranks[partition] = min(of_ranks.get(partition, position), position, key=lambda at: at.offset)
+    return {**session.positions_read(), **of_ranks}
+
+
+def join_status(reports: Iterable[JoinReport | None]) -> JoinStatus | None:
+    """Return what the joins of all ranks hold, and what the slowest one waits for; None without one."""
+    known = [report for report in reports if report is not None]
+    if not known:
         return None
+    slowest = min(known, key=lambda report: report.watermark_ms or 0)
     return JoinStatus(
-        report.watermark_ms,
-        report.num_impressions,
-        report.num_events,
-        report.num_duplicates,
-        report.slowest,
-        {name: JoinLabelStatus(label.num_unmatched, label.on_time_share) for name, label in report.labels.items()},
+        slowest.watermark_ms,
+        sum(report.num_impressions for report in known),
+        sum(report.num_events for report in known),
+        sum(report.num_duplicates for report in known),
+        slowest.slowest,
+        label_status([report.labels for report in known]),
     )
+
+
+def label_status(labels_R: Sequence[Mapping[str, LabelReport]]) -> dict[str, JoinLabelStatus]:
+    """Return what became of each label's events, by the joins of all ranks."""
+    names = {name for labels in labels_R for name in labels}
+    reports = {name: [labels[name] for labels in labels_R if name in labels] for name in sorted(names)}
+    return {
+        name: JoinLabelStatus(max(label.num_unmatched for label in of_ranks), of_ranks[0].on_time_share)
+        for name, of_ranks in reports.items()
+    }
 
 
 def position_status(
@@ -325,8 +351,8 @@ def trainer_condition(facts: TrainerFacts) -> TrainerCondition:
         number, rank = stalled
         reason = rank.status.reason if len(facts.ranks) == 1 else f"rank {number}: {rank.status.reason}"
         return TrainerCondition("waiting", reason, rank.blocked_by)
-    learned = {p: position.offset for p, position in session.positions_read().items()}
-    lag = sum(max(0, end - learned.get(p, 0)) for p, end in _ends(facts).items())
+    learned = {p: position.offset for p, position in positions_read(session, facts.ranks).items()}
+    lag = sum(max(0, end - learned.get(p, 0)) for p, end in end_offsets(facts.ranks).items())
     is_catching_up = lag > 0 and any(rank.is_catching_up for rank in facts.ranks)
     if not is_catching_up and wall_ms() - facts.complete_until_ms <= session.behind_ms:
         return TrainerCondition("running")
@@ -396,8 +422,8 @@ class TrainerStatusReporter:
         if not self._has_warned:
             self._warn_of_missing(reports, is_end=is_end)
         if any(report.ends for report in reports):
-            self._stream.record(sum(end for report in reports for end in report.ends.values()))
-            self._learned.record(sum(position.offset for position in session.positions_read().values()))
+            self._stream.record(sum(end_offsets(reports).values()))
+            self._learned.record(sum(position.offset for position in positions_read(session, reports).values()))
         facts = TrainerFacts(
             self._config,
             session,

@@ -17,7 +17,12 @@ from springtide.app.training.ranks.loop_decision import NEVER, LoopDecision, Ran
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.rollback import RollbackController
 from springtide.app.training.session import TrainingSession
-from springtide.app.training.start_position import StartPosition, require_same_join, require_same_topic
+from springtide.app.training.start_position import (
+    StartPosition,
+    require_keys_in_one_partition,
+    require_same_join,
+    require_same_topic,
+)
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.status import StatusWriter, TrainerStatusReporter
 from springtide.app.version_log.read.corruption import find_corruption, take_corruption_report
@@ -56,7 +61,7 @@ class Trainer:
         """
         self.config, self.until_end, self.ranks = config, until_end, ranks or Ranks()
         if config.join is not None and self.ranks.num_ranks > 1:
-            raise UserError("[join] is for a trainer of one rank: leave out --ranks, or join the topics beforehand")
+            require_keys_in_one_partition(config.join)
         self._owns_process = owns_process
         if owns_process:
             gc.freeze()  # what is imported: the collection after the log is read looks only at what that left behind

@@ -40,6 +40,13 @@ class JoinConfig(Settings, frozen=True, kw_only=True):
     dedupe_seconds: Annotated[
         Seconds, Meta(description="An impression that follows one of its key within this time is a duplicate.")
     ] = 0.0
+    partitioned_by_key: Annotated[
+        bool,
+        Meta(
+            description="All impressions of a key are in one partition, as where the join's key is the record's key. "
+            "Needed for `dedupe_seconds` with several ranks, each of which knows its own partitions alone."
+        ),
+    ] = False
     idle_seconds: Annotated[
         Seconds,
         Meta(description="A partition that is read to its end and silent for so long holds the others back no longer."),

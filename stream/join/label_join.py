@@ -31,7 +31,7 @@ from springtide.stream.join_state import (
     SamplePlace,
     SamplePlaces,
 )
-from springtide.stream.positions import Partition, Position
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array
 from springtide_client.features import IdStrings
 
@@ -101,14 +101,22 @@ class LabelJoin:
         impressions: str,
         empty: Columns,
         state: JoinState | None = None,
+        share: PartitionShare = ALL_PARTITIONS,
     ) -> None:
-        """`impressions`: their topic; `empty`: columns of them without rows. `state`: of the version to go on from."""
+        """`impressions`: their topic; `empty`: columns of them without rows. `state`: of the version to go on from.
+
+        `share`: of the partitions of impressions that are joined here. Of several ranks rank 0 reports which events are
+        refused, and none counts those without an impression: it does not know the others'.
+        """
         self.labels, self.num_labels, self.impressions, self._empty = labels, num_labels, impressions, empty
         self.lateness_ms, self.early_ms, self.dedupe_ms = lateness_ms, early_ms, dedupe_ms
         self.windows = sorted({label.window_ms for label in labels})
         state = state or JoinState(FIRST_PLACE, {})
         self.released, self.num_duplicates = state.released, state.num_duplicates
+        self._ahead = dict(state.ahead)  # partitions of impressions that were learned beyond `released`
+        self._share = share
         self.cursors = cursor_slacks(impressions, labels)
+        self._impression_cursors = [cursor_name(impressions, window_ms) for window_ms in self.windows]
         self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
         self._events = [EventIndex() for _ in labels]
         self.event_counts = {label.name: state.events.get(label.name, EventCount()) for label in labels}
@@ -275,7 +283,11 @@ class LabelJoin:
         samples, places_N = order[is_sample_M], places_M.take(is_sample_M)
         labels_NL, num_matched_N = self._labels(places_N)
         after = msgspec.structs.replace(
-            before, released=self.released, num_duplicates=self.num_duplicates, events=dict(self.event_counts)
+            before,
+            released=self.released,
+            num_duplicates=self.num_duplicates,
+            events=dict(self.event_counts),
+            ahead=self._partitions_ahead(),
         )
         columns = replace(
             self._gather(parts, part_U[samples], row_U[samples]),
@@ -286,7 +298,7 @@ class LabelJoin:
             id_strings=IdStrings.concatenate([self._empty.id_strings, *self._id_strings]),
             joined=JoinedRows(places_N, num_duplicates_M[is_sample_M], num_matched_N, before, after),
         )
-        self._dead_letters, self._id_strings = [], []
+        self._dead_letters, self._id_strings, self._ahead = [], [], after.ahead
         self._forget()
         return columns
 
@@ -300,22 +312,26 @@ class LabelJoin:
             clock = cursor.clocks[partition] = self._new_clock()
         cursor.topic_ids[partition] = topic_id
         if clock.is_idle and len(columns) and columns.offset_N[-1] >= clock.mark.next_offset:
-            clock.wake(self.released.due_ms + 1 + self.lateness_ms - cursor.slack_ms)
-        known_end = clock.mark.next_offset  # dead letters before it are in the version
+            learned = self._learned(partition) if name in self._impression_cursors else self.released
+            clock.wake(learned.due_ms + 1 + self.lateness_ms - cursor.slack_ms)
+        known_end = clock.letters_offset  # dead letters before it are in the version
         assert columns.key_hash_N is not None
         no_key_N = columns.key_hash_N == NO_KEY
         late_N = clock.observe(columns.offset_N, columns.event_ms_N, end, self.lateness_ms) & ~no_key_N
+        joined_N: BoolArray = ~(no_key_N | late_N)
+        is_of_events = name not in self._impression_cursors
+        if is_of_events and self._share.rank > 0:
+            return joined_N
+        refused = {LATE_REASON: late_N}
         # of several cursors of the impressions one reports what each finds; what is late each decides itself
-        others = {self.cursor_name(window_ms) for window_ms in self.windows[1:]}
-        if name not in others:
+        if is_of_events or name == self._impression_cursors[0]:
             self._dead_letters += [letter for letter in columns.dead_letters if letter.offset >= known_end]
-        reported_N = np.zeros_like(no_key_N) if name in others else no_key_N
-        for reason, refused_N in ((NO_KEY_REASON, reported_N), (LATE_REASON, late_N)):
+            refused[NO_KEY_REASON] = no_key_N
+        for reason, refused_N in refused.items():
             self._dead_letters += [
                 columns.dead_letter(n, reason, REFUSALS[reason])
                 for n in np.flatnonzero(refused_N & (columns.offset_N >= known_end)).tolist()
             ]
-        joined_N: BoolArray = ~(no_key_N | late_N)
         return joined_N
 
     def _new_clock(self) -> PartitionClock:
@@ -325,11 +341,15 @@ class LabelJoin:
         return clock
 
     def _is_new(self, places_N: SamplePlaces) -> BoolArray:
-        """Which places come after what was released."""
-        is_new_N: BoolArray = places_N.due_ms_N > self.released.due_ms
-        for n in np.flatnonzero(places_N.due_ms_N == self.released.due_ms).tolist():
-            is_new_N[n] = places_N.at(n) > self.released
+        """Which places come after what was released, and after what their partitions are ahead of that."""
+        is_new_N = places_N.are_after(self.released)
+        for name, place in self._ahead.items():
+            is_new_N &= (places_N.partition_N != Partition.parse(name).number) | places_N.are_after(place)
         return is_new_N
+
+    def _learned(self, partition: Partition) -> SamplePlace:
+        """Up to where a partition of impressions is learned."""
+        return max(self.released, self._ahead.get(str(partition), self.released))
 
     def _note_duplicates(self, places_N: SamplePlaces) -> BoolArray:
         """Which impressions follow one of their key by at most `dedupe_ms`, in the order of places."""
@@ -400,7 +420,8 @@ class LabelJoin:
         num_left = count.num_matched - num_matched - num_found
         if self._read_again_ms is not None and over_ms > self._read_again_ms:  # an impression found it once more
             num_left, self._num_found[label.name] = num_left - self._num_found[label.name], 0
-        self.event_counts[label.name] = EventCount(over_ms, count.num_unmatched + num_unmatched - num_found, num_left)
+        num_new = num_unmatched - num_found if self._share.num_ranks == 1 else 0
+        self.event_counts[label.name] = EventCount(over_ms, count.num_unmatched + num_new, num_left)
 
     def _state(self) -> JoinState:
         """What a version says that has learned everything released so far."""
@@ -412,7 +433,12 @@ class LabelJoin:
             {name: cursor.marks(oldest_ms[name]) for name, cursor in self._cursors.items()},
             self.num_duplicates,
             dict(self.event_counts),
+            self._partitions_ahead(),
         )
+
+    def _partitions_ahead(self) -> dict[str, SamplePlace]:
+        """The partitions of impressions that were learned beyond what was released, and up to where."""
+        return {name: place for name, place in self._ahead.items() if place > self.released}
 
 
 def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:

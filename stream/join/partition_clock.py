@@ -92,6 +92,11 @@ class PartitionClock:
             self.points.popleft()
         return self.points[0]
 
+    @property
+    def letters_offset(self) -> int:
+        """Up to here its dead letters are in the version that reading began with."""
+        return self.mark.known_letters_offset
+
     def to_mark(self, topic_id: str, oldest_ms: int) -> PartitionMark:
         """What a version says, if nothing from before `oldest_ms` is needed any more."""
         offset, newest_ms = self.replay_point(oldest_ms)
@@ -103,4 +108,5 @@ class PartitionClock:
             replay_newest_ms=newest_ms,
             is_idle=self.is_idle,
             floors=sorted(self.floors.items()),
+            letters_offset=self.mark.letters_offset if self.is_replaying else -1,
         )

@@ -17,8 +17,8 @@ from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join.config import EventFields, JoinPlan
 from springtide.stream.join.label_join import LabelJoin
-from springtide.stream.join_state import JoinReport, JoinState, LabelReport
-from springtide.stream.positions import Partition, Position
+from springtide.stream.join_state import BEGINNING, JoinReport, JoinState, LabelReport
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.source import KafkaSource, Source
 from springtide_client.array_types import BoolArray, Float32Array
 from springtide_client.schema import Schema
@@ -29,7 +29,11 @@ IMPRESSION_BYTES = 64  # of one that is held, beside its features
 
 
 class JoinSource(Source):
-    """One reader for the impressions of each window and one for each topic of events. A poll waits for none of them."""
+    """One reader for the impressions of each window and one for each topic of events. A poll waits for none of them.
+
+    Of several ranks each joins the impressions of its share of the partitions, and for that reads all events: they are
+    few. One without such partitions reads none.
+    """
 
     def __init__(
         self,
@@ -39,8 +43,12 @@ class JoinSource(Source):
         state: JoinState | None = None,
         *,
         erasures: Sequence[Erasure] = (),
+        share: PartitionShare = ALL_PARTITIONS,
     ) -> None:
-        """`state`: of the version to go on from. `erasures`: ids to drop from impressions of before them."""
+        """`state`: this rank's of the version to go on from. `erasures`: ids to drop from impressions of before them.
+
+        `share`: the partitions of impressions to read.
+        """
         self._plan, self._changed = plan, threading.Event()
         seconds = plan.config
         self.join = LabelJoin(
@@ -52,11 +60,12 @@ class JoinSource(Source):
             impressions=config.topic,
             empty=Columns.empty(schema),
             state=state,
+            share=share,
         )
         self._impressions = {
             self.join.cursor_name(window_ms): (
                 window_ms,
-                self._reader(config, schema, self.join.cursor_name(window_ms), erasures),
+                self._reader(config, schema, self.join.cursor_name(window_ms), erasures, share),
             )
             for window_ms in self.join.windows
         }
@@ -65,24 +74,48 @@ class JoinSource(Source):
             for fields in plan.events
         }
         self._readers = {name: reader for name, (_, reader) in (*self._impressions.items(), *self._events.items())}
-        self._is_drained = False
+        self._is_alone = share.num_ranks == 1
+        self._reads_events = self._is_drained = False
 
     def _reader(
-        self, config: SourceConfig, schema: Schema, cursor: str, erasures: Sequence[Erasure] = ()
+        self,
+        config: SourceConfig,
+        schema: Schema,
+        cursor: str,
+        erasures: Sequence[Erasure] = (),
+        share: PartitionShare = ALL_PARTITIONS,
     ) -> KafkaSource:
         positions = {
             partition: Position(mark.topic_id, mark.replay_offset)
             for partition, mark in self.join.partition_marks(cursor).items()
+            if mark.replay_offset != BEGINNING
         }
         # a record of the future makes those after it in its partition late
         lateness_seconds = self._plan.config.lateness_seconds
         config = replace(config, max_future_seconds=min(config.max_future_seconds, lateness_seconds))
         decoder = Decoder(schema, config, key=self._plan.config.key)
-        return KafkaSource(config, schema, positions, erasures=erasures, decoder=decoder, on_change=self._changed.set)
+        return KafkaSource(
+            config, schema, positions, erasures=erasures, share=share, decoder=decoder, on_change=self._changed.set
+        )
 
     def start(self) -> None:
-        for reader in self._readers.values():
+        for _, reader in self._impressions.values():
             reader.start()
+        # of many ranks one may have no impressions: it would read all events for nothing
+        if not self._reads_events and (self._is_alone or self._has_found_partitions()):
+            for _, reader in self._events.values():
+                reader.start()
+            self._reads_events = True
+
+    def _has_found_partitions(self) -> bool:
+        """True once a partition of impressions is read."""
+        return any(reader.end_offsets() for _, reader in self._impressions.values())
+
+    @property
+    def _started(self) -> list[KafkaSource]:
+        """The readers that read, or wait for their topics."""
+        impressions = [reader for _, reader in self._impressions.values()]
+        return [*impressions, *(reader for _, reader in self._events.values() if self._reads_events)]
 
     def poll(self, timeout_seconds: float) -> list[Columns]:
         self.start()
@@ -95,8 +128,8 @@ class JoinSource(Source):
             columns = self.join.take() if is_readable else None
             if columns is not None:
                 return [columns]
-            is_read = not has_read and all(reader.finished for reader in self._readers.values())
-            self._is_drained = is_read and self.join.is_idle
+            is_read = not has_read and all(reader.finished for reader in self._started)
+            self._is_drained = is_read and (self.join.is_idle if self._reads_events else not self.has_partitions)
             remaining = deadline - time.monotonic()
             if self._is_drained or remaining <= 0:
                 return []
@@ -111,7 +144,7 @@ class JoinSource(Source):
             for columns in reader.poll(0.0) if name == slowest or self.join.cursor_ms(name) <= ahead_ms else ():
                 self.join.add_impressions(window_ms, columns)
                 has_read = True
-        for topic, (fields, reader) in self._events.items():
+        for topic, (fields, reader) in self._events.items() if self._reads_events else ():
             for columns in reader.poll(0.0) if topic == slowest or self.join.cursor_ms(topic) <= ahead_ms else ():
                 self.join.add_events(topic, columns, counted_events(fields, columns))
                 has_read = True
@@ -140,12 +173,23 @@ class JoinSource(Source):
     @property
     def status(self) -> SourceStatus:  # type: ignore[override]
         """That of a reader that waits or has failed, else of the impressions'."""
-        states = [reader.status for reader in self._readers.values()]
+        states = [reader.status for reader in self._started]
         return next((status for status in states if status.state in ("waiting", "failed")), states[0])
 
     @property
     def finished(self) -> bool:
         return self._is_drained
+
+    @property
+    def has_partitions(self) -> bool:
+        return any(reader.has_partitions for _, reader in self._impressions.values())
+
+    @property
+    def idle_partitions(self) -> set[Partition]:
+        """Those of the impressions, once no sample of theirs is to come."""
+        if self.join.num_pending or self.join.is_replaying:
+            return set()
+        return set().union(*(reader.idle_partitions for _, reader in self._impressions.values()))
 
     @property
     def num_waiting(self) -> int:
@@ -165,7 +209,9 @@ class JoinSource(Source):
                 read[partition] = position._replace(offset=ends.get(partition, position.offset)) if waits else position
         return read
 
-    def join_report(self) -> JoinReport:
+    def join_report(self) -> JoinReport | None:
+        if not self.has_partitions:
+            return None
         join, watermark_ms = self.join, self.join.watermark_ms()
         return JoinReport(
             watermark_ms if watermark_ms > 0 else None,

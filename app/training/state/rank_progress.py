@@ -47,7 +47,7 @@ class RankProgress:
         state.finish_step()
         budget, learner, stream = state.row_budget, state.learner, state.stream
         return RankProgress(
-            stream=stream.progress(),
+            stream=stream.progress(has_partitions=complete_until_ms is not None),
             features=state.pending_scores.features(),
             record_ms_N=state.own_record_times(),
             strings=state.pending_scores.take_strings(),

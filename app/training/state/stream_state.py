@@ -13,7 +13,8 @@ from springtide.app.version_log.trainer_meta import (
 )
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
-from springtide.stream.join_state import JoinState
+from springtide.stream.join.handover import take_over
+from springtide.stream.join_state import NOTHING_JOINED, JoinState
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta
 from springtide.stream.watermark import WatermarkClock
 from springtide_client.format.records import VersionMeta
@@ -28,6 +29,7 @@ class StreamProgress:
     idle: set[Partition]
     dead_letters: dict[str, int]
     num_dropped: int = 0
+    join: JoinState | None = None  # of a stream whose labels are joined: this rank's part
 
 
 class StreamState:
@@ -41,7 +43,8 @@ class StreamState:
         self.share = share
         self.positions: dict[Partition, Position] = {}  # the next offsets to learn
         self.clock = WatermarkClock()
-        self.join: JoinState | None = None  # of a stream whose labels are joined
+        self.join: JoinState | None = None  # of a stream whose labels are joined: of all ranks, as of the last exchange
+        self.own_join: JoinState | None = None  # this rank's part, up to date
         self.samples_trained = 0
         self.dead_letters: dict[str, int] = {}  # by reason
         self.num_dropped = 0  # negatives
@@ -64,7 +67,9 @@ class StreamState:
             self._unshared_letters[letter.reason] = self._unshared_letters.get(letter.reason, 0) + 1
         self.num_dropped += batch.num_dropped
         self._unshared_dropped += batch.num_dropped
-        self.join = batch.join or self.join
+        if batch.join is not None:
+            self.own_join = batch.join
+            self.join = batch.join if self.share.num_ranks == 1 else self.join
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         if self.share.num_ranks == 1:
@@ -74,8 +79,8 @@ class StreamState:
         else:
             self.clock.note(batch.watermarks)
 
-    def progress(self) -> StreamProgress:
-        """Return what the other ranks need to know of this one's partitions."""
+    def progress(self, *, has_partitions: bool = True) -> StreamProgress:
+        """Return what the other ranks need to know of this one's partitions, of which it may have none."""
         holds = self.share.holds
         return StreamProgress(
             {partition: at for partition, at in self.positions.items() if holds(partition)},
@@ -83,6 +88,7 @@ class StreamState:
             {partition for partition in self.clock.idle if holds(partition)},
             dict(self._unshared_letters),
             self._unshared_dropped,
+            self.own_join or (None if has_partitions else NOTHING_JOINED),
         )
 
     def merge(self, of_ranks: Sequence[StreamProgress]) -> None:
@@ -93,6 +99,10 @@ class StreamState:
             for reason, count in progress.dead_letters.items() if rank != self.share.rank else ():
                 self.dead_letters[reason] = self.dead_letters.get(reason, 0) + count
             self.num_dropped += progress.num_dropped if rank != self.share.rank else 0
+        self.join = JoinState.of_ranks([progress.join for progress in of_ranks])
+        if self.join is not None:  # all ranks read the events
+            ids = self.join.topic_ids()
+            self.positions.update({p: Position(ids[p], offset) for p, offset in self.join.replay_offsets().items()})
         self.clock.idle = set().union(*(progress.idle for progress in of_ranks))
         self.positions = dict(sorted(self.positions.items()))
         self._unshared_letters, self._unshared_dropped = {}, 0
@@ -132,4 +142,5 @@ class StreamState:
         self.clock = WatermarkClock(meta.event_clock_ms, watermarks, map(Partition.parse, trainer.idle))
         self.high_water_marks, self.sought_by = high_water_marks(meta), trainer.sought_by
         self.join, self.num_dropped = trainer.join, trainer.num_dropped
+        self.own_join = None if trainer.join is None else take_over(trainer.join, self.share)
         self.erasures = erasures_ahead(erasures_from_meta(trainer.erasures), self.positions)

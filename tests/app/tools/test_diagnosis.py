@@ -29,7 +29,7 @@ from springtide.stream.kafka.admin import Admin
 from springtide.stream.positions import Partition
 from tests.stream.history.clicks import click, write_clicks
 from tests.support.config import Section, write_config
-from tests.support.kafka import produce
+from tests.support.kafka import create_topic, produce
 from tests.support.ports import free_port
 
 SMALL = {"name": "shop", "schema": {"label": "click", "categorical": ["user_id"], "dense": ["price"]}}
@@ -213,6 +213,27 @@ def test_a_history_is_described_and_compared_with_the_topic(tmp_path: Path) -> N
         assert history_lines(late)[1].startswith(
             "problem history: the files end at 2023-11-14T22:14:59Z, before the seam at 2023-11-14T22:20:00Z: "
         )
+
+
+def test_keys_in_several_partitions_are_a_problem_where_the_join_counts_on_none(tmp_path: Path) -> None:
+    join = {
+        "source": {"topic": "impressions"},
+        "join": {"key": ["request"], "partitioned_by_key": True},
+        "labels": {"click": {"topic": "impressions", "window_seconds": 60}},
+    }
+    config = loaded(tmp_path, CLICKS_SCHEMA, {"log": {"path": str(tmp_path / "log")}}, join)
+    with EmbeddedBroker(tmp_path / "log") as broker:
+        create_topic(broker.address, "impressions", num_partitions=2)
+        impressions = [
+            json.dumps({"request": f"r{n}", "user_id": n, "ts": 1_700_000_000_000}).encode() for n in range(5)
+        ]
+        produce(broker.address, "impressions", impressions[:3], partition=0)
+        produce(broker.address, "impressions", [*impressions[3:], b"{"], partition=1)
+        found = [line for line in check_broker(config) if "keys" in line.text]
+        assert found == [("ok", "broker: none of 5 keys is in several partitions of 'impressions'")]
+        produce(broker.address, "impressions", impressions[:1], partition=1)
+        (found,) = [line for line in check_broker(config) if "keys" in line.text]
+        assert (found.state, "1 of 5 keys are in several partitions" in found.text) == ("problem", True)
 
 
 def test_every_topic_that_is_joined_is_looked_for_and_must_keep_its_records_for_a_window(

@@ -13,7 +13,7 @@ from springtide.stream.join import partition_clock
 from springtide.stream.join.config import JoinedLabel
 from springtide.stream.join.label_join import LabelJoin
 from springtide.stream.join_state import EventCount, JoinState
-from springtide.stream.positions import Partition
+from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
 from springtide_client.schema import Schema
 from tests.stream.join.batch_join import Label, Log, Record, batch_join
 from tests.support.scale import NUM_EXAMPLES
@@ -23,8 +23,13 @@ LABELS = {"click": Label("click", 200), "order": Label("order", 700, "count"), "
 LATENESS_MS, EARLY_MS, DEDUPE_MS, END_MS = 50, 5, 20, 10**6
 
 
-def random_logs(rng: random.Random, num_impressions: int = 120, *, keys_come_again: bool = True) -> Log:
-    """Duplicates, disorder, late records, missing keys, events before their impression, keys that come again."""
+def random_logs(
+    rng: random.Random, num_impressions: int = 120, *, keys_come_again: bool = True, num_partitions: int = 2
+) -> Log:
+    """Duplicates, disorder, late records, missing keys, events before their impression, keys that come again.
+
+    With more than two partitions of impressions a key is always in the same one.
+    """
     rows = []
     for i in range(num_impressions):
         ms, key = 10 * i + rng.randrange(10), 1 + rng.randrange(num_impressions // 2) * 7 + i % 7
@@ -35,10 +40,11 @@ def random_logs(rng: random.Random, num_impressions: int = 120, *, keys_come_aga
             rows.append(Record("dwell", key, rows[-1].ms + rng.randrange(9), float(rng.randrange(1, 50))))
         rows += [Record("order", key, ms + rng.randrange(900), 1.0)] * (rng.random() < 0.2)
         rows += [rows[-1]] * (rng.random() < 0.2)
-    logs: Log = {("imp", p): [] for p in range(2)} | {("evt", p): [] for p in range(3)}
+    logs: Log = {("imp", p): [] for p in range(num_partitions)} | {("evt", p): [] for p in range(3)}
     for row in sorted(rows, key=lambda row: row.ms + rng.random() * (120 if rng.random() < 0.05 else 40)):
-        topic, num = ("imp", 2) if row.kind == "impression" else ("evt", 3)
-        logs[topic, rng.randrange(num)].append(row)
+        topic, num = ("imp", num_partitions) if row.kind == "impression" else ("evt", 3)
+        by_key = topic == "imp" and num > 2 and row.key is not None
+        logs[topic, row.key % num if by_key else rng.randrange(num)].append(row)
     return {p: [*log, Record("end", 0xE5D, END_MS)] for p, log in logs.items()}
 
 
@@ -66,7 +72,7 @@ def columns_of(partition: tuple[str, int], start: int, records: list[Record]) ->
 class Reader:
     """Reads logs through a join, and is killed and started again from a version."""
 
-    def __init__(self, logs: Log, state: JoinState | None = None) -> None:
+    def __init__(self, logs: Log, state: JoinState | None = None, *, share: PartitionShare = ALL_PARTITIONS) -> None:
         self.logs = logs
         labels = [
             JoinedLabel(column, "evt", label.window_ms, label.value, name)
@@ -81,13 +87,14 @@ class Reader:
             impressions="imp",
             empty=Columns.empty(SCHEMA),
             state=None if state is None else msgspec.json.decode(msgspec.json.encode(state), type=JoinState),
+            share=share,
         )
         self.at = {
             (cursor, p): 0 for cursor in self.join.cursors for p in logs if cursor.startswith("imp") == (p[0] == "imp")
         }
         for cursor in self.join.cursors:
             for partition, mark in self.join.partition_marks(cursor).items():
-                self.at[cursor, tuple(partition)] = mark.replay_offset
+                self.at[cursor, tuple(partition)] = max(0, mark.replay_offset)
         for cursor in self.join.cursors:
             self.join.set_partitions(cursor, [Partition(*p) for name, p in self.at if name == cursor])
 

@@ -1,11 +1,13 @@
 """Trainers of several ranks under SIGKILL: single ranks, all ranks, launchers; the next launch has another number.
 
-python -m tests.torture.ranks.kills --kills 100 --seed 1
+python -m tests.torture.ranks.kills --kills 100 --seed 1 [--join]
 
-A producer sends clicks all the while. In the end every id must have been counted exactly as often as it was sent.
+A producer sends clicks all the while. In the end every id must have been counted exactly as often as it was sent. With
+--join it sends impressions, whose labels are the clicks of another topic: each must be learned once with its label.
 """
 
 import argparse
+import math
 import os
 import random
 import shutil
@@ -18,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from springtide.stream.broker.embedded import EmbeddedBroker
+from tests.app.training.ranks.joined_traffic import JoinedTraffic
 from tests.app.training.trainer_env import TrainerEnv, expected_counts
 from tests.support.waiting import wait_until
 
@@ -52,18 +55,54 @@ class Launch:
         return self.process.returncode
 
 
-def torture(env: TrainerEnv, num_kills: int, seed: int) -> Counter[str]:
+class Clicks:
+    """Finished samples, in so many partitions."""
+
+    def __init__(self, env: TrainerEnv) -> None:
+        self.env = env
+        env.create(partitions=PARTITIONS)
+
+    @property
+    def num(self) -> int:
+        return self.env.num
+
+    @property
+    def num_due(self) -> int:
+        return self.env.num
+
+    def send(self, draw: random.Random) -> None:
+        self.env.produce(draw.randint(1, 300), partition=draw.randrange(PARTITIONS))
+
+    def end(self) -> None:
+        pass
+
+    def compare(self) -> None:
+        pass
+
+
+class Impressions(JoinedTraffic):
+    """Impressions, and their clicks in another topic."""
+
+    def send(self, draw: random.Random) -> None:
+        super().send(draw.randint(1, 300))
+
+    def compare(self) -> None:
+        status = self.env.status()
+        assert status.dead_letters == self.refused
+        assert math.isclose(status.scores.whole.label_rate or 0, sum(self.labels.values()) / self.num, abs_tol=1e-6)
+
+
+def torture(env: TrainerEnv, stream: Clicks | Impressions, num_kills: int, seed: int) -> Counter[str]:
     """Kill so often; return what was done, by name."""
     random_ = random.Random(seed)
     env.configure(SETTINGS)
-    env.create(partitions=PARTITIONS)
     done: Counter[str] = Counter()
     while done["kills"] < num_kills:
         launch = Launch(env, random_.randint(1, MAX_RANKS))
         done[f"launches of {launch.num_ranks}"] += 1
         for _ in range(random_.randint(1, 4)):
-            env.produce(random_.randint(1, 300), partition=random_.randrange(PARTITIONS))
-            goal = env.num if random_.random() < 0.5 else 0
+            stream.send(random_)
+            goal = stream.num_due if random_.random() < 0.5 else 0
             wait_until(lambda goal=goal: env.status().samples_trained >= goal, "learning", seconds=LAUNCH_SECONDS)
             time.sleep(random_.choice([0.0, 0.05, 0.5, 3.0]))  # anywhere: while it starts, learns, publishes
             if not (ranks := launch.ranks()):
@@ -84,12 +123,14 @@ def torture(env: TrainerEnv, num_kills: int, seed: int) -> Counter[str]:
             # the ranks of a killed launcher are asked to end by the kernel
             wait_until(lambda ranks=ranks: not any(map(is_alive, ranks)), "the ranks' end", seconds=LAUNCH_SECONDS)
             done["launchers killed"] += 1
-        print(dict(done), f"{env.status().samples_trained} of {env.num} samples", flush=True)
+        print(dict(done), f"{env.status().samples_trained} of {stream.num} samples", flush=True)
+    stream.end()
     last = Launch(env, random_.randint(1, MAX_RANKS), "--until-end")
     _, errors = last.process.communicate(timeout=LAUNCH_SECONDS)
     assert last.process.returncode == 0, errors
-    assert env.status().samples_trained == env.num
-    assert env.counts() == expected_counts(env.num)
+    assert env.status().samples_trained == stream.num
+    assert env.counts() == expected_counts(stream.num)
+    stream.compare()
     return done
 
 
@@ -112,11 +153,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--join", action="store_true", help="labels are the events of another topic")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     with EmbeddedBroker(folder / "log") as broker:
-        print(dict(torture(TrainerEnv(folder, broker), arguments.kills, arguments.seed)))
+        env = TrainerEnv(folder, broker)
+        stream = Impressions(env) if arguments.join else Clicks(env)
+        print(dict(torture(env, stream, arguments.kills, arguments.seed)))
     shutil.rmtree(folder)
 
 

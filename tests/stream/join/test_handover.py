@@ -1,0 +1,194 @@
+"""Several joins share the partitions of impressions; after each kill another number of them goes on."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from springtide.stream.join import partition_clock
+from springtide.stream.join.handover import take_over
+from springtide.stream.join_state import BEGINNING, FIRST_PLACE, JoinState, PartitionMark, SamplePlace
+from springtide.stream.positions import Partition, PartitionShare
+from tests.stream.join.batch_join import Log, batch_join
+from tests.stream.join.test_label_join import (
+    DEDUPE_MS,
+    EARLY_MS,
+    END_MS,
+    LABELS,
+    LATENESS_MS,
+    Learned,
+    Reader,
+    random_logs,
+)
+from tests.support.scale import NUM_EXAMPLES
+
+
+class Rank:
+    """One join, of its share of the impressions and of all events; and what it has learned since the version."""
+
+    def __init__(self, logs: Log, version: JoinState | None, share: PartitionShare) -> None:
+        own = {p: log for p, log in logs.items() if p[0] != "imp" or share.holds(Partition(*p))}
+        self.state = None if version is None else take_over(version, share)
+        self.has_partitions = any(topic == "imp" for topic, _ in own)
+        if not self.has_partitions:
+            self.state = JoinState(FIRST_PLACE, {})
+        self.reader = Reader(own, self.state, share=share)
+        self.pending = Learned([], Counter(), {}, {})
+
+    def step(self, rng: random.Random, *, idles: float) -> bool:
+        """Read or learn a little; return False if nothing is left."""
+        if not self.has_partitions:
+            return False
+        reader, unread = self.reader, self.reader.unread()
+        if unread:
+            reader.read(rng.choice(unread), rng.randrange(1, 9))
+        if rng.random() < idles:
+            cursor, partition = rng.choice(list(reader.at))
+            if reader.join.next_offset(cursor, Partition(*partition)) > 0:
+                reader.join.mark_idle(cursor, [Partition(*partition)])
+        columns = reader.join.take(rng.choice((1, 5, 10**6)))
+        if columns is not None:
+            self.state = columns.joined.state_after(len(columns))
+            self.pending.add(columns, len(columns))
+        return columns is not None or bool(unread)
+
+
+def learn(rng: random.Random, logs: Log, *, kills: float, idles: float) -> tuple[Learned, Counter[Any]]:
+    """Learn from logs with so many ranks as chance will have it after each kill."""
+    version: JoinState | None = None
+    learned, happened = Learned([], Counter(), {}, {}), Counter[Any]()
+
+    def start() -> list[Rank]:
+        happened[num := rng.randrange(1, 5)] += 1
+        return [Rank(logs, version, PartitionShare(rank, num)) for rank in range(num)]
+
+    ranks = start()
+    while True:
+        goes_on = [rank.step(rng, idles=idles) for rank in rng.choices(ranks, k=rng.randrange(1, 12))]
+        is_end = not any(goes_on) and not any(rank.step(rng, idles=0.0) for rank in ranks)
+        if is_end or rng.random() < 0.3:
+            version = JoinState.of_ranks([rank.state for rank in ranks])
+            if version is not None:
+                version = msgspec.convert(msgspec.json.decode(msgspec.json.encode(version)), JoinState)
+            for rank in ranks:
+                learned.extend(rank.pending)
+                rank.pending = Learned([], Counter(), {}, {})
+        if is_end:
+            return learned, happened
+        if rng.random() < kills:
+            ranks = start()
+
+
+def test_any_number_of_ranks_after_each_kill_learns_each_impression_once_with_its_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    happened: Counter[Any] = Counter()
+    for seed in range(NUM_EXAMPLES or 10):
+        rng = random.Random(seed)
+        logs = random_logs(rng, num_partitions=3)
+        learned, happened_now = learn(rng, logs, kills=0.08, idles=0.0)
+        want, refused = batch_join(logs, LABELS, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS)
+        want = [row for row in want if row[0] < END_MS - LATENESS_MS]
+        assert sorted(learned.samples) == want, f"schedule {seed}"
+        letters = Counter(
+            (reason, Partition(*p), at)
+            for reason in ("no_key", "late")
+            for cursor, p, at in refused[reason]
+            if reason == "late" or cursor != "imp+700"
+        )
+        assert learned.dead_letters == letters, f"schedule {seed}"
+        happened += happened_now
+    assert min(happened[num] for num in (1, 2, 3, 4)) > 5, happened
+
+
+def test_where_ranks_differ_in_what_was_idle_each_impression_is_learned_once_or_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    num_late = 0
+    for seed in range(NUM_EXAMPLES or 10):
+        rng = random.Random(seed)
+        logs = random_logs(rng, num_partitions=3)
+        learned, _ = learn(rng, logs, kills=0.08, idles=0.05)
+        floors = {place: ms for place, ms in learned.floors.items() if place[0] != "evt"}  # which one rank decides
+        want, refused = batch_join(
+            logs,
+            LABELS,
+            lateness_ms=LATENESS_MS,
+            early_ms=EARLY_MS,
+            dedupe_ms=DEDUPE_MS,
+            floors=floors,
+        )
+        places = [row[:-1] for row in want if row[0] < END_MS - LATENESS_MS]
+        assert sorted(row[:-1] for row in learned.samples) == places, f"schedule {seed}"
+        late = Counter((Partition(*p), at) for cursor, p, at in refused["late"] if cursor != "evt")
+        of_impressions = Counter(
+            {
+                (partition, at): num
+                for (reason, partition, at), num in learned.dead_letters.items()
+                if reason == "late" and partition.topic == "imp"
+            }
+        )
+        assert of_impressions == late, f"schedule {seed}"
+        assert all(num == 1 for letter, num in learned.dead_letters.items() if letter[1].topic == "evt")
+        num_late += sum(late.values())
+    assert num_late > 10
+
+
+def place(due_ms: int) -> SamplePlace:
+    return SamplePlace.after_all_at(due_ms)
+
+
+def mark(next_offset: int, replay_offset: int, **more: Any) -> PartitionMark:
+    return PartitionMark("id", next_offset, replay_offset, **more)
+
+
+def test_partitions_of_different_ranks_go_on_each_where_it_was() -> None:
+    version = JoinState(
+        place(100),
+        {"imp+60": {"imp/0": mark(10, 5), "imp/2": mark(12, 6)}, "evt": {"evt/0": mark(20, 10, is_idle=True)}},
+        num_duplicates=2,
+        others=[
+            JoinState(
+                place(300),
+                {"imp+60": {"imp/1": mark(40, 30)}, "evt": {"evt/0": mark(25, 15, floors=[(20, 90), (24, 95)])}},
+                num_duplicates=3,
+            )
+        ],
+    )
+    alone = take_over(version, PartitionShare())
+    assert alone == JoinState(
+        place(100),
+        {
+            "imp+60": {"imp/0": mark(10, 5), "imp/2": mark(12, 6), "imp/1": mark(40, 30)},
+            # rank 0 had read to 20 without a floor there: it decides nothing about 20, which it had not read
+            "evt": {"evt/0": mark(25, 10, floors=[(20, 90), (24, 95)], letters_offset=20)},
+        },
+        num_duplicates=5,
+        ahead={"imp/1": place(300)},
+    )
+    second = take_over(version, PartitionShare(1, 3))
+    assert second == JoinState(
+        place(300),
+        {
+            "imp+60": {"imp/1": mark(40, 30)},
+            "evt": {"evt/0": mark(25, 15, floors=[(20, 90), (24, 95)])},
+        },
+    )
+    assert take_over(version, PartitionShare(3, 4)) is None
+    assert take_over(version, PartitionShare(1, 2)) == version.others[0]
+
+
+def test_a_rank_that_had_learned_nothing_needs_all_events() -> None:
+    first = JoinState(place(100), {"imp+60": {"imp/0": mark(10, 5)}, "evt": {"evt/0": mark(20, 10)}})
+    alone = take_over(JoinState.of_ranks([first, None]), PartitionShare())
+    assert alone.released == FIRST_PLACE
+    assert alone.ahead == {"imp/0": place(100)}
+    assert alone.cursors["evt"] == {"evt/0": mark(20, BEGINNING, letters_offset=20)}
+    # one without partitions needs none
+    alone = take_over(JoinState.of_ranks([first, JoinState(FIRST_PLACE, {})]), PartitionShare())
+    assert alone.released == place(100)
+    assert JoinState.of_ranks([None, JoinState(FIRST_PLACE, {})]) is None
