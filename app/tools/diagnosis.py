@@ -183,7 +183,7 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
             return
         address = broker.address
     joined = () if config.join is None else (fields.topic for fields in config.join.events)
-    for topic in (source.topic, *joined):
+    for topic in dict.fromkeys((source.topic, *joined)):
         if problem := kafka_problem(address, topic, options=source.kafka):
             yield Diagnosis("problem", problem)
         else:
