@@ -219,7 +219,7 @@ def test_keys_in_several_partitions_are_a_problem_where_the_join_counts_on_none(
     join = {
         "source": {"topic": "impressions"},
         "join": {"key": ["request"], "partitioned_by_key": True},
-        "labels": {"click": {"topic": "impressions", "window_seconds": 60}},
+        "labels": {"click": {"topic": "actions", "window_seconds": 60}},
     }
     config = loaded(tmp_path, CLICKS_SCHEMA, {"log": {"path": str(tmp_path / "log")}}, join)
     with EmbeddedBroker(tmp_path / "log") as broker:
