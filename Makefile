@@ -27,7 +27,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 KAFKA_TESTS := tests/stream/kafka tests/stream/join tests/stream/test_source.py tests/stream/test_dead_letter_producer.py \
 	tests/e2e/test_apache_kafka.py tests/e2e/test_restart.py tests/e2e/test_malformed_messages.py \
 	tests/e2e/test_commands.py tests/e2e/test_policies.py tests/e2e/test_rollback.py tests/e2e/test_erasure.py \
-	tests/torture/test_torture.py tests/torture/test_fencing.py tests/torture/test_broker_faults.py
+	tests/torture/test_torture.py tests/torture/test_fencing.py tests/torture/test_broker_faults.py tests/torture/join
 
 .PHONY: setup demo package test test-kafka check lint types imports bench torture gpu-wheels gpu-site test-gpu bench-gpu clean
 
@@ -106,6 +106,8 @@ torture: setup
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.disk.spill_bytes --seconds 60
 	PYTHONPATH=deploy/package:deploy/client:. SPRINGTIDE_TEST_BROKER=apache OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.broker_faults
+	PYTHONPATH=deploy/package:deploy/client:. SPRINGTIDE_TEST_BROKER=apache OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.join --kills 50
+	PYTHONPATH=deploy/package:deploy/client:. SPRINGTIDE_TEST_BROKER=apache OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.join.silence
 	SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest tests/app/serving/test_openapi.py -q
 
 gpu-wheels:

@@ -28,12 +28,13 @@ from tests.support.waiting import wait_until
 VERSION = "4.1.0"
 CACHE = Path(os.environ.get("SPRINGTIDE_KAFKA_CACHE", Path.home() / ".cache" / "springtide-kafka"))
 LIBRARIES = CACHE / VERSION
+STREAMS = CACHE / f"streams-{VERSION}"  # Kafka Streams, for a benchmark
 FETCH_SECONDS = 300
-POM = f"""\
+POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>springtide</groupId><artifactId>kafka</artifactId><version>1</version>
 <dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>
 <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
 </dependencies></project>
 """
@@ -47,16 +48,21 @@ class KafkaNotAvailableError(Exception):
 
 
 def fetch() -> None:
-    """Fetch the jars, unless they are there. Raises KafkaNotAvailableError."""
+    """Fetch the node's jars, unless they are there. Raises KafkaNotAvailableError."""
     if shutil.which("java") is None or shutil.which("openssl") is None:
         raise KafkaNotAvailableError("there is no java or no openssl on PATH")
-    if LIBRARIES.is_dir():
+    fetch_jars("kafka_2.13", LIBRARIES)
+
+
+def fetch_jars(artifact: str, libraries: Path) -> None:
+    """Fetch an artifact of Apache Kafka and what it needs, unless it is there. Raises KafkaNotAvailableError."""
+    if libraries.is_dir():
         return
     if shutil.which("mvn") is None:
         raise KafkaNotAvailableError("there is no mvn on PATH, and no Apache Kafka in " + str(CACHE))
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        (Path(folder) / "pom.xml").write_text(POM)
+        (Path(folder) / "pom.xml").write_text(POM.format(artifact=artifact, version=VERSION))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"]
         try:
             done = subprocess.run(
@@ -68,7 +74,7 @@ def fetch() -> None:
             first = next((line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line), "no reason")
             raise KafkaNotAvailableError(f"Maven did not get Apache Kafka {VERSION}: {first}")
         with suppress(FileExistsError):
-            (Path(folder) / "libs").rename(LIBRARIES)
+            (Path(folder) / "libs").rename(libraries)
 
 
 class ApacheKafka:

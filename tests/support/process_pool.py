@@ -140,6 +140,10 @@ def exec_command(request: dict[str, Any]) -> int:
 
         root, folder = recorded.split(os.pathsep)
         FsyncRecorder(Path(root), Path(folder)).install()
+    if learned := request["environment"].get("SPRINGTIDE_JOIN_RECORD"):
+        from tests.torture.join.recorder import install
+
+        install(Path(learned))
     from springtide.app.cli import main
     from springtide.app.version_log import failpoints
 

@@ -32,7 +32,7 @@ class FaultyBroker:
             self._start_tansu()
         else:
             self._port, self._pid = int(node.proxied_address.rpartition(":")[2]), node.pid
-            node.delete_topics("clicks", "clicks.dead")
+            node.delete_topics("clicks", "clicks.dead", "impressions", "impressions.dead", "actions")
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _start_tansu(self) -> None:
