@@ -23,7 +23,12 @@ class Feeder:
             for topic, count in NUM_PARTITIONS.items():
                 admin.ensure_topic(topic, num_partitions=count)
         # one request at a time: what is sent again stays in its order
-        settings = {"bootstrap.servers": address, "linger.ms": 2, "max.in.flight.requests.per.connection": 1}
+        settings = {
+            "bootstrap.servers": address,
+            "linger.ms": 2,
+            "log_level": 0,
+            "max.in.flight.requests.per.connection": 1,
+        }
         self._producer = confluent_kafka.Producer(settings)
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from springtide.app.config.load import load_config
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
 from tests.support.apache_kafka import stop_shared_node
 from tests.support.broker import USES_APACHE
 from tests.support.config import Section, write_config
@@ -32,6 +33,7 @@ from tests.torture.join.traffic import (
     DEDUPE_MS,
     EARLY_MS,
     IMPRESSIONS,
+    LABELS,
     LATENESS_MS,
     ORDER_MS,
     Traffic,
@@ -65,6 +67,8 @@ loss = "mse"
 [table]
 dim = 4
 device_bytes = "32MiB"
+[model]
+crosses = 0
 [train]
 threads = 1
 batch_size = 256
@@ -155,7 +159,7 @@ class JoinTorture:
             self.feeder.advance(share_ms // STEPS // 2)
             time.sleep(0.02)
         if not is_armed_first:
-            self._wait_until_learning()
+            self._wait_until_learning(self.feeder.frontier_ms - share_ms)
         if point == RANDOM_MOMENT:
             time.sleep(draw.random())
         elif not is_armed_first:
@@ -177,10 +181,15 @@ class JoinTorture:
             path.unlink()
         self.report(f"kill {self.num_kills} at {time.monotonic() - self.began:.0f} s: {point}")
 
-    def _wait_until_learning(self) -> None:
-        """Wait until this trainer has learned something, or a while if there is nothing."""
+    def _wait_until_learning(self, ms: int) -> None:
+        """Wait until this trainer has learned something, and all has learned what was fed by then, or a while."""
         path, deadline = self._life(self.num_lives - 1), time.monotonic() + HIT_SECONDS
-        while time.monotonic() < deadline and (not path.exists() or path.stat().st_size < LEARNED_BYTES):
+        num = len(LABELS) * self.traffic.num * max(0, ms - ORDER_MS) // self.traffic.last_arrival_ms
+        while time.monotonic() < deadline and (
+            not path.exists()
+            or path.stat().st_size < LEARNED_BYTES
+            or (read_status(self.log) or TrainerStatus()).samples_trained < num
+        ):
             assert self._is_running(), f"the trainer ended: {self.output()}"
             time.sleep(STEP_SECONDS)
 
