@@ -167,14 +167,17 @@ class KafkaSource(Source):
         return self._loop.idle_partitions(IDLE_SECONDS)
 
     def silent_partitions(self, seconds: float) -> set[Partition]:
-        """Partitions that are read to the end that they have now, and have had no record for so long.
+        """Partitions that are read and queued to the end that they have now, and have had no record for so long.
 
         None while the broker does not say where they end. Once the source is finished: all of them.
         """
         if self.status.state == "finished":
             return set(self._loop.queued_positions)
-        is_read = self.status.state == "reading" and self._loop.has_fresh_ends
-        return self._loop.idle_partitions(seconds) if is_read else set()
+        if self.status.state != "reading" or not self._loop.has_fresh_ends:
+            return set()
+        # what is decoded may still wait for room in the queue, or for other partitions
+        idle, queued, ends = self._loop.idle_partitions(seconds), self._loop.queued_positions, self._loop.ends
+        return {p for p in idle if p in queued and p in ends and queued[p].offset >= ends[p]}
 
     def returned_positions(self) -> dict[Partition, Position]:
         """The next offsets of all partitions, if poll() has returned everything before; {} while some is queued."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -74,14 +75,14 @@ class Topics:
             self.act(998, ms, "view", partition)
             self.send("dwell", partition, {"request": "none", "item_id": 0, "seconds": 0, "ts": NOW_MS + ms})
 
-    def source(self, state: JoinState | None = None, **settings: Any) -> JoinSource:
+    def source(self, state: JoinState | None = None, *, join: JoinConfig = JOIN, **settings: Any) -> JoinSource:
         labels = {
             name: LabelSource(**{**vars_of(source), "topic": f"{self.prefix}-{source.topic}"})
             for name, source in LABELS.items()
         }
         servers = self.kafka.bootstrap_servers
         config = SourceConfig(topic=f"{self.prefix}-impressions", bootstrap_servers=servers, **settings)
-        plan = JoinPlan.of(JOIN, labels, SCHEMA)
+        plan = JoinPlan.of(join, labels, SCHEMA)
         assert plan is not None
         return JoinSource(config, plan, SCHEMA, state)
 
@@ -188,6 +189,21 @@ def test_silent_events_end_no_window_before_its_time(topics: Topics) -> None:
         samples, reasons, _ = read(source, 2)
     assert samples == [(2, [1, 0]), (3, [0, 0])]
     assert reasons == []
+
+
+def test_a_partition_whose_last_records_wait_for_room_in_the_queue_is_not_idle(topics: Topics) -> None:
+    impressions = [{"request": f"r{n}", "item_id": n, "user_id": n, "ts": NOW_MS + 500 * n} for n in range(400)]
+    for partition in (0, 1):
+        topics.send("impressions", partition, *impressions[partition::2])
+        topics.send("actions", partition, *({**i, "action": "click"} for i in impressions[partition::2]))
+        topics.send("dwell", partition, *({**i, "seconds": 1} for i in impressions[partition::2]))
+    topics.pass_time(400_000)
+    with topics.source(join=msgspec.structs.replace(JOIN, idle_seconds=0.0), queue_bytes=1) as source:
+        samples, reasons, state = read(source, 400)
+    assert [item for item, _ in samples] == list(range(400))
+    assert reasons == []
+    assert state is not None
+    assert [mark.floors for cursor in state.cursors.values() for mark in cursor.values()] == [[]] * 6
 
 
 def test_nothing_is_learned_while_a_topic_of_events_cannot_be_read(topics: Topics) -> None:
