@@ -119,7 +119,7 @@ class ImpressionColumns:
         places = SamplePlaces(*(samples[name] for name in list(samples)[:6]))
         state = JoinState(FIRST_PLACE, {})
         none_N = np.zeros(len(rows), np.int64)
-        return replace(columns, labels_NL=samples["labels"], joined=JoinedRows(places, none_N, state, state))
+        return replace(columns, labels_NL=samples["labels"], joined=JoinedRows(places, none_N, {}, state, state))
 
 
 def learn_ready_made(folder: Path, config_path: Path, columns: Columns) -> LogContents:
