@@ -20,7 +20,7 @@ from tests.torture.join.torture import WINDOW_SAMPLES, JoinTorture, configure
 from tests.torture.join.traffic import Traffic
 from tests.torture.verify.log_contents import LogContents, read_log_contents
 
-NUM, PER_MS, NUM_KILLS = 12_000, 0.2, 5
+NUM, PER_MS, NUM_KILLS = 8_000, 0.2, 3
 
 
 def test_a_trainer_killed_at_steps_of_the_joins_protocol_learns_what_the_definition_says(
