@@ -295,7 +295,7 @@ class LearnedInVersions:
                 continue
             num = following.first_sample - life.first_sample
             assert 0 <= num <= life.num_samples, f"life {number}: {num} of {life.num_samples} samples are in a version"
-            known = [*life.versions, (life.first_sample, life.began_with)]
+            known = [*life.versions, (life.first_sample, life.began_with), (0, None)]
             assert (following.first_sample, following.began_with) in known, "a version that nobody wrote"
             parts.append(life.columns(num))
             self.num_lost += life.num_samples - num
