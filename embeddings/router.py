@@ -72,13 +72,16 @@ class Router(StepTable[RoutedLookup]):
         *,
         scores_K: Array | None = None,
         fetch: Sequence[tuple[TableKeys, Fetch | None]] | None = None,
+        num_occurrences: int | None = None,
     ) -> RoutedLookup:
-        fetch = [(keys, None) for keys in self.split(unique)] if fetch is None else fetch
+        split = self.split(unique) if fetch is None or num_occurrences is not None else [keys for keys, _ in fetch]
+        fetched = [None] * len(split) if fetch is None else [own for _, own in fetch]
         lookups = []
-        for keys, own in fetch:
+        for keys, own in zip(split, fetched, strict=True):
             scores_M = None if scores_K is None else scores_K[keys.positions_M]
-            lookups.append(keys.table.lookup_unique(keys.unique, scores_K=scores_M, fetch=own))
-        return RoutedLookup(self.ops, [keys for keys, _ in fetch], lookups, len(unique.inverse_K))
+            num = None if num_occurrences is None else int(keys.unique.occurrences_U.sum())
+            lookups.append(keys.table.lookup_unique(keys.unique, scores_K=scores_M, fetch=own, num_occurrences=num))
+        return RoutedLookup(self.ops, split, lookups, len(unique.inverse_K))
 
     @on_current_stream
     def gather_slice(self, lookup: RoutedLookup, part: LookupSlice) -> tuple[Array, Array | None]:

@@ -82,7 +82,7 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         """1. Find a slot for each key. 2. Fetch or create rows.
 
         `decision`: what `decide` returned; the keys that it refuses are replaced already. `num_occurrences`: of all
-        keys, if they occur more than once for each of `inverse_K`.
+        keys, if they occur more than once for each of `inverse_K`, or do not all count.
         """
         if (scores_K is not None) != self.priorities.policy.takes_scores:
             raise ValueError('eviction = "custom" needs a score for every key, and no other eviction takes scores')
@@ -138,7 +138,7 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         last_seen_U, by_count = self._last_seen_after_update(unique), self.priorities.by_count
         settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), by_count
         store = self.memory.store
-        if lookup.num_occurrences > len(lookup):  # the step counts each key once
+        if lookup.num_occurrences != len(lookup):  # the step counts each key once
             more_U = unique.occurrences_U - (offsets_U1[1:] - offsets_U1[:-1])
             touched_N = self.ops.touch(store, slots_U, more_U, last_seen_U, by_count)
             if self.tracked:

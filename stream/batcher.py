@@ -199,6 +199,9 @@ class Batcher:
             id_strings=id_strings,
             topic_ids=topic_ids,
             watermarks=watermarks,
+            grade_N=None if pieces[0].grade_N is None else np.concatenate([piece.grade_N for piece in pieces]),
+            shares_NL=None if pieces[0].shares_NL is None else np.concatenate([piece.shares_NL for piece in pieces]),
+            served_N=None if pieces[0].served_N is None else np.concatenate([piece.served_N for piece in pieces]),
             join=pieces[-1].joined.state_after(len(pieces[-1])) if pieces[-1].joined is not None else None,
             rates_N=None
             if (sampled := SampledRows.concatenate([p.sampled for p in pieces])) is None

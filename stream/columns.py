@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from springtide.stream.join_state import FIRST, OTHER_WINDOW
 from springtide.stream.negatives import SampledRows
 from springtide.stream.positions import Partition
 from springtide_client.features import Features, IdStrings, Ragged
@@ -150,6 +151,11 @@ class Columns:
     raw: RawRecords | None = None
     joined: "JoinedRows | None" = None
     sampled: SampledRows | None = None  # where negatives are sampled
+    # of the same, where an impression may be learned more than once: the grade of each sample (join_state.py), all are
+    # FIRST without it; and the share of events within the window of labels by which they are weighed, NaN of others
+    grade_N: npt.NDArray[np.uint8] | None = None
+    shares_NL: npt.NDArray[np.float32] | None = None
+    served_N: npt.NDArray[np.float32] | None = None  # the score that was served for an impression, NaN: none
 
     def __len__(self) -> int:
         return len(self.labels_NL)
@@ -187,6 +193,9 @@ class Columns:
             end_offsets={},
             id_strings=IdStrings(np.zeros(0, np.uint16), np.zeros(0, np.int64), []),
             key_hash_N=None if self.key_hash_N is None else self.key_hash_N[rows],
+            grade_N=None if self.grade_N is None else self.grade_N[rows],
+            shares_NL=None if self.shares_NL is None else self.shares_NL[rows],
+            served_N=None if self.served_N is None else self.served_N[rows],
             raw=None,
             sampled=None if self.sampled is None else self.sampled.take(rows),
         )
@@ -196,6 +205,7 @@ class Columns:
         """The rows of all parts, in order, at least one part; without dead letters, strings and ends."""
         partitions = tuple(dict.fromkeys(partition for part in parts for partition in part.partitions))
         numbers = {partition: number for number, partition in enumerate(partitions)}
+        served = [part.served_N for part in parts if part.served_N is not None]  # of all that have rows, or of none
         renumbered = [np.array([numbers[p] for p in part.partitions], np.int32)[part.partition_N] for part in parts]
         return replace(
             parts[0].take(np.zeros(0, np.int64)),
@@ -209,6 +219,7 @@ class Columns:
             partitions=partitions,
             key_hash_N=None,
             sampled=SampledRows.concatenate([part.sampled for part in parts]),
+            served_N=np.concatenate(served) if served else None,
         )
 
     def dead_letter(self, n: int, reason: str, detail: str) -> DeadLetter:
@@ -303,6 +314,9 @@ class Columns:
             key_hash_N=None if self.key_hash_N is None else self.key_hash_N[start:stop],
             joined=None if self.joined is None else self.joined.slice(start, stop),
             sampled=None if self.sampled is None else self.sampled.slice(start, stop),
+            grade_N=None if self.grade_N is None else self.grade_N[start:stop],
+            shares_NL=None if self.shares_NL is None else self.shares_NL[start:stop],
+            served_N=None if self.served_N is None else self.served_N[start:stop],
             dead_letters=letters,
             end_offsets=end,
         )
@@ -326,9 +340,22 @@ class Batch:
     # the rate at which negatives like each sample were kept, of those that are sampled; and how many were dropped here
     rates_N: npt.NDArray[np.float32] | None = None
     num_dropped: int = 0
+    grade_N: npt.NDArray[np.uint8] | None = None  # as Columns have them; None: all are first samples
+    shares_NL: npt.NDArray[np.float32] | None = None
+    served_N: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.labels_NL)
+
+    @property
+    def is_scored_N(self) -> npt.NDArray[np.bool_] | None:
+        """Which samples are first ones of their labels, the others correct what was learned; None: all."""
+        return None if self.grade_N is None else (self.grade_N == FIRST) | (self.grade_N == OTHER_WINDOW)
+
+    @property
+    def is_counted_N(self) -> npt.NDArray[np.bool_] | None:
+        """Which samples are the first of their impressions, whose ids count; None: all."""
+        return None if self.grade_N is None else self.grade_N == FIRST
 
     @staticmethod
     def empty(schema: Schema) -> "Batch":

@@ -13,12 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.stream.positions import Partition
-from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
+from springtide_client.array_types import BoolArray, Float64Array, Int64Array, UInt64Array
 
 NO_TIME = -(1 << 62)  # before every event
 BEGINNING = -1  # a replay offset: that of the partition's first record
 MAX_KEY_HASH = (1 << 64) - 1
 MAX_INT = (1 << 63) - 1
+
+# Grades: what a sample of an impression is. FIRST: the labels of a window, at its end. LATE: the label of an event that
+# came after it. SETTLED: the labels at the time until which events count. COUNTED is no sample: only its label's share
+# of events within the window is counted. OTHER_WINDOW, of a learned sample: a first one of labels with another window.
+FIRST, LATE, SETTLED, COUNTED, OTHER_WINDOW = range(5)
+
+MEMORY = 0.9995  # what a positive still counts when the next one has come: about the last 2,000 do
+MIN_SETTLED = 30  # positives from which on their share is taken
 
 
 class SamplePlace(NamedTuple):
@@ -29,12 +37,13 @@ class SamplePlace(NamedTuple):
     shown_ms: int
     partition: int  # number of the impressions' partition
     offset: int
-    window_ms: int
+    window_ms: int  # or the time until which events count
+    grade: int = FIRST
 
     @staticmethod
     def after_all_at(due_ms: int) -> "SamplePlace":
         """The place behind every sample of a time."""
-        return SamplePlace(due_ms, MAX_KEY_HASH, MAX_INT, MAX_INT, MAX_INT, MAX_INT)
+        return SamplePlace(due_ms, MAX_KEY_HASH, MAX_INT, MAX_INT, MAX_INT, MAX_INT, MAX_INT)
 
 
 FIRST_PLACE = SamplePlace(NO_TIME, 0, 0, 0, 0, 0)
@@ -68,6 +77,7 @@ class SamplePlaces:
     partition_N: Int64Array
     offset_N: Int64Array
     window_ms_N: Int64Array
+    grade_N: Int64Array
 
     @property
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
@@ -79,6 +89,7 @@ class SamplePlaces:
             self.partition_N,
             self.offset_N,
             self.window_ms_N,
+            self.grade_N,
         )
 
     def take(self, rows: Int64Array | BoolArray | slice) -> "SamplePlaces":
@@ -122,6 +133,41 @@ class EventCount(msgspec.Struct, frozen=True, omit_defaults=True):
     num_matched: int = 0  # of the others, those that one has found
 
 
+class WindowShare(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of the share F of a label's positives whose event comes within the window (of values: of sums).
+
+    Formulas: deploy/docs/decisions/stream.md. `within`, `late` and `num` are of impressions for which events count no
+    longer, and fade; `early_` are of everything that came.
+    """
+
+    within: float = 0.0
+    late: float = 0.0
+    num: float = 0.0
+    early_within: float = 0.0
+    early_late: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """F; 1 while nothing is known."""
+        if self.num >= MIN_SETTLED:
+            return self.within / (self.within + self.late) if self.within + self.late > 0 else 1.0
+        return (self.early_within + 1) / (self.early_within + self.early_late + 1)
+
+    def first(self, within: float) -> "WindowShare":
+        """Count an impression with an event in its window, at the window's end."""
+        return msgspec.structs.replace(self, early_within=self.early_within + within)
+
+    def settled(self, within: float, late: float) -> "WindowShare":
+        """Count an impression with an event, once no more of its events count."""
+        return WindowShare(
+            self.within * MEMORY + within,
+            self.late * MEMORY + late,
+            self.num * MEMORY + 1,
+            self.early_within,
+            self.early_late + late,
+        )
+
+
 class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The join in a version: what was learned, and from where to read again. Some hundred bytes.
 
@@ -134,6 +180,7 @@ class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
     num_duplicates: int = 0
     events: dict[str, EventCount] = {}  # of each label
     ahead: dict[str, SamplePlace] = {}  # partition of impressions -> up to where it is learned, if beyond `released`
+    shares: dict[str, WindowShare] = {}  # of each label with late events
     others: list["JoinState | None"] = []  # of ranks 1, 2, ...; None: it has learned nothing yet
 
     @staticmethod
@@ -181,6 +228,25 @@ class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
 NOTHING_JOINED = JoinState(FIRST_PLACE, {})
 
 
+@dataclass(frozen=True)
+class ShareHistory:
+    """The shares of a label while rows are passed: `states[number_M[m]]` once row m is."""
+
+    states: list[WindowShare]
+    number_M: Int64Array
+
+    def before(self, rows: Int64Array) -> Float64Array:
+        """The share before each of these rows."""
+        shares = np.array([state.share for state in self.states])
+        before_M = np.concatenate([[0], self.number_M])
+        found: Float64Array = shares[before_M[rows]]
+        return found
+
+    def after(self, row: int) -> WindowShare:
+        """What is known once a row is passed."""
+        return self.states[int(self.number_M[row])]
+
+
 class JoinedRows:
     """The places of emitted samples, and the join's state beside them."""
 
@@ -191,13 +257,16 @@ class JoinedRows:
         num_matched_N: Mapping[str, Int64Array],
         before: JoinState,
         after: JoinState,
+        shares: Mapping[str, ShareHistory] | None = None,
+        row_N: Int64Array | None = None,
     ) -> None:
         """`num_duplicates_N`, `num_matched_N`: those up to each sample, of events by label.
 
-        `before`, `after`: with none and with all of them learned.
+        `before`, `after`: with none and with all of them learned. `shares`: by label, over rows of which `row_N` are
+        the samples.
         """
         self.places_N, self._num_duplicates_N, self._before, self._after = places_N, num_duplicates_N, before, after
-        self._num_matched_N = num_matched_N
+        self._num_matched_N, self._shares, self._row_N = num_matched_N, shares or {}, row_N
 
     def state_after(self, num: int) -> JoinState:
         """The state once the first `num` samples are learned."""
@@ -205,6 +274,11 @@ class JoinedRows:
             return self._after
         if num == 0:
             return self._before
+        shares = (
+            {}
+            if self._row_N is None
+            else {label: history.after(int(self._row_N[num - 1])) for label, history in self._shares.items()}
+        )
         return msgspec.structs.replace(
             self._before,
             released=self.places_N.at(num - 1),
@@ -213,12 +287,15 @@ class JoinedRows:
                 name: msgspec.structs.replace(count, num_matched=int(self._num_matched_N[name][num - 1]))
                 for name, count in self._before.events.items()
             },
+            shares=shares,
         )
 
     def take(self, rows: Int64Array) -> "JoinedRows":
         """Some of the samples, in their order; the others are passed like duplicates."""
         matched_N = {name: num_N[rows] for name, num_N in self._num_matched_N.items()}
-        return JoinedRows(self.places_N.take(rows), self._num_duplicates_N[rows], matched_N, self._before, self._after)
+        row_N = None if self._row_N is None else self._row_N[rows]
+        num_duplicates_N, states = self._num_duplicates_N[rows], (self._before, self._after)
+        return JoinedRows(self.places_N.take(rows), num_duplicates_N, matched_N, *states, self._shares, row_N)
 
     def slice(self, start: int, stop: int) -> "JoinedRows":
         """The samples from start to stop."""
@@ -228,4 +305,6 @@ class JoinedRows:
             {name: num_N[start:stop] for name, num_N in self._num_matched_N.items()},
             self.state_after(start),
             self.state_after(stop),
+            self._shares,
+            None if self._row_N is None else self._row_N[start:stop],
         )

@@ -54,7 +54,7 @@ class ValueScale(nn.Module):
     def observe(self, labels_NL: Tensor, weights_N: Tensor) -> None:
         """Count a batch's labels; NaN is masked."""
         targets_NL = targets_of(self.is_log_L, labels_NL)
-        weights_NL = torch.where(torch.isnan(labels_NL) | ~self.is_value_L, 0.0, weights_N[:, None])
+        weights_NL = torch.where(torch.isnan(labels_NL) | ~self.is_value_L, 0.0, label_weights(weights_N))
         targets_NL = torch.where(weights_NL > 0, targets_NL, 0.0)
         is_known_L = (self.count_L >= KNOWN_SAMPLES) & (self.variance_L > 0)
         most_L = torch.where(is_known_L, MOST_DEVIATIONS * torch.sqrt(self.variance_L), torch.inf)
@@ -73,6 +73,11 @@ class ValueScale(nn.Module):
 def targets_of(is_log_L: Tensor, labels_NL: Tensor) -> Tensor:
     """Return what the outputs of value labels should be: logarithms of 1 and the label where its link is log1p."""
     return torch.where(is_log_L, torch.log1p(torch.where(is_log_L, labels_NL, 0.0)), labels_NL)
+
+
+def label_weights(weights: Tensor) -> Tensor:
+    """Return weights (N, 1) or (N, L) of those of samples, (N), or of each label of them, (N, L)."""
+    return weights if weights.ndim == 2 else weights[:, None]
 
 
 PRIOR_COUNT, PRIOR_CLICKS = 4.0, 1.0
@@ -108,7 +113,7 @@ class Calibration(nn.Module):
     @torch.no_grad()
     def observe(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
         """Count a batch that `forward` has scored; NaN labels are ignored."""
-        weights_NL = torch.where(torch.isnan(labels_NL), 0.0, weights_N[:, None])
+        weights_NL = torch.where(torch.isnan(labels_NL), 0.0, label_weights(weights_N))
         labels_NL = torch.nan_to_num(labels_NL)
         scores_NL = (logits_NL - torch.logit(self.rate_L)) / self.trust_L
         probabilities_NL = torch.sigmoid(logits_NL)

@@ -160,7 +160,10 @@ class DenseModel(nn.Module):
         """Called with a batch's dense features after it was scored, before `observe_labels`."""
 
     def observe_labels(self, logits_NL: Tensor, labels_NL: Tensor, weights_N: Tensor) -> None:
-        """Called with a batch's logits and labels (NaN: masked) after it was scored, before the optimizer's step."""
+        """Called with a batch's logits and labels (NaN: masked) after it was scored, before the optimizer's step.
+
+        Where `[labels.*] late` weighs each label of a sample by itself, weights are (N, L).
+        """
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return parameters that are learned otherwise than the settings say: see `groups_of`."""

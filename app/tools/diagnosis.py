@@ -233,7 +233,7 @@ def check_retention(config: Config, address: str, topic: str) -> Iterator[Diagno
     """Compare how long a topic that is joined keeps its records with what a restart reads of it again."""
     if config.join is None:
         return
-    window_ms = max(label.window_ms for label in config.join.labels)
+    window_ms = max(label.horizon_ms for label in config.join.labels)
     needed_ms = window_ms + 1000 * (config.join.config.lateness_seconds + config.join.config.early_seconds)
     reads = f"a restart of the join reads the last {needed_ms / 1000:g} s again"
     kafka = KafkaConfig(bootstrap_servers=address, options=config.source.kafka)

@@ -105,7 +105,8 @@ def require_same_join(source: SourceConfig, plan: JoinPlan | None, stream: Strea
         names = [", ".join(sorted(cursors)) or "none" for cursors in (before, now)]
         raise UserError(
             f"the log was learned with the joins {names[0]}, the configuration has {names[1]} (topics, with "
-            "the window in ms): set them back, or set another [log] path"
+            "window_seconds or until_seconds in ms, and what `late` makes of the latter): set them back, or set "
+            "another [log] path"
         )
 
 
@@ -116,6 +117,15 @@ def require_keys_in_one_partition(plan: JoinPlan) -> None:
             "[join] dedupe_seconds with --ranks: a rank finds duplicates in its own partitions alone; if all "
             "impressions of a key are in one partition, set [join] partitioned_by_key = true (`springtide check` tries "
             "it on a sample), else leave out dedupe_seconds or --ranks"
+        )
+
+
+def require_no_late_labels(plan: JoinPlan) -> None:
+    """Raise UserError if a label's events count after its window: several ranks do not share what they know of them."""
+    if names := [label.name for label in plan.labels if label.has_late]:
+        raise UserError(
+            f"[labels.{names[0]}] until_seconds is for a trainer of one rank: leave out --ranks, or until_seconds, or "
+            'set late = "ignore"'
         )
 
 

@@ -20,6 +20,7 @@ from springtide.app.training.commands import CommandExecutor
 from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, Verdict, oldest_restorable
 from springtide.app.training.session import TrainingSession
+from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
     Blocker,
@@ -253,7 +254,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         topic_resets=max(rank.num_resets for rank in facts.ranks),
         records_deleted_unread=sum(rank.num_deleted_unread for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),
-        join=join_status([rank.join for rank in facts.ranks]),
+        join=join_status([rank.join for rank in facts.ranks], state),
         event_clock_ms=state.stream.clock.now_ms,
         idle_partitions=sorted(map(str, state.stream.clock.idle)),
         gate=msgspec.structs.replace(facts.gate.status(), rollbacks=state.gate.rollbacks),
@@ -284,7 +285,7 @@ def positions_read(session: TrainingSession, ranks: Iterable[RankReport]) -> dic
     return {**session.positions_read(), **of_ranks}
 
 
-def join_status(reports: Iterable[JoinReport | None]) -> JoinStatus | None:
+def join_status(reports: Iterable[JoinReport | None], state: TrainingState) -> JoinStatus | None:
     """Return what the joins of all ranks hold, and what the slowest one waits for; None without one."""
     known = [report for report in reports if report is not None]
     if not known:
@@ -297,6 +298,9 @@ def join_status(reports: Iterable[JoinReport | None]) -> JoinStatus | None:
         sum(report.num_duplicates for report in known),
         slowest.slowest,
         label_status([report.labels for report in known]),
+        state.stream.num_late,
+        state.stream.num_settled,
+        state.served.document() if state.served.num else {},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from springtide.app.scores.served import ServedScores
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join_state import JoinState
 from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
@@ -64,6 +65,9 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     erasures: list[ErasureMeta] = []  # those that the stream from this version's positions on still contains
     high_water_marks: dict[str, StreamPosition] = {}  # how far the stream was ever learned, where further than now
     num_dropped: int = 0  # negatives that were dropped
+    served: ServedScores = ServedScores()  # scores of what was served for joined impressions, if they have it
+    num_late: int = 0  # samples learned for an event that came after the window
+    num_settled: int = 0  # samples learned again once no more of their events count
     join: JoinState | None = None  # of a stream whose labels are joined; `positions` say from where it is read again
 
     @staticmethod

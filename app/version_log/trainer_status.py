@@ -209,6 +209,9 @@ class JoinStatus(msgspec.Struct, frozen=True):
     duplicates: int = 0  # impressions that followed one of their key too closely
     slowest: str = ""  # the topic that holds the others back, with "+window in ms" where it is that of impressions
     labels: dict[str, JoinLabelStatus] = {}
+    late: int = 0  # samples learned for an event that came after the window
+    settled: int = 0  # samples learned again once no more of their events count
+    served: dict[str, float | None] = {}  # AUC, logloss and calibration of what was served; {} without [join] score
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):

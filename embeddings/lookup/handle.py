@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.memory.resident import ResidentRows
 from springtide.embeddings.policy.admission import RowlessKeys
-from springtide.embeddings.rows import as_keys
+from springtide.embeddings.rows import BoolArray, as_keys
 from springtide.kernels.ops import Ops
 from springtide.kernels.types import Array, RowColumns, UniqueKeys
 
@@ -143,18 +145,28 @@ class LookupTable(ABC, Generic[L]):
         event_ms_K: Array,
         *,
         scores_K: Array | None = None,
+        counted_K: BoolArray | None = None,
         prefetched: Prefetch | None = None,
     ) -> L:
         """Make every key's row resident and pin it.
 
-        scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first.
+        scores_K: with custom eviction, a priority for every key; rows of the lowest are evicted first. counted_K, on
+        the host: the keys that count as seen, for rows and for admission; all learn.
         """
+        keys_K, fetch = (features_K, ids_K, event_ms_K), None
         if prefetched is None:
-            return self.lookup_unique(self.unique(features_K, ids_K, event_ms_K), scores_K=scores_K)
-        keys_K = features_K, ids_K, event_ms_K
-        if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
-            raise ValueError("these are not the keys that were prefetched: pass the same arrays")
-        return self.lookup_unique(prefetched.unique, scores_K=scores_K, fetch=prefetched.fetch)
+            unique = self.unique(*keys_K)
+        else:
+            if not all(before is now for before, now in zip(prefetched.keys_K, keys_K, strict=True)):
+                raise ValueError("these are not the keys that were prefetched: pass the same arrays")
+            unique, fetch = prefetched.unique, prefetched.fetch
+        if counted_K is None:
+            return self.lookup_unique(unique, scores_K=scores_K, fetch=fetch)
+        (counted,) = self.ops.put(np.flatnonzero(counted_K))
+        occurrences_U = self.ops.count_values(unique.inverse_K[counted], len(unique.ids_U))
+        return self.lookup_unique(
+            unique._replace(occurrences_U=occurrences_U), scores_K=scores_K, fetch=fetch, num_occurrences=len(counted)
+        )
 
     def unique(self, features_K: Array, ids_K: Array, event_ms_K: Array) -> UniqueKeys:
         """The unique keys, on the device."""
@@ -165,8 +177,18 @@ class LookupTable(ABC, Generic[L]):
         """Start to fetch the rows of keys that will be looked up next."""
 
     @abstractmethod
-    def lookup_unique(self, unique: UniqueKeys, *, scores_K: Array | None = None, fetch: Any = None) -> L:
-        """Make the rows of unique keys resident and pin them. `fetch`: what `begin_fetch` returned for them."""
+    def lookup_unique(
+        self,
+        unique: UniqueKeys,
+        *,
+        scores_K: Array | None = None,
+        fetch: Any = None,
+        num_occurrences: int | None = None,
+    ) -> L:
+        """Make the rows of unique keys resident and pin them. `fetch`: what `begin_fetch` returned for them.
+
+        `num_occurrences`: the sum of `occurrences_U`, where not every key counts once.
+        """
 
     @abstractmethod
     def touch(self, lookup: L) -> None:

@@ -129,14 +129,19 @@ class ShardedTable(LookupTable[ShardedLookup]):
         return request
 
     def lookup_unique(
-        self, unique: UniqueKeys, *, scores_K: Array | None = None, fetch: Request | None = None
+        self,
+        unique: UniqueKeys,
+        *,
+        scores_K: Array | None = None,
+        fetch: Request | None = None,
+        num_occurrences: int | None = None,
     ) -> ShardedLookup:
         """Make every key's row resident at its owner, pin it there, and fetch it. SpillError on all ranks if on one."""
         if fetch is None:
             request = self.request(unique, scores_K)
-        elif scores_K is None:
+        elif scores_K is None and num_occurrences is None:
             request = fetch
-        else:  # only the lookup knows scores: the keys travel again
+        else:  # only the lookup knows scores, and which keys count: they travel again
             request = replace(self.request(unique, scores_K), fetches_T=fetch.fetches_T)
         decisions_T: Sequence[Decision | None] = [None] * len(self.tables)
         if self.admits_together and any(table.admission for table in self.tables):

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from springtide.stream.join_state import COUNTED, FIRST, LATE, SETTLED
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from springtide.stream.join.event_index import Matches
 
 LabelValue = Literal["any", "count", "sum", "max", "last"]
+LateRule = Literal["scale", "settle", "importance_weighted", "ignore"]
 Seconds = Annotated[float, Meta(ge=0, extra=FINITE)]
 
 
@@ -47,6 +49,13 @@ class JoinConfig(Settings, frozen=True, kw_only=True):
             "Needed for `dedupe_seconds` with several ranks, each of which knows its own partitions alone."
         ),
     ] = False
+    score: Annotated[
+        str | None,
+        Meta(
+            description="Field of the impressions with the probability that was served for the first label: the status "
+            "compares it with the label, beside the trainer's own scores, which are of after the window. No feature."
+        ),
+    ] = None
     idle_seconds: Annotated[
         Seconds,
         Meta(description="A partition that is read to its end and silent for so long holds the others back no longer."),
@@ -66,6 +75,21 @@ class LabelSource(Settings, frozen=True, kw_only=True):
             "a window that holds 60 to 90 % of the events is enough.",
         ),
     ] = None
+    until_seconds: Annotated[
+        Annotated[float, Meta(ge=0.001, le=3.2e7)] | None,
+        Meta(
+            description="How long after the impression an event that comes after the window still counts, as `late` "
+            "says. Default: `window_seconds`, later ones are ignored.",
+        ),
+    ] = None
+    late: Annotated[
+        LateRule,
+        Meta(
+            description='What events between the two times change: `"scale"` divides predictions by the share that '
+            'comes within the window, `"settle"` learns every impression again at the end, `"importance_weighted"` '
+            'those with a late event, `"ignore"` nothing.',
+        ),
+    ] = "scale"
     value: Annotated[
         LabelValue,
         Meta(description="The label: 1 if there is any event, how many, or the sum, maximum or last value of `field`."),
@@ -92,6 +116,29 @@ class JoinedLabel:
     window_ms: int
     value: LabelValue = "any"
     name: str = ""
+    until_ms: int = 0  # until then events are counted; 0: to the window's end
+    late: LateRule = "scale"
+
+    @property
+    def has_late(self) -> bool:
+        """True if events after the window count."""
+        return self.until_ms > self.window_ms and self.late != "ignore"
+
+    @property
+    def is_weighed(self) -> bool:
+        """True if samples of the label are weighed by the share of events within the window."""
+        return self.has_late and self.late != "scale"
+
+    @property
+    def horizon_ms(self) -> int:
+        """How long after an impression its events matter."""
+        return self.until_ms if self.has_late else self.window_ms
+
+    @property
+    def looks(self) -> tuple["Look", ...]:
+        """When the join looks at an impression for this label."""
+        first = Look(self.window_ms, FIRST)
+        return (first, Look(self.until_ms, GRADE_OF[self.late])) if self.has_late else (first,)
 
     def value_of(self, found: "Matches") -> Float32Array:
         """The label of each impression, float32 (N); 0 without an event."""
@@ -107,14 +154,32 @@ class JoinedLabel:
         return label_N
 
 
-def cursor_name(topic: str, window_ms: int) -> str:
-    """The name of the cursor that reads the impressions for labels of this window."""
-    return f"{topic}+{window_ms}"
+class Look(NamedTuple):
+    """A time after an impression at which the join looks at its events, and what comes of it."""
+
+    after_ms: int
+    grade: int  # FIRST, LATE, SETTLED or COUNTED
+
+
+# at the time until which events count, the join finds for a label with this rule ...
+GRADE_OF = {"scale": COUNTED, "importance_weighted": LATE, "settle": SETTLED}
+GRADE_NAMES = {LATE: "late", SETTLED: "settled", COUNTED: "counted"}
+
+
+def cursor_name(topic: str, look: Look) -> str:
+    """The name of the cursor that reads the impressions for a look."""
+    grade = GRADE_NAMES.get(look.grade)
+    return f"{topic}+{look.after_ms}" if grade is None else f"{topic}+{look.after_ms}-{grade}"
+
+
+def looks_of(labels: Sequence[JoinedLabel]) -> list[Look]:
+    """All looks of a join, those of first samples first, by their time."""
+    return sorted({look for label in labels for look in label.looks}, key=lambda look: (look.grade, look.after_ms))
 
 
 def cursor_slacks(impressions: str, labels: Sequence[JoinedLabel]) -> dict[str, int]:
     """The cursors of a join: by name, how much later than a record of theirs a sample is released, in ms."""
-    slacks = {cursor_name(impressions, label.window_ms): label.window_ms for label in labels}
+    slacks = {cursor_name(impressions, look): look.after_ms for look in looks_of(labels)}
     return dict(sorted(slacks.items())) | dict.fromkeys((label.topic for label in labels), 0)
 
 
@@ -142,11 +207,14 @@ class JoinPlan:
         """Check the settings and put them together; None if nothing is joined. ValueError names what is wrong."""
         if not config.key:
             for name, source in sources.items():
-                if source.topic is not None or source.window_seconds is not None or source.where:
+                used = source.topic, source.window_seconds, source.until_seconds
+                if any(value is not None for value in used) or source.where:
                     raise ValueError(f'[labels.{name}] needs [join] key = ["..."]: the fields that its events share')
             return None
         if len(set(config.key)) < len(config.key):
             raise ValueError("[join] key names a field twice")
+        if config.score is not None and config.score in schema.names:
+            raise ValueError(f"[join] score {config.score!r} has another role in [schema]: it was made of the features")
         for name in config.key:
             if name in (*schema.labels, *schema.lists, *schema.dense, schema.timestamp, schema.weight):
                 raise ValueError(f"[join] key {name!r} must be an id, and has another role in [schema]")
@@ -164,13 +232,29 @@ class JoinPlan:
                 raise ValueError(
                     f'[labels.{name}] value = "{source.value}" and field: sum, max and last are of a field'
                 )
-            labels.append(JoinedLabel(column, source.topic, round(1000 * source.window_seconds), source.value, name))
+            labels.append(_joined_label(name, column, source, schema))
             by_topic.setdefault(source.topic, []).append((column, source))
         return JoinPlan(
             config,
             tuple(labels),
             tuple(_event_fields(topic, found, config, schema) for topic, found in by_topic.items()),
         )
+
+
+def _joined_label(name: str, column: int, source: LabelSource, schema: Schema) -> JoinedLabel:
+    assert source.topic is not None
+    assert source.window_seconds is not None
+    window_ms = round(1000 * source.window_seconds)
+    until_ms = window_ms if source.until_seconds is None else round(1000 * source.until_seconds)
+    if until_ms < window_ms:
+        raise ValueError(f"[labels.{name}] until_seconds must be at least window_seconds: it is how long events count")
+    label = JoinedLabel(column, source.topic, window_ms, source.value, name, until_ms, source.late)
+    if label.is_weighed and name in schema.links:
+        raise ValueError(
+            f'[labels.{name}] late = "{source.late}" weighs by a probability, which a value is not: '
+            'set late = "scale" or "ignore"'
+        )
+    return label
 
 
 def _event_fields(

@@ -1,15 +1,17 @@
 """Joins events to impressions: from records in any interleaving of partitions to samples in one order.
 
 An impression is a sample once its window is over: with a label of 1, or a count or sum, where events of its key came
-within the window, and of 0 where none did. Samples leave in the order (end of the window, key hash, impression,
-window), once no record that is not late can change them. So neither the samples nor their order depend on how
-partitions interleave, and the place of the last sample that was learned says in a version what has been learned.
+within the window, and of 0 where none did. Where events count for longer, a second cursor reads the impressions that
+much later, and the join looks at their events once more: what comes of that is the impression's grade. Samples leave in
+the order (time, key hash, impression, window, grade), once no record that is not late can change them. So neither the
+samples nor their order depend on how partitions interleave, and the place of the last sample that was learned says in a
+version what has been learned.
 
 Knows no Kafka. What is pending is not in a version: after a restart the records between two offsets are read again,
 and nothing is emitted meanwhile.
 """
 
-# N rows, L labels, U rows of several chunks
+# N samples, L labels, U rows of several chunks, M those of them that are passed at once, some of which are no samples
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,22 +19,28 @@ import msgspec
 import numpy as np
 
 from springtide.stream.columns import NO_KEY, Columns, DeadLetter
-from springtide.stream.join.config import JoinedLabel, cursor_name, cursor_slacks
+from springtide.stream.join.config import JoinedLabel, Look, cursor_name, cursor_slacks, looks_of
 from springtide.stream.join.event_index import EventIndex
 from springtide.stream.join.partition_clock import PartitionClock
 from springtide.stream.join_state import (
+    COUNTED,
+    FIRST,
     FIRST_PLACE,
+    LATE,
     MAX_INT,
     NO_TIME,
+    OTHER_WINDOW,
     EventCount,
     JoinedRows,
     JoinState,
     PartitionMark,
     SamplePlace,
     SamplePlaces,
+    ShareHistory,
+    WindowShare,
 )
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
-from springtide_client.array_types import BoolArray, Float32Array, Int64Array
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array
 from springtide_client.features import IdStrings
 
 NO_KEY_REASON, LATE_REASON = "no_key", "late"
@@ -68,17 +76,17 @@ class Cursor:
 
 
 class HeldChunk:
-    """Impressions of one window whose windows are not over, or not all."""
+    """Impressions that a look is not due for yet, or not for all."""
 
-    def __init__(self, columns: Columns, left: Int64Array, window_ms: int) -> None:
+    def __init__(self, columns: Columns, left: Int64Array, look: Look) -> None:
         """`left`: the rows that are to be joined."""
-        self.columns, self.window_ms = columns, window_ms
-        self.due_ms_N = columns.event_ms_N + window_ms
+        self.columns, self.look = columns, look
+        self.due_ms_N = columns.event_ms_N + look.after_ms
         self.left = left
         self._first_due_ms = int(self.due_ms_N[left].min())
 
     def due_before(self, ms: int) -> Int64Array:
-        """The rows whose windows end before this time."""
+        """The rows that are due before this time."""
         return self.left[self.due_ms_N[self.left] < ms] if self._first_due_ms < ms else NO_ROWS
 
     def remove(self, rows: Int64Array) -> None:
@@ -110,32 +118,33 @@ class LabelJoin:
         """
         self.labels, self.num_labels, self.impressions, self._empty = labels, num_labels, impressions, empty
         self.lateness_ms, self.early_ms, self.dedupe_ms = lateness_ms, early_ms, dedupe_ms
-        self.windows = sorted({label.window_ms for label in labels})
+        self.looks = looks_of(labels)
         state = state or JoinState(FIRST_PLACE, {})
         self.released, self.num_duplicates = state.released, state.num_duplicates
         self._ahead = dict(state.ahead)  # partitions of impressions that were learned beyond `released`
         self._share = share
+        self.shares = {label.name: state.shares.get(label.name, WindowShare()) for label in labels if label.has_late}
         self.cursors = cursor_slacks(impressions, labels)
-        self._impression_cursors = [cursor_name(impressions, window_ms) for window_ms in self.windows]
+        self._impression_cursors = [cursor_name(impressions, look) for look in self.looks]
         self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
         self._events = [EventIndex() for _ in labels]
         self.event_counts = {label.name: state.events.get(label.name, EventCount()) for label in labels}
         # of the events that are read again, so many had been found by impressions that are not
         self._num_found = {name: count.num_matched for name, count in self.event_counts.items()}
         self._read_again_ms: int | None = None  # the newest time of them
-        self._shown = {window_ms: EventIndex() for window_ms in self.windows}  # the last impressions of each key
+        self._shown = {look: EventIndex() for look in self.looks}  # the last impressions of each key
         self._held: list[HeldChunk] = []
         self._dead_letters: list[DeadLetter] = []  # since the last samples
         self._id_strings: list[IdStrings] = []
         # how far behind what was released something of a cursor is needed
-        self._look_back_ms = {self.cursor_name(window_ms): window_ms + dedupe_ms for window_ms in self.windows}
+        self._look_back_ms = {self.cursor_name(look): look.after_ms + dedupe_ms for look in self.looks}
         for label in labels:
-            look_back_ms = max(self._look_back_ms.get(label.topic, 0), label.window_ms + early_ms)
+            look_back_ms = max(self._look_back_ms.get(label.topic, 0), label.horizon_ms + early_ms)
             self._look_back_ms[label.topic] = look_back_ms
 
-    def cursor_name(self, window_ms: int) -> str:
-        """The name of the cursor that reads the impressions for labels of this window."""
-        return cursor_name(self.impressions, window_ms)
+    def cursor_name(self, look: Look) -> str:
+        """The name of the cursor that reads the impressions for a look."""
+        return cursor_name(self.impressions, look)
 
     def partition_marks(self, cursor: str) -> dict[Partition, PartitionMark]:
         """Where this cursor begins to read each partition that it knows."""
@@ -230,13 +239,13 @@ class LabelJoin:
             if not clocks[partition].is_replaying:
                 clocks[partition].is_idle = True
 
-    def add_impressions(self, window_ms: int, columns: Columns) -> None:
-        """Add impressions of one partition, in the order of their offsets."""
-        joined_N = self._observe(self.cursor_name(window_ms), columns)
+    def add_impressions(self, look: Look, columns: Columns) -> None:
+        """Add impressions of one partition, in the order of their offsets, for one look at them."""
+        joined_N = self._observe(self.cursor_name(look), columns)
         if len(columns.id_strings.strings):
             self._id_strings.append(columns.id_strings)
         if joined_N.any():
-            self._held.append(HeldChunk(replace(columns, raw=None), np.flatnonzero(joined_N), window_ms))
+            self._held.append(HeldChunk(replace(columns, raw=None), np.flatnonzero(joined_N), look))
 
     def add_events(self, topic: str, columns: Columns, of_label: Mapping[int, tuple[BoolArray, Float32Array]]) -> None:
         """Add events of one partition, in the order of their offsets.
@@ -271,32 +280,40 @@ class LabelJoin:
             chunk.remove(row_U[order[part_U[order] == number]])
         places_M = places_U.take(order)
         is_new_M, is_duplicate_M = self._is_new(places_M), self._note_duplicates(places_M)
-        is_sample_M = is_new_M & ~is_duplicate_M
-        num_duplicates_M = self.num_duplicates + np.cumsum(is_new_M & is_duplicate_M)
+        is_joined_M = is_new_M & ~is_duplicate_M
+        num_duplicates_M = self.num_duplicates + np.cumsum(is_new_M & is_duplicate_M & (places_M.grade_N == FIRST))
+        labels_ML, num_matched_M, shares = self._labels(places_M, is_joined_M)
+        # one that is late for no label, or counted alone, is no sample
+        is_sample_M = is_joined_M & ((places_M.grade_N == FIRST) | ~np.isnan(labels_ML).all(axis=1))
         if len(order):
             self.released = max(self.released, places_M.at(-1))
             self.num_duplicates = int(num_duplicates_M[-1])
+            self.shares = {name: history.states[-1] for name, history in shares.items()}
         if is_all and watermark_ms > NO_TIME:
             self.released = max(self.released, SamplePlace.after_all_at(watermark_ms - 1))
         if self.released == before.released and not self._dead_letters:
             return None
-        samples, places_N = order[is_sample_M], places_M.take(is_sample_M)
-        labels_NL, num_matched_N = self._labels(places_N)
         after = msgspec.structs.replace(
             before,
             released=self.released,
             num_duplicates=self.num_duplicates,
             events=dict(self.event_counts),
             ahead=self._partitions_ahead(),
+            shares=self.shares,
         )
+        row_N = np.flatnonzero(is_sample_M)
+        samples, places_N = order[row_N], places_M.take(row_N)
+        num_matched_N = {name: num_M[row_N] for name, num_M in num_matched_M.items()}
         columns = replace(
             self._gather(parts, part_U[samples], row_U[samples]),
-            labels_NL=labels_NL,
+            labels_NL=labels_ML[row_N],
+            grade_N=self._grades(places_N),
+            shares_NL=self._shares(shares, row_N),
             dead_letters=tuple(self._dead_letters),
             end_offsets=before.replay_offsets(),
             topic_ids=before.topic_ids(),
             id_strings=IdStrings.concatenate([self._empty.id_strings, *self._id_strings]),
-            joined=JoinedRows(places_N, num_duplicates_M[is_sample_M], num_matched_N, before, after),
+            joined=JoinedRows(places_N, num_duplicates_M[row_N], num_matched_N, before, after, shares, row_N),
         )
         self._dead_letters, self._id_strings, self._ahead = [], [], after.ahead
         self._forget()
@@ -323,10 +340,13 @@ class LabelJoin:
         if is_of_events and self._share.rank > 0:
             return joined_N
         refused = {LATE_REASON: late_N}
-        # of several cursors of the impressions one reports what each finds; what is late each decides itself
+        # of several cursors of the impressions one reports what each finds; what is late each window decides itself,
+        # and a later look is at impressions that were learned
         if is_of_events or name == self._impression_cursors[0]:
             self._dead_letters += [letter for letter in columns.dead_letters if letter.offset >= known_end]
             refused[NO_KEY_REASON] = no_key_N
+        elif name in {self.cursor_name(look) for look in self.looks if look.grade != FIRST}:
+            refused = {}
         for reason, refused_N in refused.items():
             self._dead_letters += [
                 columns.dead_letter(n, reason, REFUSALS[reason])
@@ -354,9 +374,9 @@ class LabelJoin:
     def _note_duplicates(self, places_N: SamplePlaces) -> BoolArray:
         """Which impressions follow one of their key by at most `dedupe_ms`, in the order of places."""
         is_duplicate_N = np.zeros(len(places_N.due_ms_N), np.bool_)
-        for window_ms in self.windows:
-            rows = np.flatnonzero(places_N.window_ms_N == window_ms)
-            places, seen = places_N.take(rows), self._shown[window_ms]
+        for look in self.looks:
+            rows = np.flatnonzero((places_N.window_ms_N == look.after_ms) & (places_N.grade_N == look.grade))
+            places, seen = places_N.take(rows), self._shown[look]
             keys, shown = places.key_hash_N, places.shown_ms_N
             order = np.lexsort((places.offset_N, places.partition_N, shown, keys))
             follows = np.zeros(len(rows), np.bool_)
@@ -366,30 +386,71 @@ class LabelJoin:
             seen.add(keys, shown, np.zeros(len(rows), np.float32))
         return is_duplicate_N
 
-    def _labels(self, places_N: SamplePlaces) -> tuple[Float32Array, dict[str, Int64Array]]:
-        """The labels of samples, (N, L), and of each the events that were found up to each sample (N).
+    def _labels(
+        self, places_M: SamplePlaces, is_joined_M: BoolArray
+    ) -> tuple[Float32Array, dict[str, Int64Array], dict[str, ShareHistory]]:
+        """The labels of rows, (M, L); of each label the events that were found up to each row (M), and its share.
 
-        NaN where a sample is not of the label's window.
+        NaN where a row says nothing of a label.
         """
-        num_matched_N: dict[str, Int64Array] = {}
-        key_hash_N, shown_N, window_N = places_N.key_hash_N, places_N.shown_ms_N, places_N.window_ms_N
-        labels_NL = np.full((len(shown_N), self.num_labels), np.nan, np.float32)
+        num_rows = len(places_M.due_ms_N)
+        labels_ML = np.full((num_rows, self.num_labels), np.nan, np.float32)
+        num_matched_M: dict[str, Int64Array] = {}
+        shares: dict[str, ShareHistory] = {}
         for label, events in zip(self.labels, self._events, strict=True):
-            rows = np.flatnonzero(window_N == label.window_ms)
-            shown = shown_N[rows]
-            found = events.match(key_hash_N[rows], shown - self.early_ms, shown + label.window_ms)
-            labels_NL[rows, label.column] = label.value_of(found)
-            count, num_new_N = self.event_counts[label.name], np.zeros(len(shown_N), np.int64)
-            num_new_N[rows] = found.num_new_N
-            num_matched_N[label.name] = count.num_matched + np.cumsum(num_new_N)
-            self.event_counts[label.name] = msgspec.structs.replace(
-                count, num_matched=count.num_matched + int(num_new_N.sum())
+            is_look_M = np.zeros(num_rows, np.bool_)
+            for look in label.looks:
+                is_look_M |= (places_M.window_ms_N == look.after_ms) & (places_M.grade_N == look.grade)
+            rows = np.flatnonzero(is_joined_M & is_look_M)
+            keys, shown = places_M.key_hash_N[rows], places_M.shown_ms_N[rows]
+            grade_R, from_R = places_M.grade_N[rows], shown - self.early_ms
+            found = events.match(keys, from_R, shown + np.where(grade_R == FIRST, label.window_ms, label.until_ms))
+            value_R = label.value_of(found)
+            num_new_M = np.zeros(num_rows, np.int64)
+            num_new_M[rows] = found.num_new_N
+            count = self.event_counts[label.name]
+            num_matched_M[label.name] = count.num_matched + np.cumsum(num_new_M)
+            num_matched = count.num_matched + int(num_new_M.sum())
+            self.event_counts[label.name] = msgspec.structs.replace(count, num_matched=num_matched)
+            if not label.has_late:
+                labels_ML[rows, label.column] = value_R
+                continue
+            within = events.match(keys, from_R, shown + label.window_ms)
+            within_R = label.value_of(within)
+            # a late event counts if it is the first one, and a look that only counts says nothing
+            is_late_R = (within.count_N == 0) & (found.count_N > 0)
+            is_said_R = (grade_R != COUNTED) & ((grade_R != LATE) | is_late_R)
+            labels_ML[rows[is_said_R], label.column] = value_R[is_said_R]
+            shares[label.name] = _history(
+                self.shares[label.name], rows, grade_R, found.count_N, within_R, value_R, num_rows
             )
-        return labels_NL, num_matched_N
+        return labels_ML, num_matched_M, shares
+
+    def _shares(self, shares: Mapping[str, ShareHistory], row_N: Int64Array) -> Float32Array | None:
+        """The share of each label that is weighed by it, as known before each sample, (N, L), NaN of others.
+
+        None: there is no such label.
+        """
+        weighed = [label for label in self.labels if label.is_weighed]
+        if not weighed:
+            return None
+        shares_NL = np.full((len(row_N), self.num_labels), np.nan, np.float32)
+        for label in weighed:
+            shares_NL[:, label.column] = shares[label.name].before(row_N)
+        return shares_NL
+
+    def _grades(self, places_N: SamplePlaces) -> UInt8Array | None:
+        """What each sample is of its impression; None where all are first ones."""
+        if sum(look.grade != COUNTED for look in self.looks) == 1:
+            return None
+        is_first_N = places_N.grade_N == FIRST
+        is_again_N = is_first_N & (places_N.window_ms_N != self.looks[0].after_ms)
+        grade_N: UInt8Array = np.where(is_again_N, OTHER_WINDOW, places_N.grade_N).astype(np.uint8)
+        return grade_N
 
     def _gather(self, parts: Sequence[tuple[HeldChunk, Int64Array]], part_N: Int64Array, row_N: Int64Array) -> Columns:
         """The samples' columns, in their order, from the chunks that hold them."""
-        clocks = self._cursors[self.cursor_name(self.windows[0])].clocks
+        clocks = self._cursors[self.cursor_name(self.looks[0])].clocks
         all_partitions = replace(self._empty, partitions=tuple(sorted(clocks)))
         pieces, place_N, start = [all_partitions], np.empty(len(part_N), np.int64), 0
         for number, (chunk, _) in enumerate(parts):
@@ -405,12 +466,12 @@ class LabelJoin:
         for label, events in zip(self.labels, self._events, strict=True):
             self._count_events(label, events)
             events.forget(self.event_counts[label.name].over_ms)
-        for window_ms, shown in self._shown.items():
-            shown.forget(self.released.due_ms - window_ms - self.dedupe_ms)
+        for look, shown in self._shown.items():
+            shown.forget(self.released.due_ms - look.after_ms - self.dedupe_ms)
 
     def _count_events(self, label: JoinedLabel, events: EventIndex) -> None:
         """Count the events that no impression to come can find; now or, as that takes a while, after some more time."""
-        count, reach_ms = self.event_counts[label.name], label.window_ms + self.early_ms
+        count, reach_ms = self.event_counts[label.name], label.horizon_ms + self.early_ms
         over_ms = self.released.due_ms - reach_ms
         if self.released == FIRST_PLACE or over_ms - count.over_ms < reach_ms // COUNTS_IN_A_WINDOW:
             return
@@ -433,7 +494,8 @@ class LabelJoin:
             {name: cursor.marks(oldest_ms[name]) for name, cursor in self._cursors.items()},
             self.num_duplicates,
             dict(self.event_counts),
-            self._partitions_ahead(),
+            ahead=self._partitions_ahead(),
+            shares=self.shares,
         )
 
     def _partitions_ahead(self) -> dict[str, SamplePlace]:
@@ -441,9 +503,30 @@ class LabelJoin:
         return {name: place for name, place in self._ahead.items() if place > self.released}
 
 
+def _history(
+    share: WindowShare,
+    rows: Int64Array,
+    grade_R: Int64Array,
+    count_R: Int64Array,
+    within_R: Float32Array,
+    final_R: Float32Array,
+    num_rows: int,
+) -> ShareHistory:
+    """What is known of a share while `num_rows` rows are passed, of which `rows` are looks for its label."""
+    states, changed_M = [share], np.zeros(num_rows, np.int64)
+    for r in np.flatnonzero(count_R > 0).tolist():
+        within = float(within_R[r])
+        if grade_R[r] == FIRST:
+            states.append(states[-1].first(within))
+        else:
+            states.append(states[-1].settled(within, float(final_R[r]) - within))
+        changed_M[rows[r]] = 1
+    return ShareHistory(states, np.cumsum(changed_M))
+
+
 def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:
     """The columns of SamplePlace of these rows (U), the number of each one's part, and its row there."""
-    found = [SamplePlaces(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
+    found = [SamplePlaces(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
     part_U, row_U = [NO_ROWS], [NO_ROWS]
     for number, (chunk, rows) in enumerate(parts):
         columns = chunk.columns
@@ -456,7 +539,8 @@ def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[SamplePlaces
                 columns.event_ms_N[rows],
                 numbers[columns.partition_N[rows]],
                 columns.offset_N[rows],
-                np.full(len(rows), chunk.window_ms),
+                np.full(len(rows), chunk.look.after_ms),
+                np.full(len(rows), chunk.look.grade),
             )
         )
         part_U.append(np.full(len(rows), number))

@@ -3,6 +3,7 @@
 Events are read as they come, the impressions as late as their windows last: so events are held, and not impressions.
 """
 
+import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ IMPRESSION_BYTES = 64  # of one that is held, beside its features
 
 
 class JoinSource(Source):
-    """One reader for the impressions of each window and one for each topic of events. A poll waits for none of them.
+    """One reader for each look at the impressions, one for each topic of events. A poll waits for none of them.
 
     Of several ranks each joins the impressions of its share of the partitions, and for that reads all events: they are
     few. One without such partitions reads none.
@@ -62,12 +63,13 @@ class JoinSource(Source):
             state=state,
             share=share,
         )
+        read = schema if seconds.score is None else with_number(schema, seconds.score)
         self._impressions = {
-            self.join.cursor_name(window_ms): (
-                window_ms,
-                self._reader(config, schema, self.join.cursor_name(window_ms), erasures, share),
+            self.join.cursor_name(look): (
+                look,
+                self._reader(config, read, self.join.cursor_name(look), erasures, share),
             )
-            for window_ms in self.join.windows
+            for look in self.join.looks
         }
         self._events = {
             fields.topic: (fields, self._reader(event_config(config, fields.topic), fields.schema, fields.topic))
@@ -140,9 +142,10 @@ class JoinSource(Source):
         """Take what the readers have, except from those that are ahead of the others. Return True if there was any."""
         has_read = False
         ahead_ms, slowest = self.join.watermark_ms() + 2 * self.join.lateness_ms, self.join.slowest_cursor()
-        for name, (window_ms, reader) in self._impressions.items():
+        for name, (look, reader) in self._impressions.items():
             for columns in reader.poll(0.0) if name == slowest or self.join.cursor_ms(name) <= ahead_ms else ():
-                self.join.add_impressions(window_ms, columns)
+                has_score = self._plan.config.score is not None
+                self.join.add_impressions(look, take_last_number(columns) if has_score else columns)
                 has_read = True
         for topic, (fields, reader) in self._events.items() if self._reads_events else ():
             for columns in reader.poll(0.0) if topic == slowest or self.join.cursor_ms(topic) <= ahead_ms else ():
@@ -219,7 +222,10 @@ class JoinSource(Source):
             join.num_events,
             join.num_duplicates,
             join.slowest_cursor(),
-            {name: LabelReport(count.num_unmatched) for name, count in join.event_counts.items()},
+            {
+                name: LabelReport(count.num_unmatched, join.shares[name].share if name in join.shares else None)
+                for name, count in join.event_counts.items()
+            },
         )
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
@@ -266,6 +272,21 @@ class JoinSource(Source):
 def event_config(config: SourceConfig, topic: str) -> SourceConfig:
     """How the events of a topic are read: as impressions are, which alone are sampled."""
     return replace(config, topic=topic, sample_by=(), rate_field=None)
+
+
+def with_number(schema: Schema, name: str) -> Schema:
+    """The schema with one number more, which is no feature."""
+    if not schema.numbers:
+        return dataclasses.replace(schema, dense=(*schema.dense, name))
+    numbers = {**schema.numbers, name: schema.next_number}
+    return dataclasses.replace(schema, dense=(*schema.dense, name), numbers=numbers, next_number=schema.next_number + 1)
+
+
+def take_last_number(columns: Columns) -> Columns:
+    """The columns with their last number as the served score."""
+    dense_NF = columns.features.dense_NF
+    features = dataclasses.replace(columns.features, dense_NF=np.ascontiguousarray(dense_NF[:, :-1]))
+    return dataclasses.replace(columns, features=features, served_N=dense_NF[:, -1].copy())
 
 
 def counted_events(fields: EventFields, columns: Columns) -> dict[int, tuple[BoolArray, Float32Array]]:

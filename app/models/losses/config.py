@@ -65,6 +65,7 @@ class LabelLoss:
     gamma: float = 2.0
     alpha: float | None = None
     delta: float = 1.0
+    late: Literal["", "settle", "importance_weighted"] = ""  # how samples are weighed whose events may come late
 
     @property
     def link(self) -> str:
@@ -108,6 +109,7 @@ def label_losses(default: LossName, labels: Mapping[str, LabelConfig], schema: S
                 gamma=config.gamma,
                 alpha=config.alpha,
                 delta=config.delta,
+                late=_late_rule(name, config, loss),
             )
         )
     return tuple(losses)
@@ -127,3 +129,16 @@ def require_whole_groups(negatives: NegativeSampling, losses: Sequence[LabelLoss
                 f'group: only with label = "{label}", by = {wanted}, method = "offset" and no rate_field are groups '
                 "kept whole"
             )
+
+
+def _late_rule(name: str, config: LabelConfig, loss: LossName) -> Literal["", "settle", "importance_weighted"]:
+    """Return how samples of a label are weighed; ValueError if its loss is not of a probability."""
+    has_late = config.until_seconds is not None and config.until_seconds > (config.window_seconds or 0)
+    if not has_late or config.late == "scale" or config.late == "ignore":
+        return ""
+    if loss != "bce":
+        raise ValueError(
+            f'[labels.{name}] late = "{config.late}" weighs samples by a predicted probability: it goes with loss = '
+            f'"bce", not with "{loss}"; set late = "scale" or "ignore"'
+        )
+    return config.late

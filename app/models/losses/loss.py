@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from springtide.app.models.calibrated_model import MIN_SCALE, MOST_DEVIATIONS, targets_of
+from springtide.app.models.calibrated_model import MIN_SCALE, MOST_DEVIATIONS, label_weights, targets_of
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.config import LabelLoss
+from springtide.kernels.cpu.late_weights import LEAST
 from springtide.kernels.cpu.net.loss import logistic_loss
 from springtide_client.features import Features
 
@@ -38,7 +39,8 @@ class LossGradient(NamedTuple):
 class Loss:
     """Sums of the samples' losses times weights, not means: a row's step must not depend on its batch's other samples.
 
-    Masked labels (NaN) do not count. A net with a method `loss(logits_NL, labels_NL, weights_N)` replaces them all.
+    Masked labels (NaN) do not count. Weights are of samples, (N), or of each label of them, (N, L). A net with a method
+    `loss(logits_NL, labels_NL, weights_N)` replaces them all.
     """
 
     def __init__(self, labels: Sequence[LabelLoss], model: nn.Module) -> None:
@@ -48,11 +50,17 @@ class Loss:
         if not labels and self.task_weights is not None:
             labels = [LabelLoss()] * self.task_weights.num_labels
         self.labels = tuple(labels)
+        if self.own is not None and any(label.late for label in self.labels):
+            raise ValueError(
+                'the net has a loss of its own, which [labels.*] late = "settle" and "importance_weighted" cannot '
+                'weigh: set late = "scale" or "ignore"'
+            )
         groups = {label.group for label in self.labels if label.group is not None}
         self.group_columns: tuple[int, ...] = tuple(sorted(groups))
         device = next((tensor.device for tensor in model.state_dict().values()), None)
         self.weights_L = torch.tensor([label.weight for label in self.labels], device=device)
         self.is_log_L = torch.tensor([label.link == "log1p" for label in self.labels], device=device)
+        self.is_settled_L = torch.tensor([label.late == "settle" for label in self.labels], device=device)
         self.is_logistic_L = torch.tensor([label.name == "bce" for label in self.labels], device=device)
 
     @cached_property
@@ -75,7 +83,7 @@ class Loss:
 
         `weights_N`: (N), or (N, L) where labels differ; a loss of the net's own gets those of the first label.
         """
-        masked_NL, given_NL = torch.isnan(labels_NL), by_label(weights_N)
+        masked_NL, given_NL = torch.isnan(labels_NL), label_weights(weights_N)
         weights_NL = torch.where(masked_NL, 0.0, given_NL)
         weight = weights_NL.sum()
         if self.own is not None:
@@ -94,6 +102,18 @@ class Loss:
             # times the weights too: else a label of weight 0 would lower its variance until nothing is finite
             total = total + 0.5 * self.weights_L * self.task_weights.log_variances_L * weights_NL.sum(dim=0)
         return total.sum(), weight
+
+    def late_factors(self, logits_NL: Tensor, labels_NL: Tensor, shares_NL: Tensor | None) -> Tensor | None:
+        """Return by what shares multiply the weights of labels, (N, L), by what was predicted; None without shares.
+
+        `shares_NL`: F of labels whose events may come late (kernels/cpu/late_weights.py), NaN of others.
+        """
+        if shares_NL is None:
+            return None
+        p_NL = torch.sigmoid(logits_NL.detach().double())
+        settled_NL, other_NL = late_weights(labels_NL, p_NL, shares_NL.double())
+        factors_NL = torch.where(self.is_settled_L, settled_NL, other_NL)
+        return torch.where(torch.isnan(shares_NL), 1.0, factors_NL).float()
 
     def factors(self) -> Tensor:
         """Return what each label's loss counts, (L)."""
@@ -114,7 +134,7 @@ class Loss:
         """
         if logits_NL.device.type == "cpu" and (self.is_plain or errors_NL is None):
             found_NL = torch.empty_like(logits_NL)
-            weights_NL = by_label(weights_N).expand_as(logits_NL).contiguous()
+            weights_NL = label_weights(weights_N).expand_as(logits_NL).contiguous()
             loss, weight = logistic_loss(logits_NL.numpy(), labels_NL.numpy(), weights_NL.numpy(), found_NL.numpy())
             errors_NL = found_NL if errors_NL is None else errors_NL
             if self.is_plain:
@@ -174,9 +194,12 @@ class Loss:
         return torch.where(scales_L > 0, scales_L, own_L.clamp(min=MIN_SCALE))
 
 
-def by_label(weights_N: Tensor) -> Tensor:
-    """Return weights with an axis of labels, of one where they are alike."""
-    return weights_N[:, None] if weights_N.dim() == 1 else weights_N
+def late_weights(labels_NL: Tensor, p_NL: Tensor, shares_NL: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `late_weight` of the kernels gives: of labels that are settled, and of others."""
+    is_positive_NL = labels_NL > 0.5
+    settled_NL = (1 - p_NL) / (2 - p_NL - p_NL * shares_NL).clamp(min=LEAST)
+    other_NL = (1 - p_NL) / (1 - p_NL * shares_NL).clamp(min=LEAST)
+    return torch.where(is_positive_NL, 1 / (1 + shares_NL), settled_NL), torch.where(is_positive_NL, 1.0, other_NL)
 
 
 def binary_cross_entropy(logits_N: Tensor, labels_N: Tensor, weights_N: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from springtide.app.version_log.trainer_meta import (
     TrainerMeta,
     erasures_ahead,
@@ -14,7 +16,7 @@ from springtide.app.version_log.trainer_meta import (
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join.handover import take_over
-from springtide.stream.join_state import NOTHING_JOINED, JoinState
+from springtide.stream.join_state import LATE, NOTHING_JOINED, SETTLED, JoinState
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position, positions_from_meta
 from springtide.stream.watermark import WatermarkClock
 from springtide_client.format.records import VersionMeta
@@ -46,6 +48,7 @@ class StreamState:
         self.join: JoinState | None = None  # of a stream whose labels are joined: of all ranks, as of the last exchange
         self.own_join: JoinState | None = None  # this rank's part, up to date
         self.samples_trained = 0
+        self.num_late = self.num_settled = 0  # samples that correct what was learned of their impressions
         self.dead_letters: dict[str, int] = {}  # by reason
         self.num_dropped = 0  # negatives
         self.complete_until_ms = 0  # every record that was readable then is learned
@@ -70,6 +73,9 @@ class StreamState:
         if batch.join is not None:
             self.own_join = batch.join
             self.join = batch.join if self.share.num_ranks == 1 else self.join
+        if batch.grade_N is not None:
+            self.num_late += int(np.count_nonzero(batch.grade_N == LATE))
+            self.num_settled += int(np.count_nonzero(batch.grade_N == SETTLED))
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         if self.share.num_ranks == 1:
@@ -143,4 +149,5 @@ class StreamState:
         self.high_water_marks, self.sought_by = high_water_marks(meta), trainer.sought_by
         self.join, self.num_dropped = trainer.join, trainer.num_dropped
         self.own_join = None if trainer.join is None else take_over(trainer.join, self.share)
+        self.num_late, self.num_settled = trainer.num_late, trainer.num_settled
         self.erasures = erasures_ahead(erasures_from_meta(trainer.erasures), self.positions)

@@ -12,6 +12,7 @@ from springtide.app.errors import UserError
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.scores.segments import SegmentNames
+from springtide.app.scores.served import ServedScores
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.limit_overrides import LimitOverrides
 from springtide.app.training.state.row_budget import RowBudget, RowsOfDelta
@@ -67,6 +68,7 @@ class TrainingState:
         self.limits = LimitOverrides(learner.table.config, schema)
         self.gate = GateMeta()  # automatic rollbacks so far
         self.published_scores = scores.document()  # of the newest version
+        self.served = ServedScores()
         self.own_samples = 0  # of this rank's batches, since the start
         self.base_number = 0  # of the base that learning began with
         self.executed_commands: dict[str, int] = {}  # when learning began: id -> version, of all in the log
@@ -75,6 +77,7 @@ class TrainingState:
         self._segment_names = SegmentNames(schema, scores.by)
         self._pending_report: Callable[[], StepReport] | None = None  # of the newest step, not counted yet
         self._pending_features: Features | None = None  # of the same step
+        self._pending_rows: npt.NDArray[np.int64] | None = None  # of the same step: those that are scored; None: all
         model = learner.model
         self._item_layout = (
             ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
@@ -111,6 +114,8 @@ class TrainingState:
             report = self.learner.start_step(batch, next_batch)
             self.finish_step()  # its report has arrived while this step was prepared
             self._pending_report, self._pending_features = report, batch.features
+            is_scored_N = batch.is_scored_N
+            self._pending_rows = None if is_scored_N is None else np.flatnonzero(is_scored_N)
         if batch.id_strings:
             self.pending_scores.add_strings(batch.id_strings)
         if not self.learner.reports_late:
@@ -120,6 +125,17 @@ class TrainingState:
         self.stream.advance(batch, limit_ms=limit_ms, num_samples=num_samples)
         num_looked_up = (self.learner.num_keys, self.learner.num_crosses) if has_samples else (0, 0)
         self.unpublished.add_batch(batch, *num_looked_up)
+        if batch.served_N is not None:
+            self._observe_served(batch)
+
+    def _observe_served(self, batch: Batch) -> None:
+        """Compare what was served for the first label with what its window says, at the first samples of it."""
+        assert batch.served_N is not None
+        is_scored_N = batch.is_scored_N
+        rows = slice(None) if is_scored_N is None else np.flatnonzero(is_scored_N)
+        # what was served is of all that comes
+        share = self.label_shares().get(self.schema.labels[0], 1.0)
+        self.served = self.served.observe(share * batch.served_N[rows], batch.labels_NL[rows, 0], batch.weights_N[rows])
 
     def finish_step(self) -> None:
         """Count the report of the newest step, and wait for it if it is still on the device."""
@@ -128,6 +144,9 @@ class TrainingState:
             report = pending()
             features, self._pending_features = self._pending_features, None
             assert features is not None
+            if self._pending_rows is not None:  # samples that correct what was learned are no test of it
+                rows = self._pending_rows
+                report, features = report.take(rows), features.take(rows)
             self.pending_scores.add_step(report, features, report.num_before)
             if np.isfinite(report.loss):
                 self._loss = report.loss
@@ -281,12 +300,21 @@ class TrainingState:
             sketch_age=sketch.age,
             fingerprint=self.schema.fingerprint(),
             scores=self.published_scores,
+            label_shares=self.label_shares(),
             dead_letters=dict(stream.dead_letters),
             record_ms=sample_times([self.unpublished.record_times()]) if self._record_ms is None else self._record_ms,
             catching_up=self.unpublished.is_catching_up,
             executed_commands=self.unpublished.commands,
             trainer=self._trainer_meta().to_json(),
         )
+
+    def label_shares(self) -> dict[str, float]:
+        """Return the shares of events within the window by which predictions are divided, by label."""
+        join, losses = self.stream.join, zip(self.schema.labels, self.learner.loss.labels, strict=False)
+        if join is None:
+            return {}
+        weighed = {label for label, loss in losses if loss.late}  # they learn all events
+        return {label: share.share for label, share in join.shares.items() if label not in weighed}
 
     def restore(
         self,
@@ -310,7 +338,7 @@ class TrainingState:
         self.learner.num_samples = meta.samples_trained
         self.learner.skipped_steps, self.learner.clipped_steps = trainer.skipped_steps, trainer.clipped_steps
         self.stream.restore(meta, trainer)
-        self.gate = trainer.gate
+        self.gate, self.served = trainer.gate, trainer.served
         self.published_scores, self._loss = self._scores.document(), trainer.loss
         self._scored = time.monotonic(), meta.samples_trained
         table.restore_clock_state(trainer.table)
@@ -346,6 +374,9 @@ class TrainingState:
             high_water_marks=positions_to_meta(stream.high_water_marks),
             join=stream.join,
             num_dropped=stream.num_dropped,
+            served=self.served,
+            num_late=stream.num_late,
+            num_settled=stream.num_settled,
         )
 
     def _num_state_bytes(self) -> int:

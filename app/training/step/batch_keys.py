@@ -54,6 +54,7 @@ class BatchKeys:
     prefetch: Any = None  # what the table's `prefetch` gave
     staged: StagedColumns | None = None  # all columns of the batch, on their way to the device, until its `release`
     numbers: WideNumbers | None = None  # of the wide part
+    counted_K: npt.NDArray[np.bool_] | None = None  # on the host: the keys that count as seen; None: all
     make_columns: Callable[[Batch], Columns] | None = None
 
     @cached_property
@@ -146,6 +147,9 @@ class KeyPreparer:
             # a missing score counts as 0
             scores_N = np.nan_to_num(features.dense_NF[:, self._score_column], nan=0)
             scores_K = repeat_per_key(features, scores_N, self._num_bins)
+        counted_K, is_counted_N = None, batch.is_counted_N
+        if is_counted_N is not None:
+            counted_K = repeat_per_key(features, is_counted_N, self._num_bins)
         staged = None
         if self._buffers is not None:
             own = zip(KEY_COLUMNS, (features_K, ids_K, event_ms_K, scores_K), strict=True)
@@ -161,6 +165,7 @@ class KeyPreparer:
             offsets_PN1,
             staged=staged,
             numbers=numbers,
+            counted_K=counted_K,
             make_columns=self._columns,
         )
 
@@ -168,6 +173,8 @@ class KeyPreparer:
         columns = input_columns(self._schema, batch.features) | {"labels": batch.labels_NL, "weights": batch.weights_N}
         if (weights := SampleWeights.of(batch, self._negatives)) is not None:
             columns |= weights.columns()
+        if batch.shares_NL is not None:
+            columns["shares"] = batch.shares_NL
         if self._item_column is not None:
             columns["item_ids"] = np.ascontiguousarray(batch.features.categorical_NC[:, self._item_column])
         return columns

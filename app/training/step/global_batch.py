@@ -157,4 +157,7 @@ def without_samples(batch: Batch) -> Batch:
         event_ms_N=batch.event_ms_N[:0],
         record_ms_N=batch.record_ms_N[:0],
         rates_N=None if batch.rates_N is None else batch.rates_N[:0],
+        grade_N=None if batch.grade_N is None else batch.grade_N[:0],
+        served_N=None if batch.served_N is None else batch.served_N[:0],
+        shares_NL=None if batch.shares_NL is None else batch.shares_NL[:0],
     )

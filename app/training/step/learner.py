@@ -131,8 +131,15 @@ class Learner:
             num_states = 0 if self.wide is None else WideStep.num_states_of(table)
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
             self.global_batch = GlobalBatch(exchange, self.model, precision, self.update, seed=config.seed)
+            if any(label.late for label in losses):
+                raise ValueError(
+                    '[labels.*] late = "settle" and "importance_weighted" are for a trainer of one rank: set late = '
+                    '"scale" or "ignore"'
+                )
             if self.wide is not None:
                 self.wide_step = RanksWideStep(self.wide, table, schema, self.sharded_table, negatives=negatives)
+        if self.wide_step is not None:
+            self.wide_step.set_late_rules(losses)
         # the tables that a step looks up in, and at most how many keys of a batch
         self._tables = [(one, self._max_keys) for one in table.model_tables.values()]
         if self.wide_step is not None and self.wide_step.crosses is not None:
@@ -147,6 +154,11 @@ class Learner:
             )
         self.objective = (LossObjective if self.wide_step is None else OffsetObjective)(self.model, self.loss)
         if isinstance(model, TwoTower):
+            if any(label.late for label in losses):
+                raise ValueError(
+                    '[labels.*] late = "settle" and "importance_weighted" weigh by a probability, and two towers learn '
+                    'to rank items: set late = "scale" or "ignore"'
+                )
             self.objective = TwoTowerObjective(model, self.global_batch)
         self.compiled: CompiledObjective | None = None
         self.max_compiled_samples = 0  # of a batch; larger ones learn by autograd
@@ -293,7 +305,12 @@ class Learner:
 
     def _look_up(self, keys: BatchKeys) -> Any:
         return self.rows.lookup(
-            keys.features_K, keys.ids_K, keys.event_ms_K, scores_K=keys.scores_K, prefetched=keys.prefetch
+            keys.features_K,
+            keys.ids_K,
+            keys.event_ms_K,
+            scores_K=keys.scores_K,
+            counted_K=keys.counted_K,
+            prefetched=keys.prefetch,
         )
 
     def _prefetch(self, keys: BatchKeys) -> None:
@@ -332,6 +349,7 @@ class Learner:
             columns.get("loss_weights"),
             columns.get("offsets"),
             columns.get("counted"),
+            columns.get("shares"),
         )
         outcome = self.learning_step(self.objective, step_columns, bfloat16=use_bfloat16)
         if self.sharded_table is not None:
@@ -367,6 +385,7 @@ class Learner:
             torch.from_numpy(batch.weights_N),
             None if groups is None else torch.from_numpy(groups),
             offset_step=offset_step,
+            shares_NL=None if batch.shares_NL is None else torch.from_numpy(batch.shares_NL),
         )
         if (weights := SampleWeights.of(batch, self.negatives)) is not None:
             columns = columns._replace(

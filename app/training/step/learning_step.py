@@ -7,7 +7,7 @@ On a device nothing is read back, so that it may lag behind, or a CUDA graph cap
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from springtide.app.models.calibrated_model import label_weights
 from springtide.app.models.compiled_net import CompiledNet
 from springtide.app.models.interface import DenseModel
 from springtide.app.models.losses.loss import Loss
@@ -40,15 +41,16 @@ class StepColumns(NamedTuple):
     loss_weights_NL: Tensor | None = None
     offsets_NL: Tensor | None = None
     counted_N: Tensor | None = None
+    shares_NL: Tensor | None = None  # F of labels whose events may come late, NaN of others: `Loss.late_factors`
 
     def shifted(self, logits_NL: Tensor) -> Tensor:
         """Return the logits that the loss is of."""
         return logits_NL if self.offsets_NL is None else logits_NL + self.offsets_NL
 
-    @property
-    def loss_weights(self) -> Tensor:
-        """By what losses are multiplied, (N), or (N, L) where labels differ."""
-        return self.weights_N if self.loss_weights_NL is None else self.loss_weights_NL
+    def loss_weights(self, late_NL: Tensor | None) -> Tensor:
+        """By what losses are multiplied, (N), or (N, L) where labels differ. `late_NL`: see `Loss.late_factors`."""
+        weights = self.weights_N if self.loss_weights_NL is None else self.loss_weights_NL
+        return weights if late_NL is None else label_weights(weights) * late_NL
 
 
 class StepDecision(NamedTuple):
@@ -67,6 +69,7 @@ class Samples(NamedTuple):
     labels_NL: Tensor
     weights_N: Tensor  # a negative that was kept counts for those that were not
     logits_NL: Tensor
+    late_NL: Tensor | None = None  # factors of weights, of labels whose events may come late
 
 
 class Scores(NamedTuple):
@@ -76,6 +79,7 @@ class Scores(NamedTuple):
     loss: Tensor
     weight: Tensor
     norm: Tensor | None = None  # of the net's gradients, if it is known already
+    late_NL: Tensor | None = None  # factors of weights, of labels whose events may come late
 
     @staticmethod
     def of_none(columns: StepColumns) -> "Scores":
@@ -141,15 +145,20 @@ class LossObjective:
         if not len(columns.labels_NL):
             return Scores.of_none(columns)
         logits_NL = score(self.net, columns.inputs, bfloat16=bfloat16)
-        loss, weight = self.loss(columns.shifted(logits_NL), columns.labels_NL, columns.loss_weights, columns.groups_NG)
+        late_NL = self.loss.late_factors(logits_NL, columns.labels_NL, columns.shares_NL)
+        weights = columns.loss_weights(late_NL)
+        loss, weight = self.loss(columns.shifted(logits_NL), columns.labels_NL, weights, columns.groups_NG)
         loss.backward()  # type: ignore[no-untyped-call]
-        return Scores(logits_NL, loss, weight)
+        return Scores(logits_NL, loss, weight, late_NL=late_NL)
 
     def observe(self, samples: Samples) -> None:
         """Count samples in the model's statistics: after they were scored, for a server has not seen them either."""
         if isinstance(self.model, DenseModel):
             self.model.observe_inputs(samples.dense_NF)
-            self.model.observe_labels(samples.logits_NL, samples.labels_NL, samples.weights_N)
+            weights = samples.weights_N
+            if samples.late_NL is not None:
+                weights = weights[:, None] * samples.late_NL
+            self.model.observe_labels(samples.logits_NL, samples.labels_NL, weights)
 
 
 class OffsetObjective(LossObjective):
@@ -168,11 +177,11 @@ class OffsetObjective(LossObjective):
         if not has_samples:
             return Scores.of_none(columns)
         logits_NL, errors_NL = (torch.from_numpy(array).to(net_NL.device) for array in arrays)
-        gradient = self.loss.gradient(
-            columns.shifted(logits_NL), labels_NL, columns.loss_weights, errors_NL, columns.groups_NG
-        )
+        late_NL = self.loss.late_factors(logits_NL, labels_NL, columns.shares_NL)
+        weights = columns.loss_weights(late_NL)
+        gradient = self.loss.gradient(columns.shifted(logits_NL), labels_NL, weights, errors_NL, columns.groups_NG)
         net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
-        return Scores(logits_NL, gradient.loss, gradient.weight)
+        return Scores(logits_NL, gradient.loss, gradient.weight, late_NL=late_NL)
 
 
 class CompiledObjective(LossObjective):
@@ -193,8 +202,10 @@ class CompiledObjective(LossObjective):
             logits, errors = columns.offset_step(logits)
             errors_NL = torch.from_numpy(errors)
         logits_NL = torch.from_numpy(logits)
+        late_NL = self.loss.late_factors(logits_NL, columns.labels_NL, columns.shares_NL)
+        weights = columns.loss_weights(late_NL)
         errors_NL, loss, weight = self.loss.gradient(
-            columns.shifted(logits_NL), columns.labels_NL, columns.loss_weights, errors_NL, columns.groups_NG
+            columns.shifted(logits_NL), columns.labels_NL, weights, errors_NL, columns.groups_NG
         )
         errors = errors_NL.numpy()
         num_fields = inputs.categorical.shape[1] + inputs.pooled.shape[1]
@@ -203,7 +214,7 @@ class CompiledObjective(LossObjective):
         norm = self.program.backward(errors, self.grads_BD[:-1].reshape(len(errors), -1))
         # what a loss learns beside the program has a part in the norm too: then it is that of all gradients
         is_all = self.loss.own is None and self.loss.task_weights is None
-        return Scores(logits_NL, loss, weight, norm if is_all else None)
+        return Scores(logits_NL, loss, weight, norm if is_all else None, late_NL)
 
 
 class TwoTowerObjective(LossObjective):
@@ -246,7 +257,7 @@ class LearningStep:
         self.update.optimizer.zero_grad()
         scores = objective.learn(columns, bfloat16=bfloat16)
         counted_N = columns.weights_N if columns.counted_N is None else columns.counted_N
-        samples = Samples(columns.inputs.dense, columns.labels_NL, counted_N, scores.logits_NL.detach())
+        samples = Samples(columns.inputs.dense, columns.labels_NL, counted_N, scores.logits_NL.detach(), scores.late_NL)
         samples, loss, weight, norm = self.batch.reduce(samples, scores)
         norm = norm.to(loss.device)
         skipped: Tensor | bool
@@ -293,6 +304,11 @@ class StepReport:
     gradient_norm: float = float("nan")  # of the dense net's mean gradient, before clipping
     clipped: bool = False  # gradients of the dense net were clipped
     num_before: int = 0  # samples of other ranks that come before this rank's own
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "StepReport":
+        """Return the report with these samples alone."""
+        columns = (self.logits_NL[rows], self.labels_NL[rows], self.weights_N[rows])
+        return replace(self, logits_NL=columns[0], labels_NL=columns[1], weights_N=columns[2])
 
 
 def start_report(

@@ -1,7 +1,7 @@
 """The wide part's step: between the net's forward and backward pass it scores and learns a batch, sample by sample."""
 
 # N samples, K keys, U rows, C crosses, Q rows of crosses, D dimension, S state width, L labels
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from springtide.app.models.losses.config import LabelLoss
 from springtide.app.models.wide_part import WidePart
 from springtide.app.training.step.batch_keys import BatchKeys
 from springtide.app.training.step.sample_weights import SampleWeights
@@ -20,7 +21,7 @@ from springtide.embeddings.lookup.handle import Lookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
+from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETTLED, CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, repeated
 from springtide.kernels.row_optimizers import OPTIMIZERS
@@ -76,6 +77,7 @@ class WideStep:
         self.num_labels = len(schema.labels)
         self.is_value_L = np.array([link != "logit" for link in schema.label_links])  # the net's alone
         self._has_values = bool(self.is_value_L.any())
+        self.is_settled_L = NONE_SETTLED  # labels whose impressions are learned again once no more events count
         self._fields_F3 = fields_of(schema)
         self._features_C = np.empty(0, np.uint16)  # of keys of crosses, as many as were needed so far
         self._ops = backend("cpu")  # with scratch of its own: the table's is used by another thread meanwhile
@@ -95,6 +97,10 @@ class WideStep:
         # the factorization machine steps with the rows' own state; other optimizers, and rows of several widths, leave
         # vectors to the net alone
         self.steps_rows = _sums_row_squares(table) and len({one.dim for one in table.model_tables.values()}) == 1
+
+    def set_late_rules(self, losses: Sequence[LabelLoss]) -> None:
+        """Note the labels of which samples say a share of events within the window, and how they are weighed by it."""
+        self.is_settled_L = np.array([loss.late == "settle" for loss in losses], np.uint8)
 
     @staticmethod
     def num_states_of(table: AnyTable) -> int:
@@ -193,6 +199,9 @@ class WideStep:
             rows.states_NS,
             rows.counts_N,
             self.columns_from,
+            NO_SHARES if batch.shares_NL is None else batch.shares_NL,
+            self.is_settled_L,
+            ALL_COUNTED if batch.is_counted_N is None else batch.is_counted_N,
             self.steps_rows,
         )
         lr, crosses, self.num_crosses = FACTORIZATION_RATE * self.table.step_lr, prepared.crosses, 0

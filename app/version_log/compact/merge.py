@@ -189,7 +189,7 @@ def write_merged_base(log_path: Path, state: ReplayState, onnx: OnnxBuilder | No
         items=state.live_items(),
         program=base.model_path,
         program_checksum=manifest.files.get(MODEL),
-        onnx=None if onnx is None else onnx.build(base, state.arrays),
+        onnx=None if onnx is None else onnx.build(base, state.arrays, meta.label_shares),
     )
     return write_base(log_path, image)
 

@@ -5,6 +5,7 @@ https://protobuf.dev/programming-guides/encoding and onnx.proto. Handles only fi
 springtide.app.models.export.onnx_export writes.
 """
 
+import json
 import logging
 import os
 import subprocess
@@ -31,6 +32,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 # what the file's `logits` are, under OUTPUTS in its metadata: with a wide part no prediction, only its offset
 OUTPUTS, NET_ONLY, WHOLE_MODEL = "springtide.outputs", "net only", "whole model"
+LABEL_SHARES = "springtide.label_shares"  # by which predictions are divided, as JSON: VersionMeta.label_shares
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +43,11 @@ class OnnxBuilder:
     def __init__(self) -> None:
         self._failed: set[int] = set()  # CRCs of programs
 
-    def build(self, base: Base, arrays: Arrays) -> bytes | None:
-        """Return the file for the base after this one, with the `dense.*` of `arrays`; None if it cannot be built."""
+    def build(self, base: Base, arrays: Arrays, label_shares: Mapping[str, float]) -> bytes | None:
+        """Return the file for the base after this one, with the `dense.*` of `arrays`; None if it cannot be built.
+
+        `label_shares`: of the base, for the file's metadata.
+        """
         program = base.manifest.files.get(MODEL)
         if program is None or program.crc32 in self._failed:
             return None
@@ -50,7 +55,8 @@ class OnnxBuilder:
             known = (base.path / ONNX).read_bytes() if base.is_sound(ONNX) else self._export(base.path / MODEL)
             weights = {name.removeprefix("dense."): a for name, a in arrays.items() if name.startswith("dense.")}
             has_wide = any(name.startswith(f"dense.{PREFIX}") for name in (*base.dense, *arrays))
-            return with_property(replace_weights(known, weights), OUTPUTS, NET_ONLY if has_wide else WHOLE_MODEL)
+            content = with_property(replace_weights(known, weights), OUTPUTS, NET_ONLY if has_wide else WHOLE_MODEL)
+            return with_property(content, LABEL_SHARES, json.dumps(dict(label_shares)))
         except (LogError, OSError, subprocess.TimeoutExpired) as error:
             self._failed.add(program.crc32)
             logger.warning("bases are written without model.onnx", extra={"reason": str(error)})
@@ -119,8 +125,11 @@ def with_property(content: bytes, key: str, value: str) -> bytes:
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """Return a field of fewer than 128 bytes."""
-    return bytes([number << 3 | BYTES, len(value)]) + value
+    """Return a field of bytes."""
+    length, rest = b"", len(value)
+    while rest > 127:
+        length, rest = length + bytes([rest & 127 | 128]), rest >> 7
+    return bytes([number << 3 | BYTES]) + length + bytes([rest]) + value
 
 
 def message_fields(content: bytes, start: int, end: int, number: int) -> Iterator[Field]:

@@ -98,12 +98,15 @@ def touch(
     last_seen_U: Any,
     count_priority: Any,
 ) -> Any:
-    """Count occurrences, raise last-seen, mark the rows as changed; return the slots that were not DIRTY."""
+    """Count occurrences, raise last-seen, mark the rows as changed; return the slots that were not DIRTY.
+
+    Occurrences are negative where an update counts more of them than shall count.
+    """
     fresh_N, num_fresh, records = np.empty(len(slots_U), np.int64), 0, meta.reshape(-1)
     for u in range(len(slots_U)):
         if u + AHEAD < len(slots_U) and slots_U[u + AHEAD] >= 0:
             prefetch(records, np.uint64(slots_U[u + AHEAD]) * U4)
-        if slots_U[u] < 0 or occurrences_U[u] <= 0:
+        if slots_U[u] < 0 or occurrences_U[u] == 0:
             continue
         slot = np.uint64(slots_U[u])
         meta[slot, COUNT] += occurrences_U[u]

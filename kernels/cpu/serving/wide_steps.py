@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
+from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETTLED, CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, row_hash, sample_slots
 from springtide.kernels.cpu.wide.score import score_samples
 from springtide.kernels.njit import njit
@@ -149,6 +149,9 @@ def compiled_score(
         states_US=contiguous(rows.wide_UW),
         counts_U=contiguous(rows.counts_U),
         wide_from=0,
+        shares_NL=NO_SHARES,
+        is_settled_L=NONE_SETTLED,
+        is_counted_N=ALL_COUNTED,
         has_squares=False,
     )
     own = CrossBatch(0, len(logits_NL), rows_C, crosses.pairs_C, crosses.offsets_N1, rows_C, rows_C2L)

@@ -14,6 +14,9 @@ from springtide_client.wide.parameters import WideParameters
 in_place = njit(nogil=True, cache=True, _nrt=False)
 
 
+NO_SHARES, NONE_SETTLED, ALL_COUNTED = np.empty((0, 0), np.float32), np.empty(0, np.uint8), np.empty(0, np.bool_)
+
+
 class WideBatch(NamedTuple):
     """A batch: its samples, and the rows that its slots refer to, which are written in place."""
 
@@ -30,6 +33,9 @@ class WideBatch(NamedTuple):
     states_US: Any  # float32, with the columns of the wide part from `wide_from` on
     counts_U: Any  # int64
     wide_from: int
+    shares_NL: Any  # float32, of labels whose events may come late (late_weights.py), NaN: others; no rows: of none
+    is_settled_L: Any  # uint8
+    is_counted_N: Any  # bool, samples whose ids count; empty: all
     has_squares: bool  # the first state is the summed squared gradients of row-wise Adagrad: vectors are stepped
 
 

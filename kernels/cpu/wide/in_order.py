@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from springtide.kernels.cpu.late_weights import late_weight
 from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch, WidePass, in_place, new_pass
 from springtide.kernels.cpu.wide.score import (
     COLUMNS,
@@ -54,7 +55,7 @@ MIXTURE_RATE, MAX_LOSS_DIFFERENCE, MIN_PROBABILITY = 0.1, 100.0, 1e-9
 class Correction(NamedTuple):
     """The correction by a sample's label: residuals and curvatures by the logits of both learners, and steps."""
 
-    weight: float  # of the sample
+    weight: float  # of the sample, and of a label that may come late
     residual: float
     curvature: float
     step: float  # of weights: the residual, less where the step itself moves the logit far
@@ -107,9 +108,13 @@ def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: 
         if not math.isfinite(logit):
             errors_NL[n, label] = math.nan  # the net's gradients are refused
             continue
-        offset = np.float64(batch.offsets_NL[n, label])
+        offset, late = np.float64(batch.offsets_NL[n, label]), 1.0
         p, q = _sigmoid(logit + offset), _sigmoid(plain_logit + offset)
-        errors_NL[n, label] = np.float64(batch.weights_NL[n, label]) * (p - y)
+        if len(batch.shares_NL) > 0:
+            final = _sigmoid(data.logits_NL[n, label])  # of both learners, as it is served
+            late = late_weight(y, final, np.float64(batch.shares_NL[n, label]), batch.is_settled_L[label])
+            weight *= late
+        errors_NL[n, label] = np.float64(batch.weights_NL[n, label]) * late * (p - y)
         residual, curvature = weight * (y - p), weight * max(p * (1.0 - p), MIN_CURVATURE)
         # a sample of weight 1,000 must not overshoot 1,000 times as far: 1/4 is the largest curvature on the way
         most = max(curvature, 0.25 * (weight - 1.0))
@@ -136,7 +141,8 @@ def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: 
         _mix_and_count(arrays, label, y, weight, counted, p, q)
     if factorized != 0.0:
         _step_vectors(data, n, has_repeats, factorized * strengths.factorized, lr, eps)
-    _count(data, n)
+    if len(batch.is_counted_N) == 0 or batch.is_counted_N[n]:
+        _count(data, n)
 
 
 @in_place

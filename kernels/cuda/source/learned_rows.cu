@@ -22,7 +22,7 @@ extern "C" __global__ void touch(INDEX_PARAMETERS, i64* meta, const i64* slots_U
   for (i64 u = thread_number(); u < num; u += num_threads()) {
     i64 slot = slots_U[u];
     fresh_U[u] = NO_SLOT;
-    if (slot < 0 || (occurrences_U && occurrences_U[u] <= 0)) continue;
+    if (slot < 0 || (occurrences_U && occurrences_U[u] == 0)) continue;
     i64* record = meta + slot * RECORD;
     if (occurrences_U) {
       record[0] += occurrences_U[u];

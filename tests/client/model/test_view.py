@@ -1,5 +1,6 @@
 """A view equals a dictionary: random versions, erasures, merged layers, layers on disk, a newer base."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +8,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from springtide_client.encode import encode_instances
 from springtide_client.errors import GapError, LogError
 from springtide_client.follow.views import MemoryLimit
 from springtide_client.keys import SHARED_ROW_OFFSET, hash_keys
 from springtide_client.log.directory import LogDirectory
-from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View
+from springtide_client.model.view import FORGOTTEN, KNOWN, NOT_ADMITTED, UNKNOWN, View, divide_by_shares
 from springtide_client.rows.admission_counts import estimates
 from springtide_client.rows.initial_values import initial_values
+from springtide_client.schema import Schema
 
 KEYS = [(feature, row_id) for feature in (0, 1, 2) for row_id in (-3, 0, 1, 2, 7, 2**40)]
 INSTANCES = [
@@ -263,3 +266,20 @@ def test_layers_stay_few(log) -> None:
 def test_parameters_larger_than_the_cache_are_refused(log, tmp_path: Path) -> None:
     with pytest.raises(LogError, match="cache_bytes"):
         MemoryLimit(memory_bytes=10, folder=tmp_path).apply(newest(log))
+
+
+def test_predictions_are_divided_by_the_share_that_comes_within_the_window(log) -> None:
+    log.append({key: row(log, n) for n, key in enumerate(KEYS)})
+    view = newest(log)
+    within = view.predict(encode_instances(view.schema, INSTANCES))
+    label = view.schema.labels[0]
+    served = replace(view, meta=structs.replace(view.meta, label_shares={label: 0.6, "another": 0.1}))
+    divided = served.predict(encode_instances(view.schema, INSTANCES))
+    np.testing.assert_allclose(divided[:, 0], np.minimum(within[:, 0] / 0.6, 0.99), rtol=1e-6)
+    np.testing.assert_array_equal(divided[:, 1:], within[:, 1:])
+    few = replace(view, meta=structs.replace(view.meta, label_shares={label: 0.0}))
+    assert np.isfinite(few.predict(encode_instances(view.schema, INSTANCES))).all()
+    values = replace(Schema(labels=("dwell",), categorical=("a",)), links={"dwell": "identity"})
+    np.testing.assert_allclose(
+        divide_by_shares(values, np.array([[3.0], [-1.0]], np.float32), {"dwell": 0.5}), [[6.0], [-2.0]]
+    )

@@ -22,6 +22,40 @@ class Label(NamedTuple):
     kind: str
     window_ms: int
     value: str = "any"
+    until_ms: int = 0  # 0: events after the window do not count
+    late: str = "scale"
+
+    @property
+    def has_late(self) -> bool:
+        """True if events after the window count."""
+        return self.until_ms > self.window_ms and self.late != "ignore"
+
+    @property
+    def looks(self) -> list[tuple[int, int]]:
+        """When an impression is looked at for this label, and the grade of that."""
+        grades = {"importance_weighted": LATE, "settle": SETTLED, "scale": COUNTED}
+        return [(self.window_ms, FIRST), *([(self.until_ms, grades[self.late])] if self.has_late else [])]
+
+
+FIRST, LATE, SETTLED, COUNTED = range(4)
+
+
+class Share:
+    """The share of a label's positives whose event comes within the window: STREAM's F, one positive after another."""
+
+    def __init__(self) -> None:
+        self.within = self.late = self.num = self.early_within = self.early_late = 0.0
+
+    def __call__(self) -> float:
+        if self.num >= 30:
+            return self.within / (self.within + self.late)
+        return (self.early_within + 1) / (self.early_within + self.early_late + 1)
+
+    def settle(self, within: float, late: float) -> None:
+        """Count a positive of which no more events count."""
+        self.within, self.late, self.num = 0.9995 * self.within, 0.9995 * self.late, 0.9995 * self.num
+        self.within, self.late, self.num = self.within + within, self.late + late, self.num + 1
+        self.early_late += late
 
 
 def label_value(kind: str, found: list[tuple[int, float]]) -> float:
@@ -48,21 +82,27 @@ def batch_join(
     early_ms: int,
     dedupe_ms: int,
     floors: dict[tuple[str, tuple[str, int], int], int] | None = None,
+    last_shares: dict[str, float] | None = None,
 ) -> tuple[list[tuple[Any, ...]], dict[str, list[tuple[Any, ...]]]]:
-    """All samples, (due, key, shown, partition, offset, window, values), in order; and the refused records by reason.
+    """Samples (due, key, shown, partition, offset, after, grade, values, shares), and refused records by reason.
+
+    Samples are in order. `after`: the time between the impression and the sample. `values` are of the labels that the
+    sample is of, `shares` the F before the sample of each label that is weighed by it. `last_shares` gets the last ones.
 
     1. A record is late if it is older than the newest one before it in its partition (or a floor) less the lateness.
     2. An impression is a duplicate if one of its key came at most `dedupe_ms` before it.
     3. A label counts the events of its kind from `early_ms` before the impression to the end of its window.
-    4. An event that no sample counts is unmatched.
+    4. If events count until later, the impression is looked at again then: it is a sample of grade LATE if its first
+       event came after the window, one of grade SETTLED always, or its events are only counted for the share.
+    5. An event that no look at an impression finds is unmatched.
 
     `floors`: (cursor, partition, offset) -> the newest time that the clock was set to before that record. A topic is
-    read by one cursor for each window, events by one: so the same record may be late for one window alone.
+    read by one cursor for each look, events by one: so the same record may be late for one look alone.
     """
-    samples, refused = [], defaultdict(list)
+    rows, refused = [], defaultdict(list)
     topics = {topic for topic, _ in logs}
     events: dict[tuple[int, str], list[tuple[int, float]]] = defaultdict(list)
-    windows = sorted({label.window_ms for label in labels.values()})
+    looks = sorted({look for label in labels.values() for look in label.looks})
 
     def passed(cursor: str, partition: tuple[str, int]) -> list[tuple[int, Record]]:
         newest, kept = float("-inf"), []
@@ -81,33 +121,50 @@ def batch_join(
         for partition in [p for p in logs if p[0] == topic]:
             for _, record in passed(topic, partition):
                 events[record.key, record.kind].append((record.ms, record.value))
-    for window_ms in windows:
+    for after_ms, grade in looks:
         shown: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        cursor = f"imp+{after_ms}" + {FIRST: "", LATE: "-late", SETTLED: "-settled", COUNTED: "-counted"}[grade]
         for partition in [p for p in logs if p[0] == "imp"]:
-            for offset, record in passed(f"imp+{window_ms}", partition):
+            for offset, record in passed(cursor, partition):
                 shown[record.key].append((record.ms, partition[1], offset))
         for key, ranks in shown.items():
             for before, rank in zip([None, *sorted(ranks)], sorted(ranks), strict=False):
                 if before is not None and rank[0] - before[0] <= dedupe_ms:
-                    refused["duplicate"].append((window_ms, *rank))
+                    refused["duplicate"].append((cursor, *rank))
                     continue
-                values = tuple(
-                    label_value(
-                        label.value, [e for e in events[key, label.kind] if -early_ms <= e[0] - rank[0] <= window_ms]
-                    )
-                    for label in labels.values()
-                    if label.window_ms == window_ms
-                )
-                samples.append((rank[0] + window_ms, key, *rank, window_ms, values))
+                rows.append((rank[0] + after_ms, key, *rank, after_ms, grade))
+    samples, shares = [], {name: Share() for name, label in labels.items() if label.has_late}
+    found = {name: defaultdict(list) for name in labels}  # by key, the times of looks: from, until
+    for row in sorted(rows):
+        _, key, shown_ms, _, _, after_ms, grade = row
+        known = tuple(shares[name]() for name, label in labels.items() if label.has_late and label.late != "scale")
+        values = []
+        for name, label in labels.items():
+            if (after_ms, grade) not in label.looks:
+                continue
+            near = [e for e in events[key, label.kind] if e[0] - shown_ms >= -early_ms]
+            within = [e for e in near if e[0] - shown_ms <= label.window_ms]
+            until = [e for e in near if e[0] - shown_ms <= label.until_ms]
+            value, final = label_value(label.value, within), label_value(label.value, until)
+            found[name][key].append((shown_ms - early_ms, shown_ms + after_ms))
+            if grade == FIRST:
+                values.append(value)
+                if within and label.has_late:
+                    shares[name].early_within += value
+                continue
+            if grade == SETTLED or (grade == LATE and until and not within):
+                values.append(final)
+            if until:
+                shares[name].settle(value, final - value)
+        if values:
+            samples.append((*row, tuple(values), known))
     for name, label in labels.items():
-        found = defaultdict(list)
-        for _, key, ms, _, _, window_ms, _ in samples:
-            found[key, window_ms].append(ms)
         refused["unmatched"] += [
             (name, key, ms)
             for (key, kind), times in events.items()
             for ms, _ in times
-            if kind == label.kind
-            and not any(-early_ms <= ms - shown_ms <= label.window_ms for shown_ms in found[key, label.window_ms])
+            if kind == label.kind and not any(start <= ms <= end for start, end in found[name][key])
         ]
-    return sorted(samples), refused
+    if last_shares is not None:
+        last_shares.update({name: share() for name, share in shares.items()})
+    return samples, refused

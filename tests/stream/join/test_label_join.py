@@ -12,7 +12,7 @@ from springtide.stream.columns import NO_KEY, Columns
 from springtide.stream.join import partition_clock
 from springtide.stream.join.config import JoinedLabel
 from springtide.stream.join.label_join import LabelJoin
-from springtide.stream.join_state import EventCount, JoinState
+from springtide.stream.join_state import EventCount, JoinState, WindowShare
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
 from springtide_client.schema import Schema
 from tests.stream.join.batch_join import Label, Log, Record, batch_join
@@ -20,6 +20,21 @@ from tests.support.scale import NUM_EXAMPLES
 
 SCHEMA = Schema(labels=("click", "order", "dwell"), categorical=("id",))
 LABELS = {"click": Label("click", 200), "order": Label("order", 700, "count"), "dwell": Label("dwell", 200, "sum")}
+# with every rule, and looks of several labels at one time
+LATE_LABELS = (
+    {**LABELS, "click": Label("click", 200, until_ms=700, late="importance_weighted")},
+    {**LABELS, "click": Label("click", 200, until_ms=500, late="settle"), "order": Label("order", 500, "count")},
+    {
+        "click": Label("click", 100, until_ms=350, late="settle"),
+        "order": Label("order", 350, "any", until_ms=900, late="ignore"),
+        "dwell": Label("dwell", 60, "sum", until_ms=350, late="scale"),
+    },
+    {
+        "click": Label("click", 40, until_ms=200, late="importance_weighted"),
+        "order": Label("order", 40, "any", until_ms=200, late="importance_weighted"),
+        "dwell": Label("dwell", 200, "max", until_ms=350, late="scale"),
+    },
+)
 LATENESS_MS, EARLY_MS, DEDUPE_MS, END_MS = 50, 5, 20, 10**6
 
 
@@ -72,11 +87,18 @@ def columns_of(partition: tuple[str, int], start: int, records: list[Record]) ->
 class Reader:
     """Reads logs through a join, and is killed and started again from a version."""
 
-    def __init__(self, logs: Log, state: JoinState | None = None, *, share: PartitionShare = ALL_PARTITIONS) -> None:
-        self.logs = logs
+    def __init__(
+        self,
+        logs: Log,
+        state: JoinState | None = None,
+        labels_of: dict[str, Label] = LABELS,
+        *,
+        share: PartitionShare = ALL_PARTITIONS,
+    ) -> None:
+        self.logs, self.labels_of = logs, labels_of
         labels = [
-            JoinedLabel(column, "evt", label.window_ms, label.value, name)
-            for column, (name, label) in enumerate(LABELS.items())
+            JoinedLabel(column, "evt", label.window_ms, label.value, name, label.until_ms, label.late)
+            for column, (name, label) in enumerate(labels_of.items())
         ]
         self.join = LabelJoin(
             labels,
@@ -110,10 +132,11 @@ class Reader:
         if cursor == "evt":
             values_N = np.array([record.value for record in records], np.float32)
             kinds = np.array([record.kind for record in records])
-            of_label = {n: (kinds == label.kind, values_N) for n, label in enumerate(LABELS.values())}
+            of_label = {n: (kinds == label.kind, values_N) for n, label in enumerate(self.labels_of.values())}
             self.join.add_events("evt", columns, of_label)
         else:
-            self.join.add_impressions(int(cursor.removeprefix("imp+")), columns)
+            (look,) = (look for look in self.join.looks if self.join.cursor_name(look) == cursor)
+            self.join.add_impressions(look, columns)
 
 
 def rows_of(columns: Columns) -> list[tuple[Any, ...]]:
@@ -122,7 +145,8 @@ def rows_of(columns: Columns) -> list[tuple[Any, ...]]:
         place = columns.joined.places_N.at(n)
         values = tuple(value for value in columns.labels_NL[n].tolist() if not np.isnan(value))
         assert int(columns.features.categorical_NC[n, 0]) == place.offset  # the impression's own features
-        rows.append((*place, values))
+        shares = () if columns.shares_NL is None else tuple(x for x in columns.shares_NL[n].tolist() if not np.isnan(x))
+        rows.append((*place, values, shares))
     return rows
 
 
@@ -133,12 +157,15 @@ class Learned(NamedTuple):
     dead_letters: Counter[tuple[str, Partition, int]]
     floors: dict[Any, int]  # as `batch_join` has them
     events: dict[str, EventCount]  # by label, in the end
+    shares: dict[str, WindowShare]
 
     def add(self, columns: Columns, num: int) -> None:
         """Learn the first rows of columns, and send all their dead letters."""
         self.samples.extend(rows_of(columns)[:num])
         self.dead_letters.update((letter.reason, letter.partition, letter.offset) for letter in columns.dead_letters)
-        for name, marks in columns.joined.state_after(num).cursors.items():
+        state = columns.joined.state_after(num)
+        self.shares.update(state.shares)
+        for name, marks in state.cursors.items():
             for partition, mark in marks.items():
                 self.floors.update({(name, tuple(Partition.parse(partition)), at): ms for at, ms in mark.floors})
 
@@ -147,18 +174,26 @@ class Learned(NamedTuple):
         self.samples.extend(more.samples)
         self.dead_letters.update(more.dead_letters)
         self.floors.update(more.floors)
+        self.shares.update(more.shares)
 
 
 def learn(
-    rng: random.Random, logs: Log, *, kills: float, idles: float, cuts: float = 0.1
+    rng: random.Random,
+    logs: Log,
+    *,
+    kills: float,
+    idles: float,
+    cuts: float = 0.1,
+    labels: dict[str, Label] = LABELS,
 ) -> tuple[Learned, Counter[str]]:
     """Learn from logs, in any interleaving, marking partitions idle at random, and being killed at random."""
-    reader, state, learned, happened = Reader(logs), None, Learned([], Counter(), {}, {}), Counter[str]()
-    pending = Learned([], Counter(), {}, {})  # since the newest version
+    reader, state, learned = Reader(logs, labels_of=labels), None, Learned([], Counter(), {}, {}, {})
+    happened = Counter[str]()
+    pending = Learned([], Counter(), {}, {}, {})  # since the newest version
     while True:
         if rng.random() < kills:
             happened["kills"] += 1
-            reader, pending = Reader(logs, state), Learned([], Counter(), {}, {})
+            reader, pending = Reader(logs, state, labels), Learned([], Counter(), {}, {}, {})
         unread = reader.unread()
         if unread:
             reader.read(rng.choice(unread), rng.randrange(1, 9))
@@ -174,37 +209,62 @@ def learn(
             if stop < len(columns) or rng.random() < 0.1 or not unread:
                 state = columns.joined.state_after(stop)
                 learned.extend(pending)
-                pending = Learned([], Counter(), {}, {})
+                pending = Learned([], Counter(), {}, {}, {})
                 if stop < len(columns):  # the rest is lost with the process
                     happened["cuts"] += 1
-                    reader = Reader(logs, state)
+                    reader = Reader(logs, state, labels)
         elif not unread and not reader.join.is_replaying:
             learned.extend(pending)
             learned.events.update(reader.join.event_counts)
             return learned, happened
 
 
+def require_as_defined(seed: int, labels: dict[str, Label]) -> Counter[str]:
+    """Learn the random logs of a seed, and require what the definition says; return what happened."""
+    rng = random.Random(seed)
+    logs = random_logs(rng)
+    learned, happened = learn(rng, logs, kills=0.03, idles=0.05 * (seed % 2), labels=labels)
+    shares: dict[str, float] = {}
+    want, refused = batch_join(
+        logs,
+        labels,
+        lateness_ms=LATENESS_MS,
+        early_ms=EARLY_MS,
+        dedupe_ms=DEDUPE_MS,
+        floors=learned.floors,
+        last_shares=shares,
+    )
+    want = [row for row in want if row[0] < END_MS - LATENESS_MS]
+    rounded = [(*row[:-1], tuple(float(np.float32(share)) for share in row[-1])) for row in want]
+    assert learned.samples == rounded, f"schedule {seed}: {len(learned.samples)} samples, {len(want)} by definition"
+    first = f"imp+{min(label.window_ms for label in labels.values())}"
+    letters = Counter(
+        (reason, Partition(*p), at)
+        for reason in ("no_key", "late")
+        for cursor, p, at in refused[reason]
+        if (reason == "late" and "-" not in cursor) or cursor in (first, "evt")
+    )
+    assert learned.dead_letters == letters, f"schedule {seed}"
+    assert {name: share.share for name, share in learned.shares.items()} == shares
+    happened.update(samples=len(want), late=len(refused["late"]), duplicates=len(refused["duplicate"]))
+    happened.update(f"grade {row[6]}" for row in want)
+    return happened
+
+
 def test_random_schedules_with_kills_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
     happened: Counter[str] = Counter()
     for seed in range(NUM_EXAMPLES or 12):
-        rng = random.Random(seed)
-        logs = random_logs(rng)
-        learned, happened_now = learn(rng, logs, kills=0.03, idles=0.05 * (seed % 2))
-        want, refused = batch_join(
-            logs, LABELS, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS, floors=learned.floors
-        )
-        want = [row for row in want if row[0] < END_MS - LATENESS_MS]
-        assert learned.samples == want, f"schedule {seed}: {len(learned.samples)} samples, {len(want)} by definition"
-        letters = Counter(
-            (reason, Partition(*p), at)
-            for reason in ("no_key", "late")
-            for cursor, p, at in refused[reason]
-            if reason == "late" or cursor != "imp+700"
-        )
-        assert learned.dead_letters == letters, f"schedule {seed}"
-        happened += happened_now
-        happened.update(samples=len(want), late=len(refused["late"]), duplicates=len(refused["duplicate"]))
+        happened += require_as_defined(seed, LABELS)
+    assert min(happened.values()) > 5, happened
+
+
+def test_random_schedules_with_late_events_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    happened: Counter[str] = Counter()
+    for seed in range(NUM_EXAMPLES or 12):
+        happened += require_as_defined(seed, LATE_LABELS[seed % len(LATE_LABELS)])
+    assert happened.keys() >= {"kills", "idles", "cuts", "grade 0", "grade 1", "grade 2"}
     assert min(happened.values()) > 5, happened
 
 

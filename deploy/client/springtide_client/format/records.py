@@ -155,6 +155,8 @@ class VersionMeta(msgspec.Struct, kw_only=True):
     # of the schema
     fingerprint: str = ""
     scores: dict[str, Any] = {}
+    # label -> the share of its events that come within its window: what the net predicts is divided by it
+    label_shares: dict[str, float] = {}
     dead_letters: dict[str, int] = {}
     # the Kafka timestamps of some of the records that this version added
     record_ms: list[int] = []

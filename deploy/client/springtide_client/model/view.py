@@ -43,6 +43,8 @@ from springtide_client.wide.score import NUMPY_STEPS, WideSteps
 if TYPE_CHECKING:
     from springtide_client.model.exported_model import ExportedModel, ModelParameters
 
+LEAST_SHARE, MAX_PROBABILITY = 1e-3, 0.99  # what predictions are divided by, and become
+
 STATUS_NAMES = ("known", "unknown", "not_admitted", "forgotten")
 
 
@@ -223,6 +225,11 @@ class View:
 
     def predict_with_status(self, features: Features) -> tuple[Float32Array, UInt8Array]:
         """Return predictions (N, L), and the status (K) of each key of `lookup_keys`, in its order."""
+        predictions_NL, status_K = self._predict_within_windows(features)
+        return divide_by_shares(self.schema, predictions_NL, self.meta.label_shares), status_K
+
+    def _predict_within_windows(self, features: Features) -> tuple[Float32Array, UInt8Array]:
+        """Return the predictions of what comes within the labels' windows, (N, L), and the status (K) of each key."""
         if self.wide is not None:
             predicted = self.predict_wide(features)
             return predictions_of(self.schema, predicted.logits_NL), predicted.status_K
@@ -300,6 +307,22 @@ def predictions_of(schema: Schema, logits_NL: npt.NDArray[np.float64]) -> Float3
         if link != "logit":
             predictions_NL[:, number] = value_of(link, logits_NL[:, number])
     return predictions_NL.astype(np.float32)
+
+
+def divide_by_shares(schema: Schema, predictions_NL: Float32Array, shares: Mapping[str, float]) -> Float32Array:
+    """Return predictions of all that comes, from those of what comes within the windows of labels.
+
+    `shares`: of the events of labels that come within the window; a label without one stays as it is.
+    """
+    if not shares:
+        return predictions_NL
+    divided_NL = predictions_NL.astype(np.float64)
+    for number, name in enumerate(schema.labels):
+        if name in shares:
+            divided_NL[:, number] /= max(shares[name], LEAST_SHARE)
+            if schema.label_links[number] == "logit":
+                divided_NL[:, number] = np.minimum(divided_NL[:, number], MAX_PROBABILITY)
+    return divided_NL.astype(np.float32)
 
 
 def sigmoid(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

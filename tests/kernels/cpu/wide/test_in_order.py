@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.kernels.cpu.wide.arrays import CrossBatch, WideBatch
+from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETTLED, CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, running_numbers
 from springtide_client.features import Features, Ragged
@@ -107,6 +107,9 @@ class SmallTable:
             self.states,
             self.counts,
             1,
+            NO_SHARES,
+            NONE_SETTLED,
+            ALL_COUNTED,
             True,
         )
         start = 0
