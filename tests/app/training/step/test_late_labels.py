@@ -15,7 +15,7 @@ from springtide.app.training.bootstrap import with_wide_rows
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.collection import open_tables
-from springtide.embeddings.config import Admission, TableConfig
+from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
 from springtide.stream.columns import Batch
@@ -144,7 +144,7 @@ def counts_of(learner: Learner) -> dict[tuple[int, int], int]:
 
 
 def test_an_id_is_not_admitted_for_being_learned_again():
-    table = msgspec.structs.replace(TABLE, admission=Admission(min_count=2))
+    table = msgspec.structs.replace(TABLE, admission={"min_count": 2})
     learner = make_learner("settle", wide=False, table=table)
     batch = part_of(make_batch(3, 4), 0)
     for grade in (FIRST, SETTLED, OTHER_WINDOW):
