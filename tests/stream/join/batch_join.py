@@ -87,7 +87,7 @@ def batch_join(
     """Samples (due, key, shown, partition, offset, after, grade, values, shares), and refused records by reason.
 
     Samples are in order. `after`: the time between the impression and the sample. `values` are of the labels that the
-    sample is of, `shares` the F before the sample of each label that is weighed by it. `last_shares` gets the last ones.
+    sample is of, `shares` the F before the sample of each label that is weighed by it. `last_shares` gets the last.
 
     1. A record is late if it is older than the newest one before it in its partition (or a floor) less the lateness.
     2. An impression is a duplicate if one of its key came at most `dedupe_ms` before it.
