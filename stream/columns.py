@@ -35,6 +35,7 @@ class RawRecords:
     record_ms_N: npt.NDArray[np.int64]
     offset_N: npt.NDArray[np.int64]
     end: int  # the next offset to read: after these records, compacted offsets and control records
+    has_headers: bool = False  # in the buffer, after each value: their number and they, as in Kafka's batch v2
 
     def __len__(self) -> int:
         return len(self.offset_N)
@@ -80,16 +81,21 @@ class RawRecords:
         record_ms: Sequence[int] | None = None,
         offsets: Sequence[int] | None = None,
         end: int | None = None,
+        headers: Sequence[Sequence[tuple[str, bytes | None]]] | None = None,
     ) -> "RawRecords":
         """Join separate messages into one buffer: for plain polls and for tests.
 
-        Defaults: no keys, record times of 0, offsets that count from 0, and an end after the last offset.
+        Defaults: no keys, no headers, record times of 0, offsets that count from 0, and an end after the last offset.
         """
         num_records = len(values)
         keys = [None] * num_records if keys is None else keys
         value_length_N = np.fromiter((-1 if v is None else len(v) for v in values), np.int64, num_records)
         key_length_N = np.fromiter((-1 if k is None else len(k) for k in keys), np.int64, num_records)
-        ends_2N = np.cumsum(np.maximum(np.concatenate([value_length_N, key_length_N]), 0))
+        parts = [value or b"" for value in values]
+        if headers is not None:
+            parts = [part + encode_headers(own) for part, own in zip(parts, headers, strict=True)]
+        parts += [key or b"" for key in keys]
+        ends_2N = np.cumsum(np.fromiter(map(len, parts), np.int64, 2 * num_records))
         starts_2N = np.zeros(2 * num_records, np.int64)
         starts_2N[1:] = ends_2N[:-1]
         offset_N = np.arange(num_records, dtype=np.int64) if offsets is None else np.array(offsets, np.int64)
@@ -97,7 +103,7 @@ class RawRecords:
             end = int(offset_N[-1]) + 1 if num_records else 0
         return RawRecords(
             partition=partition,
-            buffer=b"".join([v or b"" for v in values] + [k or b"" for k in keys]),
+            buffer=b"".join(parts),
             value_start_N=starts_2N[:num_records],
             value_length_N=value_length_N,
             key_start_N=starts_2N[num_records:],
@@ -105,7 +111,28 @@ class RawRecords:
             record_ms_N=np.zeros(num_records, np.int64) if record_ms is None else np.array(record_ms, np.int64),
             offset_N=offset_N,
             end=end,
+            has_headers=headers is not None,
         )
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """Return headers as they follow a value in Kafka's record batch v2: zig-zag varints before each text."""
+    encoded = bytearray(encode_varint(len(headers)))
+    for name, value in headers:
+        text = name.encode()
+        encoded += encode_varint(len(text)) + text
+        encoded += encode_varint(-1) if value is None else encode_varint(len(value)) + value
+    return bytes(encoded)
+
+
+def encode_varint(number: int) -> bytes:
+    """Return a zig-zag varint."""
+    rest, encoded = 2 * number if number >= 0 else -2 * number - 1, bytearray()
+    while rest > 0x7F:
+        encoded.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
 
 
 @dataclass(frozen=True)

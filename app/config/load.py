@@ -124,6 +124,7 @@ def load_config(
     if join is not None and history.path is not None:
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
     negatives = _negatives(bind(NegativesConfig, "[negatives]", document.get("negatives", {})), losses, schema, join)
+    _check_record_fields(source, schema, join, labels, negatives)
     if negatives is not None:
         source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
@@ -166,6 +167,25 @@ def _join(join: JoinConfig, labels: Mapping[str, LabelConfig], schema: Schema, t
             f"[labels.*] topic = {topic!r} is [source] topic, which has the impressions: events have their own"
         )
     return plan
+
+
+def _check_record_fields(
+    source: SourceConfig,
+    schema: Schema,
+    join: JoinPlan | None,
+    labels: Mapping[str, LabelConfig],
+    negatives: NegativeSampling | None,
+) -> None:
+    """UserError for a key or header of records that is no id."""
+    ids = {*schema.categorical, *(() if negatives is None else negatives.by)}
+    if join is not None:
+        ids |= {*join.config.key, *(name for label in labels.values() for name in label.where)}
+    for name in source.record_fields:
+        if name not in ids:
+            raise UserError(
+                f"[source] record_fields: {name!r} must be an id: a field of [schema] categorical, of [join] key or of "
+                "[negatives] by"
+            )
 
 
 def _negatives(

@@ -40,14 +40,15 @@ from springtide.kernels.cpu.hashing import hash_tuples
 from springtide.stream.columns import NO_KEY, Columns, DeadLetter, RawRecords
 from springtide.stream.decode.arrow_columns import TableWriter, concatenate_tables, new_strings, rows_of
 from springtide.stream.decode.erasure_filter import ErasureFilter
-from springtide.stream.decode.formats import DecodeConfig, MessageCodec
+from springtide.stream.decode.formats import HEADER, KEY, DecodeConfig, MessageCodec
 from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.protobuf import write_descriptor_set
+from springtide.stream.decode.record_fields import read_ids
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.errors import FormatError
 from springtide.stream.negatives import BAD_RATE_REASON, SampledRows
 from springtide.stream.positions import Partition
-from springtide_client.array_types import BoolArray, UInt64Array
+from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
 from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
@@ -81,14 +82,17 @@ class Decoder:
         self.only_keys = [
             name for name in dict.fromkeys((*(key or ()), *config.sample_by)) if name not in schema.categorical
         ]
-        # rows have the sender's rate as a last number
-        row_schema = self.row_schema = schema if self._rate_field is None else with_number(schema, self._rate_field)
-        self.codec = config.open_codec()
-        self.reference = ReferenceDecoder(row_schema, config, self.codec, keys=self.only_keys, has_labels=key is None)
-        self.fast_path = self.codec.fast_path(
-            row_schema, config, self.seen_strings, keys=self.only_keys, has_labels=key is None
-        )
-        self.table_writer = self.codec.table_writer(row_schema, config, keys=self.only_keys)
+        self._record_fields = [
+            name for name in config.record_fields if name in schema.categorical or name in self.only_keys
+        ]
+        # rows have the sender's rate as a last number; what is beside the message has a name that no message has
+        row_schema = schema if self._rate_field is None else with_number(schema, self._rate_field)
+        outside = {name: f"\0{number}" for number, name in enumerate(self._record_fields)}
+        row_schema, keys = renamed(row_schema, outside), [outside.get(name, name) for name in self.only_keys]
+        self.row_schema, self.codec = row_schema, config.open_codec()
+        self.reference = ReferenceDecoder(row_schema, config, self.codec, keys=keys, has_labels=key is None)
+        self.fast_path = self.codec.fast_path(row_schema, config, self.seen_strings, keys=keys, has_labels=key is None)
+        self.table_writer = self.codec.table_writer(row_schema, config, keys=keys)
         # further ids are left to pyarrow
         self.table_parser = None if self.only_keys else self.codec.table_parser(row_schema, config, self.seen_strings)
         if key is not None and self.table_writer is not None:
@@ -121,14 +125,19 @@ class Decoder:
                 reference_strings += encoded.id_strings
         if reference_strings:
             id_strings = IdStrings.concatenate([id_strings, self._unseen(reference_strings)])
+        refused: dict[int, EncodeError] = {}
+        if self._record_fields:
+            refused, new = self._write_record_fields(raw, rows, np.arange(len(raw)), is_sample_N)
+            id_strings = IdStrings.concatenate([id_strings, *new])
         sampled = self._sampled(rows)
         if sampled is not None:
-            refused = self._refused(sampled, is_sample_N)
-            for n, reason in refused.items():
-                is_sample_N[n] = False
-                dead_letters.append(make_dead_letter(raw, n, reason))
-            if refused:
-                dead_letters.sort(key=lambda letter: letter.offset)
+            refused = self._refused(sampled, is_sample_N) | refused
+        for n, reason in refused.items():
+            is_sample_N[n] = False
+            dead_letters.append(make_dead_letter(raw, n, reason))
+        if refused:
+            dead_letters.sort(key=lambda letter: letter.offset)
+        if sampled is not None:
             sampled = sampled.take(np.flatnonzero(is_sample_N))
         columns = self._without_rate(rows.columns(raw, is_sample_N, dead_letters, id_strings), sampled)
         if self.key is None:
@@ -185,6 +194,11 @@ class Decoder:
             new.append(new_strings(self.seen_strings, number, ids, np.flatnonzero(is_noted_M)))
         is_dead_N = np.zeros(len(raw), np.bool_)
         is_dead_N[list(letters)] = True
+        if self._record_fields:
+            refused, new_ids = self._write_record_fields(raw, rows, record_R, ~is_dead_N)
+            letters |= refused
+            new += new_ids
+            is_dead_N[list(letters)] = True
         sampled = self._sampled(rows)
         if sampled is not None:
             for row, reason in self._refused(sampled, ~is_dead_N[record_R]).items():
@@ -197,6 +211,33 @@ class Decoder:
         strings_of_all = IdStrings.concatenate(new)
         columns = rows.columns(raw, ~is_dead_N[record_R], dead_letters, strings_of_all, record_R=record_R)
         return self._without_rate(columns, sampled)
+
+    def _write_record_fields(
+        self, raw: RawRecords, rows: DecodedRows, record_R: Int64Array, is_sample_N: BoolArray
+    ) -> tuple[dict[int, EncodeError], list[IdStrings]]:
+        """Write what is beside the messages to their rows, of which `record_R` has the record of each.
+
+        Returns why records that are samples in all else cannot be learned, and the strings of ids that are new.
+        """
+        errors: dict[int, EncodeError] = {}
+        found = [(name, read_ids(raw, name)) for name in self._record_fields]
+        for _, ids in reversed(found):
+            errors |= {n: error for n, error in ids.errors.items() if is_sample_N[n]}
+        is_learned_N = is_sample_N.copy()
+        is_learned_N[list(errors)] = False
+        strings = []
+        for name, ids in found:
+            if name in self.only_keys:
+                rows.key_NK[:, self.only_keys.index(name)] = ids.ids_N[record_R]
+                continue
+            rows.categorical_NC[:, self.schema.categorical.index(name)] = ids.ids_N[record_R]
+            hashed = np.flatnonzero(ids.is_hashed_N & is_learned_N)
+            values, first = np.unique(ids.ids_N[hashed], return_index=True)
+            features = np.full(len(values), self.schema.number(name), np.uint16)
+            is_new = self.seen_strings.add_all(features, values)
+            texts = [ids.string(raw, n) for n in hashed[first[is_new]].tolist()]
+            strings.append(IdStrings(features[is_new], values[is_new], texts))
+        return errors, strings
 
     def _hash(self, rows: DecodedRows, names: Sequence[str]) -> UInt64Array:
         """The hash of each row's values of these ids, NO_KEY where one of them is null."""
@@ -316,6 +357,18 @@ class ReferenceDecoder:
         return sample, self.encoder.encode(record), keys
 
 
+def renamed(schema: Schema, names: Mapping[str, str]) -> Schema:
+    """Return the schema with other names of some ids; what they are numbered stays."""
+    if not names:
+        return schema
+    return replace(
+        schema,
+        categorical=tuple(names.get(name, name) for name in schema.categorical),
+        share={names.get(name, name): names.get(owner, owner) for name, owner in schema.share.items()},
+        numbers={names.get(name, name): number for name, number in schema.numbers.items()},
+    )
+
+
 def with_number(schema: Schema, name: str) -> Schema:
     """Return the schema with one more number, the last one."""
     numbers = schema.numbers
@@ -351,6 +404,9 @@ def compile_parsers() -> None:
                 message = config.open_codec().from_json(b'{"label": 1, "id": "text", "ids": [1]}')
                 raw = RawRecords.from_messages(Partition("", 0), [message, message[:-1]])
                 Decoder(schema, config).decode(raw, 0)
+    raw = RawRecords.from_messages(Partition("", 0), [b""], keys=[b"text"], headers=[[("name", b"text")]])
+    for name in (KEY, f"{HEADER}name"):
+        read_ids(raw, name)
 
 
 def make_dead_letter(raw: RawRecords, n: int, error: EncodeError) -> DeadLetter:

@@ -284,6 +284,18 @@ else:
     FormatName = Literal[tuple(FORMATS)]
 
 
+KEY, HEADER = "key", "header:"  # ids that are beside a message
+
+
+def check_record_fields(names: Sequence[str]) -> None:
+    """ValueError for what is neither the key nor a header, and for what is named twice."""
+    for name in names:
+        if name != KEY and not (name.startswith(HEADER) and len(name) > len(HEADER)):
+            raise ValueError(f'record_fields are "{KEY}" and "{HEADER}NAME", not "{name}"')
+    if len(set(names)) < len(names):
+        raise ValueError("record_fields names a field twice")
+
+
 class DecodeConfig(Settings, frozen=True, kw_only=True):
     """How the messages of a topic are decoded: the keys of `[source]` that a decoder reads."""
 
@@ -315,6 +327,13 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
     max_future_seconds: Annotated[
         float, Meta(description="Records whose timestamp is further in the future become dead letters.")
     ] = 60.0
+    record_fields: Annotated[
+        tuple[str, ...],
+        Meta(
+            description='Ids that are not in the message: `"key"` and `"header:NAME"` are then the record\'s, wherever '
+            "`[schema] categorical`, `[join] key` or `[negatives] by` have this name. In files a column of that name."
+        ),
+    ] = ()
     # what `[negatives]` says: the fields by which negatives are kept, and the field with the sender's rate
     sample_by: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
     rate_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
@@ -332,6 +351,7 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
             raise ValueError("registry_auth_file needs registry_url")
         if declared.check is not None:
             declared.check(self)
+        check_record_fields(self.record_fields)
 
     @property
     def message_format(self) -> MessageFormat:
@@ -339,8 +359,8 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
         return FORMATS[self.format]
 
     def with_json(self) -> Self:
-        """Return these settings for messages in JSON."""
-        return msgspec.structs.replace(self, format=JSON.name, **dict.fromkeys(FORMAT_SETTINGS))
+        """Return these settings for rows of files: messages in JSON, without a key and headers beside them."""
+        return msgspec.structs.replace(self, format=JSON.name, record_fields=(), **dict.fromkeys(FORMAT_SETTINGS))
 
     def open_codec(self) -> MessageCodec:
         """Return what reads and writes the topic's messages; FormatError where the settings cannot be used."""

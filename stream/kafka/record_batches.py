@@ -180,6 +180,7 @@ class RecordBatchParser:
             record_ms_N=record_ms,
             offset_N=offset,
             end=self.next_offset,
+            has_headers=True,
         )
 
     def _skip(self, batch_bytes: memoryview) -> RawRecords:
@@ -191,6 +192,7 @@ class RecordBatchParser:
 
 def records_from_objects(partition: Partition, records: list[Any], end: int) -> RawRecords:
     """Convert kafka-python's record objects to RawRecords; a record without a timestamp gets -1."""
+    headers = [record.headers or [] for record in records]
     return RawRecords.from_messages(
         partition,
         [None if record.value is None else bytes(record.value) for record in records],
@@ -198,6 +200,7 @@ def records_from_objects(partition: Partition, records: list[Any], end: int) -> 
         record_ms=[-1 if record.timestamp is None else record.timestamp for record in records],
         offsets=[record.offset for record in records],
         end=end,
+        headers=headers if any(headers) else None,
     )
 
 
