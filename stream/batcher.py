@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from springtide.stream.columns import Batch, Columns
-from springtide.stream.negatives import SampledRows
+from springtide.stream.negatives import RowSampling
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
 
@@ -187,7 +187,7 @@ class Batcher:
                 watermarks[partition] = max(watermarks.get(partition, event_ms), event_ms)
             if stop == len(columns):
                 self._pending.popleft()
-        sampled = SampledRows.concatenate([piece.sampled for piece in pieces])
+        sampled = RowSampling.concatenate([piece.sampled for piece in pieces])
         return Batch(
             features=Features.concatenate([piece.features for piece in pieces]),
             labels_NL=np.concatenate([piece.labels_NL for piece in pieces]),
@@ -204,7 +204,7 @@ class Batcher:
             served_N=None if pieces[0].served_N is None else np.concatenate([piece.served_N for piece in pieces]),
             join=pieces[-1].joined.state_after(len(pieces[-1])) if pieces[-1].joined is not None else None,
             rates_N=None
-            if (sampled := SampledRows.concatenate([p.sampled for p in pieces])) is None
+            if (sampled := RowSampling.concatenate([p.sampled for p in pieces])) is None
             else sampled.rates_N,
             num_dropped=sum(piece.sampled.num_dropped for piece in pieces if piece.sampled is not None),
         )

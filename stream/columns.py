@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.stream.join_state import FIRST, OTHER_WINDOW
-from springtide.stream.negatives import SampledRows
+from springtide.stream.negatives import RowSampling
 from springtide.stream.positions import Partition
 from springtide_client.features import Features, IdStrings, Ragged
 from springtide_client.schema import Schema
@@ -177,7 +177,7 @@ class Columns:
     key_hash_N: npt.NDArray[np.uint64] | None = None
     raw: RawRecords | None = None
     joined: "JoinedRows | None" = None
-    sampled: SampledRows | None = None  # where negatives are sampled
+    sampled: RowSampling | None = None  # where negatives are sampled
     # of the same, where an impression may be learned more than once: the grade of each sample (join_state.py), all are
     # FIRST without it; and the share of events within the window of labels by which they are weighed, NaN of others
     grade_N: npt.NDArray[np.uint8] | None = None
@@ -245,7 +245,7 @@ class Columns:
             offset_N=np.concatenate([part.offset_N for part in parts]),
             partitions=partitions,
             key_hash_N=None,
-            sampled=SampledRows.concatenate([part.sampled for part in parts]),
+            sampled=RowSampling.concatenate([part.sampled for part in parts]),
             served_N=np.concatenate(served) if served else None,
         )
 

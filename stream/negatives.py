@@ -140,25 +140,25 @@ def are_kept(hash_N: UInt64Array, rate: float) -> BoolArray:
 
 
 @dataclass(frozen=True)
-class SampledRows:
+class RowSampling:
     """How samples were sampled before they came here, and by what they are."""
 
     rates_N: Float32Array  # at which negatives like each sample were kept
     hash_N: UInt64Array | None = None  # of the fields that say which negatives are kept
     num_dropped_N1: Int64Array | None = None  # samples dropped before each one, and after the last; None: none yet
 
-    def take(self, rows: Int64Array) -> "SampledRows":
+    def take(self, rows: Int64Array) -> "RowSampling":
         """Those of some samples; none dropped."""
-        return SampledRows(self.rates_N[rows], None if self.hash_N is None else self.hash_N[rows])
+        return RowSampling(self.rates_N[rows], None if self.hash_N is None else self.hash_N[rows])
 
-    def slice(self, start: int, stop: int) -> "SampledRows":
+    def slice(self, start: int, stop: int) -> "RowSampling":
         """Those of samples start to stop. The samples that were dropped go with the next one that was kept."""
         dropped_N1 = self.num_dropped_N1
         if dropped_N1 is not None:
             rest = dropped_N1[-1] if stop == len(self.rates_N) else 0
             dropped_N1 = np.append(dropped_N1[start:stop], rest)
         hash_N = None if self.hash_N is None else self.hash_N[start:stop]
-        return SampledRows(self.rates_N[start:stop], hash_N, dropped_N1)
+        return RowSampling(self.rates_N[start:stop], hash_N, dropped_N1)
 
     @property
     def num_dropped(self) -> int:
@@ -166,10 +166,10 @@ class SampledRows:
         return 0 if self.num_dropped_N1 is None else int(self.num_dropped_N1.sum())
 
     @staticmethod
-    def concatenate(parts: "Sequence[SampledRows | None]") -> "SampledRows | None":
+    def concatenate(parts: "Sequence[RowSampling | None]") -> "RowSampling | None":
         """Those of all parts, before any is dropped; None: a part without samples."""
         known = [part for part in parts if part is not None]
         if not known:
             return None
         hashes = [part.hash_N for part in known if part.hash_N is not None]
-        return SampledRows(np.concatenate([part.rates_N for part in known]), np.concatenate(hashes) if hashes else None)
+        return RowSampling(np.concatenate([part.rates_N for part in known]), np.concatenate(hashes) if hashes else None)

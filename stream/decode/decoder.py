@@ -46,7 +46,7 @@ from springtide.stream.decode.protobuf import write_descriptor_set
 from springtide.stream.decode.record_fields import read_ids
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.errors import FormatError
-from springtide.stream.negatives import BAD_RATE_REASON, SampledRows
+from springtide.stream.negatives import BAD_RATE_REASON, RowSampling
 from springtide.stream.positions import Partition
 from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
 from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
@@ -246,16 +246,16 @@ class Decoder:
         hash_N: UInt64Array = hash_tuples(np.stack([at[name] for name in names], axis=1))
         return hash_N
 
-    def _sampled(self, rows: DecodedRows) -> SampledRows | None:
+    def _sampled(self, rows: DecodedRows) -> RowSampling | None:
         """How each row was sampled and by what it is; None where negatives are not."""
         if self._rate_field is None and not self._sample_by:
             return None
         rates_N = np.ones(len(rows.labels_NL), np.float32)
         if self._rate_field is not None:
             rates_N = rows.dense_NF[:, -1].copy()
-        return SampledRows(rates_N, self._hash(rows, self._sample_by) if self._sample_by else None)
+        return RowSampling(rates_N, self._hash(rows, self._sample_by) if self._sample_by else None)
 
-    def _refused(self, sampled: SampledRows, is_sample_N: BoolArray) -> dict[int, EncodeError]:
+    def _refused(self, sampled: RowSampling, is_sample_N: BoolArray) -> dict[int, EncodeError]:
         """Why rows that are samples in all else cannot be learned: there is no valid rate, or nothing to sample by."""
         refused, rates_N = {}, sampled.rates_N
         is_bad_N = ~((rates_N > 0) & (rates_N <= 1)) & is_sample_N
@@ -268,7 +268,7 @@ class Decoder:
                 refused[n] = EncodeError("no_key", "a field of [negatives] by is null or missing")
         return dict(sorted(refused.items()))
 
-    def _without_rate(self, columns: Columns, sampled: SampledRows | None) -> Columns:
+    def _without_rate(self, columns: Columns, sampled: RowSampling | None) -> Columns:
         """The columns with what is known of their sampling; the sender's rate is no feature."""
         if sampled is None:
             return columns

@@ -2,8 +2,8 @@
 
 A negative that was kept at the rate r stands for 1 / r of them. Among samples so kept the odds of the label whose
 negatives they are are 1 / r times the true ones, so its loss is that of the logit less log(r), and the logit stays that
-of all samples (King and Zeng 2001). Everything else counts a kept
-negative 1 / r times: other labels, running statistics, progressive scores; and with `weights` that loss too.
+of all samples (King and Zeng 2001). Everything else counts a kept negative 1 / r times: other labels, running
+statistics, progressive scores; and with `weights` that loss too.
 """
 
 # N samples, L labels
