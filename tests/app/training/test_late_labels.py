@@ -92,7 +92,7 @@ def finished_samples(config: Config, messages: Sequence[bytes], events: Sequence
         early_ms=0,
         dedupe_ms=0,
     )
-    assert not (refused["late"] or refused["no_key"] or refused["duplicate"])
+    assert not any(refused[reason] for reason in ("late", "no_key", "duplicate"))
     end_ms = times[-1] - 1000  # the last record only passes the time
     samples = [sample for sample in samples if sample[0] < end_ms]
     columns = rows.take(np.array([sample[4] for sample in samples]))
