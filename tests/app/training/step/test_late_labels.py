@@ -144,7 +144,7 @@ def counts_of(learner: Learner) -> dict[tuple[int, int], int]:
 
 
 def test_an_id_is_not_admitted_for_being_learned_again():
-    table = msgspec.structs.replace(TABLE, admission={"min_count": 2})
+    table = msgspec.structs.replace(TABLE, admission={"min_count": 2, "sketch_bytes": 64 * 64})
     learner = make_learner("settle", wide=False, table=table)
     batch = part_of(make_batch(3, 4), 0)
     for grade in (FIRST, SETTLED, OTHER_WINDOW):
