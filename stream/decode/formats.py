@@ -9,6 +9,7 @@ import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -206,7 +207,13 @@ class MsgpackCodec(MessageCodec):
             return [ProgramRecords(programs[0], raw.value_length_N >= 0, 0)]
 
         return BinaryParser(
-            schema, config, seen, kernel=msgpack_kernel, choose=choose, keys=keys, has_labels=has_labels
+            schema,
+            config,
+            seen,
+            kernel=partial(msgpack_kernel, has_paths=bool(field_paths([*schema.names, *keys]))),
+            choose=choose,
+            keys=keys,
+            has_labels=has_labels,
         )
 
 

@@ -45,6 +45,11 @@ class FieldTable(NamedTuple):
     buckets_H: npt.NDArray[np.int64]  # a name, or -1; open addressing by name_hash
     needs_label: bool  # False: a record need not have one
 
+    @property
+    def has_paths(self) -> bool:
+        """Whether a field lies in an object."""
+        return len(self.parent_G) > 1
+
 
 def build_field_table(schema: Schema, keys: Sequence[str] = (), *, has_labels: bool = True) -> FieldTable:
     """The field table of a schema. `keys`: further ids; without `has_labels`, no labels."""

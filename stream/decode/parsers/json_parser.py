@@ -6,7 +6,7 @@ What it does not parse it flags for the reference decoder.
 # N records, J fields, E elements of all lists, T new strings
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from springtide.kernels.cpu.intrinsics.specialize import named_specialization
 from springtide.kernels.njit import njit
 from springtide.stream.columns import RawRecords
 from springtide.stream.decode.formats import DecodeConfig
@@ -157,8 +158,10 @@ def read_field(
 
 
 @inlined
-def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, work: Any, latest: Any) -> Any:
-    """Write a record to row n; return False to leave it to the reference."""
+def read_record(
+    buffer: Any, at: Any, end: Any, fields: Any, has_paths: Any, n: Any, out: Any, work: Any, latest: Any
+) -> Any:
+    """Write a record to row n; return False to leave it to the reference. `has_paths`, a constant, as of a kernel."""
     at = skip_space(buffer, at, end)
     if byte_at(buffer, at, end) != OPEN_OBJECT:
         return False
@@ -174,7 +177,7 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
             return False
         at += 1
         name = work.name_order[np.uint64(place)]
-        if name >= 0 and fields.object_X[np.uint64(name)] != inside:
+        if has_paths and name >= 0 and fields.object_X[np.uint64(name)] != inside:
             name = np.int64(-1)
         if name >= 0 and matches_key(buffer, at, end, fields, name):
             at += fields.name_length_X[name] + 1
@@ -193,10 +196,10 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
                 return False
         place = min(place + 1, len(work.name_order) - 1)
         at = skip_space(buffer, at + 1, end)
-        field = name if name < num_fields else fields.field_X[name]
+        field = fields.field_X[name] if has_paths and name >= num_fields else name
         if name < 0:
             at = skip_value(buffer, at, end)
-        elif field < 0:
+        elif has_paths and field < 0:
             if work.last_record_X[name] == record:
                 return False
             work.last_record_X[name] = record
@@ -219,7 +222,7 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
             return False
         at = skip_space(buffer, at, end)
         byte = byte_at(buffer, at, end)
-        while inside != 0 and byte == CLOSE_OBJECT:
+        while has_paths and inside != 0 and byte == CLOSE_OBJECT:
             inside = fields.parent_G[inside]
             at = skip_space(buffer, at + 1, end)
             byte = byte_at(buffer, at, end)
@@ -242,10 +245,9 @@ def read_record(buffer: Any, at: Any, end: Any, fields: Any, n: Any, out: Any, w
     return num_labels > 0 or not fields.needs_label
 
 
-def compile_kernel(fingerprint: str) -> Callable[..., int]:
+def compile_kernel(fingerprint: str, has_paths: bool) -> Callable[..., int]:
     """Compile the loop. Numba's cache checks this file alone; the fingerprint makes it depend on the whole folder."""
 
-    @njit(cache=True, **OPTIONS)
     def parse_records(
         first: Any,
         messages: Any,
@@ -279,7 +281,7 @@ def compile_kernel(fingerprint: str) -> Callable[..., int]:
                     continue
             if not has_weight:
                 out.weights_N[n] = np.float32(1)
-            if read_record(messages.buffer, start, start + length, fields, n, out, work, latest):
+            if read_record(messages.buffer, start, start + length, fields, has_paths, n, out, work, latest):
                 out.unparsed_N[n] = False
                 continue
             work.counts[NUM_ELEMENTS] = num_elements
@@ -288,15 +290,19 @@ def compile_kernel(fingerprint: str) -> Callable[..., int]:
                 undo_add(work.seen_slots, work.seen_count, work.string_slot_T[work.counts[NUM_STRINGS]])
         return len(messages.start_N)
 
-    compiled: Callable[..., int] = parse_records
+    compiled: Callable[..., int] = njit(cache=True, **OPTIONS)(named_specialization(parse_records, has_paths))
     return compiled
 
 
-@lru_cache(1)
-def parse_kernel() -> Callable[..., int]:
-    """The loop; compiled, or loaded from Numba's cache, at its first call."""
+@cache
+def parse_kernel(has_paths: bool) -> Callable[..., int]:
+    """The loop; compiled, or loaded from Numba's cache, at its first call.
+
+    Without `has_paths` it is for records whose fields all stand in the record itself: it does not look for objects.
+    """
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    return compile_kernel(hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest())
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    return compile_kernel(digest, has_paths)
 
 
 # names beyond this many in a record are found by hash only
@@ -340,7 +346,7 @@ class JsonParser(RecordParser):
             np.frombuffer(raw.buffer, np.uint8), raw.value_start_N, raw.value_length_N, raw.record_ms_N
         )
         out = ParseTarget.of(rows, unparsed_N)
-        kernel = parse_kernel()
+        kernel = parse_kernel(self.fields.has_paths)
         self.work.counts[[NUM_ELEMENTS, NUM_STRINGS]] = 0
         # what a string with escapes may need: as long as the longest message that is parsed
         self._grow(scratch=min(self.max_message_bytes, int(raw.value_length_N.max(initial=0))))

@@ -5,12 +5,13 @@ Left to the reference: names that come twice, names that are no strings, extensi
 
 # N records, J fields
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from springtide.kernels.cpu.intrinsics.specialize import named_specialization
 from springtide.kernels.njit import njit
 from springtide.stream.decode.parsers.binary_parser import BinaryParser, begin_record, fingerprint_of, undo_record
 from springtide.stream.decode.parsers.byte_ops import (
@@ -173,16 +174,26 @@ def skip_items(buffer: Any, at: Any, end: Any, kind: Any, count: Any, stack: Any
 
 @inlined
 def read_msgpack(
-    buffer: Any, at: Any, end: Any, fields: Any, program: Any, n: Any, out: Any, work: Any, stack: Any, latest: Any
+    buffer: Any,
+    at: Any,
+    end: Any,
+    fields: Any,
+    has_paths: Any,
+    program: Any,
+    n: Any,
+    out: Any,
+    work: Any,
+    stack: Any,
+    latest: Any,
 ) -> Any:
-    """Write the map at `at` to row n; return False to leave it to the reference."""
+    """Write the map at `at` to row n; return False to leave it to the reference. `has_paths`: as of the kernel."""
     at, kind, num_left, _ = read_head(buffer, at, end)
     if kind != MAP:
         return False
     record = work.counts[NUM_RECORDS]
     place, inside = 0, np.int64(0)
     while True:
-        while num_left == 0 and inside != 0:
+        while has_paths and num_left == 0 and inside != 0:
             num_left = program.left_G[inside]
             inside = fields.parent_G[inside]
         if num_left == 0:
@@ -194,7 +205,8 @@ def read_msgpack(
         slot = min(place, len(program.order_P) - 1)
         place += 1
         name = program.order_P[slot]
-        if name < 0 or fields.object_X[name] != inside or not is_name(buffer, at, length, fields, name):
+        is_elsewhere = name < 0 or (has_paths and fields.object_X[name] != inside)
+        if is_elsewhere or not is_name(buffer, at, length, fields, name):
             name = find_name(buffer, at, at + length, fields, program.buckets_H, inside)
             program.order_P[slot] = name
         at, kind, integer, number = read_head(buffer, at + length, end)
@@ -208,12 +220,12 @@ def read_msgpack(
                 if at < 0:
                     return False
             continue
-        field = fields.field_X[name]
+        field = fields.field_X[name] if has_paths else name
         seen = name if field < 0 else field
         if work.last_record_X[seen] == record:
             return False
         work.last_record_X[seen] = record
-        if field < 0:
+        if has_paths and field < 0:
             if kind == MAP:
                 inside = fields.opened_X[name]
                 program.left_G[inside] = num_left
@@ -240,10 +252,9 @@ def read_msgpack(
                 at += integer
 
 
-def compile_kernel(fingerprint: str) -> Callable[..., int]:
+def compile_kernel(fingerprint: str, has_paths: bool) -> Callable[..., int]:
     """Compile the loop; the fingerprint is part of the key of Numba's cache."""
 
-    @njit(cache=True, **OPTIONS)
     def parse_msgpack(
         first: Any,
         messages: Any,
@@ -272,17 +283,18 @@ def compile_kernel(fingerprint: str) -> Callable[..., int]:
                 continue
             start = messages.start_N[n] + header_bytes
             end = messages.start_N[n] + messages.length_N[n]
-            if read_msgpack(messages.buffer, start, end, fields, program, n, out, work, stack, latest):
+            buffer = messages.buffer
+            if read_msgpack(buffer, start, end, fields, has_paths, program, n, out, work, stack, latest):
                 out.unparsed_N[n] = False
             else:
                 undo_record(num_elements, num_strings, work)
         return len(messages.start_N)
 
-    compiled_loop: Callable[..., int] = parse_msgpack
+    compiled_loop: Callable[..., int] = njit(cache=True, **OPTIONS)(named_specialization(parse_msgpack, has_paths))
     return compiled_loop
 
 
-@lru_cache(1)
-def msgpack_kernel() -> Callable[..., int]:
-    """The loop; compiled, or loaded from Numba's cache, at its first call."""
-    return compile_kernel(fingerprint_of(__file__))
+@cache
+def msgpack_kernel(has_paths: bool) -> Callable[..., int]:
+    """The loop; compiled, or loaded from Numba's cache, at its first call. `has_paths`: as of JSON's."""
+    return compile_kernel(fingerprint_of(__file__), has_paths)

@@ -146,7 +146,7 @@ def test_compile_parsers_compiles_the_types_of_a_fetch():
     from springtide.stream.decode.parsers.json_parser import parse_kernel
 
     compile_parsers()
-    num_signatures = len(parse_kernel().signatures)
+    num_signatures = len(parse_kernel(False).signatures)
     compiled_for = RawRecords.from_messages(Partition("clicks", 0), [json.dumps(GOOD).encode()])
     fetched = np.empty((6, 5), np.int64)
     fetched[:, 0] = [compiled_for.value_start_N[0], compiled_for.value_length_N[0], 0, -1, NOW_MS, 0]
@@ -155,7 +155,7 @@ def test_compile_parsers_compiles_the_types_of_a_fetch():
         Partition("clicks", 0), compiled_for.buffer, start, length, key_start, key_length, record_ms, offset, 1
     )
     assert len(Decoder(SCHEMA).decode(raw, NOW_MS)) == 1
-    assert len(parse_kernel().signatures) == num_signatures == 1
+    assert len(parse_kernel(False).signatures) == num_signatures == 1
 
 
 def test_a_label_that_is_a_value_may_be_any_number_and_a_negative_one_is_left_to_the_reference():
