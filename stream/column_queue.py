@@ -104,18 +104,24 @@ class ColumnQueue:
     def __len__(self) -> int:
         return len(self._queued)
 
-    def put(self, columns: Columns) -> None:
-        """Append; blocks while there is no room. An empty or ended queue takes columns of any size."""
+    def put(self, columns: Columns, timeout_seconds: float | None = None) -> bool:
+        """Append; blocks while there is no room, and returns False if there is none within the time.
+
+        An empty or ended queue takes columns of any size.
+        """
         size = columns_bytes(columns)
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._queued or self.num_bytes + size <= self.max_bytes or self._is_ended
+            has_room = self._changed.wait_for(
+                lambda: not self._queued or self.num_bytes + size <= self.max_bytes or self._is_ended, timeout_seconds
             )
+            if not has_room:
+                return False
             self._queued.append((columns, size))
             self.num_bytes += size
             self.num_rows += len(columns)
             self._changed.notify_all()
         self._on_change()
+        return True
 
     def take(self, num_bytes: int, timeout_seconds: float) -> list[Columns]:
         """About `num_bytes` of columns; [] when none arrive within the time, or after the end.
@@ -135,6 +141,11 @@ class ColumnQueue:
                 taken.append(columns)
             self._changed.notify_all()
         return taken
+
+    def first(self) -> Columns | None:
+        """What `take` returns first; None while nothing is queued."""
+        with self._changed:
+            return self._queued[0][0] if self._queued else None
 
     def end(self, error: BaseException | None = None) -> None:
         """Announce that nothing more will come; of several errors the first counts."""

@@ -86,6 +86,7 @@ POLL_SECONDS = 0.05
 TOPIC_CHECK_SECONDS, IDLE_TOPIC_CHECK_SECONDS = 0.02, 0.5
 # more than a partition can receive within TOPIC_CHECK_SECONDS: 10 million records a second
 REFILL_RECORDS = 200_000
+FULL_CHECK_SECONDS = 1.0  # between two questions for the ends while the queue is full
 MAX_HOLD_SECONDS = 2.0  # how long a partition that is behind and silent holds back the others
 REPORT_SECONDS = 1.0
 FRESH_SECONDS = 1.0  # after that, where a partition ends may be another place
@@ -117,8 +118,10 @@ class ConsumerLoop:
         status: SourceStatus,
         closing: threading.Event,
         share: PartitionShare = ALL_PARTITIONS,
+        read_before: Mapping[Partition, int] | None = None,
     ) -> None:
-        """`positions` of partitions outside of `share` are left alone."""
+        """`positions` of partitions outside of `share` are left alone. `read_before`: up to where was read once."""
+        self._read_before = read_before or {}
         self.config, self.share = config, share
         # the next offsets to fetch; what was fetched is in the merge or in the queue
         self.positions = {partition: at for partition, at in positions.items() if share.holds(partition)}
@@ -257,7 +260,8 @@ class ConsumerLoop:
         elif time.monotonic() - self._progressed_at > MAX_HOLD_SECONDS:
             behind = set()
         for columns in self._merge.take(behind):
-            self._queue.put(columns)
+            while not self._queue.put(columns, FULL_CHECK_SECONDS):
+                self._list_ends(admin, topic)
         self._note_queued()
         consumer.pause(self._merge.partitions_ahead() & set(self.share.of(topic.partitions)))
         self._report_offsets(admin)
@@ -324,6 +328,14 @@ class ConsumerLoop:
         if self._stop_requested_at is not None and requested_at >= self._stop_requested_at:
             self.stop_offsets, self._stop_requested_at = dict(ends), None
 
+    def _list_ends(self, admin: Admin, topic: Topic) -> None:
+        """Ask where the partitions end, while the queue is full and nothing is fetched: the lag grows meanwhile."""
+        try:
+            listed = admin.listed_ends(topic)
+        except StreamError:
+            return  # the next fetch says why
+        self.ends = {partition: max(end, listed.get(partition, 0)) for partition, end in self.ends.items()}
+
     def _resolve_positions(self, admin: Admin, topic: Topic) -> None:
         """Give every partition a position: its own, the beginning where it has none, a reset one where it must be."""
         beginnings = admin.beginning_offsets(topic)
@@ -350,8 +362,15 @@ class ConsumerLoop:
             for partition in partitions
             if partition in self.positions and self.positions[partition].topic_id in ("", topic.id)
         )
+        num_again = sum(
+            max(0, min(beginnings[partition], self._read_before.get(partition, 0)) - self.positions[partition].offset)
+            for partition in partitions
+            if partition in self.positions and self.positions[partition].topic_id in ("", topic.id)
+        )
         if num_deleted:
             reason += f": {num_deleted:,} records were deleted before they were read"
+        if num_again:
+            reason += f" again, {num_again:,} of them were read once: what waited among them for labels is lost"
         if self.config.on_reset == "fail" and not self.config.uses_embedded_broker:
             raise TopicResetError(
                 f'{reason}: set [source] on_reset = "earliest" (learn everything the topic holds) '

@@ -65,6 +65,11 @@ class JoinReport(NamedTuple):
     num_duplicates: int
     slowest: str  # the cursor that holds the others back; "" if all are idle
     labels: Mapping[str, LabelReport] = {}  # by name
+    memory_bytes: int = 0  # of what is held
+    disk_bytes: int = 0  # of it, in scratch files
+    waits_for: str = ""  # the topic that samples wait for although the others go on; "join" where there is no room
+    reason: str = ""  # what is to be said of that
+    suspect: Sequence[str] = ()  # labels that have become far rarer than they were
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,24 @@ class WindowShare(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
+class JoinSettings(msgspec.Struct, frozen=True):
+    """The settings that decide which samples there are, and in which order."""
+
+    key: tuple[str, ...] = ()
+    release: str = "window"
+    lateness_ms: int = 0
+    early_ms: int = 0
+    dedupe_ms: int = 0
+
+    def changed(self, now: "JoinSettings") -> list[str]:
+        """The names of the settings, as [join] has them, that differ and with which a join cannot go on.
+
+        With another lateness it can: what is late from now on is decided by it.
+        """
+        names = {"key": "key", "release": "release", "early_ms": "early_seconds", "dedupe_ms": "dedupe_seconds"}
+        return [name for field, name in names.items() if getattr(self, field) != getattr(now, field)]
+
+
 class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The join in a version: what was learned, and from where to read again. Some hundred bytes.
 
@@ -182,6 +205,7 @@ class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
     ahead: dict[str, SamplePlace] = {}  # partition of impressions -> up to where it is learned, if beyond `released`
     shares: dict[str, WindowShare] = {}  # of each label with late events
     others: list["JoinState | None"] = []  # of ranks 1, 2, ...; None: it has learned nothing yet
+    settings: JoinSettings | None = None
 
     @staticmethod
     def of_ranks(states: Sequence["JoinState | None"]) -> "JoinState | None":

@@ -6,10 +6,10 @@ Waits for an unavailable broker or topic, detects a re-created topic, holds a bo
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
-from springtide.stream.column_queue import ColumnQueue
+from springtide.stream.column_queue import ColumnQueue, columns_bytes
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
 from springtide.stream.consumer_loop import ConsumerLoop, SourceStatus, TopicChangedError
@@ -124,11 +124,13 @@ class KafkaSource(Source):
         share: PartitionShare = ALL_PARTITIONS,
         decoder: Decoder | None = None,
         on_change: Callable[[], object] | None = None,
+        read_before: Mapping[Partition, int] | None = None,
     ) -> None:
         """Partitions without a position are read from the beginning. `erasures`: ids to drop from earlier records.
 
         `share`: the partitions to read; there may be none, then nothing is ever returned. `decoder`: by default that of
         samples. `on_change` is called in the reading thread whenever a poll might return something else.
+        `read_before`: up to where partitions were read once, if the positions are those from which they are read again.
         """
         self.status = SourceStatus(config.topic)
         decoder = decoder or Decoder(schema, config)
@@ -145,6 +147,7 @@ class KafkaSource(Source):
             status=self.status,
             closing=self._closing,
             share=share,
+            read_before=read_before or {},
         )
         self._thread: threading.Thread | None = None
         self._had_broker = False
@@ -157,6 +160,23 @@ class KafkaSource(Source):
     def poll(self, timeout_seconds: float) -> list[Columns]:
         self.start()
         return self._queue.take(MAX_POLL_BYTES, timeout_seconds)
+
+    def poll_while(self, has_room: Callable[[Columns], bool]) -> Iterator[Columns]:
+        """What poll() returns, without a wait, one by one while there is room for the next; the rest stays queued.
+
+        Raises what poll() raises.
+        """
+        self.start()
+        num_bytes = MAX_POLL_BYTES
+        while num_bytes > 0:
+            first = self._queue.first()
+            if first is not None:
+                if not has_room(first):
+                    return
+                num_bytes -= columns_bytes(first)
+            yield from (taken := self._queue.take(1, 0.0))
+            if not taken:
+                return
 
     @property
     def finished(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.app.training.config import TrainerConfig, wait_seconds_of
+from springtide.app.training.config import TrainerConfig, disk_folder, wait_seconds_of
 from springtide.stream.batcher import Batcher
 from springtide.stream.columns import Batch
 from springtide.stream.decode.erasure_filter import Erasure
@@ -49,7 +49,15 @@ class BatchStream:
         group = config.source.group or f"springtide-{config.name}"
         source_config = replace(config.source, group=group)
         if source is None and config.join is not None:
-            source = JoinSource(source_config, config.join, config.schema, join, erasures=erasures, share=share)
+            source = JoinSource(
+                source_config,
+                config.join,
+                config.schema,
+                join,
+                erasures=erasures,
+                share=share,
+                scratch=disk_folder(config),
+            )
         self.source = source or open_source(
             source_config, config.history, config.schema, positions, erasures=erasures, share=share
         )

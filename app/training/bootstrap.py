@@ -2,7 +2,6 @@
 
 import logging
 from functools import partial
-from pathlib import Path
 
 import torch
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from springtide.app.models.registry import build_model
 from springtide.app.models.retrieval.two_tower import TwoTower
 from springtide.app.models.wide_part import add_wide_part
 from springtide.app.scores.progressive import ProgressiveScores
-from springtide.app.training.config import DenseOptimizerConfig, TrainerConfig, with_adagrad_eps
+from springtide.app.training.config import DenseOptimizerConfig, TrainerConfig, disk_folder, with_adagrad_eps
 from springtide.app.training.device import TrainDevice, resolve_device
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.row_budget import RowBudget
@@ -245,11 +244,6 @@ def open_table(
         return open_tables(settings, ops, make)
     except ValueError as error:
         raise UserError(f"[table] {error}") from error
-
-
-def disk_folder(config: TrainerConfig) -> Path:
-    """Return the folder of the spill; of several ranks, of all that are on this machine."""
-    return Path(config.table.disk_path or Path("var") / config.name / "spill")
 
 
 def with_wide_columns(config: TrainerConfig) -> TableConfig:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -367,6 +368,11 @@ class TrainerConfig(Protocol):
 
     @property
     def cluster(self) -> ClusterConfig: ...
+
+
+def disk_folder(config: TrainerConfig) -> Path:
+    """Return the folder of the spill; of several ranks, of all that are on this machine."""
+    return Path(config.table.disk_path or Path("var") / config.name / "spill")
 
 
 def with_adagrad_eps(config: TableConfig) -> TableConfig:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from springtide.app.training.batches import BatchStream
-from springtide.app.training.bootstrap import disk_folder, load_state
+from springtide.app.training.bootstrap import load_state
 from springtide.app.training.commands import CommandExecutor
-from springtide.app.training.config import TrainerConfig, wait_seconds_of
+from springtide.app.training.config import TrainerConfig, disk_folder, wait_seconds_of
 from springtide.app.training.ranks.ranks import Ranks, launch_name
 from springtide.app.training.start_position import StartPosition
 from springtide.app.training.state.net_publisher import NetPublisher

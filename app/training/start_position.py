@@ -108,6 +108,13 @@ def require_same_join(source: SourceConfig, plan: JoinPlan | None, stream: Strea
             "window_seconds or until_seconds in ms, and what `late` makes of the latter): set them back, or set "
             "another [log] path"
         )
+    if plan is None or stream.join is None or stream.join.settings is None:
+        return
+    if changed := stream.join.settings.changed(plan.settings):
+        raise UserError(
+            f"the log was learned with another [join] {', '.join(changed)}, which decides what the samples are and in "
+            "which order they come: set it back, or set another [log] path"
+        )
 
 
 def require_keys_in_one_partition(plan: JoinPlan) -> None:

@@ -169,8 +169,10 @@ class RankReport:
         positions = session.positions_read()
         lags = [max(0, end - (positions[p].offset if p in positions else 0)) for p, end in ends.items()]
         waits_for = source.status.reason if source.status.state == "waiting" else ""
-        blocked_by: Blocker = ""
-        if stall_reason:
+        blocked_by: Blocker = "source" if waits_for else ""
+        if (join := source.join_report()) is not None and join.waits_for:
+            waits_for, blocked_by = join.reason, join.waits_for
+        elif stall_reason and not waits_for:
             by_log: Blocker = "log" if session.log.stall_reason else "dead_letters"
             blocked_by = "spill" if session.stall_reason() else by_log
         status = RankStatus(
@@ -193,7 +195,7 @@ class RankReport:
             session.is_catching_up,
             blocked_by,
             {partition: position for partition, position in positions.items() if partition in ends},
-            source.join_report(),
+            join,
         )
 
 
@@ -301,6 +303,9 @@ def join_status(reports: Iterable[JoinReport | None], state: TrainingState) -> J
         state.stream.num_late,
         state.stream.num_settled,
         state.served.document() if state.served.num else {},
+        sum(report.memory_bytes for report in known),
+        sum(report.disk_bytes for report in known),
+        sorted({name for report in known for name in report.suspect}),
     )
 
 
@@ -349,8 +354,8 @@ def trainer_condition(facts: TrainerFacts) -> TrainerCondition:
             remedy += f", or unpin a version (`springtide versions unpin`): {', '.join(pins)}"
         reason = f"the log takes all of {limit} but the room for its next base: {remedy}"
         return TrainerCondition("waiting", reason, "log")
-    if waits_for := next((rank.waits_for for rank in facts.ranks if rank.waits_for), ""):
-        return TrainerCondition("waiting", waits_for, "source")
+    if waiting := next((rank for rank in facts.ranks if rank.waits_for), None):
+        return TrainerCondition("waiting", waiting.waits_for, waiting.blocked_by)
     if stalled := next(((n, rank) for n, rank in enumerate(facts.ranks) if rank.status.reason), None):
         number, rank = stalled
         reason = rank.status.reason if len(facts.ranks) == 1 else f"rank {number}: {rank.status.reason}"

@@ -19,8 +19,9 @@ from springtide_client.system.json_text import decode_json
 _NAME = re.compile(r"status-(\d{10})\.json")
 
 Condition = Literal["running", "catching_up", "waiting", "stopped", "failed"]
-# what keeps the stream from being learned as fast as it comes
-Blocker = Literal["", "gate", "log", "source", "spill", "dead_letters", "learner"]
+# what keeps the stream from being learned as fast as it comes: "gate", "log", "source", "spill", "dead_letters",
+# "learner", "join" (it holds as much as it may), or the topic that the join waits for
+Blocker = str
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
@@ -212,6 +213,9 @@ class JoinStatus(msgspec.Struct, frozen=True):
     late: int = 0  # samples learned for an event that came after the window
     settled: int = 0  # samples learned again once no more of their events count
     served: dict[str, float | None] = {}  # AUC, logloss and calibration of what was served; {} without [join] score
+    memory_bytes: int = 0  # of what is held
+    disk_bytes: int = 0  # of it, in scratch files
+    suspect: list[str] = []  # labels with less than a tenth of the positives that the last day's rate gives
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):

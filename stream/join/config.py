@@ -8,17 +8,18 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from springtide.stream.join_state import COUNTED, FIRST, LATE, SETTLED
+from springtide.stream.join_state import COUNTED, FIRST, LATE, SETTLED, JoinSettings
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
-from springtide_client.system.settings import FINITE, Settings
+from springtide_client.system.settings import FINITE, SIZE, Settings
 
 if TYPE_CHECKING:
     from springtide.stream.join.event_index import Matches
 
 LabelValue = Literal["any", "count", "sum", "max", "last"]
 LateRule = Literal["scale", "settle", "importance_weighted", "ignore"]
+Release = Literal["window", "event"]
 Seconds = Annotated[float, Meta(ge=0, extra=FINITE)]
 
 
@@ -60,6 +61,34 @@ class JoinConfig(Settings, frozen=True, kw_only=True):
         Seconds,
         Meta(description="A partition that is read to its end and silent for so long holds the others back no longer."),
     ] = 5.0
+    release: Annotated[
+        Release,
+        Meta(
+            description='When an impression is learned. "window": at the end of its window, whole. "event": at its '
+            "first event, and at the end of the window if there is none: for who must learn a click within a second. "
+            "It costs AUC where the impressions of an id come in bursts (0.02 to 0.20 measured on simulated delays): "
+            "positives are learned before the negatives of their time. Impressions are held for a window, beyond "
+            '`memory_bytes` in files. For labels of `value` "any", each with a window of its own.',
+        ),
+    ] = "window"
+    memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 16,
+            extra=SIZE,
+            description="Memory for events and impressions that are held; more is held in scratch files beside the "
+            "spill (`[table] disk_path`).",
+        ),
+    ] = 256 << 20
+    disk_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            extra=SIZE,
+            description="The most that the scratch files take. Beyond that nothing is read, and the status says so: "
+            "events are never dropped.",
+        ),
+    ] = 8 << 30
 
 
 class LabelSource(Settings, frozen=True, kw_only=True):
@@ -177,9 +206,9 @@ def looks_of(labels: Sequence[JoinedLabel]) -> list[Look]:
     return sorted({look for label in labels for look in label.looks}, key=lambda look: (look.grade, look.after_ms))
 
 
-def cursor_slacks(impressions: str, labels: Sequence[JoinedLabel]) -> dict[str, int]:
+def cursor_slacks(impressions: str, labels: Sequence[JoinedLabel], release: Release = "window") -> dict[str, int]:
     """The cursors of a join: by name, how much later than a record of theirs a sample is released, in ms."""
-    slacks = {cursor_name(impressions, look): look.after_ms for look in looks_of(labels)}
+    slacks = {cursor_name(impressions, look): look.after_ms if release == "window" else 0 for look in looks_of(labels)}
     return dict(sorted(slacks.items())) | dict.fromkeys((label.topic for label in labels), 0)
 
 
@@ -201,6 +230,18 @@ class JoinPlan:
     config: JoinConfig
     labels: tuple[JoinedLabel, ...]  # in the schema's order
     events: tuple[EventFields, ...]  # of each topic
+
+    @property
+    def settings(self) -> JoinSettings:
+        """What a version notes of the settings."""
+        config = self.config
+        return JoinSettings(
+            config.key,
+            config.release,
+            round(1000 * config.lateness_seconds),
+            round(1000 * config.early_seconds),
+            round(1000 * config.dedupe_seconds),
+        )
 
     @staticmethod
     def of(config: JoinConfig, sources: Mapping[str, LabelSource], schema: Schema) -> "JoinPlan | None":
@@ -234,6 +275,18 @@ class JoinPlan:
                 )
             labels.append(_joined_label(name, column, source, schema))
             by_topic.setdefault(source.topic, []).append((column, source))
+        if config.release == "event":
+            if any(label.value != "any" for label in labels):
+                raise ValueError(
+                    '[join] release = "event" is for labels of value "any": others are known when all came'
+                )
+            if any(label.has_late for label in labels):
+                raise ValueError('[join] release = "event" and until_seconds: set late = "ignore"')
+            if len({label.window_ms for label in labels}) < len(labels):
+                raise ValueError(
+                    '[join] release = "event" learns each label by itself: give each a window_seconds of its own, such '
+                    "as 600 and 601"
+                )
         return JoinPlan(
             config,
             tuple(labels),

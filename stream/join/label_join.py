@@ -19,19 +19,21 @@ import msgspec
 import numpy as np
 
 from springtide.stream.columns import NO_KEY, Columns, DeadLetter
-from springtide.stream.join.config import JoinedLabel, Look, cursor_name, cursor_slacks, looks_of
-from springtide.stream.join.event_index import EventIndex
+from springtide.stream.join.config import JoinedLabel, Look, Release, cursor_name, cursor_slacks, looks_of
+from springtide.stream.join.event_index import EventIndex, Matches
+from springtide.stream.join.held_bytes import HeldBytes
+from springtide.stream.join.held_impressions import NO_ROWS, HeldChunk, HeldImpressions
 from springtide.stream.join.partition_clock import PartitionClock
 from springtide.stream.join_state import (
     COUNTED,
     FIRST,
     FIRST_PLACE,
     LATE,
-    MAX_INT,
     NO_TIME,
     OTHER_WINDOW,
     EventCount,
     JoinedRows,
+    JoinSettings,
     JoinState,
     PartitionMark,
     SamplePlace,
@@ -49,7 +51,6 @@ REFUSALS = {
     LATE_REASON: "the record is older than the newest one before it in its partition by more than lateness_seconds",
 }
 
-NO_ROWS = np.empty(0, np.int64)
 COUNTS_IN_A_WINDOW = 32  # events are counted so often
 
 
@@ -75,26 +76,6 @@ class Cursor:
         }
 
 
-class HeldChunk:
-    """Impressions that a look is not due for yet, or not for all."""
-
-    def __init__(self, columns: Columns, left: Int64Array, look: Look) -> None:
-        """`left`: the rows that are to be joined."""
-        self.columns, self.look = columns, look
-        self.due_ms_N = columns.event_ms_N + look.after_ms
-        self.left = left
-        self._first_due_ms = int(self.due_ms_N[left].min())
-
-    def due_before(self, ms: int) -> Int64Array:
-        """The rows that are due before this time."""
-        return self.left[self.due_ms_N[self.left] < ms] if self._first_due_ms < ms else NO_ROWS
-
-    def remove(self, rows: Int64Array) -> None:
-        """Drop rows that were emitted."""
-        self.left = np.setdiff1d(self.left, rows, assume_unique=True)
-        self._first_due_ms = int(self.due_ms_N[self.left].min(initial=MAX_INT))
-
-
 class LabelJoin:
     """The join itself; used by one thread. What it must give is defined by `batch_join` of its tests."""
 
@@ -110,11 +91,16 @@ class LabelJoin:
         empty: Columns,
         state: JoinState | None = None,
         share: PartitionShare = ALL_PARTITIONS,
+        held: HeldBytes | None = None,
+        release: Release = "window",
+        key: tuple[str, ...] = (),
     ) -> None:
         """`impressions`: their topic; `empty`: columns of them without rows. `state`: of the version to go on from.
 
         `share`: of the partitions of impressions that are joined here. Of several ranks rank 0 reports which events are
-        refused, and none counts those without an impression: it does not know the others'.
+        refused, and none counts those without an impression: it does not know the others'. `held`: where events and
+        impressions are kept, and counted. `release` "event": each label has its own window. `key`: the fields that
+        make it, to be noted.
         """
         self.labels, self.num_labels, self.impressions, self._empty = labels, num_labels, impressions, empty
         self.lateness_ms, self.early_ms, self.dedupe_ms = lateness_ms, early_ms, dedupe_ms
@@ -124,16 +110,18 @@ class LabelJoin:
         self._ahead = dict(state.ahead)  # partitions of impressions that were learned beyond `released`
         self._share = share
         self.shares = {label.name: state.shares.get(label.name, WindowShare()) for label in labels if label.has_late}
-        self.cursors = cursor_slacks(impressions, labels)
+        self.cursors = cursor_slacks(impressions, labels, release)
         self._impression_cursors = [cursor_name(impressions, look) for look in self.looks]
         self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
-        self._events = [EventIndex() for _ in labels]
+        self.held = held or HeldBytes()
+        self._events = [EventIndex(self.held) for _ in labels]
         self.event_counts = {label.name: state.events.get(label.name, EventCount()) for label in labels}
         # of the events that are read again, so many had been found by impressions that are not
         self._num_found = {name: count.num_matched for name, count in self.event_counts.items()}
         self._read_again_ms: int | None = None  # the newest time of them
-        self._shown = {look: EventIndex() for look in self.looks}  # the last impressions of each key
-        self._held: list[HeldChunk] = []
+        self._shown = {look: EventIndex(self.held) for look in self.looks}  # the last impressions of each key
+        self._is_early = release == "event"
+        self._held = {look: HeldImpressions(look, early_ms, self.held, is_early=self._is_early) for look in self.looks}
         self._dead_letters: list[DeadLetter] = []  # since the last samples
         self._id_strings: list[IdStrings] = []
         # how far behind what was released something of a cursor is needed
@@ -141,6 +129,9 @@ class LabelJoin:
         for label in labels:
             look_back_ms = max(self._look_back_ms.get(label.topic, 0), label.horizon_ms + early_ms)
             self._look_back_ms[label.topic] = look_back_ms
+        self._settings = JoinSettings(key, release, lateness_ms, early_ms, dedupe_ms)
+        if state.settings is not None and state.settings.lateness_ms < lateness_ms:
+            self._set_floors()
 
     def cursor_name(self, look: Look) -> str:
         """The name of the cursor that reads the impressions for a look."""
@@ -163,12 +154,18 @@ class LabelJoin:
     @property
     def num_pending(self) -> int:
         """Impressions that are held."""
-        return sum(len(chunk.left) for chunk in self._held)
+        return sum(impressions.num for impressions in self._held.values())
 
     @property
     def num_events(self) -> int:
         """Events that are held."""
         return sum(len(events) for events in self._events)
+
+    def has_room(self, num: int, num_bytes: int) -> bool:
+        """True if so many records more, of so many bytes, can be held without exceeding the caps."""
+        has_room = all(index.has_room(num) for index in (*self._events, *self._shown.values()))
+        can_find = all(impressions.has_room(num) for impressions in self._held.values())
+        return has_room and can_find and self.held.fits(num_bytes)
 
     def cursor_ms(self, name: str) -> int:
         """How far a cursor is: nothing due later can be released because of it. NO_TIME before its first record."""
@@ -239,13 +236,21 @@ class LabelJoin:
             if not clocks[partition].is_replaying:
                 clocks[partition].is_idle = True
 
+    def wake_behind(self, cursor: str, ends: Mapping[Partition, int]) -> None:
+        """Let partitions hold time back again that have records which are not read yet."""
+        for partition, end in ends.items():
+            clock = self._cursors[cursor].clocks.get(partition)
+            if clock is not None and clock.is_idle and clock.next_offset < end and not clock.is_replaying:
+                clock.wake(self._floor_ms(cursor, partition))
+
     def add_impressions(self, look: Look, columns: Columns) -> None:
         """Add impressions of one partition, in the order of their offsets, for one look at them."""
         joined_N = self._observe(self.cursor_name(look), columns)
         if len(columns.id_strings.strings):
             self._id_strings.append(columns.id_strings)
         if joined_N.any():
-            self._held.append(HeldChunk(replace(columns, raw=None), np.flatnonzero(joined_N), look))
+            rows = np.flatnonzero(joined_N)
+            self._held[look].add(columns, rows, self._events_of(look, columns, rows))
 
     def add_events(self, topic: str, columns: Columns, of_label: Mapping[int, tuple[BoolArray, Float32Array]]) -> None:
         """Add events of one partition, in the order of their offsets.
@@ -256,7 +261,9 @@ class LabelJoin:
         assert columns.key_hash_N is not None
         for at, (counts_N, value_N) in of_label.items():
             chosen = np.flatnonzero(counts_N & joined_N)
-            self._events[at].add(columns.key_hash_N[chosen], columns.event_ms_N[chosen], value_N[chosen])
+            self._events[at].append(columns.key_hash_N[chosen], columns.event_ms_N[chosen], value_N[chosen])
+            for look in self.labels[at].looks:
+                self._held[look].note_events(columns.key_hash_N[chosen], columns.event_ms_N[chosen])
 
     def take(self, max_rows: int = 1 << 16) -> Columns | None:
         """The next samples in their order, at most so many; without samples where only time has passed.
@@ -270,7 +277,7 @@ class LabelJoin:
                 clock.newest_ms for cursor in self._cursors.values() for clock in cursor.clocks.values()
             )
         before, watermark_ms = self._state(), self.watermark_ms()
-        parts = [(chunk, rows) for chunk in self._held if len(rows := chunk.due_before(watermark_ms))]
+        parts = [part for impressions in self._held.values() for part in impressions.due_before(watermark_ms)]
         places_U, part_U, row_U = _places(parts)
         order = np.lexsort(places_U.columns[::-1])
         num_new_U = np.cumsum(self._is_new(places_U.take(order)))
@@ -319,6 +326,13 @@ class LabelJoin:
         self._forget()
         return columns
 
+    def close(self) -> None:
+        """Give back everything that is held."""
+        for impressions in self._held.values():
+            impressions.close()
+        for index in (*self._events, *self._shown.values()):
+            index.close()
+
     def _observe(self, name: str, columns: Columns) -> BoolArray:
         """Pass records of one partition; those without a key and late ones are dead letters. Return the others (N)."""
         (partition,) = columns.end_offsets
@@ -329,8 +343,7 @@ class LabelJoin:
             clock = cursor.clocks[partition] = self._new_clock()
         cursor.topic_ids[partition] = topic_id
         if clock.is_idle and len(columns) and columns.offset_N[-1] >= clock.mark.next_offset:
-            learned = self._learned(partition) if name in self._impression_cursors else self.released
-            clock.wake(learned.due_ms + 1 + self.lateness_ms - cursor.slack_ms)
+            clock.wake(self._floor_ms(name, partition))
         known_end = clock.letters_offset  # dead letters before it are in the version
         assert columns.key_hash_N is not None
         no_key_N = columns.key_hash_N == NO_KEY
@@ -353,6 +366,18 @@ class LabelJoin:
                 for n in np.flatnonzero(refused_N & (columns.offset_N >= known_end)).tolist()
             ]
         return joined_N
+
+    def _set_floors(self) -> None:
+        """More may be late than before: what comes from a time that was released is late all the same."""
+        for name, cursor in self._cursors.items():
+            for partition, clock in cursor.clocks.items():
+                if not clock.is_idle:  # one that is comes back with a floor in any case
+                    clock.wake(self._floor_ms(name, partition))
+
+    def _floor_ms(self, name: str, partition: Partition) -> int:
+        """The newest time of a partition that was idle: what it brings from before it less the lateness is late."""
+        learned = self._learned(partition) if name in self._impression_cursors else self.released
+        return learned.due_ms + 1 + self.lateness_ms - self._cursors[name].slack_ms
 
     def _new_clock(self) -> PartitionClock:
         """The clock of a partition that no version knows; if others went on without it, it is as one that was idle."""
@@ -383,7 +408,7 @@ class LabelJoin:
             same_key = keys[order][1:] == keys[order][:-1]
             follows[order[1:]] = same_key & (np.diff(shown[order]) <= self.dedupe_ms)
             is_duplicate_N[rows] = follows | (seen.match(keys, shown - self.dedupe_ms, shown).count_N > 0)
-            seen.add(keys, shown, np.zeros(len(rows), np.float32))
+            seen.append(keys, shown, np.zeros(len(rows), np.float32))
         return is_duplicate_N
 
     def _labels(
@@ -415,7 +440,7 @@ class LabelJoin:
             if not label.has_late:
                 labels_ML[rows, label.column] = value_R
                 continue
-            within = events.match(keys, from_R, shown + label.window_ms)
+            within = events.match(keys, from_R, shown + label.window_ms, marks=False)
             within_R = label.value_of(within)
             # a late event counts if it is the first one, and a look that only counts says nothing
             is_late_R = (within.count_N == 0) & (found.count_N > 0)
@@ -448,6 +473,17 @@ class LabelJoin:
         grade_N: UInt8Array = np.where(is_again_N, OTHER_WINDOW, places_N.grade_N).astype(np.uint8)
         return grade_N
 
+    def _events_of(self, look: Look, columns: Columns, rows: Int64Array) -> Matches | None:
+        """The events of impressions that are released at the first of them; None where they wait in any case."""
+        if not self._is_early:
+            return None
+        (at,) = (at for at, label in enumerate(self.labels) if look in label.looks)
+        assert columns.key_hash_N is not None
+        shown = columns.event_ms_N[rows]
+        return self._events[at].match(
+            columns.key_hash_N[rows], shown - self.early_ms, shown + look.after_ms, marks=False
+        )
+
     def _gather(self, parts: Sequence[tuple[HeldChunk, Int64Array]], part_N: Int64Array, row_N: Int64Array) -> Columns:
         """The samples' columns, in their order, from the chunks that hold them."""
         clocks = self._cursors[self.cursor_name(self.looks[0])].clocks
@@ -462,7 +498,8 @@ class LabelJoin:
 
     def _forget(self) -> None:
         """Drop what no sample to come can need."""
-        self._held = [chunk for chunk in self._held if len(chunk.left)]
+        for impressions in self._held.values():
+            impressions.forget(self.released.due_ms)
         for label, events in zip(self.labels, self._events, strict=True):
             self._count_events(label, events)
             events.forget(self.event_counts[label.name].over_ms)
@@ -496,6 +533,7 @@ class LabelJoin:
             dict(self.event_counts),
             ahead=self._partitions_ahead(),
             shares=self.shares,
+            settings=self._settings,
         )
 
     def _partitions_ahead(self) -> dict[str, SamplePlace]:
@@ -534,7 +572,7 @@ def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[SamplePlaces
         assert columns.key_hash_N is not None
         found.append(
             SamplePlaces(
-                chunk.due_ms_N[rows],
+                chunk.due_ms(rows),
                 columns.key_hash_N[rows],
                 columns.event_ms_N[rows],
                 numbers[columns.partition_N[rows]],

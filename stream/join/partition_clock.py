@@ -67,9 +67,7 @@ class PartitionClock:
                     before_N[n] = max(before_N[n], floor_ms)
             before_N = np.maximum.accumulate(before_N)
             self.newest_ms = max(int(before_N[-1]), int(event_ms_N[-1]))
-        # one whose record is no sample counts for the next record
-        passed = [floor_ms for offset, floor_ms in self.floors.items() if self.next_offset <= offset < end]
-        self.newest_ms = max([self.newest_ms, *passed])
+        self._pass_floors(end)
         self.next_offset = end
         offset, newest_ms = self.points[-1]
         if end - offset >= POINT_RECORDS or self.newest_ms - newest_ms >= POINT_MS:
@@ -82,9 +80,15 @@ class PartitionClock:
         if not self.has_begun:
             self.has_begun = True
             self.points[0] = max(offset, self.next_offset), self.newest_ms
+        self._pass_floors(offset)
         self.next_offset = max(offset, self.next_offset)
         if is_end and self.is_replaying:
             self.mark = msgspec.structs.replace(self.mark, next_offset=self.next_offset)
+
+    def _pass_floors(self, end: int) -> None:
+        """Let the floors before an offset count: one whose record is no sample counts for the next record."""
+        passed = [floor_ms for offset, floor_ms in self.floors.items() if self.next_offset <= offset < end]
+        self.newest_ms = max([self.newest_ms, *passed])
 
     def replay_point(self, oldest_ms: int) -> tuple[int, int]:
         """The last noted (offset, newest before it) before which all records are older than this."""

@@ -6,18 +6,23 @@ Events are read as they come, the impressions as late as their windows last: so 
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 
+from springtide.stream.column_queue import columns_bytes
 from springtide.stream.columns import Columns
 from springtide.stream.config import SourceConfig
-from springtide.stream.consumer_loop import SourceStatus
+from springtide.stream.consumer_loop import FRESH_SECONDS, SourceStatus
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join.config import EventFields, JoinPlan
+from springtide.stream.join.held_bytes import HeldBytes
 from springtide.stream.join.label_join import LabelJoin
+from springtide.stream.join.label_rates import LabelRates
 from springtide.stream.join_state import BEGINNING, JoinReport, JoinState, LabelReport
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.source import KafkaSource, Source
@@ -26,7 +31,6 @@ from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 
 LONGEST_WAIT_SECONDS = 0.05
-IMPRESSION_BYTES = 64  # of one that is held, beside its features
 
 
 class JoinSource(Source):
@@ -45,10 +49,11 @@ class JoinSource(Source):
         *,
         erasures: Sequence[Erasure] = (),
         share: PartitionShare = ALL_PARTITIONS,
+        scratch: Path | None = None,
     ) -> None:
         """`state`: this rank's of the version to go on from. `erasures`: ids to drop from impressions of before them.
 
-        `share`: the partitions of impressions to read.
+        `share`: the partitions of impressions to read. `scratch`: the folder for what memory has no room for.
         """
         self._plan, self._changed = plan, threading.Event()
         seconds = plan.config
@@ -62,7 +67,13 @@ class JoinSource(Source):
             empty=Columns.empty(schema),
             state=state,
             share=share,
+            held=HeldBytes(seconds.memory_bytes, seconds.disk_bytes, scratch),
+            release=seconds.release,
+            key=seconds.key,
         )
+        self._rates = LabelRates(schema.labels)
+        self._progress = Standstill(seconds.idle_seconds + FRESH_SECONDS)
+        self._is_full = False
         read = schema if seconds.score is None else with_number(schema, seconds.score)
         self._impressions = {
             self.join.cursor_name(look): (
@@ -87,9 +98,10 @@ class JoinSource(Source):
         erasures: Sequence[Erasure] = (),
         share: PartitionShare = ALL_PARTITIONS,
     ) -> KafkaSource:
+        marks = self.join.partition_marks(cursor)
         positions = {
             partition: Position(mark.topic_id, mark.replay_offset)
-            for partition, mark in self.join.partition_marks(cursor).items()
+            for partition, mark in marks.items()
             if mark.replay_offset != BEGINNING
         }
         # a record of the future makes those after it in its partition late
@@ -97,7 +109,14 @@ class JoinSource(Source):
         config = replace(config, max_future_seconds=min(config.max_future_seconds, lateness_seconds))
         decoder = Decoder(schema, config, key=self._plan.config.key)
         return KafkaSource(
-            config, schema, positions, erasures=erasures, share=share, decoder=decoder, on_change=self._changed.set
+            config,
+            schema,
+            positions,
+            erasures=erasures,
+            share=share,
+            decoder=decoder,
+            on_change=self._changed.set,
+            read_before={partition: mark.next_offset for partition, mark in marks.items()},
         )
 
     def start(self) -> None:
@@ -128,7 +147,10 @@ class JoinSource(Source):
             # nothing is learned as unclicked because the clicks cannot be read
             is_readable = self._note_partitions()
             columns = self.join.take() if is_readable else None
+            self._progress.note(self.join.watermark_ms(), has_moved=columns is not None)
             if columns is not None:
+                assert columns.joined is not None
+                self._rates.add(columns.joined.places_N.due_ms_N, columns.labels_NL)
                 return [columns]
             is_read = not has_read and all(reader.finished for reader in self._started)
             self._is_drained = is_read and (self.join.is_idle if self._reads_events else not self.has_partitions)
@@ -139,19 +161,34 @@ class JoinSource(Source):
                 self._changed.wait(min(remaining, LONGEST_WAIT_SECONDS))
 
     def _read(self) -> bool:
-        """Take what the readers have, except from those that are ahead of the others. Return True if there was any."""
-        has_read = False
-        ahead_ms, slowest = self.join.watermark_ms() + 2 * self.join.lateness_ms, self.join.slowest_cursor()
-        for name, (look, reader) in self._impressions.items():
-            for columns in reader.poll(0.0) if name == slowest or self.join.cursor_ms(name) <= ahead_ms else ():
-                has_score = self._plan.config.score is not None
-                self.join.add_impressions(look, take_last_number(columns) if has_score else columns)
-                has_read = True
-        for topic, (fields, reader) in self._events.items() if self._reads_events else ():
-            for columns in reader.poll(0.0) if topic == slowest or self.join.cursor_ms(topic) <= ahead_ms else ():
-                self.join.add_events(topic, columns, counted_events(fields, columns))
+        """Take what the readers have, except from those that are ahead of the others. Return True if there was any.
+
+        Over the cap of memory only the slowest is read; where there is no room at all nothing is.
+        """
+        has_read, join, has_score = False, self.join, self._plan.config.score is not None
+        self._is_full = False
+        ahead_ms = (2 if join.held.fits_in_memory(0) else 1) * join.lateness_ms
+        watermark_ms, slowest = join.watermark_ms(), join.slowest_cursor()
+        for name, reader in self._readers.items():
+            if name in self._events and not self._reads_events:
+                continue
+            reached_ms = max(watermark_ms, join.cursor_ms(name)) if name == slowest else watermark_ms
+            for columns in reader.poll_while(partial(self._may_read, name, reached_ms + ahead_ms)):
+                if name in self._impressions:
+                    scored = take_last_number(columns) if has_score else columns
+                    join.add_impressions(self._impressions[name][0], scored)
+                else:
+                    join.add_events(name, columns, counted_events(self._events[name][0], columns))
                 has_read = True
         return has_read
+
+    def _may_read(self, name: str, until_ms: int, columns: Columns) -> bool:
+        """True if a cursor is not ahead of the others, and the caps have room for these records."""
+        if self.join.cursor_ms(name) > until_ms:
+            return False
+        has_room = self.join.has_room(len(columns), columns_bytes(columns))
+        self._is_full |= not has_room
+        return has_room
 
     def _note_partitions(self) -> bool:
         """Tell the join which partitions there are, and which are silent; return True if all topics can be read."""
@@ -164,6 +201,7 @@ class JoinSource(Source):
             for partition in positions.keys() & ends.keys():
                 at = positions[partition]
                 self.join.skip_to(name, partition, at, is_end=at.offset >= ends[partition])
+            self.join.wake_behind(name, {partition: end for partition, end in ends.items() if partition not in silent})
             self.join.mark_idle(name, silent & positions.keys() & ends.keys())
         return self._is_readable()
 
@@ -216,6 +254,7 @@ class JoinSource(Source):
         if not self.has_partitions:
             return None
         join, watermark_ms = self.join, self.join.watermark_ms()
+        waits_for, reason = self._waits_for()
         return JoinReport(
             watermark_ms if watermark_ms > 0 else None,
             join.num_pending,
@@ -226,6 +265,36 @@ class JoinSource(Source):
                 name: LabelReport(count.num_unmatched, join.shares[name].share if name in join.shares else None)
                 for name, count in join.event_counts.items()
             },
+            join.held.memory_used,
+            join.held.disk_used,
+            waits_for,
+            reason,
+            self._rates.suspects(),
+        )
+
+    def _waits_for(self) -> tuple[str, str]:
+        """What samples wait for although there are others, and what is to be said of it; "", "" for nothing."""
+        join, held = self.join, self.join.held
+        if self._is_full:
+            return "join", (
+                f"the join holds {held.memory_used:,} bytes in memory and {held.disk_used:,} on disk, "
+                f"{join.num_events:,} events and {join.num_pending:,} impressions: "
+                "raise [join] memory_bytes or disk_bytes, or shorten the window; nothing is read or lost meanwhile"
+            )
+        for reader in self._started:
+            if reader.status.state == "waiting":
+                return reader.status.topic, reader.status.reason
+        slowest = join.slowest_cursor()
+        num_ahead = sum(reader.num_waiting for name, reader in self._readers.items() if name != slowest)
+        is_standing = self._progress.is_standing and not join.is_replaying
+        if not slowest or not is_standing or not (num_ahead or join.num_pending):
+            return "", ""
+        reader = self._readers[slowest]
+        ends, at = reader.end_offsets(), join.positions(slowest)
+        behind = [f"{p} at {at[p].offset:,} of {end:,}" for p, end in ends.items() if p in at and at[p].offset < end]
+        return reader.status.topic, (
+            f"the topic {reader.status.topic!r} stands still ({', '.join(behind) or 'its end is not known'}): "
+            f"{join.num_pending:,} impressions and {num_ahead:,} records of other topics wait for it"
         )
 
     def complete_until_ms(self, learned: Mapping[Partition, Position]) -> int | None:
@@ -267,6 +336,28 @@ class JoinSource(Source):
             reader.end_soon()
         for reader in self._readers.values():
             reader.close()
+        self.join.close()
+
+
+class Standstill:
+    """Says when time has stood still for so long, by the clock of the polls: one that is not polled does not stand."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._watermark_ms: int | None = None
+        self._since: float | None = None  # the first poll without progress
+
+    def note(self, watermark_ms: int, *, has_moved: bool) -> None:
+        """Note what a poll has brought."""
+        if has_moved or watermark_ms != self._watermark_ms:
+            self._watermark_ms, self._since = watermark_ms, None
+        elif self._since is None:
+            self._since = self._clock()
+
+    @property
+    def is_standing(self) -> bool:
+        """True if nothing has moved for so long."""
+        return self._since is not None and self._clock() - self._since > self._seconds
 
 
 def event_config(config: SourceConfig, topic: str) -> SourceConfig:

@@ -126,6 +126,15 @@ class Admin:
             found = self.client.list_partition_offsets({kafka.TopicPartition(*p): spec for p in topic.partitions})
         return {Partition(*topic_partition): listed.offset for topic_partition, listed in found.items()}
 
+    def listed_ends(self, topic: Topic) -> dict[Partition, int]:
+        """Where each partition ends at least; the embedded broker counts of the last batch its first record alone."""
+        specs = {kafka.TopicPartition(*p): kafka.admin.OffsetSpec.LATEST for p in topic.partitions}
+        with self._translated_errors():
+            found = self.client.list_partition_offsets(
+                specs, isolation_level=kafka.consumer.fetcher.IsolationLevel.READ_COMMITTED
+            )
+        return {Partition(*topic_partition): listed.offset for topic_partition, listed in found.items()}
+
     def end_offsets(self, topic: Topic) -> dict[Partition, int]:
         """The offset after each partition's last record, taken from fetches (see raw_fetch.FetchObserver)."""
         consumer = PartitionConsumer(self.config, self.beginning_offsets(topic))

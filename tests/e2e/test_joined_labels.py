@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from springtide.app.version_log.trainer_status import TrainerStatus, read_status
 from tests.e2e.workspace import Workspace, read_view
 from tests.support.kafka import produce
 from tests.support.waiting import wait_until
@@ -99,3 +100,28 @@ def test_every_impression_is_learned_once_with_its_label_through_kills_and_anoth
     assert "impressions+60000" in done.stderr
     assert "set them back" in done.stderr
     assert workspace.run("train", "--until-end", "--from-offset=earliest").returncode == 2
+
+    workspace.configure({"labels": {"click": {"window_seconds": 60}}, "join": {"early_seconds": 2}})
+    done = workspace.run("train", "--until-end")
+    assert done.returncode == 2
+    assert "another [join] early_seconds" in done.stderr
+
+
+def test_the_status_names_the_topic_that_the_join_waits_for_and_nothing_is_learned_meanwhile(
+    workspace: Workspace,
+) -> None:
+    workspace.configure(SETTINGS)
+    address, traffic = workspace.start_broker(), Traffic()
+    produce(address, "impressions", [json.dumps({"request": 1, "user_id": 1, "ts": traffic.start_ms}).encode()])
+    trainer = workspace.start("train")
+
+    def status() -> TrainerStatus:
+        return read_status(workspace.log) or TrainerStatus()
+
+    wait_until(lambda: status().blocked_by == "clicks", lambda: status().reason)
+    assert (status().trainer, status().samples_trained) == ("waiting", 0)
+    assert "there is no topic 'clicks'" in status().reason
+    traffic.send(address, 1000)
+    wait_until(lambda: status().samples_trained > 0 and status().blocked_by == "", lambda: status().reason)
+    assert status().join.memory_bytes > 0
+    workspace.stop(trainer)

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 
+from springtide.stream import consumer_loop
 from springtide.stream.errors import CorruptBatchError, StreamError, TopicResetError
 from springtide.stream.kafka import record_batches
 from springtide.stream.kafka.admin import Admin
@@ -77,6 +78,19 @@ def test_reading_stops_while_the_queue_is_full(testbed):
     assert seen == list(range(60_000))
     # one item may be larger than the limit by itself
     assert peak < 200_000 + 3_000_000
+
+
+def test_the_end_moves_on_while_the_queue_is_full(testbed, monkeypatch):
+    monkeypatch.setattr(consumer_loop, "FULL_CHECK_SECONDS", 0.05)
+    testbed.fill(range(20_000))
+    source = testbed.source(queue_bytes=1000)
+    source.start()
+    wait_until(lambda: source._queue.num_bytes > 1000 and source.end_offsets(), "a full queue")
+    before = source.end_offsets()[testbed.partition]
+    for n in range(3):
+        testbed.produce([testbed.click(n)])
+    wait_until(lambda: source.end_offsets()[testbed.partition] > before, "the new end")
+    assert len(testbed.users(testbed.read(source, 20_003))) == 20_003
 
 
 def test_two_partitions_are_merged_by_event_time(testbed):

@@ -141,7 +141,7 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     metrics.gauge(
         "springtide_blocked",
         "1 for what keeps the stream from being learned as fast as it comes, by: gate, log, source, spill, "
-        "dead_letters, learner.",
+        "dead_letters, learner, join, or the topic that the join waits for.",
     )
     metrics.gauge("springtide_publish_interval_seconds", "The time between two versions at present, by what they cost.")
     metrics.gauge("springtide_publish_cost_seconds", "Processor time of a version.")
@@ -202,6 +202,8 @@ def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_
 def _declare_join_metrics(metrics: MetricsRegistry) -> None:
     metrics.gauge("springtide_join_watermark_age_seconds", "Now minus the time until which windows are over.")
     metrics.gauge("springtide_join_held", "What a join holds, of: impressions, events.")
+    metrics.gauge("springtide_join_bytes", "Bytes of what a join holds, in: memory, disk.")
+    metrics.gauge("springtide_label_suspect", "1 for a label with less than a tenth of the last day's rate, by label.")
     metrics.gauge("springtide_join_slowest", "1 for the topic that holds the others back, by topic.")
     metrics.counter(
         "springtide_join_duplicates_total",
@@ -222,6 +224,9 @@ def _update_join_metrics(metrics: MetricsRegistry, join: JoinStatus | None, now_
     metrics.set("springtide_join_watermark_age_seconds", age)
     held = {} if join is None else {"impressions": join.impressions, "events": join.events}
     metrics.replace_all("springtide_join_held", "of", held)
+    in_bytes = {} if join is None else {"memory": join.memory_bytes, "disk": join.disk_bytes}
+    metrics.replace_all("springtide_join_bytes", "in", in_bytes)
+    metrics.replace_all("springtide_label_suspect", "label", dict.fromkeys(found.suspect, 1.0))
     metrics.replace_all("springtide_join_slowest", "topic", {found.slowest: 1.0} if found.slowest else {})
     metrics.set("springtide_join_duplicates_total", None if join is None else join.duplicates)
     unmatched = {name: label.unmatched for name, label in found.labels.items()}

@@ -81,6 +81,7 @@ def batch_join(
     lateness_ms: int,
     early_ms: int,
     dedupe_ms: int,
+    release: str = "window",
     floors: dict[tuple[str, tuple[str, int], int], int] | None = None,
     last_shares: dict[str, float] | None = None,
 ) -> tuple[list[tuple[Any, ...]], dict[str, list[tuple[Any, ...]]]]:
@@ -94,7 +95,9 @@ def batch_join(
     3. A label counts the events of its kind from `early_ms` before the impression to the end of its window.
     4. If events count until later, the impression is looked at again then: it is a sample of grade LATE if its first
        event came after the window, one of grade SETTLED always, or its events are only counted for the share.
-    5. An event that no look at an impression finds is unmatched.
+    5. With the release "event" a sample is due at its first event, if it has one, but not before the impression. Each
+       label has its own window then.
+    6. An event that no look at an impression finds is unmatched.
 
     `floors`: (cursor, partition, offset) -> the newest time that the clock was set to before that record. A topic is
     read by one cursor for each look, events by one: so the same record may be late for one look alone.
@@ -132,7 +135,12 @@ def batch_join(
                 if before is not None and rank[0] - before[0] <= dedupe_ms:
                     refused["duplicate"].append((cursor, *rank))
                     continue
-                rows.append((rank[0] + after_ms, key, *rank, after_ms, grade))
+                due = rank[0] + after_ms
+                if release == "event":
+                    (kind,) = (label.kind for label in labels.values() if (after_ms, grade) in label.looks)
+                    near = [ms for ms, _ in events[key, kind] if -early_ms <= ms - rank[0] <= after_ms]
+                    due = max(rank[0], min(near, default=due))
+                rows.append((due, key, *rank, after_ms, grade))
     samples, shares = [], {name: Share() for name, label in labels.items() if label.has_late}
     found = {name: defaultdict(list) for name in labels}  # by key, the times of looks: from, until
     for row in sorted(rows):

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from springtide.stream.columns import NO_KEY, Columns
-from springtide.stream.join import partition_clock
-from springtide.stream.join.config import JoinedLabel
+from springtide.stream.join import held_impressions, partition_clock
+from springtide.stream.join.config import JoinedLabel, Release
+from springtide.stream.join.held_bytes import HeldBytes
 from springtide.stream.join.label_join import LabelJoin
 from springtide.stream.join_state import EventCount, JoinState, WindowShare
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
@@ -35,6 +37,7 @@ LATE_LABELS = (
         "dwell": Label("dwell", 200, "max", until_ms=350, late="scale"),
     },
 )
+EARLY_LABELS = {"click": Label("click", 200), "order": Label("order", 700)}  # learned at their events
 LATENESS_MS, EARLY_MS, DEDUPE_MS, END_MS = 50, 5, 20, 10**6
 
 
@@ -94,6 +97,9 @@ class Reader:
         labels_of: dict[str, Label] = LABELS,
         *,
         share: PartitionShare = ALL_PARTITIONS,
+        held: HeldBytes | None = None,
+        release: Release = "window",
+        lateness_ms: int = LATENESS_MS,
     ) -> None:
         self.logs, self.labels_of = logs, labels_of
         labels = [
@@ -103,13 +109,15 @@ class Reader:
         self.join = LabelJoin(
             labels,
             num_labels=3,
-            lateness_ms=LATENESS_MS,
+            lateness_ms=lateness_ms,
             early_ms=EARLY_MS,
             dedupe_ms=DEDUPE_MS,
             impressions="imp",
             empty=Columns.empty(SCHEMA),
             state=None if state is None else msgspec.json.decode(msgspec.json.encode(state), type=JoinState),
             share=share,
+            held=held,
+            release=release,
         )
         self.at = {
             (cursor, p): 0 for cursor in self.join.cursors for p in logs if cursor.startswith("imp") == (p[0] == "imp")
@@ -185,15 +193,25 @@ def learn(
     idles: float,
     cuts: float = 0.1,
     labels: dict[str, Label] = LABELS,
+    scratch: Path | None = None,
+    release: Release = "window",
 ) -> tuple[Learned, Counter[str]]:
-    """Learn from logs, in any interleaving, marking partitions idle at random, and being killed at random."""
-    reader, state, learned = Reader(logs, labels_of=labels), None, Learned([], Counter(), {}, {}, {})
+    """Learn from logs, in any interleaving, marking partitions idle at random, and being killed at random.
+
+    `scratch`: memory has room for nothing, everything that is held is in files of this folder.
+    """
+
+    def start(state: JoinState | None) -> Reader:
+        held = HeldBytes() if scratch is None else HeldBytes(0, 1 << 30, scratch)
+        return Reader(logs, state, labels, held=held, release=release)
+
+    reader, state, learned = start(None), None, Learned([], Counter(), {}, {}, {})
     happened = Counter[str]()
     pending = Learned([], Counter(), {}, {}, {})  # since the newest version
     while True:
         if rng.random() < kills:
             happened["kills"] += 1
-            reader, pending = Reader(logs, state, labels), Learned([], Counter(), {}, {}, {})
+            reader, pending = start(state), Learned([], Counter(), {}, {}, {})
         unread = reader.unread()
         if unread:
             reader.read(rng.choice(unread), rng.randrange(1, 9))
@@ -212,18 +230,24 @@ def learn(
                 pending = Learned([], Counter(), {}, {}, {})
                 if stop < len(columns):  # the rest is lost with the process
                     happened["cuts"] += 1
-                    reader = Reader(logs, state, labels)
+                    reader = start(state)
         elif not unread and not reader.join.is_replaying:
             learned.extend(pending)
             learned.events.update(reader.join.event_counts)
+            happened["on_disk"] = reader.join.held.disk_used
             return learned, happened
 
 
-def require_as_defined(seed: int, labels: dict[str, Label]) -> Counter[str]:
+def require_as_defined(
+    seed: int, labels: dict[str, Label], scratch: Path, *, release: Release = "window"
+) -> Counter[str]:
     """Learn the random logs of a seed, and require what the definition says; return what happened."""
     rng = random.Random(seed)
     logs = random_logs(rng)
-    learned, happened = learn(rng, logs, kills=0.03, idles=0.05 * (seed % 2), labels=labels)
+    folder = scratch if seed % 4 == 3 else None
+    learned, happened = learn(
+        rng, logs, kills=0.03, idles=0.05 * (seed % 2), labels=labels, scratch=folder, release=release
+    )
     shares: dict[str, float] = {}
     want, refused = batch_join(
         logs,
@@ -231,6 +255,7 @@ def require_as_defined(seed: int, labels: dict[str, Label]) -> Counter[str]:
         lateness_ms=LATENESS_MS,
         early_ms=EARLY_MS,
         dedupe_ms=DEDUPE_MS,
+        release=release,
         floors=learned.floors,
         last_shares=shares,
     )
@@ -251,19 +276,25 @@ def require_as_defined(seed: int, labels: dict[str, Label]) -> Counter[str]:
     return happened
 
 
-def test_random_schedules_with_kills_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("release", "labels"), [("window", LABELS), ("event", EARLY_LABELS)])
+def test_random_schedules_with_kills_equal_the_definition(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: Release, labels: dict[str, Label]
+) -> None:
     monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    monkeypatch.setattr(held_impressions, "MERGED_CHUNKS", 5)
     happened: Counter[str] = Counter()
-    for seed in range(NUM_EXAMPLES or 12):
-        happened += require_as_defined(seed, LABELS)
+    for seed in range(NUM_EXAMPLES or 8):
+        happened += require_as_defined(seed, labels, tmp_path, release=release)
     assert min(happened.values()) > 5, happened
 
 
-def test_random_schedules_with_late_events_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_schedules_with_late_events_equal_the_definition(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
     happened: Counter[str] = Counter()
     for seed in range(NUM_EXAMPLES or 8):
-        happened += require_as_defined(seed, LATE_LABELS[seed % len(LATE_LABELS)])
+        happened += require_as_defined(seed, LATE_LABELS[seed % len(LATE_LABELS)], tmp_path)
     assert happened.keys() >= {"kills", "idles", "cuts", "grade 0", "grade 1", "grade 2"}
     assert min(happened.values()) > 5, happened
 
@@ -286,6 +317,28 @@ def test_events_without_an_impression_are_counted_once_through_kills(kills: floa
         happened += happened_now + want
     assert min(happened[name] for name in LABELS) > 5, happened
     assert (happened["kills"] > 5) == (kills > 0)
+
+
+@pytest.mark.parametrize("lateness_ms", [5, 150])
+def test_with_another_lateness_what_follows_is_decided_by_it(lateness_ms: int) -> None:
+    rng = random.Random(5)
+    logs = random_logs(rng)
+    reader, learned = Reader(logs), Learned([], Counter(), {}, {}, {})
+    while len(learned.samples) < 100:
+        reader.read(rng.choice(reader.unread()), rng.randrange(1, 9))
+        if (columns := reader.join.take()) is not None:
+            learned.add(columns, len(columns))
+            state = columns.joined.state_after(len(columns))
+    again = Reader(logs, state, lateness_ms=lateness_ms)
+    after = Learned([], Counter(), {}, {}, {})
+    while again.unread():
+        again.read(rng.choice(again.unread()), rng.randrange(1, 9))
+        if (columns := again.join.take()) is not None:
+            after.add(columns, len(columns))
+    rules: dict[str, Any] = {"lateness_ms": lateness_ms, "early_ms": EARLY_MS, "dedupe_ms": DEDUPE_MS}
+    want, _ = batch_join(logs, LABELS, floors=after.floors, **rules)
+    assert after.samples == [row for row in want if state.released < row[:7] and row[0] < END_MS - lateness_ms]
+    assert len(after.samples) > 50
 
 
 def test_the_order_of_samples_does_not_depend_on_the_interleaving() -> None:

@@ -1,7 +1,9 @@
 """The joined stream over a real broker: impressions of one topic, clicks and dwell times of others."""
 
 import json
-from collections.abc import Iterator
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.negatives import NegativeSampling, NegativesConfig
 from springtide_client.schema import Schema
+from tests.stream.join.batch_join import Label, Log, Record, batch_join
 from tests.support.waiting import wait_until
 
 SCHEMA = Schema(
@@ -75,7 +78,14 @@ class Topics:
             self.act(998, ms, "view", partition)
             self.send("dwell", partition, {"request": "none", "item_id": 0, "seconds": 0, "ts": NOW_MS + ms})
 
-    def source(self, state: JoinState | None = None, *, join: JoinConfig = JOIN, **settings: Any) -> JoinSource:
+    def source(
+        self,
+        state: JoinState | None = None,
+        *,
+        join: JoinConfig = JOIN,
+        scratch: Path | None = None,
+        **settings: Any,
+    ) -> JoinSource:
         labels = {
             name: LabelSource(**{**vars_of(source), "topic": f"{self.prefix}-{source.topic}"})
             for name, source in LABELS.items()
@@ -84,7 +94,7 @@ class Topics:
         config = SourceConfig(topic=f"{self.prefix}-impressions", bootstrap_servers=servers, **settings)
         plan = JoinPlan.of(join, labels, SCHEMA)
         assert plan is not None
-        return JoinSource(config, plan, SCHEMA, state)
+        return JoinSource(config, plan, SCHEMA, state, scratch=scratch)
 
 
 def vars_of(source: LabelSource) -> dict[str, Any]:
@@ -96,8 +106,13 @@ def topics(broker: EmbeddedBroker, request: pytest.FixtureRequest, tmp_path: Pat
     return Topics(broker, f"t{abs(hash(request.node.name)) % 10**8}")
 
 
-def read(source: JoinSource, num: int) -> tuple[list[tuple[int, list[float]]], list[str], JoinState | None]:
-    """The item and labels of the next samples, the reasons of dead letters, and the state after them."""
+def read(
+    source: JoinSource, num: int, note: Callable[[], object] = list
+) -> tuple[list[tuple[int, list[float]]], list[str], JoinState | None]:
+    """The item and labels of the next samples, the reasons of dead letters, and the state after them.
+
+    `note` is called after each poll.
+    """
     samples, reasons, state = [], [], None
 
     def has_all() -> bool:
@@ -107,6 +122,7 @@ def read(source: JoinSource, num: int) -> tuple[list[tuple[int, list[float]]], l
             samples.extend(zip(items, np.round(columns.labels_NL, 3).tolist(), strict=True))
             reasons.extend(letter.reason for letter in columns.dead_letters)
             state = columns.joined.state_after(len(columns))
+        note()
         return len(samples) >= num
 
     wait_until(has_all, lambda: f"{num} samples, not {samples}")
@@ -218,7 +234,130 @@ def test_nothing_is_learned_while_a_topic_of_events_cannot_be_read(topics: Topic
         topics.show(2, 200_000)
         for _ in range(20):
             assert source.poll(0.05) == []
+        assert source.join_report().waits_for == f"{topics.prefix}-actions"
+        assert "no topic" in source.join_report().reason
         assert source.complete_until_ms({}) is None or source.complete_until_ms({}) < NOW_MS + 200_000
+
+
+HOUR_MS = 3_600_000
+
+
+def stop_reading(monkeypatch: pytest.MonkeyPatch, source: JoinSource, topic: str) -> None:
+    """Let the records of a topic stay where they are, as where its leader does not answer."""
+    for name, reader in source._readers.items():
+        if name.partition("+")[0] == topic:
+            monkeypatch.setattr(reader, "poll_while", lambda has_room: iter(()))
+
+
+def wait_for_slowest(source: JoinSource, cursor: str) -> None:
+    wait_until(lambda: source.poll(0.05) == [] and source.join.slowest_cursor() == cursor, "the slowest")
+
+
+def test_clicks_that_stand_still_for_an_hour_stop_learning_and_cost_no_memory(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.pass_time(0)
+    with topics.source() as source:
+        wait_until(lambda: source.poll(0.05) == [] and source.join.num_pending == 2, "the first impressions")
+        stop_reading(monkeypatch, source, f"{topics.prefix}-actions")
+        topics.act(7, 1000)  # there, and not read
+        wait_for_slowest(source, f"{topics.prefix}-actions")
+        hour = range(1000, HOUR_MS, 1000)
+        items = [{"request": f"r{ms}", "item_id": ms, "user_id": 1, "tags": [], "ts": NOW_MS + ms} for ms in hour]
+        topics.send("impressions", 0, *items[::2])
+        topics.send("impressions", 1, *items[1::2])
+        wait_until(lambda: source.poll(0.05) == [] and source.join_report().waits_for != "", "the status")
+        report = source.join_report()
+    assert report.waits_for == f"{topics.prefix}-actions"
+    assert "stands still" in report.reason
+    assert report.num_impressions < 2000
+    assert report.memory_bytes < 1_000_000
+
+
+def test_impressions_that_stand_still_for_an_hour_cost_a_window_of_events(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.pass_time(0)
+    with topics.source() as source:
+        wait_until(lambda: source.poll(0.05) == [] and source.join.num_pending == 2, "the first impressions")
+        stop_reading(monkeypatch, source, f"{topics.prefix}-impressions")
+        topics.show(7, 1000)
+        wait_for_slowest(source, f"{topics.prefix}-impressions+60000")
+        hour = range(1000, HOUR_MS, 1000)
+        clicks = [{"request": f"r{ms}", "item_id": ms, "action": "click", "ts": NOW_MS + ms} for ms in hour]
+        for partition in (0, 1):
+            topics.send("actions", partition, *clicks)
+            topics.send("dwell", partition, *({**click, "seconds": 1} for click in clicks))
+        wait_until(lambda: source.poll(0.05) == [] and source.join_report().waits_for != "", "the status")
+        report = source.join_report()
+    assert report.waits_for == f"{topics.prefix}-impressions"
+    assert report.num_impressions == 2
+    assert report.memory_bytes < 1_000_000
+
+
+def test_over_the_cap_of_memory_files_hold_what_is_held(topics: Topics, tmp_path: Path) -> None:
+    """Samples and labels are those of the definition."""
+    rng, logs = random.Random(3), defaultdict(list)
+    for n in range(1500):
+        ms = 40 * n
+        logs["impressions", n % 2].append((n, ms, {"user_id": f"u{n}", "tags": [1, 2]}))
+        for _ in range(rng.randrange(4)):
+            logs["actions", n % 2].append((n, ms + rng.randrange(900), {"action": "click"}))
+            logs["dwell", n % 2].append((n, logs["actions", n % 2][-1][1] + 5, {"seconds": rng.randrange(9)}))
+    definition: Log = {}
+    kinds = {"impressions": "impression", "actions": "click", "dwell": "dwell"}
+    for (topic, partition), records in logs.items():
+        records.append((5000 + partition, 200_000, {"action": "view", "seconds": 0, "user_id": "", "tags": []}))
+        definition["imp" if topic == "impressions" else topic, partition] = [
+            Record(
+                "view" if fields.get("action") == "view" else kinds[topic], n + 1, NOW_MS + ms, fields.get("seconds", 0)
+            )
+            for n, ms, fields in records
+        ]
+        topics.send(
+            topic, partition, *({"request": f"r{n}", "item_id": n, "ts": NOW_MS + ms, **f} for n, ms, f in records)
+        )
+    labels = {"click": Label("click", 60_000), "dwell": Label("dwell", 60_000, "sum")}
+    wanted, refused = batch_join(definition, labels, lateness_ms=1000, early_ms=1000, dedupe_ms=0)
+    wanted = [(key - 1, list(values)) for _, key, *_, values, _ in wanted if key <= 5000]
+    most = Counter[str]()
+    with topics.source(scratch=tmp_path, join=msgspec.structs.replace(JOIN, memory_bytes=1 << 16)) as source:
+
+        def note() -> None:
+            held = source.join.held
+            most.update(
+                {"memory": max(0, held.memory_used - most["memory"]), "disk": max(0, held.disk_used - most["disk"])}
+            )
+
+        samples, reasons, _ = read(source, 1500, note)
+    assert refused["late"] == reasons == []
+    assert sorted(samples) == sorted(wanted)
+    assert most["memory"] <= 1 << 16
+    assert most["disk"] > 1 << 16
+    assert list(tmp_path.iterdir()) == []
+    assert (source.join.held.memory_used, source.join.held.disk_used) == (0, 0)
+
+
+def test_where_nothing_has_room_nothing_more_is_read_and_the_status_says_so(topics: Topics, tmp_path: Path) -> None:
+    topics.pass_time(0)
+    for partition in (0, 1):
+        topics.send(
+            "actions",
+            partition,
+            *({"request": "r1", "item_id": n, "action": "click", "ts": NOW_MS} for n in range(9000)),
+        )
+    topics.pass_time(90_000)
+    with topics.source(
+        scratch=tmp_path, join=msgspec.structs.replace(JOIN, memory_bytes=1 << 16, disk_bytes=1 << 16)
+    ) as source:
+        wait_until(lambda: source.poll(0.05) == [] and source.join_report().waits_for == "join", "the lack of room")
+        report = source.join_report()
+    assert report.memory_bytes + report.disk_bytes <= 2 << 16
+    assert "raise [join] memory_bytes" in report.reason
+    with topics.source(
+        scratch=tmp_path, join=msgspec.structs.replace(JOIN, memory_bytes=1 << 16, disk_bytes=1 << 23)
+    ) as source:
+        assert read(source, 1)[0] == [(999, [0, 0])]  # the other one has the same time: a duplicate
 
 
 def test_the_end_leaves_impressions_whose_windows_are_not_over(topics: Topics) -> None:
