@@ -69,6 +69,7 @@ def take_over(version: JoinState, share: PartitionShare) -> JoinState | None:
         num_duplicates=sum(state.num_duplicates for state in former if state is not None) if share.rank == 0 else 0,
         events=merge_counts(holders),
         ahead={name: place for name, place in places.items() if place > released},
+        settings=next((state.settings for state in holders if state.settings is not None), None),
     )
 
 
