@@ -66,7 +66,7 @@ class Expected:
         window_N = np.array([row[5] for row in rows])
         for window_ms in WINDOWS:
             columns = [n for n, label in enumerate(LABELS.values()) if label.window_ms == window_ms]
-            labels_NL[np.ix_(window_N == window_ms, columns)] = [row[6] for row in rows if row[5] == window_ms]
+            labels_NL[np.ix_(window_N == window_ms, columns)] = [row[7] for row in rows if row[5] == window_ms]
         names = ("due_ms", "key_hash", "shown_ms", "partition", "offset", "window_ms")
         types = (np.int64, np.uint64, *[np.int64] * 4)
         samples: Samples = {
@@ -88,7 +88,9 @@ class Expected:
                 np.maximum.accumulate([0, *(record.ms for record in log)]).tolist(), log, strict=False
             )
         )
-        num_duplicates = sum(window_ms + shown_ms < last_ms for window_ms, shown_ms, _, _ in refused["duplicate"])
+        num_duplicates = sum(
+            int(cursor.partition("+")[2]) + shown_ms < last_ms for cursor, shown_ms, _, _ in refused["duplicate"]
+        )
         return Expected(samples | {"labels": labels_NL}, letters, num_duplicates, letters["late"] - without_floors)
 
 
