@@ -118,8 +118,8 @@ class ImpressionColumns:
         rows = np.array(self._first_row)[samples["partition"]] + samples["offset"]
         columns = self._all.take(rows)
         assert np.array_equal(columns.event_ms_N, samples["shown_ms"])
-        columns = [samples[name] for name in list(samples)[:6]]
-        places = SamplePlaces(*columns, np.zeros_like(columns[0]))  # first ones
+        place_columns = [samples[name] for name in list(samples)[:6]]
+        places = SamplePlaces(*place_columns, np.zeros(len(rows), np.int64))  # first ones
         state = JoinState(FIRST_PLACE, {})
         none_N = np.zeros(len(rows), np.int64)
         return replace(columns, labels_NL=samples["labels"], joined=JoinedRows(places, none_N, {}, state, state))
