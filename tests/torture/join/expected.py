@@ -15,7 +15,7 @@ from springtide.app.version_log.write.writer import LogWriter
 from springtide.stream.batcher import Batcher
 from springtide.stream.columns import Columns, RawRecords
 from springtide.stream.decode.decoder import Decoder
-from springtide.stream.join_state import FIRST_PLACE, JoinedRows, JoinState, SamplePlaces
+from springtide.stream.join_state import FIRST, FIRST_PLACE, OTHER_WINDOW, JoinedRows, JoinState, SamplePlaces
 from springtide.stream.positions import Partition
 from tests.stream.join.batch_join import batch_join
 from tests.torture.join.recorder import Floor
@@ -122,7 +122,10 @@ class ImpressionColumns:
         places = SamplePlaces(*place_columns, np.zeros(len(rows), np.int64))  # first ones
         state = JoinState(FIRST_PLACE, {})
         none_N = np.zeros(len(rows), np.int64)
-        return replace(columns, labels_NL=samples["labels"], joined=JoinedRows(places, none_N, {}, state, state))
+        is_again_N = samples["window_ms"] != WINDOWS[0]
+        grade_N = np.where(is_again_N, OTHER_WINDOW, FIRST).astype(np.uint8)  # ids count once
+        joined = JoinedRows(places, none_N, {}, state, state)
+        return replace(columns, labels_NL=samples["labels"], grade_N=grade_N, joined=joined)
 
 
 def learn_ready_made(folder: Path, config_path: Path, columns: Columns) -> LogContents:
