@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import threading
 
 import torch
 from torch import nn
@@ -10,6 +11,9 @@ from torch import nn
 from springtide.app.models.config import BUILT_IN_MODELS, ModelConfig
 from springtide.app.models.interface import ModelSpec, groups_of
 from springtide_client.model.inputs import ModelInputs
+
+# torch's generator is one for all threads, and trainers of several ranks may be threads
+generator_lock = threading.Lock()
 
 
 def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module:
@@ -21,7 +25,7 @@ def build_model(config: ModelConfig, spec: ModelSpec, *, seed: int) -> nn.Module
     if config.name not in BUILT_IN_MODELS and (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)  # last: nothing in the user's folder takes the place of an installed package
     model_class = _load_class(BUILT_IN_MODELS.get(config.name, config.name))
-    with torch.random.fork_rng(devices=[]):
+    with generator_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             model = model_class(spec, **config.options)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from springtide.app.models.registry import generator_lock
 from springtide.app.training.batches import BatchStream
 from springtide.app.training.bootstrap import load_state
 from springtide.app.training.commands import CommandExecutor
@@ -56,7 +57,8 @@ class TrainingSession:
 
         All `ranks` read it, and return once all have.
         """
-        torch.manual_seed(config.train.seed)
+        with generator_lock:
+            torch.manual_seed(config.train.seed)
         ranks = ranks or Ranks()
         state = load_state(config, log, ranks=ranks)
         try:
