@@ -296,7 +296,7 @@ class LearnedInVersions:
             num = following.first_sample - life.first_sample
             assert 0 <= num <= life.num_samples, f"life {number}: {num} of {life.num_samples} samples are in a version"
             known = [*life.versions, (life.first_sample, life.began_with), (0, None)]
-            assert (following.first_sample, following.began_with) in known, "a version that the life before had not written"
+            assert (following.first_sample, following.began_with) in known, "a version that the life before had not"
             parts.append(life.columns(num))
             self.num_lost += life.num_samples - num
             if following.began_with is not None:
