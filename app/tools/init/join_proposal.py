@@ -74,6 +74,7 @@ class JoinProposal:
     lateness_seconds: int
     disorder_ms: int
     labels: list[ProposedLabel]
+    score: str | None = None  # the impressions' field with the probability that was served
     notes: list[str] = field(default_factory=list)
 
 
@@ -167,7 +168,9 @@ def propose_join(
             f"records come up to {disorder_ms / 3.6e6:.0f} hours after newer ones of their partition: a join needs "
             "records nearly in the order of their times"
         )
-    proposal = JoinProposal(key, key_comment, impressions.timestamp, lateness, disorder_ms, found, notes)
+    scores = served_scores(shown, names)
+    score = scores[0] if len(scores) == len(names) == 1 else None
+    proposal = JoinProposal(key, key_comment, impressions.timestamp, lateness, disorder_ms, found, score, notes)
     return proposal, replace(shown, rows=joined)
 
 

@@ -79,6 +79,9 @@ def _join_lines(join: JoinProposal) -> list[str]:
         _line(f"key = [{', '.join(map(format_toml_string, join.key))}]", join.key_comment),
         _line(f"lateness_seconds = {join.lateness_seconds}", out_of_order),
     ]
+    if join.score is not None:
+        served = "the probability that was served? The status compares it with the label; it is no feature"
+        lines.append(_line(f"score = {format_toml_string(join.score)}", served))
     for label in join.labels:
         delays = ", ".join(f"{percent} % {format_ms(ms)}" for percent, ms in label.quantiles_ms.items())
         share = f"{100 * label.window_share:.0f} % of the events come within it: a model is that much older"
@@ -100,7 +103,8 @@ def _join_lines(join: JoinProposal) -> list[str]:
             _line(f"window_seconds = {label.window_seconds}", share),
         ]
         if label.until_seconds > label.window_seconds:
-            lines.append(_line(f"# until_seconds = {label.until_seconds}", "99 % come until then"))
+            effect = "99 % come until then: predictions are divided by the share that comes within the window"
+            lines.append(_line(f"until_seconds = {label.until_seconds}", effect))
     return lines
 
 

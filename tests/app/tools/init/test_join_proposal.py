@@ -112,6 +112,9 @@ def test_a_served_score_a_leak_and_the_id_of_a_request_are_no_features() -> None
     assert "served" in proposal.left_out["score"]
     assert "a moment each" in proposal.left_out["request_id"]
     assert any("score is left out" in note for note in proposal.notes)
+    text = text_of(join, rows, sampled(clicks, "clicks"))
+    assert 'score = "score"' in text
+    assert try_proposal(text, rows, {"clicks": sampled(clicks, "clicks")}) == []
 
 
 def text_of(join: JoinProposal, rows: SampledRows, events: SampledRows) -> str:
@@ -133,7 +136,7 @@ def test_the_text_says_what_was_measured_and_decodes_all_rows() -> None:
     assert '[labels.click]\ntopic = "clicks"' in text
     assert 'where = { action = "click" }\ntimestamp = "at"\n# from the impression to the event: 50 % ' in text
     assert "window_seconds = 120" in text
-    assert "until_seconds = 300" in text
+    assert "\nuntil_seconds = 300" in text
     assert "of the events come within it" in text
     assert try_proposal(text, rows, {"clicks": events}) == []
     broken = replace(events, messages=[*events.messages, b'{"action": "click"}'])
