@@ -7,17 +7,19 @@ import logging
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 64
 NO_LIMIT = 1 << 62
+ZEROS = 1 << 20  # bytes that are written at once where a file cannot be given its size otherwise
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class HeldBytes:
 
     def _allocate_on_disk(self, shapes: Shapes, num_bytes: int) -> Block:
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)  # writing to a map of a full disk would end the process
+            reserve(file, num_bytes)  # writing to a map of a full disk would end the process
             mapped = mmap.mmap(file.fileno(), num_bytes)
         arrays, start = {}, 0
         for name, (shape, dtype) in shapes.items():
@@ -95,6 +97,16 @@ class HeldBytes:
             start += aligned(num * type_.itemsize)
         self.disk_used += num_bytes
         return Block(arrays, num_bytes, True)
+
+
+def reserve(file: IO[bytes], num_bytes: int) -> None:
+    """Give an empty file so many bytes of the disk; OSError if there are not so many."""
+    if sys.platform == "linux":
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return
+    for start in range(0, num_bytes, ZEROS):
+        file.write(bytes(min(ZEROS, num_bytes - start)))
+    file.flush()
 
 
 def aligned(num_bytes: int) -> int:
