@@ -254,6 +254,7 @@ class JoinSource(Source):
         if not self.has_partitions:
             return None
         join, watermark_ms = self.join, self.join.watermark_ms()
+        shares = {name: share.share for name, share in join.values.shares.items()}
         waits_for, reason = self._waits_for()
         return JoinReport(
             watermark_ms if watermark_ms > 0 else None,
@@ -262,8 +263,8 @@ class JoinSource(Source):
             join.num_duplicates,
             join.slowest_cursor(),
             {
-                name: LabelReport(count.num_unmatched, join.shares[name].share if name in join.shares else None)
-                for name, count in join.event_counts.items()
+                name: LabelReport(count.num_unmatched, shares.get(name))
+                for name, count in join.values.event_counts.items()
             },
             join.held.memory_used,
             join.held.disk_used,

@@ -233,7 +233,7 @@ def learn(
                     reader = start(state)
         elif not unread and not reader.join.is_replaying:
             learned.extend(pending)
-            learned.events.update(reader.join.event_counts)
+            learned.events.update(reader.join.values.event_counts)
             happened["on_disk"] = reader.join.held.disk_used
             return learned, happened
 
