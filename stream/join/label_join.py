@@ -2,10 +2,11 @@
 
 An impression is a sample once its window is over: with a label of 1, or a count or sum, where events of its key came
 within the window, and of 0 where none did. Where events count for longer, a second cursor reads the impressions that
-much later, and the join looks at their events once more: what comes of that is the impression's grade. Samples leave in
-the order (time, key hash, impression, window, grade), once no record that is not late can change them. So neither the
-samples nor their order depend on how partitions interleave, and the place of the last sample that was learned says in a
-version what has been learned.
+much later, and the join looks at their events once more; or impressions are held, and are samples again at their first
+event after the window: what comes of that is the impression's grade. Samples leave in the order (time, key hash,
+impression, window, grade), once no record that is not late can change them. So neither the samples nor their order
+depend on how partitions interleave, and the place of the last sample that was learned says in a version what has been
+learned.
 
 Knows no Kafka. What is pending is not in a version: after a restart the records between two offsets are read again,
 and nothing is emitted meanwhile.
@@ -19,11 +20,20 @@ import msgspec
 import numpy as np
 
 from springtide.stream.columns import NO_KEY, Columns, DeadLetter
-from springtide.stream.join.config import JoinedLabel, Look, Release, cursor_name, cursor_slacks, looks_of
+from springtide.stream.join.config import (
+    JoinedLabel,
+    Look,
+    Release,
+    cursor_name,
+    cursor_slacks,
+    late_until_ms,
+    looks_of,
+)
 from springtide.stream.join.cursor import Cursor
-from springtide.stream.join.event_index import EventIndex, Matches
+from springtide.stream.join.duplicates import Duplicates
+from springtide.stream.join.event_index import Matches
 from springtide.stream.join.held_bytes import HeldBytes
-from springtide.stream.join.held_impressions import NO_ROWS, HeldChunk, HeldImpressions
+from springtide.stream.join.held_impressions import NO_ROWS, DueRows, HeldChunk, HeldImpressions
 from springtide.stream.join.label_values import LabelValues
 from springtide.stream.join.partition_clock import PartitionClock
 from springtide.stream.join_state import (
@@ -48,6 +58,9 @@ REFUSALS = {
     NO_KEY_REASON: "a field of [join] key is null or missing",
     LATE_REASON: "the record is older than the newest one before it in its partition by more than lateness_seconds",
 }
+
+
+ROW_BITS = 32  # rows of a chunk are fewer than 1 << ROW_BITS
 
 
 class LabelJoin:
@@ -84,18 +97,26 @@ class LabelJoin:
         self._ahead = dict(state.ahead)  # partitions of impressions that were learned beyond `released`
         self._share = share
         self.cursors = cursor_slacks(impressions, labels, release)
-        self._impression_cursors = [cursor_name(impressions, look) for look in self.looks]
+        self._late_until_ms = {look: late_until_ms(labels, look) for look in self.looks}
+        self._impression_cursors = [self.cursor_name(look) for look in self.looks]
         self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
         self.held = held or HeldBytes()
         # other ranks have impressions too: which events none has found is not known
         self.values = LabelValues(labels, num_labels, early_ms, self.held, state, counts_unmatched=share.num_ranks == 1)
-        self._shown = {look: EventIndex(self.held) for look in self.looks}  # the last impressions of each key
+        self._duplicates = Duplicates(self.looks, dedupe_ms, self.held)
         self._is_early = release == "event"
-        self._held = {look: HeldImpressions(look, early_ms, self.held, is_early=self._is_early) for look in self.looks}
+        self._held = {
+            look: HeldImpressions(
+                look, early_ms, self.held, is_early=self._is_early, late_until_ms=self._late_until_ms[look]
+            )
+            for look in self.looks
+        }
         self._dead_letters: list[DeadLetter] = []  # since the last samples
         self._id_strings: list[IdStrings] = []
         # how far behind what was released something of a cursor is needed
-        self._look_back_ms = {self.cursor_name(look): look.after_ms + dedupe_ms for look in self.looks}
+        self._look_back_ms = {
+            self.cursor_name(look): impressions.horizon_ms + dedupe_ms for look, impressions in self._held.items()
+        }
         for label in labels:
             look_back_ms = max(self._look_back_ms.get(label.topic, 0), label.horizon_ms + early_ms)
             self._look_back_ms[label.topic] = look_back_ms
@@ -105,7 +126,7 @@ class LabelJoin:
 
     def cursor_name(self, look: Look) -> str:
         """The name of the cursor that reads the impressions for a look."""
-        return cursor_name(self.impressions, look)
+        return cursor_name(self.impressions, look, self._late_until_ms[look])
 
     def partition_marks(self, cursor: str) -> dict[Partition, PartitionMark]:
         """Where this cursor begins to read each partition that it knows."""
@@ -133,7 +154,7 @@ class LabelJoin:
 
     def has_room(self, num: int, num_bytes: int) -> bool:
         """True if so many records more, of so many bytes, can be held without exceeding the caps."""
-        has_room = self.values.has_room(num) and all(index.has_room(num) for index in self._shown.values())
+        has_room = self.values.has_room(num) and self._duplicates.has_room(num)
         can_find = all(impressions.has_room(num) for impressions in self._held.values())
         return has_room and can_find and self.held.fits(num_bytes)
 
@@ -226,8 +247,12 @@ class LabelJoin:
         for at, (counts_N, value_N) in of_label.items():
             chosen = np.flatnonzero(counts_N & joined_N)
             self.values.add(at, columns.key_hash_N[chosen], columns.event_ms_N[chosen], value_N[chosen])
-            for look in self.labels[at].looks:
+            label = self.labels[at]
+            for look in label.looks:
                 self._held[look].note_events(columns.key_hash_N[chosen], columns.event_ms_N[chosen])
+            if label.holds_impressions:
+                held = self._held[Look(label.window_ms, FIRST)]
+                held.note_late_events(columns.key_hash_N[chosen], columns.event_ms_N[chosen], label.until_ms)
 
     def take(self, max_rows: int = 1 << 16) -> Columns | None:
         """The next samples in their order, at most so many; without samples where only time has passed.
@@ -245,10 +270,13 @@ class LabelJoin:
         num_new_U = np.cumsum(self._is_new(places_U.take(order)))
         is_all = not len(order) or num_new_U[-1] <= max_rows
         order = order[: np.searchsorted(num_new_U, max_rows, side="right")]
+        places_M, part_M, row_M = places_U.take(order), part_U[order], row_U[order]
+        is_new_M = self._is_new(places_M)
+        is_duplicate_M = self._duplicates.note(places_M, (part_M << ROW_BITS) + row_M)
         for number, (chunk, _) in enumerate(parts):
-            chunk.remove(row_U[order[part_U[order] == number]])
-        places_M = places_U.take(order)
-        is_new_M, is_duplicate_M = self._is_new(places_M), self._note_duplicates(places_M)
+            at = np.flatnonzero(part_M == number)
+            passed = DueRows(row_M[at], places_M.due_ms_N[at], places_M.grade_N[at])
+            chunk.remove(passed, is_duplicate_M[at], holds_late=self._late_until_ms[chunk.look] > 0)
         is_joined_M = is_new_M & ~is_duplicate_M
         num_duplicates_M = self.num_duplicates + np.cumsum(is_new_M & is_duplicate_M & (places_M.grade_N == FIRST))
         labels_ML, num_matched_M, shares = self.values.of(places_M, is_joined_M)
@@ -271,10 +299,10 @@ class LabelJoin:
             shares=self.values.shares,
         )
         row_N = np.flatnonzero(is_sample_M)
-        samples, places_N = order[row_N], places_M.take(row_N)
+        places_N = places_M.take(row_N)
         num_matched_N = {name: num_M[row_N] for name, num_M in num_matched_M.items()}
         columns = replace(
-            self._gather(parts, part_U[samples], row_U[samples]),
+            self._gather([chunk for chunk, _ in parts], part_M[row_N], row_M[row_N]),
             labels_NL=labels_ML[row_N],
             grade_N=self._grades(places_N),
             shares_NL=self.values.shares_before(shares, row_N),
@@ -292,8 +320,7 @@ class LabelJoin:
         """Give back everything that is held."""
         for impressions in self._held.values():
             impressions.close()
-        for shown in self._shown.values():
-            shown.close()
+        self._duplicates.close()
         self.values.close()
 
     def _observe(self, name: str, columns: Columns) -> BoolArray:
@@ -359,45 +386,31 @@ class LabelJoin:
         """Up to where a partition of impressions is learned."""
         return max(self.released, self._ahead.get(str(partition), self.released))
 
-    def _note_duplicates(self, places_N: SamplePlaces) -> BoolArray:
-        """Which impressions follow one of their key by at most `dedupe_ms`, in the order of places."""
-        is_duplicate_N = np.zeros(len(places_N.due_ms_N), np.bool_)
-        for look in self.looks:
-            rows = np.flatnonzero((places_N.window_ms_N == look.after_ms) & (places_N.grade_N == look.grade))
-            places, seen = places_N.take(rows), self._shown[look]
-            keys, shown = places.key_hash_N, places.shown_ms_N
-            order = np.lexsort((places.offset_N, places.partition_N, shown, keys))
-            follows = np.zeros(len(rows), np.bool_)
-            same_key = keys[order][1:] == keys[order][:-1]
-            follows[order[1:]] = same_key & (np.diff(shown[order]) <= self.dedupe_ms)
-            is_duplicate_N[rows] = follows | (seen.match(keys, shown - self.dedupe_ms, shown).count_N > 0)
-            seen.append(keys, shown, np.zeros(len(rows), np.float32))
-        return is_duplicate_N
-
     def _grades(self, places_N: SamplePlaces) -> UInt8Array | None:
         """What each sample is of its impression; None where all are first ones."""
-        if sum(look.grade != COUNTED for look in self.looks) == 1:
+        if sum(look.grade != COUNTED for look in self.looks) == 1 and not any(self._late_until_ms.values()):
             return None
         is_first_N = places_N.grade_N == FIRST
         is_again_N = is_first_N & (places_N.window_ms_N != self.looks[0].after_ms)
         grade_N: UInt8Array = np.where(is_again_N, OTHER_WINDOW, places_N.grade_N).astype(np.uint8)
         return grade_N
 
-    def _events_of(self, look: Look, columns: Columns, rows: Int64Array) -> Matches | None:
-        """The events of impressions that are released at the first of them; None where they wait in any case."""
-        if not self._is_early:
-            return None
-        (at,) = (at for at, label in enumerate(self.labels) if look in label.looks)
+    def _events_of(self, look: Look, columns: Columns, rows: Int64Array) -> list[Matches]:
+        """The events so far of impressions that are released at them, for each label that does that."""
         assert columns.key_hash_N is not None
-        shown = columns.event_ms_N[rows]
-        return self.values.events_until(at, columns.key_hash_N[rows], shown, shown + look.after_ms)
+        keys, shown = columns.key_hash_N[rows], columns.event_ms_N[rows]
+        return [
+            self.values.events_until(at, keys, shown, shown + label.horizon_ms)
+            for at, label in enumerate(self.labels)
+            if look in label.looks and (self._is_early or (label.holds_impressions and look.grade == FIRST))
+        ]
 
-    def _gather(self, parts: Sequence[tuple[HeldChunk, Int64Array]], part_N: Int64Array, row_N: Int64Array) -> Columns:
+    def _gather(self, chunks: Sequence[HeldChunk], part_N: Int64Array, row_N: Int64Array) -> Columns:
         """The samples' columns, in their order, from the chunks that hold them."""
         clocks = self._cursors[self.cursor_name(self.looks[0])].clocks
         all_partitions = replace(self._empty, partitions=tuple(sorted(clocks)))
         pieces, place_N, start = [all_partitions], np.empty(len(part_N), np.int64), 0
-        for number, (chunk, _) in enumerate(parts):
+        for number, chunk in enumerate(chunks):
             at = np.flatnonzero(part_N == number)
             pieces.append(chunk.columns.take(row_N[at]))
             place_N[at] = np.arange(start, start + len(at))
@@ -409,8 +422,7 @@ class LabelJoin:
         for impressions in self._held.values():
             impressions.forget(self.released.due_ms)
         self.values.forget(self.released.due_ms)
-        for look, shown in self._shown.items():
-            shown.forget(self.released.due_ms - look.after_ms - self.dedupe_ms)
+        self._duplicates.forget(self.released.due_ms)
 
     def _state(self) -> JoinState:
         """What a version says that has learned everything released so far."""
@@ -432,23 +444,23 @@ class LabelJoin:
         return {name: place for name, place in self._ahead.items() if place > self.released}
 
 
-def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:
+def _places(parts: Sequence[tuple[HeldChunk, DueRows]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:
     """The columns of SamplePlace of these rows (U), the number of each one's part, and its row there."""
     found = [SamplePlaces(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
     part_U, row_U = [NO_ROWS], [NO_ROWS]
-    for number, (chunk, rows) in enumerate(parts):
-        columns = chunk.columns
+    for number, (chunk, due) in enumerate(parts):
+        columns, rows = chunk.columns, due.row_N
         numbers = np.array([partition.number for partition in columns.partitions])
         assert columns.key_hash_N is not None
         found.append(
             SamplePlaces(
-                chunk.due_ms(rows),
+                due.due_ms_N,
                 columns.key_hash_N[rows],
                 columns.event_ms_N[rows],
                 numbers[columns.partition_N[rows]],
                 columns.offset_N[rows],
                 np.full(len(rows), chunk.look.after_ms),
-                np.full(len(rows), chunk.look.grade),
+                due.grade_N,
             )
         )
         part_U.append(np.full(len(rows), number))

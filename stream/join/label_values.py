@@ -90,13 +90,15 @@ class LabelValues:
         num_matched_M: dict[str, Int64Array] = {}
         shares: dict[str, ShareHistory] = {}
         for label, events in zip(self.labels, self._events, strict=True):
-            is_look_M = np.zeros(num_rows, np.bool_)
+            is_look_M = self._are_late(label, events, places_M) if label.holds_impressions else np.zeros(num_rows, bool)
             for look in label.looks:
                 is_look_M |= (places_M.window_ms_N == look.after_ms) & (places_M.grade_N == look.grade)
             rows = np.flatnonzero(is_joined_M & is_look_M)
             keys, shown = places_M.key_hash_N[rows], places_M.shown_ms_N[rows]
             grade_R, from_R = places_M.grade_N[rows], shown - self._early_ms
-            found = events.match(keys, from_R, shown + np.where(grade_R == FIRST, label.window_ms, label.until_ms))
+            # all events until then are here; of later ones some, which depends on the order of reading
+            end_R = shown + np.where(grade_R == FIRST, label.window_ms, label.until_ms)
+            found = events.match(keys, from_R, np.where(grade_R == LATE, places_M.due_ms_N[rows], end_R))
             value_R = label.value_of(found)
             num_new_M = np.zeros(num_rows, np.int64)
             num_new_M[rows] = found.num_new_N
@@ -107,11 +109,8 @@ class LabelValues:
             if not label.has_late:
                 labels_ML[rows, label.column] = value_R
                 continue
-            within = events.match(keys, from_R, shown + label.window_ms, marks=False)
-            within_R = label.value_of(within)
-            # a late event counts if it is the first one, and a look that only counts says nothing
-            is_late_R = (within.count_N == 0) & (found.count_N > 0)
-            is_said_R = (grade_R != COUNTED) & ((grade_R != LATE) | is_late_R)
+            within_R = label.value_of(events.match(keys, from_R, shown + label.window_ms, marks=False))
+            is_said_R = grade_R != COUNTED
             labels_ML[rows[is_said_R], label.column] = value_R[is_said_R]
             shares[label.name] = share_history(
                 self.shares[label.name], rows, grade_R, found.count_N, within_R, value_R, num_rows
@@ -141,6 +140,15 @@ class LabelValues:
         """Give back everything that is held."""
         for events in self._events:
             events.close()
+
+    def _are_late(self, label: JoinedLabel, events: EventIndex, places_M: SamplePlaces) -> BoolArray:
+        """Which rows are due because the label's first event came then, after the window."""
+        is_late_M: BoolArray = (places_M.window_ms_N == label.window_ms) & (places_M.grade_N == LATE)
+        rows = np.flatnonzero(is_late_M)
+        due, shown = places_M.due_ms_N[rows], places_M.shown_ms_N[rows]
+        found = events.match(places_M.key_hash_N[rows], shown - self._early_ms, shown + label.until_ms, marks=False)
+        is_late_M[rows] = (found.count_N > 0) & (found.first_ms_N == due) & (due > shown + label.window_ms)
+        return is_late_M
 
     def _count(self, label: JoinedLabel, events: EventIndex, released_ms: int) -> None:
         """Count the events whose time is over; now or, as that takes a while, after some more time."""
@@ -172,7 +180,7 @@ def share_history(
     `count_R`: the events of each, `within_R` and `final_R` the label by those of the window and by all.
     """
     states, changed_M = [share], np.zeros(num_rows, np.int64)
-    for r in np.flatnonzero(count_R > 0).tolist():
+    for r in np.flatnonzero((count_R > 0) & (grade_R != LATE)).tolist():  # a late one is counted when it is settled
         within = float(within_R[r])
         if grade_R[r] == FIRST:
             states.append(states[-1].first(within))
