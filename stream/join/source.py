@@ -1,6 +1,7 @@
 """The joined stream as the trainer sees it: impressions with the labels that their events make.
 
-Events are read as they come, the impressions as late as their windows last: so events are held, and not impressions.
+Events are read as they come, the impressions as late as their windows last: so events are held, and not impressions,
+unless those are learned at their events (`release = "event"`, late ones of `importance_weighted`).
 """
 
 import dataclasses
