@@ -1,6 +1,6 @@
 """Impressions that wait for the end of their windows, or for a late event: in memory or in a scratch file."""
 
-# N rows, P pairs of an event and an impression
+# N rows, P pairs of an event and an impression, U rows of several chunks
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from springtide.stream.join.event_index import Matches
 from springtide.stream.join.held_bytes import HeldBytes, num_bytes_of
 from springtide.stream.join.impression_index import ImpressionIndex
 from springtide.stream.join.key_index import UInt64Array
-from springtide.stream.join_state import LATE, MAX_INT
+from springtide.stream.join_state import LATE, MAX_INT, SamplePlaces
 from springtide_client.array_types import BoolArray, Int64Array
 from springtide_client.features import Features, IdStrings, Ragged
 
@@ -261,6 +261,31 @@ class HeldImpressions:
         chunk = HeldChunk(merged, left, self.look, self._held, first)
         chunk.take_over(small)
         self.chunks[start:] = [chunk]
+
+
+def places_of(parts: Sequence[tuple[HeldChunk, DueRows]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:
+    """The columns of SamplePlace of these rows (U), the number of each one's part, and its row there."""
+    found = [SamplePlaces(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
+    part_U, row_U = [NO_ROWS], [NO_ROWS]
+    for number, (chunk, due) in enumerate(parts):
+        columns, rows = chunk.columns, due.row_N
+        numbers = np.array([partition.number for partition in columns.partitions])
+        assert columns.key_hash_N is not None
+        found.append(
+            SamplePlaces(
+                due.due_ms_N,
+                columns.key_hash_N[rows],
+                columns.event_ms_N[rows],
+                numbers[columns.partition_N[rows]],
+                columns.offset_N[rows],
+                np.full(len(rows), chunk.look.after_ms),
+                due.grade_N,
+            )
+        )
+        part_U.append(np.full(len(rows), number))
+        row_U.append(rows)
+    places_U = SamplePlaces(*map(np.concatenate, zip(*(part.columns for part in found), strict=True)))
+    return places_U, np.concatenate(part_U), np.concatenate(row_U)
 
 
 def holds(rows: Int64Array, row: int) -> bool:

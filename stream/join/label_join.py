@@ -33,7 +33,7 @@ from springtide.stream.join.cursor import Cursor
 from springtide.stream.join.duplicates import Duplicates
 from springtide.stream.join.event_index import Matches
 from springtide.stream.join.held_bytes import HeldBytes
-from springtide.stream.join.held_impressions import NO_ROWS, DueRows, HeldChunk, HeldImpressions
+from springtide.stream.join.held_impressions import DueRows, HeldChunk, HeldImpressions, places_of
 from springtide.stream.join.label_values import LabelValues
 from springtide.stream.join.partition_clock import PartitionClock
 from springtide.stream.join_state import (
@@ -265,7 +265,7 @@ class LabelJoin:
         self.values.begin(max((clock.newest_ms for clock in clocks), default=NO_TIME))
         before, watermark_ms = self._state(), self.watermark_ms()
         parts = [part for impressions in self._held.values() for part in impressions.due_before(watermark_ms)]
-        places_U, part_U, row_U = _places(parts)
+        places_U, part_U, row_U = places_of(parts)
         order = np.lexsort(places_U.columns[::-1])
         num_new_U = np.cumsum(self._is_new(places_U.take(order)))
         is_all = not len(order) or num_new_U[-1] <= max_rows
@@ -442,28 +442,3 @@ class LabelJoin:
     def _partitions_ahead(self) -> dict[str, SamplePlace]:
         """The partitions of impressions that were learned beyond what was released, and up to where."""
         return {name: place for name, place in self._ahead.items() if place > self.released}
-
-
-def _places(parts: Sequence[tuple[HeldChunk, DueRows]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:
-    """The columns of SamplePlace of these rows (U), the number of each one's part, and its row there."""
-    found = [SamplePlaces(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
-    part_U, row_U = [NO_ROWS], [NO_ROWS]
-    for number, (chunk, due) in enumerate(parts):
-        columns, rows = chunk.columns, due.row_N
-        numbers = np.array([partition.number for partition in columns.partitions])
-        assert columns.key_hash_N is not None
-        found.append(
-            SamplePlaces(
-                due.due_ms_N,
-                columns.key_hash_N[rows],
-                columns.event_ms_N[rows],
-                numbers[columns.partition_N[rows]],
-                columns.offset_N[rows],
-                np.full(len(rows), chunk.look.after_ms),
-                due.grade_N,
-            )
-        )
-        part_U.append(np.full(len(rows), number))
-        row_U.append(rows)
-    places_U = SamplePlaces(*map(np.concatenate, zip(*(part.columns for part in found), strict=True)))
-    return places_U, np.concatenate(part_U), np.concatenate(row_U)
