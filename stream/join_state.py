@@ -21,8 +21,9 @@ MAX_KEY_HASH = (1 << 64) - 1
 MAX_INT = (1 << 63) - 1
 
 # Grades: what a sample of an impression is. FIRST: the labels of a window, at its end. LATE: the label of an event that
-# came after it. SETTLED: the labels at the time until which events count. COUNTED is no sample: only its label's share
-# of events within the window is counted. OTHER_WINDOW, of a learned sample: a first one of labels with another window.
+# came after it, at that event. SETTLED: the labels at the time until which events count. COUNTED is no sample: only its
+# label's share of events within the window is counted. OTHER_WINDOW, of a learned sample: a first one of labels with
+# another window.
 FIRST, LATE, SETTLED, COUNTED, OTHER_WINDOW = range(5)
 
 MEMORY = 0.9995  # what a positive still counts when the next one has come: about the last 2,000 do
@@ -32,12 +33,12 @@ MIN_SETTLED = 30  # positives from which on their share is taken
 class SamplePlace(NamedTuple):
     """A sample's place in the order of all samples."""
 
-    due_ms: int  # the end of its window
+    due_ms: int  # the end of its window, or the time of the event that it is released at
     key_hash: int
     shown_ms: int
     partition: int  # number of the impressions' partition
     offset: int
-    window_ms: int  # or the time until which events count
+    window_ms: int  # or, of SETTLED and COUNTED, the time until which events count
     grade: int = FIRST
 
     @staticmethod
@@ -60,7 +61,7 @@ class JoinReport(NamedTuple):
     """What a join holds, and what it waits for."""
 
     watermark_ms: int | None  # samples whose windows ended before this have been emitted; None before the first
-    num_impressions: int  # held, until their windows are over
+    num_impressions: int  # held, until their windows are over, or until no late event counts any more
     num_events: int  # held
     num_duplicates: int
     slowest: str  # the cursor that holds the others back; "" if all are idle

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from springtide.stream.join_state import COUNTED, FIRST, LATE, SETTLED, JoinSettings
+from springtide.stream.join_state import COUNTED, FIRST, SETTLED, JoinSettings
 from springtide_client.array_types import Float32Array
 from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
@@ -116,7 +116,9 @@ class LabelSource(Settings, frozen=True, kw_only=True):
         Meta(
             description='What events between the two times change: `"scale"` divides predictions by the share that '
             'comes within the window, `"settle"` learns every impression again at the end, `"importance_weighted"` '
-            'those with a late event, `"ignore"` nothing.',
+            "those with a late event, when it comes: for that all impressions are held until the end, beyond "
+            '`[join] memory_bytes` in files, and read again after a restart. `"ignore"` changes nothing. Only '
+            '`"importance_weighted"` holds impressions.',
         ),
     ] = "scale"
     value: Annotated[
@@ -159,6 +161,11 @@ class JoinedLabel:
         return self.has_late and self.late != "scale"
 
     @property
+    def holds_impressions(self) -> bool:
+        """True if impressions are held after the window, to be learned once more when a late event comes."""
+        return self.has_late and self.late == "importance_weighted"
+
+    @property
     def horizon_ms(self) -> int:
         """How long after an impression its events matter."""
         return self.until_ms if self.has_late else self.window_ms
@@ -187,18 +194,24 @@ class Look(NamedTuple):
     """A time after an impression at which the join looks at its events, and what comes of it."""
 
     after_ms: int
-    grade: int  # FIRST, LATE, SETTLED or COUNTED
+    grade: int  # FIRST, SETTLED or COUNTED; a LATE sample is no look, but of an impression that is held after the first
 
 
 # at the time until which events count, the join finds for a label with this rule ...
-GRADE_OF = {"scale": COUNTED, "importance_weighted": LATE, "settle": SETTLED}
-GRADE_NAMES = {LATE: "late", SETTLED: "settled", COUNTED: "counted"}
+GRADE_OF = {"scale": COUNTED, "importance_weighted": COUNTED, "settle": SETTLED}
+GRADE_NAMES = {SETTLED: "settled", COUNTED: "counted"}
 
 
-def cursor_name(topic: str, look: Look) -> str:
-    """The name of the cursor that reads the impressions for a look."""
-    grade = GRADE_NAMES.get(look.grade)
+def cursor_name(topic: str, look: Look, late_until_ms: int = 0) -> str:
+    """The name of the cursor that reads the impressions for a look; `late_until_ms`: and holds them for late events."""
+    grade = f"late-{late_until_ms}" if late_until_ms else GRADE_NAMES.get(look.grade)
     return f"{topic}+{look.after_ms}" if grade is None else f"{topic}+{look.after_ms}-{grade}"
+
+
+def late_until_ms(labels: Sequence[JoinedLabel], look: Look) -> int:
+    """How long after an impression of this look the first event makes one more sample of it; 0: none does."""
+    ends = [label.until_ms for label in labels if label.holds_impressions and label.window_ms == look.after_ms]
+    return max(ends, default=0) if look.grade == FIRST else 0
 
 
 def looks_of(labels: Sequence[JoinedLabel]) -> list[Look]:
@@ -208,7 +221,10 @@ def looks_of(labels: Sequence[JoinedLabel]) -> list[Look]:
 
 def cursor_slacks(impressions: str, labels: Sequence[JoinedLabel], release: Release = "window") -> dict[str, int]:
     """The cursors of a join: by name, how much later than a record of theirs a sample is released, in ms."""
-    slacks = {cursor_name(impressions, look): look.after_ms if release == "window" else 0 for look in looks_of(labels)}
+    slacks = {
+        cursor_name(impressions, look, late_until_ms(labels, look)): look.after_ms if release == "window" else 0
+        for look in looks_of(labels)
+    }
     return dict(sorted(slacks.items())) | dict.fromkeys((label.topic for label in labels), 0)
 
 

@@ -2,10 +2,11 @@
 
 An impression is a sample once its window is over: with a label of 1, or a count or sum, where events of its key came
 within the window, and of 0 where none did. Where events count for longer, a second cursor reads the impressions that
-much later, and the join looks at their events once more: what comes of that is the impression's grade. Samples leave in
-the order (time, key hash, impression, window, grade), once no record that is not late can change them. So neither the
-samples nor their order depend on how partitions interleave, and the place of the last sample that was learned says in a
-version what has been learned.
+much later, and the join looks at their events once more; or impressions are held, and are samples again at their first
+event after the window: what comes of that is the impression's grade. Samples leave in the order (time, key hash,
+impression, window, grade), once no record that is not late can change them. So neither the samples nor their order
+depend on how partitions interleave, and the place of the last sample that was learned says in a version what has been
+learned.
 
 Knows no Kafka. What is pending is not in a version: after a restart the records between two offsets are read again,
 and nothing is emitted meanwhile.
@@ -19,27 +20,34 @@ import msgspec
 import numpy as np
 
 from springtide.stream.columns import NO_KEY, Columns, DeadLetter
-from springtide.stream.join.config import JoinedLabel, Look, Release, cursor_name, cursor_slacks, looks_of
-from springtide.stream.join.event_index import EventIndex, Matches
+from springtide.stream.join.config import (
+    JoinedLabel,
+    Look,
+    Release,
+    cursor_name,
+    cursor_slacks,
+    late_until_ms,
+    looks_of,
+)
+from springtide.stream.join.cursor import Cursor
+from springtide.stream.join.duplicates import Duplicates
+from springtide.stream.join.event_index import Matches
 from springtide.stream.join.held_bytes import HeldBytes
-from springtide.stream.join.held_impressions import NO_ROWS, HeldChunk, HeldImpressions
+from springtide.stream.join.held_impressions import DueRows, HeldChunk, HeldImpressions, places_of
+from springtide.stream.join.label_values import LabelValues
 from springtide.stream.join.partition_clock import PartitionClock
 from springtide.stream.join_state import (
     COUNTED,
     FIRST,
     FIRST_PLACE,
-    LATE,
     NO_TIME,
     OTHER_WINDOW,
-    EventCount,
     JoinedRows,
     JoinSettings,
     JoinState,
     PartitionMark,
     SamplePlace,
     SamplePlaces,
-    ShareHistory,
-    WindowShare,
 )
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array
@@ -51,29 +59,8 @@ REFUSALS = {
     LATE_REASON: "the record is older than the newest one before it in its partition by more than lateness_seconds",
 }
 
-COUNTS_IN_A_WINDOW = 32  # events are counted so often
 
-
-class Cursor:
-    """One reading of one topic: its partitions' clocks."""
-
-    def __init__(self, marks: Mapping[str, PartitionMark], slack_ms: int) -> None:
-        """`slack_ms`: nothing is released sooner than this after a record of this cursor."""
-        self.slack_ms = slack_ms
-        self.clocks = {Partition.parse(name): PartitionClock.of(mark) for name, mark in marks.items()}
-        self.topic_ids = {Partition.parse(name): mark.topic_id for name, mark in marks.items()}
-
-    @property
-    def is_replaying(self) -> bool:
-        """True while a partition is read again."""
-        return any(clock.is_replaying for clock in self.clocks.values())
-
-    def marks(self, oldest_ms: int) -> dict[str, PartitionMark]:
-        """What a version says, if nothing from before `oldest_ms` is needed."""
-        return {
-            str(partition): clock.to_mark(self.topic_ids.get(partition, ""), oldest_ms)
-            for partition, clock in sorted(self.clocks.items())
-        }
+ROW_BITS = 32  # rows of a chunk are fewer than 1 << ROW_BITS
 
 
 class LabelJoin:
@@ -102,30 +89,34 @@ class LabelJoin:
         impressions are kept, and counted. `release` "event": each label has its own window. `key`: the fields that
         make it, to be noted.
         """
-        self.labels, self.num_labels, self.impressions, self._empty = labels, num_labels, impressions, empty
+        self.labels, self.impressions, self._empty = labels, impressions, empty
         self.lateness_ms, self.early_ms, self.dedupe_ms = lateness_ms, early_ms, dedupe_ms
         self.looks = looks_of(labels)
         state = state or JoinState(FIRST_PLACE, {})
         self.released, self.num_duplicates = state.released, state.num_duplicates
         self._ahead = dict(state.ahead)  # partitions of impressions that were learned beyond `released`
         self._share = share
-        self.shares = {label.name: state.shares.get(label.name, WindowShare()) for label in labels if label.has_late}
         self.cursors = cursor_slacks(impressions, labels, release)
-        self._impression_cursors = [cursor_name(impressions, look) for look in self.looks]
+        self._late_until_ms = {look: late_until_ms(labels, look) for look in self.looks}
+        self._impression_cursors = [self.cursor_name(look) for look in self.looks]
         self._cursors = {name: Cursor(state.cursors.get(name, {}), slack_ms) for name, slack_ms in self.cursors.items()}
         self.held = held or HeldBytes()
-        self._events = [EventIndex(self.held) for _ in labels]
-        self.event_counts = {label.name: state.events.get(label.name, EventCount()) for label in labels}
-        # of the events that are read again, so many had been found by impressions that are not
-        self._num_found = {name: count.num_matched for name, count in self.event_counts.items()}
-        self._read_again_ms: int | None = None  # the newest time of them
-        self._shown = {look: EventIndex(self.held) for look in self.looks}  # the last impressions of each key
+        # other ranks have impressions too: which events none has found is not known
+        self.values = LabelValues(labels, num_labels, early_ms, self.held, state, counts_unmatched=share.num_ranks == 1)
+        self._duplicates = Duplicates(self.looks, dedupe_ms, self.held)
         self._is_early = release == "event"
-        self._held = {look: HeldImpressions(look, early_ms, self.held, is_early=self._is_early) for look in self.looks}
+        self._held = {
+            look: HeldImpressions(
+                look, early_ms, self.held, is_early=self._is_early, late_until_ms=self._late_until_ms[look]
+            )
+            for look in self.looks
+        }
         self._dead_letters: list[DeadLetter] = []  # since the last samples
         self._id_strings: list[IdStrings] = []
         # how far behind what was released something of a cursor is needed
-        self._look_back_ms = {self.cursor_name(look): look.after_ms + dedupe_ms for look in self.looks}
+        self._look_back_ms = {
+            self.cursor_name(look): impressions.horizon_ms + dedupe_ms for look, impressions in self._held.items()
+        }
         for label in labels:
             look_back_ms = max(self._look_back_ms.get(label.topic, 0), label.horizon_ms + early_ms)
             self._look_back_ms[label.topic] = look_back_ms
@@ -135,7 +126,7 @@ class LabelJoin:
 
     def cursor_name(self, look: Look) -> str:
         """The name of the cursor that reads the impressions for a look."""
-        return cursor_name(self.impressions, look)
+        return cursor_name(self.impressions, look, self._late_until_ms[look])
 
     def partition_marks(self, cursor: str) -> dict[Partition, PartitionMark]:
         """Where this cursor begins to read each partition that it knows."""
@@ -159,19 +150,17 @@ class LabelJoin:
     @property
     def num_events(self) -> int:
         """Events that are held."""
-        return sum(len(events) for events in self._events)
+        return self.values.num_events
 
     def has_room(self, num: int, num_bytes: int) -> bool:
         """True if so many records more, of so many bytes, can be held without exceeding the caps."""
-        has_room = all(index.has_room(num) for index in (*self._events, *self._shown.values()))
+        has_room = self.values.has_room(num) and self._duplicates.has_room(num)
         can_find = all(impressions.has_room(num) for impressions in self._held.values())
         return has_room and can_find and self.held.fits(num_bytes)
 
     def cursor_ms(self, name: str) -> int:
         """How far a cursor is: nothing due later can be released because of it. NO_TIME before its first record."""
-        cursor = self._cursors[name]
-        times = [clock.newest_ms for clock in cursor.clocks.values() if not clock.is_idle]
-        return NO_TIME if not times or min(times) == NO_TIME else min(times) + cursor.slack_ms
+        return self._cursors[name].reached_ms
 
     def slowest_cursor(self) -> str:
         """The name of the cursor that holds the others back; "" if all are idle."""
@@ -188,11 +177,7 @@ class LabelJoin:
 
     def positions(self, cursor: str) -> dict[Partition, Position]:
         """The next offset of each partition of a cursor."""
-        found = self._cursors[cursor]
-        return {
-            partition: Position(found.topic_ids.get(partition, ""), clock.next_offset)
-            for partition, clock in found.clocks.items()
-        }
+        return self._cursors[cursor].positions
 
     def watermark_ms(self) -> int:
         """Samples due before this cannot change: the least over all partitions that are not idle.
@@ -261,9 +246,13 @@ class LabelJoin:
         assert columns.key_hash_N is not None
         for at, (counts_N, value_N) in of_label.items():
             chosen = np.flatnonzero(counts_N & joined_N)
-            self._events[at].append(columns.key_hash_N[chosen], columns.event_ms_N[chosen], value_N[chosen])
-            for look in self.labels[at].looks:
+            self.values.add(at, columns.key_hash_N[chosen], columns.event_ms_N[chosen], value_N[chosen])
+            label = self.labels[at]
+            for look in label.looks:
                 self._held[look].note_events(columns.key_hash_N[chosen], columns.event_ms_N[chosen])
+            if label.holds_impressions:
+                held = self._held[Look(label.window_ms, FIRST)]
+                held.note_late_events(columns.key_hash_N[chosen], columns.event_ms_N[chosen], label.until_ms)
 
     def take(self, max_rows: int = 1 << 16) -> Columns | None:
         """The next samples in their order, at most so many; without samples where only time has passed.
@@ -272,30 +261,31 @@ class LabelJoin:
         """
         if self.is_replaying:
             return None
-        if self._read_again_ms is None:
-            self._read_again_ms = max(
-                clock.newest_ms for cursor in self._cursors.values() for clock in cursor.clocks.values()
-            )
+        clocks = [clock for cursor in self._cursors.values() for clock in cursor.clocks.values()]
+        self.values.begin(max((clock.newest_ms for clock in clocks), default=NO_TIME))
         before, watermark_ms = self._state(), self.watermark_ms()
         parts = [part for impressions in self._held.values() for part in impressions.due_before(watermark_ms)]
-        places_U, part_U, row_U = _places(parts)
+        places_U, part_U, row_U = places_of(parts)
         order = np.lexsort(places_U.columns[::-1])
         num_new_U = np.cumsum(self._is_new(places_U.take(order)))
         is_all = not len(order) or num_new_U[-1] <= max_rows
         order = order[: np.searchsorted(num_new_U, max_rows, side="right")]
+        places_M, part_M, row_M = places_U.take(order), part_U[order], row_U[order]
+        is_new_M = self._is_new(places_M)
+        is_duplicate_M = self._duplicates.note(places_M, (part_M << ROW_BITS) + row_M)
         for number, (chunk, _) in enumerate(parts):
-            chunk.remove(row_U[order[part_U[order] == number]])
-        places_M = places_U.take(order)
-        is_new_M, is_duplicate_M = self._is_new(places_M), self._note_duplicates(places_M)
+            at = np.flatnonzero(part_M == number)
+            passed = DueRows(row_M[at], places_M.due_ms_N[at], places_M.grade_N[at])
+            chunk.remove(passed, is_duplicate_M[at], holds_late=self._late_until_ms[chunk.look] > 0)
         is_joined_M = is_new_M & ~is_duplicate_M
         num_duplicates_M = self.num_duplicates + np.cumsum(is_new_M & is_duplicate_M & (places_M.grade_N == FIRST))
-        labels_ML, num_matched_M, shares = self._labels(places_M, is_joined_M)
+        labels_ML, num_matched_M, shares = self.values.of(places_M, is_joined_M)
         # one that is late for no label, or counted alone, is no sample
         is_sample_M = is_joined_M & ((places_M.grade_N == FIRST) | ~np.isnan(labels_ML).all(axis=1))
         if len(order):
             self.released = max(self.released, places_M.at(-1))
             self.num_duplicates = int(num_duplicates_M[-1])
-            self.shares = {name: history.states[-1] for name, history in shares.items()}
+            self.values.shares = {name: history.states[-1] for name, history in shares.items()}
         if is_all and watermark_ms > NO_TIME:
             self.released = max(self.released, SamplePlace.after_all_at(watermark_ms - 1))
         if self.released == before.released and not self._dead_letters:
@@ -304,18 +294,18 @@ class LabelJoin:
             before,
             released=self.released,
             num_duplicates=self.num_duplicates,
-            events=dict(self.event_counts),
+            events=dict(self.values.event_counts),
             ahead=self._partitions_ahead(),
-            shares=self.shares,
+            shares=self.values.shares,
         )
         row_N = np.flatnonzero(is_sample_M)
-        samples, places_N = order[row_N], places_M.take(row_N)
+        places_N = places_M.take(row_N)
         num_matched_N = {name: num_M[row_N] for name, num_M in num_matched_M.items()}
         columns = replace(
-            self._gather(parts, part_U[samples], row_U[samples]),
+            self._gather([chunk for chunk, _ in parts], part_M[row_N], row_M[row_N]),
             labels_NL=labels_ML[row_N],
             grade_N=self._grades(places_N),
-            shares_NL=self._shares(shares, row_N),
+            shares_NL=self.values.shares_before(shares, row_N),
             dead_letters=tuple(self._dead_letters),
             end_offsets=before.replay_offsets(),
             topic_ids=before.topic_ids(),
@@ -330,8 +320,8 @@ class LabelJoin:
         """Give back everything that is held."""
         for impressions in self._held.values():
             impressions.close()
-        for index in (*self._events, *self._shown.values()):
-            index.close()
+        self._duplicates.close()
+        self.values.close()
 
     def _observe(self, name: str, columns: Columns) -> BoolArray:
         """Pass records of one partition; those without a key and late ones are dead letters. Return the others (N)."""
@@ -396,100 +386,31 @@ class LabelJoin:
         """Up to where a partition of impressions is learned."""
         return max(self.released, self._ahead.get(str(partition), self.released))
 
-    def _note_duplicates(self, places_N: SamplePlaces) -> BoolArray:
-        """Which impressions follow one of their key by at most `dedupe_ms`, in the order of places."""
-        is_duplicate_N = np.zeros(len(places_N.due_ms_N), np.bool_)
-        for look in self.looks:
-            rows = np.flatnonzero((places_N.window_ms_N == look.after_ms) & (places_N.grade_N == look.grade))
-            places, seen = places_N.take(rows), self._shown[look]
-            keys, shown = places.key_hash_N, places.shown_ms_N
-            order = np.lexsort((places.offset_N, places.partition_N, shown, keys))
-            follows = np.zeros(len(rows), np.bool_)
-            same_key = keys[order][1:] == keys[order][:-1]
-            follows[order[1:]] = same_key & (np.diff(shown[order]) <= self.dedupe_ms)
-            is_duplicate_N[rows] = follows | (seen.match(keys, shown - self.dedupe_ms, shown).count_N > 0)
-            seen.append(keys, shown, np.zeros(len(rows), np.float32))
-        return is_duplicate_N
-
-    def _labels(
-        self, places_M: SamplePlaces, is_joined_M: BoolArray
-    ) -> tuple[Float32Array, dict[str, Int64Array], dict[str, ShareHistory]]:
-        """The labels of rows, (M, L); of each label the events that were found up to each row (M), and its share.
-
-        NaN where a row says nothing of a label.
-        """
-        num_rows = len(places_M.due_ms_N)
-        labels_ML = np.full((num_rows, self.num_labels), np.nan, np.float32)
-        num_matched_M: dict[str, Int64Array] = {}
-        shares: dict[str, ShareHistory] = {}
-        for label, events in zip(self.labels, self._events, strict=True):
-            is_look_M = np.zeros(num_rows, np.bool_)
-            for look in label.looks:
-                is_look_M |= (places_M.window_ms_N == look.after_ms) & (places_M.grade_N == look.grade)
-            rows = np.flatnonzero(is_joined_M & is_look_M)
-            keys, shown = places_M.key_hash_N[rows], places_M.shown_ms_N[rows]
-            grade_R, from_R = places_M.grade_N[rows], shown - self.early_ms
-            found = events.match(keys, from_R, shown + np.where(grade_R == FIRST, label.window_ms, label.until_ms))
-            value_R = label.value_of(found)
-            num_new_M = np.zeros(num_rows, np.int64)
-            num_new_M[rows] = found.num_new_N
-            count = self.event_counts[label.name]
-            num_matched_M[label.name] = count.num_matched + np.cumsum(num_new_M)
-            num_matched = count.num_matched + int(num_new_M.sum())
-            self.event_counts[label.name] = msgspec.structs.replace(count, num_matched=num_matched)
-            if not label.has_late:
-                labels_ML[rows, label.column] = value_R
-                continue
-            within = events.match(keys, from_R, shown + label.window_ms, marks=False)
-            within_R = label.value_of(within)
-            # a late event counts if it is the first one, and a look that only counts says nothing
-            is_late_R = (within.count_N == 0) & (found.count_N > 0)
-            is_said_R = (grade_R != COUNTED) & ((grade_R != LATE) | is_late_R)
-            labels_ML[rows[is_said_R], label.column] = value_R[is_said_R]
-            shares[label.name] = _history(
-                self.shares[label.name], rows, grade_R, found.count_N, within_R, value_R, num_rows
-            )
-        return labels_ML, num_matched_M, shares
-
-    def _shares(self, shares: Mapping[str, ShareHistory], row_N: Int64Array) -> Float32Array | None:
-        """The share of each label that is weighed by it, as known before each sample, (N, L), NaN of others.
-
-        None: there is no such label.
-        """
-        weighed = [label for label in self.labels if label.is_weighed]
-        if not weighed:
-            return None
-        shares_NL = np.full((len(row_N), self.num_labels), np.nan, np.float32)
-        for label in weighed:
-            shares_NL[:, label.column] = shares[label.name].before(row_N)
-        return shares_NL
-
     def _grades(self, places_N: SamplePlaces) -> UInt8Array | None:
         """What each sample is of its impression; None where all are first ones."""
-        if sum(look.grade != COUNTED for look in self.looks) == 1:
+        if sum(look.grade != COUNTED for look in self.looks) == 1 and not any(self._late_until_ms.values()):
             return None
         is_first_N = places_N.grade_N == FIRST
         is_again_N = is_first_N & (places_N.window_ms_N != self.looks[0].after_ms)
         grade_N: UInt8Array = np.where(is_again_N, OTHER_WINDOW, places_N.grade_N).astype(np.uint8)
         return grade_N
 
-    def _events_of(self, look: Look, columns: Columns, rows: Int64Array) -> Matches | None:
-        """The events of impressions that are released at the first of them; None where they wait in any case."""
-        if not self._is_early:
-            return None
-        (at,) = (at for at, label in enumerate(self.labels) if look in label.looks)
+    def _events_of(self, look: Look, columns: Columns, rows: Int64Array) -> list[Matches]:
+        """The events so far of impressions that are released at them, for each label that does that."""
         assert columns.key_hash_N is not None
-        shown = columns.event_ms_N[rows]
-        return self._events[at].match(
-            columns.key_hash_N[rows], shown - self.early_ms, shown + look.after_ms, marks=False
-        )
+        keys, shown = columns.key_hash_N[rows], columns.event_ms_N[rows]
+        return [
+            self.values.events_until(at, keys, shown, shown + label.horizon_ms)
+            for at, label in enumerate(self.labels)
+            if look in label.looks and (self._is_early or (label.holds_impressions and look.grade == FIRST))
+        ]
 
-    def _gather(self, parts: Sequence[tuple[HeldChunk, Int64Array]], part_N: Int64Array, row_N: Int64Array) -> Columns:
+    def _gather(self, chunks: Sequence[HeldChunk], part_N: Int64Array, row_N: Int64Array) -> Columns:
         """The samples' columns, in their order, from the chunks that hold them."""
         clocks = self._cursors[self.cursor_name(self.looks[0])].clocks
         all_partitions = replace(self._empty, partitions=tuple(sorted(clocks)))
         pieces, place_N, start = [all_partitions], np.empty(len(part_N), np.int64), 0
-        for number, (chunk, _) in enumerate(parts):
+        for number, chunk in enumerate(chunks):
             at = np.flatnonzero(part_N == number)
             pieces.append(chunk.columns.take(row_N[at]))
             place_N[at] = np.arange(start, start + len(at))
@@ -500,88 +421,24 @@ class LabelJoin:
         """Drop what no sample to come can need."""
         for impressions in self._held.values():
             impressions.forget(self.released.due_ms)
-        for label, events in zip(self.labels, self._events, strict=True):
-            self._count_events(label, events)
-            events.forget(self.event_counts[label.name].over_ms)
-        for look, shown in self._shown.items():
-            shown.forget(self.released.due_ms - look.after_ms - self.dedupe_ms)
-
-    def _count_events(self, label: JoinedLabel, events: EventIndex) -> None:
-        """Count the events that no impression to come can find; now or, as that takes a while, after some more time."""
-        count, reach_ms = self.event_counts[label.name], label.horizon_ms + self.early_ms
-        over_ms = self.released.due_ms - reach_ms
-        if self.released == FIRST_PLACE or over_ms - count.over_ms < reach_ms // COUNTS_IN_A_WINDOW:
-            return
-        num_matched, num_unmatched = events.count(count.over_ms, over_ms)
-        num_found = min(self._num_found[label.name], num_unmatched)
-        self._num_found[label.name] -= num_found
-        num_left = count.num_matched - num_matched - num_found
-        if self._read_again_ms is not None and over_ms > self._read_again_ms:  # an impression found it once more
-            num_left, self._num_found[label.name] = num_left - self._num_found[label.name], 0
-        num_new = num_unmatched - num_found if self._share.num_ranks == 1 else 0
-        self.event_counts[label.name] = EventCount(over_ms, count.num_unmatched + num_new, num_left)
+        self.values.forget(self.released.due_ms)
+        self._duplicates.forget(self.released.due_ms)
 
     def _state(self) -> JoinState:
         """What a version says that has learned everything released so far."""
         oldest_ms = {name: self.released.due_ms - look_back_ms for name, look_back_ms in self._look_back_ms.items()}
         for label in self.labels:
-            oldest_ms[label.topic] = min(oldest_ms[label.topic], self.event_counts[label.name].over_ms)
+            oldest_ms[label.topic] = min(oldest_ms[label.topic], self.values.event_counts[label.name].over_ms)
         return JoinState(
             self.released,
             {name: cursor.marks(oldest_ms[name]) for name, cursor in self._cursors.items()},
             self.num_duplicates,
-            dict(self.event_counts),
+            dict(self.values.event_counts),
             ahead=self._partitions_ahead(),
-            shares=self.shares,
+            shares=self.values.shares,
             settings=self._settings,
         )
 
     def _partitions_ahead(self) -> dict[str, SamplePlace]:
         """The partitions of impressions that were learned beyond what was released, and up to where."""
         return {name: place for name, place in self._ahead.items() if place > self.released}
-
-
-def _history(
-    share: WindowShare,
-    rows: Int64Array,
-    grade_R: Int64Array,
-    count_R: Int64Array,
-    within_R: Float32Array,
-    final_R: Float32Array,
-    num_rows: int,
-) -> ShareHistory:
-    """What is known of a share while `num_rows` rows are passed, of which `rows` are looks for its label."""
-    states, changed_M = [share], np.zeros(num_rows, np.int64)
-    for r in np.flatnonzero(count_R > 0).tolist():
-        within = float(within_R[r])
-        if grade_R[r] == FIRST:
-            states.append(states[-1].first(within))
-        else:
-            states.append(states[-1].settled(within, float(final_R[r]) - within))
-        changed_M[rows[r]] = 1
-    return ShareHistory(states, np.cumsum(changed_M))
-
-
-def _places(parts: Sequence[tuple[HeldChunk, Int64Array]]) -> tuple[SamplePlaces, Int64Array, Int64Array]:
-    """The columns of SamplePlace of these rows (U), the number of each one's part, and its row there."""
-    found = [SamplePlaces(NO_ROWS, np.empty(0, np.uint64), NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS)]
-    part_U, row_U = [NO_ROWS], [NO_ROWS]
-    for number, (chunk, rows) in enumerate(parts):
-        columns = chunk.columns
-        numbers = np.array([partition.number for partition in columns.partitions])
-        assert columns.key_hash_N is not None
-        found.append(
-            SamplePlaces(
-                chunk.due_ms(rows),
-                columns.key_hash_N[rows],
-                columns.event_ms_N[rows],
-                numbers[columns.partition_N[rows]],
-                columns.offset_N[rows],
-                np.full(len(rows), chunk.look.after_ms),
-                np.full(len(rows), chunk.look.grade),
-            )
-        )
-        part_U.append(np.full(len(rows), number))
-        row_U.append(rows)
-    places_U = SamplePlaces(*map(np.concatenate, zip(*(part.columns for part in found), strict=True)))
-    return places_U, np.concatenate(part_U), np.concatenate(row_U)

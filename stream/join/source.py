@@ -1,6 +1,7 @@
 """The joined stream as the trainer sees it: impressions with the labels that their events make.
 
-Events are read as they come, the impressions as late as their windows last: so events are held, and not impressions.
+Events are read as they come, the impressions as late as their windows last: so events are held, and not impressions,
+unless those are learned at their events (`release = "event"`, late ones of `importance_weighted`).
 """
 
 import dataclasses
@@ -254,6 +255,7 @@ class JoinSource(Source):
         if not self.has_partitions:
             return None
         join, watermark_ms = self.join, self.join.watermark_ms()
+        shares = {name: share.share for name, share in join.values.shares.items()}
         waits_for, reason = self._waits_for()
         return JoinReport(
             watermark_ms if watermark_ms > 0 else None,
@@ -262,8 +264,8 @@ class JoinSource(Source):
             join.num_duplicates,
             join.slowest_cursor(),
             {
-                name: LabelReport(count.num_unmatched, join.shares[name].share if name in join.shares else None)
-                for name, count in join.event_counts.items()
+                name: LabelReport(count.num_unmatched, shares.get(name))
+                for name, count in join.values.event_counts.items()
             },
             join.held.memory_used,
             join.held.disk_used,

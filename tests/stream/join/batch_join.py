@@ -31,10 +31,21 @@ class Label(NamedTuple):
         return self.until_ms > self.window_ms and self.late != "ignore"
 
     @property
+    def holds_impressions(self) -> bool:
+        """True if an impression is a sample once more at a late event."""
+        return self.has_late and self.late == "importance_weighted"
+
+    @property
     def looks(self) -> list[tuple[int, int]]:
         """When an impression is looked at for this label, and the grade of that."""
-        grades = {"importance_weighted": LATE, "settle": SETTLED, "scale": COUNTED}
-        return [(self.window_ms, FIRST), *([(self.until_ms, grades[self.late])] if self.has_late else [])]
+        grade = SETTLED if self.late == "settle" else COUNTED
+        return [(self.window_ms, FIRST), *([(self.until_ms, grade)] if self.has_late else [])]
+
+    def late_ms(self, shown_ms: int, early_ms: int, times: list[int]) -> int | None:
+        """When an impression is learned once more: at its first event, if that came after the window."""
+        near = [ms for ms in times if -early_ms <= ms - shown_ms <= self.until_ms]
+        is_late = self.holds_impressions and near and min(near) > shown_ms + self.window_ms
+        return min(near) if is_late else None
 
 
 FIRST, LATE, SETTLED, COUNTED = range(4)
@@ -48,7 +59,7 @@ class Share:
 
     def __call__(self) -> float:
         if self.num >= 30:
-            return self.within / (self.within + self.late)
+            return self.within / (self.within + self.late) if self.within + self.late > 0 else 1.0
         return (self.early_within + 1) / (self.early_within + self.early_late + 1)
 
     def settle(self, within: float, late: float) -> None:
@@ -74,6 +85,13 @@ def label_value(kind: str, found: list[tuple[int, float]]) -> float:
     )
 
 
+def cursor_of(labels: dict[str, Label], after_ms: int, grade: int) -> str:
+    """The name of the cursor that reads the impressions for a look."""
+    ends = [label.until_ms for label in labels.values() if label.holds_impressions and label.window_ms == after_ms]
+    held = f"-late-{max(ends)}" if ends else ""
+    return f"imp+{after_ms}" + {FIRST: held, SETTLED: "-settled", COUNTED: "-counted"}[grade]
+
+
 def batch_join(
     logs: Log,
     labels: dict[str, Label],
@@ -93,8 +111,9 @@ def batch_join(
     1. A record is late if it is older than the newest one before it in its partition (or a floor) less the lateness.
     2. An impression is a duplicate if one of its key came at most `dedupe_ms` before it.
     3. A label counts the events of its kind from `early_ms` before the impression to the end of its window.
-    4. If events count until later, the impression is looked at again then: it is a sample of grade LATE if its first
-       event came after the window, one of grade SETTLED always, or its events are only counted for the share.
+    4. If events count until later, the impression is looked at again then: it is a sample of grade SETTLED, or its
+       events are only counted for the share. With the rule "importance_weighted" it is a sample of grade LATE too, at
+       its first event, if that came after the window; labels of one window with that event's time are in one sample.
     5. With the release "event" a sample is due at its first event, if it has one, but not before the impression. Each
        label has its own window then.
     6. An event that no look at an impression finds is unmatched.
@@ -126,7 +145,8 @@ def batch_join(
                 events[record.key, record.kind].append((record.ms, record.value))
     for after_ms, grade in looks:
         shown: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-        cursor = f"imp+{after_ms}" + {FIRST: "", LATE: "-late", SETTLED: "-settled", COUNTED: "-counted"}[grade]
+        cursor = cursor_of(labels, after_ms, grade)
+        of_window = [label for label in labels.values() if (label.window_ms, FIRST) == (after_ms, grade)]
         for partition in [p for p in logs if p[0] == "imp"]:
             for offset, record in passed(cursor, partition):
                 shown[record.key].append((record.ms, partition[1], offset))
@@ -141,13 +161,23 @@ def batch_join(
                     near = [ms for ms, _ in events[key, kind] if -early_ms <= ms - rank[0] <= after_ms]
                     due = max(rank[0], min(near, default=due))
                 rows.append((due, key, *rank, after_ms, grade))
+                late = {
+                    label.late_ms(rank[0], early_ms, [ms for ms, _ in events[key, label.kind]]) for label in of_window
+                }
+                rows += [(ms, key, *rank, after_ms, LATE) for ms in late if ms is not None]
     samples, shares = [], {name: Share() for name, label in labels.items() if label.has_late}
     found = {name: defaultdict(list) for name in labels}  # by key, the times of looks: from, until
     for row in sorted(rows):
-        _, key, shown_ms, _, _, after_ms, grade = row
+        due, key, shown_ms, _, _, after_ms, grade = row
         known = tuple(shares[name]() for name, label in labels.items() if label.has_late and label.late != "scale")
         values = []
         for name, label in labels.items():
+            if grade == LATE:
+                times = [ms for ms, _ in events[key, label.kind]]
+                if label.window_ms == after_ms and label.late_ms(shown_ms, early_ms, times) == due:
+                    values.append(1.0)
+                    found[name][key].append((shown_ms - early_ms, due))
+                continue
             if (after_ms, grade) not in label.looks:
                 continue
             near = [e for e in events[key, label.kind] if e[0] - shown_ms >= -early_ms]
@@ -160,7 +190,7 @@ def batch_join(
                 if within and label.has_late:
                     shares[name].early_within += value
                 continue
-            if grade == SETTLED or (grade == LATE and until and not within):
+            if grade == SETTLED:
                 values.append(final)
             if until:
                 shares[name].settle(value, final - value)

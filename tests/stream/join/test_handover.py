@@ -11,12 +11,13 @@ from springtide.stream.join import partition_clock
 from springtide.stream.join.handover import take_over
 from springtide.stream.join_state import BEGINNING, FIRST_PLACE, JoinState, PartitionMark, SamplePlace
 from springtide.stream.positions import Partition, PartitionShare
-from tests.stream.join.batch_join import Log, batch_join
+from tests.stream.join.batch_join import LATE, Label, Log, batch_join
 from tests.stream.join.test_label_join import (
     DEDUPE_MS,
     EARLY_MS,
     END_MS,
     LABELS,
+    LATE_LABELS,
     LATENESS_MS,
     Learned,
     Reader,
@@ -24,17 +25,21 @@ from tests.stream.join.test_label_join import (
 )
 from tests.support.scale import NUM_EXAMPLES
 
+HELD_LABELS = [labels for labels in LATE_LABELS if any(label.holds_impressions for label in labels.values())]
+
 
 class Rank:
     """One join, of its share of the impressions and of all events; and what it has learned since the version."""
 
-    def __init__(self, logs: Log, version: JoinState | None, share: PartitionShare) -> None:
+    def __init__(
+        self, logs: Log, version: JoinState | None, share: PartitionShare, labels: dict[str, Label] = LABELS
+    ) -> None:
         own = {p: log for p, log in logs.items() if p[0] != "imp" or share.holds(Partition(*p))}
         self.state = None if version is None else take_over(version, share)
         self.has_partitions = any(topic == "imp" for topic, _ in own)
         if not self.has_partitions:
             self.state = JoinState(FIRST_PLACE, {})
-        self.reader = Reader(own, self.state, share=share)
+        self.reader = Reader(own, self.state, labels, share=share)
         self.pending = Learned([], Counter(), {}, {}, {})
 
     def step(self, rng: random.Random, *, idles: float) -> bool:
@@ -43,7 +48,7 @@ class Rank:
             return False
         reader, unread = self.reader, self.reader.unread()
         if unread:
-            reader.read(rng.choice(unread), rng.randrange(1, 9))
+            reader.read(rng.choice(unread), rng.randrange(1, 40 if reader.join.is_replaying else 9))
         if rng.random() < idles:
             cursor, partition = rng.choice(list(reader.at))
             if reader.join.next_offset(cursor, Partition(*partition)) > 0:
@@ -55,14 +60,16 @@ class Rank:
         return columns is not None or bool(unread)
 
 
-def learn(rng: random.Random, logs: Log, *, kills: float, idles: float) -> tuple[Learned, Counter[Any]]:
+def learn(
+    rng: random.Random, logs: Log, *, kills: float, idles: float, labels: dict[str, Label] = LABELS
+) -> tuple[Learned, Counter[Any]]:
     """Learn from logs with so many ranks as chance will have it after each kill."""
     version: JoinState | None = None
     learned, happened = Learned([], Counter(), {}, {}, {}), Counter[Any]()
 
     def start() -> list[Rank]:
         happened[num := rng.randrange(1, 5)] += 1
-        return [Rank(logs, version, PartitionShare(rank, num)) for rank in range(num)]
+        return [Rank(logs, version, PartitionShare(rank, num), labels) for rank in range(num)]
 
     ranks = start()
     while True:
@@ -102,6 +109,21 @@ def test_any_number_of_ranks_after_each_kill_learns_each_impression_once_with_it
         assert learned.dead_letters == letters, f"schedule {seed}"
         happened += happened_now
     assert min(happened[num] for num in (1, 2, 3, 4)) > 5, happened
+
+
+def test_impressions_are_held_for_late_events_by_any_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their shares F are no part of what is taken over: such rules are for one rank."""
+    monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    happened: Counter[Any] = Counter()
+    for seed in range(NUM_EXAMPLES or 4):
+        rng, labels = random.Random(seed), HELD_LABELS[seed % len(HELD_LABELS)]
+        logs = random_logs(rng, num_partitions=3)
+        learned, happened_now = learn(rng, logs, kills=0.08, idles=0.0, labels=labels)
+        want, _ = batch_join(logs, labels, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS)
+        want = [row for row in want if row[0] < END_MS - LATENESS_MS]
+        assert sorted(row[:-1] for row in learned.samples) == [row[:-1] for row in want], f"schedule {seed}"
+        happened += happened_now + Counter(f"grade {row[6]}" for row in want)
+    assert min(happened[what] for what in (1, 2, 3, 4, f"grade {LATE}")) > 1, happened
 
 
 def test_where_ranks_differ_in_what_was_idle_each_impression_is_learned_once_or_late(

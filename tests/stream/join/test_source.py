@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,13 @@ class Topics:
         state: JoinState | None = None,
         *,
         join: JoinConfig = JOIN,
+        of_labels: Mapping[str, LabelSource] = LABELS,
         scratch: Path | None = None,
         **settings: Any,
     ) -> JoinSource:
         labels = {
             name: LabelSource(**{**vars_of(source), "topic": f"{self.prefix}-{source.topic}"})
-            for name, source in LABELS.items()
+            for name, source in of_labels.items()
         }
         servers = self.kafka.bootstrap_servers
         config = SourceConfig(topic=f"{self.prefix}-impressions", bootstrap_servers=servers, **settings)
@@ -189,6 +190,34 @@ def test_a_restart_goes_on_behind_the_last_sample_that_was_learned(topics: Topic
     with topics.source(state) as source:
         rest, _, _ = read(source, 5)
     assert rest == [(n, [1, 0]) for n in range(5, 10)]
+
+
+def test_impressions_that_wait_for_late_events_are_in_files_and_read_again_after_a_restart(
+    topics: Topics, tmp_path: Path
+) -> None:
+    """Every fourth one has a click some minutes after its window: it is learned once more, at that time."""
+    join = msgspec.structs.replace(JOIN, memory_bytes=1 << 16)
+    click = msgspec.structs.replace(LABELS["click"], until_seconds=600.0, late="importance_weighted")
+    settings: dict[str, Any] = {"join": join, "of_labels": {**LABELS, "click": click}, "scratch": tmp_path}
+    shown = [{"request": f"r{n}", "item_id": n, "user_id": n, "tags": [], "ts": NOW_MS + 100 * n} for n in range(2000)]
+    for partition in (0, 1):
+        topics.send("impressions", partition, *shown[partition::2])
+    clicks = [{**item, "action": "click", "ts": item["ts"] + 300_000} for item in shown[::4]]
+    topics.send("actions", 0, *clicks)
+    topics.pass_time(400_000)
+    with topics.source(**settings) as source:
+        first, _, state = read(source, 2200)  # the windows are over at 260 s, the clicks begin at 300 s
+        held = source.join.held.disk_used
+    assert held > 1 << 16
+    assert first[:2000] == [(n, [0, 0]) for n in range(2000)]
+    topics.pass_time(900_000)
+    with topics.source(state, **settings) as source:
+        rest, reasons, _ = read(source, 2500 - len(first))
+        # counted once they are `until_seconds` old: none of these came within the window
+        wait_until(lambda: source.poll(0.05) == [] and source.join_report().labels["click"].on_time_share == 0.0, "F")
+    samples = [item for item, _ in (*first, *rest)]
+    assert [item for item in samples[2000:] if item != 999] == list(range(0, 2000, 4))
+    assert reasons == []
 
 
 def test_silent_events_end_no_window_before_its_time(topics: Topics) -> None:
