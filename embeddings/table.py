@@ -101,7 +101,7 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
                 unique=unique,
                 slots_U=slots_U,
                 rowless=rowless,
-                num_occurrences=len(unique.inverse_K) if num_occurrences is None else num_occurrences,
+                num_occurrences=num_occurrences,
             )
             if scores_K is not None:
                 order_K, offsets_U1 = self._group(lookup)
@@ -138,7 +138,7 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         last_seen_U, by_count = self._last_seen_after_update(unique), self.priorities.by_count
         settings = last_seen_U, self.optimizer.step(self.step_lr, self.seed), by_count
         store = self.memory.store
-        if lookup.num_occurrences != len(lookup):  # the step counts each key once
+        if not lookup.counts_each:  # the step counts each key once
             more_U = unique.occurrences_U - (offsets_U1[1:] - offsets_U1[:-1])
             touched_N = self.ops.touch(store, slots_U, more_U, last_seen_U, by_count)
             if self.tracked:
@@ -323,7 +323,7 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
     def _group(self, lookup: TableLookup) -> tuple[Array, Array]:
         """The keys of a lookup by unique key: see Ops.group."""
         unique = lookup.unique
-        if lookup.num_occurrences == len(lookup):
+        if lookup.counts_each:
             return self.ops.group(unique.inverse_K, unique.occurrences_U)
         return self.ops.group(unique.inverse_K, self.ops.count_values(unique.inverse_K, len(unique.ids_U)))
 

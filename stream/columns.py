@@ -380,6 +380,12 @@ class Batch:
         return None if self.grade_N is None else (self.grade_N == FIRST) | (self.grade_N == OTHER_WINDOW)
 
     @property
+    def num_scored(self) -> int:
+        """The number of those samples."""
+        is_scored_N = self.is_scored_N
+        return len(self) if is_scored_N is None else int(np.count_nonzero(is_scored_N))
+
+    @property
     def is_counted_N(self) -> npt.NDArray[np.bool_] | None:
         """Which samples are the first of their impressions, whose ids count; None: all."""
         return None if self.grade_N is None else self.grade_N == FIRST

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import astuple
 
 from springtide.stream.positions import Partition
 from springtide_client.array_types import BoolArray, Float64Array, Int64Array, UInt64Array
@@ -173,6 +174,14 @@ class WindowShare(msgspec.Struct, frozen=True, omit_defaults=True):
             self.early_late + late,
         )
 
+    def plus(self, other: "WindowShare") -> "WindowShare":
+        """The counts of both together."""
+        return WindowShare(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, part: float) -> "WindowShare":
+        """A part of the counts, from 0 to 1: F is the same."""
+        return WindowShare(*(part * count for count in astuple(self)))
+
 
 class JoinSettings(msgspec.Struct, frozen=True):
     """The settings that decide which samples there are, and in which order."""
@@ -204,7 +213,7 @@ class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
     num_duplicates: int = 0
     events: dict[str, EventCount] = {}  # of each label
     ahead: dict[str, SamplePlace] = {}  # partition of impressions -> up to where it is learned, if beyond `released`
-    shares: dict[str, WindowShare] = {}  # of each label with late events
+    shares: dict[str, WindowShare] = {}  # of each label with late events; by the impressions of this rank alone
     others: list["JoinState | None"] = []  # of ranks 1, 2, ...; None: it has learned nothing yet
     settings: JoinSettings | None = None
 
@@ -220,6 +229,18 @@ class JoinState(msgspec.Struct, frozen=True, omit_defaults=True):
     def ranks(self) -> list["JoinState | None"]:
         """What each rank says. One without partitions of impressions says that it knows no cursors."""
         return [msgspec.structs.replace(self, others=[]) if self.cursors else None, *self.others]
+
+    def total_shares(self) -> dict[str, WindowShare]:
+        """What the impressions of all ranks say of each label with late events: the sums of the ranks' counts.
+
+        Each rank remembers about its last 2,000 positives, so R ranks those of R times as many, and each counts alike
+        where the ranks have many.
+        """
+        shares: dict[str, WindowShare] = {}
+        for state in self.ranks:
+            for label, share in () if state is None else state.shares.items():
+                shares[label] = shares[label].plus(share) if label in shares else share
+        return shares
 
     def cursor_names(self) -> set[str]:
         """The names of the cursors of any rank."""

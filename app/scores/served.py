@@ -51,6 +51,21 @@ class ServedScores(msgspec.Struct, frozen=True, omit_defaults=True):
             bins,
         )
 
+    def plus(self, other: "ServedScores") -> "ServedScores":
+        """Return the scores of both together."""
+        bins = dict(self.bins)
+        for place, (negative, positive) in other.bins.items():
+            before = bins.get(place, (0.0, 0.0))
+            bins[place] = before[0] + negative, before[1] + positive
+        return ServedScores(
+            self.num + other.num,
+            self.weight + other.weight,
+            self.loss + other.loss,
+            self.predicted + other.predicted,
+            self.positive + other.positive,
+            bins,
+        )
+
     def document(self) -> dict[str, float | None]:
         """Return AUC, logloss and calibration; None where they are undefined."""
         found_B2 = np.array([self.bins[name] for name in sorted(self.bins, key=int)]).reshape(-1, 2)

@@ -127,15 +127,6 @@ def require_keys_in_one_partition(plan: JoinPlan) -> None:
         )
 
 
-def require_no_late_labels(plan: JoinPlan) -> None:
-    """Raise UserError if a label's events count after its window: several ranks do not share what they know of them."""
-    if names := [label.name for label in plan.labels if label.has_late]:
-        raise UserError(
-            f"[labels.{names[0]}] until_seconds is for a trainer of one rank: leave out --ranks, or until_seconds, or "
-            'set late = "ignore"'
-        )
-
-
 def is_whole_number(text: str) -> bool:
     """Return True for a non-negative whole number."""
     return text.isascii() and text.isdecimal()

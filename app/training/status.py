@@ -37,7 +37,7 @@ from springtide.app.version_log.trainer_status import (
     sign_status,
     write_status,
 )
-from springtide.stream.join_state import JoinReport, LabelReport
+from springtide.stream.join_state import JoinReport, JoinState, LabelReport
 from springtide.stream.positions import Partition, Position
 from springtide_client.format.records import version_name
 from springtide_client.system.clock import wall_ms
@@ -299,7 +299,7 @@ def join_status(reports: Iterable[JoinReport | None], state: TrainingState) -> J
         sum(report.num_events for report in known),
         sum(report.num_duplicates for report in known),
         slowest.slowest,
-        label_status([report.labels for report in known]),
+        label_status([report.labels for report in known], state.stream.join),
         state.stream.num_late,
         state.stream.num_settled,
         state.served.document() if state.served.num else {},
@@ -309,12 +309,20 @@ def join_status(reports: Iterable[JoinReport | None], state: TrainingState) -> J
     )
 
 
-def label_status(labels_R: Sequence[Mapping[str, LabelReport]]) -> dict[str, JoinLabelStatus]:
-    """Return what became of each label's events, by the joins of all ranks."""
+def label_status(
+    labels_R: Sequence[Mapping[str, LabelReport]], learned: JoinState | None
+) -> dict[str, JoinLabelStatus]:
+    """Return what became of each label's events, by the joins of all ranks; `learned`: what all of them have learned.
+
+    The share of events on time is that of what is learned, once something is.
+    """
+    shares = {} if learned is None else {name: share.share for name, share in learned.total_shares().items()}
     names = {name for labels in labels_R for name in labels}
     reports = {name: [labels[name] for labels in labels_R if name in labels] for name in sorted(names)}
     return {
-        name: JoinLabelStatus(max(label.num_unmatched for label in of_ranks), of_ranks[0].on_time_share)
+        name: JoinLabelStatus(
+            max(label.num_unmatched for label in of_ranks), shares.get(name, of_ranks[0].on_time_share)
+        )
         for name, of_ranks in reports.items()
     }
 

@@ -20,7 +20,6 @@ from springtide.app.training.session import TrainingSession
 from springtide.app.training.start_position import (
     StartPosition,
     require_keys_in_one_partition,
-    require_no_late_labels,
     require_same_join,
     require_same_topic,
 )
@@ -63,7 +62,6 @@ class Trainer:
         self.config, self.until_end, self.ranks = config, until_end, ranks or Ranks()
         if config.join is not None and self.ranks.num_ranks > 1:
             require_keys_in_one_partition(config.join)
-            require_no_late_labels(config.join)
         self._owns_process = owns_process
         if owns_process:
             gc.freeze()  # what is imported: the collection after the log is read looks only at what that left behind

@@ -54,7 +54,7 @@ class Lookup(Protocol):
 class TableLookup:
     """A lookup in one table, where the rows are."""
 
-    __slots__ = ("_memory", "erasures", "num_occurrences", "rowless", "slots_U", "tick", "unique")
+    __slots__ = ("_memory", "counts_each", "erasures", "num_occurrences", "rowless", "slots_U", "tick", "unique")
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class TableLookup:
         unique: UniqueKeys,
         slots_U: Array,
         rowless: RowlessKeys | None,
-        num_occurrences: int,
+        num_occurrences: int | None = None,
     ) -> None:
         self._memory: ResidentRows | None = memory  # None: released
         self.tick = tick  # of the table's clock: rows stamped with it or later are pinned
@@ -72,7 +72,9 @@ class TableLookup:
         self.unique = unique
         self.slots_U = slots_U
         self.rowless = rowless  # admission counts them when the lookup is learned from
-        self.num_occurrences = num_occurrences  # more than keys, if some stand for several
+        # False: some keys may count several times and others not at all, even where the sum is the number of keys
+        self.counts_each = num_occurrences is None
+        self.num_occurrences = len(unique.inverse_K) if num_occurrences is None else num_occurrences
 
     def __len__(self) -> int:
         return len(self.unique.inverse_K)

@@ -232,7 +232,7 @@ class ShardedTable(LookupTable[ShardedLookup]):
         route = KeyRoute.of(self.exchange, ops, unique, tables_U, len(self.tables))
         columns = self._columns_of(unique)
         if scores_K is not None:
-            order_K, offsets_U1 = ops.group(unique.inverse_K, unique.occurrences_U)
+            order_K, offsets_U1 = ops.group(unique.inverse_K, ops.count_values(unique.inverse_K, len(unique.ids_U)))
             (scores_K,) = ops.put(scores_K)
             columns.append(scores_K[order_K[offsets_U1[1:] - 1]].astype(np.float32))  # the last occurrence counts
         received_T = route.columns_to_owners("keys", [ops.tensor_of(column) for column in columns])

@@ -9,6 +9,10 @@ late because of that. Where several such decisions meet in one rank, it
 - keeps an event that came too late for the time that silence had let pass only as late as it was for all who read it.
 
 So no impression that is not learned yet loses an event that it had.
+
+Of what is known of the share of events within a window the counts of a partition cannot be told apart. Each new rank
+begins with the part of all former ranks' counts that its partitions are of all: their sum, by which is served, is what
+it was.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,6 +27,7 @@ from springtide.stream.join_state import (
     JoinState,
     PartitionMark,
     SamplePlace,
+    WindowShare,
 )
 from springtide.stream.positions import Partition, PartitionShare
 
@@ -69,8 +74,22 @@ def take_over(version: JoinState, share: PartitionShare) -> JoinState | None:
         num_duplicates=sum(state.num_duplicates for state in former if state is not None) if share.rank == 0 else 0,
         events=merge_counts(holders),
         ahead={name: place for name, place in places.items() if place > released},
+        shares=part_of_shares(version, len(places)),
         settings=next((state.settings for state in holders if state.settings is not None), None),
     )
+
+
+def part_of_shares(version: JoinState, num_partitions: int) -> dict[str, WindowShare]:
+    """What is known of shares, as if every partition of impressions had an equal part in it, of so many of them."""
+    known = {
+        name
+        for state in version.ranks
+        for cursor, marks in ({} if state is None else state.cursors).items()
+        for name in marks
+        if of_impressions(cursor, Partition.parse(name))
+    }
+    part = num_partitions / len(known)
+    return {label: share.times(part) for label, share in version.total_shares().items()}
 
 
 def merge_counts(holders: Sequence[JoinState]) -> dict[str, EventCount]:

@@ -24,13 +24,15 @@ from springtide_client.format.records import VersionMeta
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """One rank's knowledge of its partitions, and its dead letters since the last exchange."""
+    """One rank's knowledge of its partitions, and what it has counted since the last exchange."""
 
     positions: dict[Partition, Position]
     watermarks: dict[Partition, int]
     idle: set[Partition]
     dead_letters: dict[str, int]
     num_dropped: int = 0
+    num_late: int = 0
+    num_settled: int = 0
     join: JoinState | None = None  # of a stream whose labels are joined: this rank's part
 
 
@@ -58,6 +60,7 @@ class StreamState:
         self.sought_by = ""  # the launch that has changed the positions last
         self._unshared_letters: dict[str, int] = {}  # dead letters since the last exchange, by reason
         self._unshared_dropped = 0  # negatives dropped since then
+        self._unshared_late = self._unshared_settled = 0  # samples since then
 
     def advance(self, batch: Batch, *, limit_ms: int | None, num_samples: int | None = None) -> None:
         """Move past a batch; the event clock goes no further than `limit_ms`.
@@ -74,8 +77,10 @@ class StreamState:
             self.own_join = batch.join
             self.join = batch.join if self.share.num_ranks == 1 else self.join
         if batch.grade_N is not None:
-            self.num_late += int(np.count_nonzero(batch.grade_N == LATE))
-            self.num_settled += int(np.count_nonzero(batch.grade_N == SETTLED))
+            num_late, num_settled = (int(np.count_nonzero(batch.grade_N == grade)) for grade in (LATE, SETTLED))
+            self.num_late, self.num_settled = self.num_late + num_late, self.num_settled + num_settled
+            self._unshared_late += num_late
+            self._unshared_settled += num_settled
         for partition, offset in batch.positions.items():
             self.positions[partition] = Position(batch.topic_ids.get(partition, ""), offset)
         if self.share.num_ranks == 1:
@@ -94,6 +99,8 @@ class StreamState:
             {partition for partition in self.clock.idle if holds(partition)},
             dict(self._unshared_letters),
             self._unshared_dropped,
+            self._unshared_late,
+            self._unshared_settled,
             self.own_join or (None if has_partitions else NOTHING_JOINED),
         )
 
@@ -102,9 +109,13 @@ class StreamState:
         for rank, progress in enumerate(of_ranks):
             self.positions.update(progress.positions)
             self.clock.watermarks.update(progress.watermarks)
-            for reason, count in progress.dead_letters.items() if rank != self.share.rank else ():
+            if rank == self.share.rank:
+                continue  # its own are counted
+            for reason, count in progress.dead_letters.items():
                 self.dead_letters[reason] = self.dead_letters.get(reason, 0) + count
-            self.num_dropped += progress.num_dropped if rank != self.share.rank else 0
+            self.num_dropped += progress.num_dropped
+            self.num_late += progress.num_late
+            self.num_settled += progress.num_settled
         self.join = JoinState.of_ranks([progress.join for progress in of_ranks])
         if self.join is not None:  # all ranks read the events
             ids = self.join.topic_ids()
@@ -112,6 +123,7 @@ class StreamState:
         self.clock.idle = set().union(*(progress.idle for progress in of_ranks))
         self.positions = dict(sorted(self.positions.items()))
         self._unshared_letters, self._unshared_dropped = {}, 0
+        self._unshared_late = self._unshared_settled = 0
 
     @property
     def max_positions(self) -> dict[Partition, Position]:

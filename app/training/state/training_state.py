@@ -35,6 +35,7 @@ from springtide.embeddings.rows import TableDelta
 from springtide.kernels.kernel_store import installed_store
 from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition, Position, positions_to_meta
+from springtide_client.array_types import BoolArray
 from springtide_client.features import Features
 from springtide_client.format.records import CommandEntry, Record, VersionMeta
 from springtide_client.log.base import Base
@@ -68,7 +69,8 @@ class TrainingState:
         self.limits = LimitOverrides(learner.table.config, schema)
         self.gate = GateMeta()  # automatic rollbacks so far
         self.published_scores = scores.document()  # of the newest version
-        self.served = ServedScores()
+        self.served = ServedScores()  # of many ranks, up to the newest exchange
+        self._unshared_served = ServedScores()  # of this rank's samples since then
         self.own_samples = 0  # of this rank's batches, since the start
         self.base_number = 0  # of the base that learning began with
         self.executed_commands: dict[str, int] = {}  # when learning began: id -> version, of all in the log
@@ -77,7 +79,7 @@ class TrainingState:
         self._segment_names = SegmentNames(schema, scores.by)
         self._pending_report: Callable[[], StepReport] | None = None  # of the newest step, not counted yet
         self._pending_features: Features | None = None  # of the same step
-        self._pending_rows: npt.NDArray[np.int64] | None = None  # of the same step: those that are scored; None: all
+        self._pending_scored_N: BoolArray | None = None  # of the same step: which of its samples are scored
         model = learner.model
         self._item_layout = (
             ItemLayout(schema, model.item_fields, model.item_id) if isinstance(model, TwoTower) else None
@@ -114,8 +116,7 @@ class TrainingState:
             report = self.learner.start_step(batch, next_batch)
             self.finish_step()  # its report has arrived while this step was prepared
             self._pending_report, self._pending_features = report, batch.features
-            is_scored_N = batch.is_scored_N
-            self._pending_rows = None if is_scored_N is None else np.flatnonzero(is_scored_N)
+            self._pending_scored_N = batch.is_scored_N
         if batch.id_strings:
             self.pending_scores.add_strings(batch.id_strings)
         if not self.learner.reports_late:
@@ -135,7 +136,21 @@ class TrainingState:
         rows = slice(None) if is_scored_N is None else np.flatnonzero(is_scored_N)
         # what was served is of all that comes
         share = self.label_shares().get(self.schema.labels[0], 1.0)
-        self.served = self.served.observe(share * batch.served_N[rows], batch.labels_NL[rows, 0], batch.weights_N[rows])
+        observed = share * batch.served_N[rows], batch.labels_NL[rows, 0], batch.weights_N[rows]
+        if self.ranks.num_ranks == 1:
+            self.served = self.served.observe(*observed)
+        else:
+            self._unshared_served = self._unshared_served.observe(*observed)
+
+    def take_unshared_served(self) -> ServedScores:
+        """Return, once, the scores of what was served for this rank's samples since the last call."""
+        unshared, self._unshared_served = self._unshared_served, ServedScores()
+        return unshared
+
+    def merge_served(self, of_ranks: Sequence[ServedScores]) -> None:
+        """Add what each rank has taken. All ranks add alike."""
+        for unshared in of_ranks:
+            self.served = self.served.plus(unshared)
 
     def finish_step(self) -> None:
         """Count the report of the newest step, and wait for it if it is still on the device."""
@@ -144,10 +159,7 @@ class TrainingState:
             report = pending()
             features, self._pending_features = self._pending_features, None
             assert features is not None
-            if self._pending_rows is not None:  # samples that correct what was learned are no test of it
-                rows = self._pending_rows
-                report, features = report.take(rows), features.take(rows)
-            self.pending_scores.add_step(report, features, report.num_before)
+            self.pending_scores.add_step(report, features, self._pending_scored_N)
             if np.isfinite(report.loss):
                 self._loss = report.loss
 
@@ -309,12 +321,15 @@ class TrainingState:
         )
 
     def label_shares(self) -> dict[str, float]:
-        """Return the shares of events within the window by which predictions are divided, by label."""
+        """Return the shares of events within the window by which predictions are divided, by label.
+
+        Of several ranks they are of all their impressions, as of the newest exchange.
+        """
         join, losses = self.stream.join, zip(self.schema.labels, self.learner.loss.labels, strict=False)
         if join is None:
             return {}
         weighed = {label for label, loss in losses if loss.late}  # they learn all events
-        return {label: share.share for label, share in join.shares.items() if label not in weighed}
+        return {label: share.share for label, share in join.total_shares().items() if label not in weighed}
 
     def restore(
         self,

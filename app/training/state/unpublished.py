@@ -13,12 +13,14 @@ from springtide.app.version_log.items import ItemLayout
 from springtide.app.version_log.read.replay_state import newest_items
 from springtide.app.version_log.trainer_meta import SeekMeta
 from springtide.stream.columns import Batch
+from springtide_client.array_types import BoolArray
 from springtide_client.features import Features, IdStrings
 from springtide_client.format.records import CommandEntry
 from springtide_client.format.tensors import Arrays
 
 MAX_RECORD_TIMES = 64  # of a version
 PENDING_ITEMS = 32  # batches whose items are merged at once
+IS_SCORED = "is_scored"  # a column of a step's samples
 
 
 class Unpublished:
@@ -82,7 +84,8 @@ class PendingStep(NamedTuple):
     """A step of all ranks whose samples are not counted in the scores yet: their features are spread over the ranks."""
 
     report: StepReport  # of all samples
-    features: Arrays  # what scores keep of this rank's
+    features: Arrays  # what scores keep of this rank's, of those that are scored
+    is_scored_N: BoolArray  # which of this rank's samples are
 
 
 class PendingScores:
@@ -91,17 +94,27 @@ class PendingScores:
     def __init__(self, scores: ProgressiveScores, segment_names: SegmentNames, num_ranks: int) -> None:
         self._scores, self._segment_names, self._num_ranks = scores, segment_names, num_ranks
         self._steps: list[PendingStep] = []
-        self._num_samples = 0  # of those steps, on all ranks
+        self._num_scored = 0  # samples of those steps, on all ranks
         self._strings: list[IdStrings] = []
 
-    def add_step(self, report: StepReport, features: Features, num_before: int) -> None:
-        """Count a step's report, or keep it. `num_before`: samples of the same step on the ranks below this one."""
-        if self._num_ranks == 1:
+    def add_step(self, report: StepReport, features: Features, is_scored_N: BoolArray | None = None) -> None:
+        """Count a step's report, or keep it. `is_scored_N`: of this rank's samples those that test what was learned
+        before them, and do not correct it; None: all.
+        """
+        if self._num_ranks == 1 and is_scored_N is None:
             self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
             return
-        first = self._scores.num_samples + self._num_samples + num_before
-        self._steps.append(PendingStep(report, self._scores.columns_of(features, first)))
-        self._num_samples += len(report.weights_N)
+        if is_scored_N is None:
+            is_scored_N = np.ones(len(features), np.bool_)
+        rows = np.flatnonzero(is_scored_N)
+        features = features.take(rows)
+        if self._num_ranks == 1:
+            report = report.take(rows)
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
+            return
+        first = self._scores.num_samples + self._num_scored + report.num_scored_before
+        self._steps.append(PendingStep(report, self._scores.columns_of(features, first), is_scored_N))
+        self._num_scored += report.num_scored
 
     def add_strings(self, strings: list[IdStrings]) -> None:
         """Keep texts by whose ids scores are split."""
@@ -109,8 +122,8 @@ class PendingScores:
             self._strings += strings
 
     def features(self) -> list[Arrays]:
-        """Return, of each step, what scores keep of this rank's features."""
-        return [step.features for step in self._steps]
+        """Return, of each step, what scores keep of this rank's features, and which of its samples are scored."""
+        return [step.features | {IS_SCORED: step.is_scored_N} for step in self._steps]
 
     def take_strings(self) -> list[IdStrings]:
         """Return texts by whose ids scores are split, once."""
@@ -126,8 +139,8 @@ class PendingScores:
         """Count the samples of all steps, and take over texts, given each rank's `features` and `take_strings`."""
         for step, *parts in zip(self._steps, *features_R, strict=True):
             columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            report = step.report
+            report = step.report.take(np.flatnonzero(columns.pop(IS_SCORED)))
             self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, columns=columns)
-        self._steps, self._num_samples = [], 0
+        self._steps, self._num_scored = [], 0
         for strings in strings_R:
             self._segment_names.add(strings)

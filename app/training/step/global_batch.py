@@ -24,23 +24,37 @@ class GlobalBatch(LocalBatch):
     """The batches of all ranks as one, in the order of ranks. Every rank makes the same calls in the same order."""
 
     def __init__(
-        self, exchange: Exchange, model: nn.Module, precision: Precision, update: NetUpdate, *, seed: int = 0
+        self,
+        exchange: Exchange,
+        model: nn.Module,
+        precision: Precision,
+        update: NetUpdate,
+        *,
+        seed: int = 0,
+        has_late: bool = False,
     ) -> None:
         """`update`: of the net. What it gathers over several batches is summed over the ranks when it is applied.
 
-        `seed`: of random numbers that differ from rank to rank and from step to step, for dropout.
+        `seed`: of random numbers that differ from rank to rank and from step to step, for dropout. `has_late`: weights
+        of samples have factors, of labels whose events may come late; they travel, also from a rank without samples.
         """
         super().__init__(update)
-        self.exchange, self.model, self.seed = exchange, model, seed
+        self.exchange, self.model, self.seed, self.has_late = exchange, model, seed, has_late
         update.gathered.share(self._merge, is_first=exchange.rank == 0)
         self._dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision.dense]
 
-    def vote(self, num_samples: int, step: int, *, is_prepared: bool, knows_next: bool) -> StepDecision:
+    def vote(self, batch: Batch, step: int, *, is_prepared: bool, knows_next: bool) -> StepDecision:
         exchange = self.exchange
-        numbers = exchange.all_gather_numbers([num_samples, is_prepared, knows_next])
-        self._num_samples_R, prepared, known = map(list, zip(*numbers, strict=True))
+        own = [len(batch), batch.num_scored, batch.grade_N is not None, is_prepared, knows_next]
+        numbers = exchange.all_gather_numbers(own)
+        self._num_samples_R, num_scored_R, has_grades, prepared, known = map(list, zip(*numbers, strict=True))
         decision = StepDecision(
-            sum(self._num_samples_R), sum(self._num_samples_R[: exchange.rank]), all(prepared), any(known)
+            sum(self._num_samples_R),
+            sum(num_scored_R),
+            sum(num_scored_R[: exchange.rank]),
+            any(has_grades),
+            all(prepared),
+            any(known),
         )
         if decision.num_samples:  # a step that is repeated draws the same
             torch.manual_seed(((self.seed * 0x9E3779B1 + step) * exchange.num_ranks + exchange.rank) % 2**63)
@@ -56,9 +70,12 @@ class GlobalBatch(LocalBatch):
     def join(self, samples: Samples) -> Samples:
         """Return the columns of all ranks' samples."""
         columns = [samples.dense_NF, samples.labels_NL, samples.weights_N[:, None], samples.logits_NL]
+        if self.has_late:
+            late_NL = samples.late_NL
+            columns.append(torch.ones_like(samples.labels_NL) if late_NL is None else late_NL)
         together = self.all_gather(torch.cat(columns, dim=1).float())
         parts = [part.contiguous() for part in torch.split(together, [column.shape[1] for column in columns], dim=1)]
-        return Samples(parts[0], parts[1], parts[2][:, 0], parts[3])
+        return Samples(parts[0], parts[1], parts[2][:, 0], parts[3], parts[4] if self.has_late else None)
 
     def all_reduce(self, loss: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Make the parameters' gradients those of all ranks; return the sums of loss and weight, and the norm.

@@ -30,6 +30,7 @@ from springtide.app.training.step.learning_step import (
     LossObjective,
     OffsetObjective,
     StepColumns,
+    StepDecision,
     StepOutcome,
     StepReport,
     TwoTowerObjective,
@@ -130,12 +131,10 @@ class Learner:
             precision = precision or Precision()
             num_states = 0 if self.wide is None else WideStep.num_states_of(table)
             self.sharded_table = ShardedTable.of(table, exchange, precision, seed=config.seed, num_states=num_states)
-            self.global_batch = GlobalBatch(exchange, self.model, precision, self.update, seed=config.seed)
-            if any(label.late for label in losses):
-                raise ValueError(
-                    '[labels.*] late = "settle" and "importance_weighted" are for a trainer of one rank: set late = '
-                    '"scale" or "ignore"'
-                )
+            has_late = any(label.late for label in losses)
+            self.global_batch = GlobalBatch(
+                exchange, self.model, precision, self.update, seed=config.seed, has_late=has_late
+            )
             if self.wide is not None:
                 self.wide_step = RanksWideStep(self.wide, table, schema, self.sharded_table, negatives=negatives)
         if self.wide_step is not None:
@@ -223,7 +222,7 @@ class Learner:
         """
         statistics_3D = None if self.wide_step is None else self.wide_step.arrays.number_statistics_3D
         decision = self.global_batch.vote(
-            len(batch),
+            batch,
             self.steps,
             is_prepared=self._next is not None and self._next.fit(batch, statistics_3D),
             knows_next=next_batch is not None and len(next_batch) > 0,
@@ -245,7 +244,9 @@ class Learner:
         self.update.begin_batch(num_samples, num_trained)
         if self.update.schedule.rows:
             self.table.lr_factor = self.update.schedule.factor(num_trained)
-        fetch = self._train(keys, decision.num_before)
+        if decision.has_grades and keys.counted_K is None:  # an empty batch: its look-up is made as the others' are
+            keys = replace(keys, counted_K=np.ones(len(keys.ids_K), np.bool_))
+        fetch = self._train(keys, decision)
         self.update.gathered.end_batch()
         self.steps, self.num_samples, self.num_keys = self.steps + 1, num_trained, len(keys.ids_K)
         self.num_crosses = 0 if self.wide_step is None else self.wide_step.num_crosses
@@ -267,7 +268,7 @@ class Learner:
         """ShardError unless every rank has the same net, and the same state of its optimizer, bit by bit. All ranks."""
         self.global_batch.require_same(lambda: self.dense_tensors() | self.state_tensors())
 
-    def _train(self, keys: BatchKeys, num_before: int) -> Callable[[], StepReport]:
+    def _train(self, keys: BatchKeys, decision: StepDecision) -> Callable[[], StepReport]:
         """Look up the rows, pin them, and learn from them while the next batch's rows are prefetched.
 
         The report is started before the batch's columns on the device are given back: it reads labels and weights.
@@ -278,7 +279,7 @@ class Learner:
             if self._next is not None:
                 self._prefetch(self._next)
             try:
-                return start_report(self._update(keys, lookup), None, num_before)
+                return start_report(self._update(keys, lookup), None, decision)
             finally:
                 self._join_wide_step()
                 lookup.release()
@@ -297,7 +298,7 @@ class Learner:
             if self._next is not None:
                 with transfer.side_stream(after):
                     self._prefetch(self.keys.at_table(self._next))
-            return start_report(outcome, transfer, num_before)
+            return start_report(outcome, transfer, decision)
 
     def _join_wide_step(self) -> None:
         if self.wide_step is not None:

@@ -25,6 +25,7 @@ from springtide.app.models.wide_part import wide_part_of
 from springtide.app.training.device import TransferStream
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.wide_step import OffsetStep
+from springtide.stream.columns import Batch
 from springtide_client.model.inputs import ModelInputs
 
 
@@ -57,7 +58,9 @@ class StepDecision(NamedTuple):
     """The decision before a step that follows from the batches of all ranks."""
 
     num_samples: int  # of all ranks
-    num_before: int  # of the ranks before this one
+    num_scored: int = 0  # of them, those that are first ones of their labels
+    num_scored_before: int = 0  # of those, the ones of the ranks before this one
+    has_grades: bool = False  # samples of some rank may correct what was learned
     are_prepared: bool = False  # every rank has the keys of this batch already
     prefetch: bool = False  # a rank knows its next batch
 
@@ -103,9 +106,9 @@ class LocalBatch:
         """`update`: of the net."""
         self.update = update
 
-    def vote(self, num_samples: int, step: int, *, is_prepared: bool, knows_next: bool) -> StepDecision:
+    def vote(self, batch: Batch, step: int, *, is_prepared: bool, knows_next: bool) -> StepDecision:
         """Tell the others what this rank has for a step; hear what follows for all."""
-        return StepDecision(num_samples, 0, is_prepared, knows_next)
+        return StepDecision(len(batch), batch.num_scored, 0, batch.grade_N is not None, is_prepared, knows_next)
 
     def all_gather(self, rows_NX: Tensor) -> Tensor:
         """Return the rows of all ranks' samples, from this rank's."""
@@ -303,7 +306,8 @@ class StepReport:
     skipped: bool = False  # the dense net was not updated, because gradients were not finite
     gradient_norm: float = float("nan")  # of the dense net's mean gradient, before clipping
     clipped: bool = False  # gradients of the dense net were clipped
-    num_before: int = 0  # samples of other ranks that come before this rank's own
+    num_scored: int = 0  # samples that are first ones of their labels
+    num_scored_before: int = 0  # of those, the ones of other ranks that come before this rank's own
 
     def take(self, rows: npt.NDArray[np.int64]) -> "StepReport":
         """Return the report with these samples alone."""
@@ -312,15 +316,12 @@ class StepReport:
 
 
 def start_report(
-    outcome: StepOutcome, transfer: TransferStream | None, num_before: int = 0
+    outcome: StepOutcome, transfer: TransferStream | None, decision: StepDecision
 ) -> Callable[[], StepReport]:
-    """Start to copy an outcome to the host; the returned call waits for the copy.
-
-    `num_before`: the first samples, which are those of other ranks.
-    """
+    """Start to copy an outcome to the host; the returned call waits for the copy."""
     if transfer is None:
         columns = [part.numpy() for part in outcome[:3]]
-        return partial(report_of, [*columns, *outcome[3:]], num_before)
+        return partial(report_of, [*columns, *outcome[3:]], decision)
     tensors = [part for part in outcome if isinstance(part, Tensor)]  # on a device every part is one
     fetch = transfer.fetch_async(torch.cat([part.reshape(-1).float() for part in tensors]))
     shapes = [tuple(part.shape) for part in tensors]
@@ -328,12 +329,12 @@ def start_report(
     def wait() -> StepReport:
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
         parts = np.split(fetch(), ends[:-1])
-        return report_of([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], num_before)
+        return report_of([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], decision)
 
     return wait
 
 
-def report_of(outcome: Sequence[Any], num_before: int) -> StepReport:
+def report_of(outcome: Sequence[Any], decision: StepDecision) -> StepReport:
     """Return the report of a step from its outcome: three arrays, then numbers."""
     logits_NL, labels_NL, weights_N, *numbers = outcome
     loss, weight, skipped, gradient_norm, clipped = map(float, numbers)
@@ -346,5 +347,6 @@ def report_of(outcome: Sequence[Any], num_before: int) -> StepReport:
         bool(skipped),
         gradient_norm=gradient_norm / weight if has_weight else float("nan"),
         clipped=bool(clipped),
-        num_before=num_before,
+        num_scored=decision.num_scored,
+        num_scored_before=decision.num_scored_before,
     )

@@ -111,9 +111,13 @@ class ArraySums:
     sums: dict[str, Float64Array]
 
     @staticmethod
-    def of(before: Arrays, after: Arrays, strengths: Strengths, counts_3: Float64Array) -> "ArraySums":
-        """From the arrays before and after a rank's samples; `counts_3`: its samples, slots and potential crosses."""
-        sums: dict[str, Float64Array] = {"counts": counts_3, "num_ranks": np.array([float(counts_3[0] > 0)])}
+    def of(
+        before: Arrays, after: Arrays, strengths: Strengths, counts_3: Float64Array, *, has_samples: bool
+    ) -> "ArraySums":
+        """From the arrays before and after a rank's samples; `counts_3`: the samples, slots and potential crosses of
+        those whose ids count.
+        """
+        sums: dict[str, Float64Array] = {"counts": counts_3, "num_ranks": np.array([float(has_samples)])}
         for weights in WEIGHTS:
             held = _strength_of(weights, strengths) + after[weights.information]
             sums[weights.name] = held * (after[weights.name] - before[weights.name])
@@ -291,9 +295,13 @@ class RanksWideStep(WideStep):
                 moves_UD = np.nan_to_num(sums_UD) / (np.sqrt(states[:, :1]) + FACTORIZATION_EPS)
                 columns.values_ND[...] += least_U[:, None] * moves_UD
             table.write_rows(own, columns.values_ND, columns.states_NS)
-        slots, potential_N = prepared.slots, prepared.potential_N
-        counts_3 = np.array([len(potential_N), len(slots.rows_S), potential_N.sum()], np.float64)
-        array_sums = ArraySums.of(self._arrays_before, self.arrays.named(), strengths, counts_3)
+        batch, potential_N = prepared.keys.batch, prepared.potential_N
+        counted_N = slice(None) if batch.is_counted_N is None else batch.is_counted_N
+        num_slots_N = np.diff(prepared.slots.offsets_N1)[counted_N]
+        counts_3 = np.array([len(num_slots_N), num_slots_N.sum(), potential_N[counted_N].sum()], np.float64)
+        array_sums = ArraySums.of(
+            self._arrays_before, self.arrays.named(), strengths, counts_3, has_samples=len(batch) > 0
+        )
         array_sums.all_reduce(self.exchange)
         array_sums.write(self._arrays_before, self.arrays.named(), strengths)
         self._choose_pairs()

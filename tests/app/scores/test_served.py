@@ -11,10 +11,11 @@ def test_auc_logloss_and_calibration_are_those_of_all_impressions() -> None:
     random = np.random.default_rng(1)
     scores = 1 / (1 + np.exp(-random.normal(-2, 1.5, 4000)))
     labels = (random.random(4000) < scores).astype(np.float32)
-    found = ServedScores()
+    found, other = ServedScores(), ServedScores()  # by two ranks
     for part in np.array_split(np.arange(4000), 7):
         found = found.observe(scores[part], labels[part], np.ones(len(part)))
-        found = msgspec.json.decode(msgspec.json.encode(found), type=ServedScores)
+        found, other = other, msgspec.json.decode(msgspec.json.encode(found), type=ServedScores)
+    found = found.plus(ServedScores()).plus(other)
     positive, negative = scores[labels > 0], scores[labels == 0]
     document = found.document()
     assert found.num == 4000

@@ -5,13 +5,22 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from springtide.stream import join_state
 from springtide.stream.join import partition_clock
 from springtide.stream.join.handover import take_over
-from springtide.stream.join_state import BEGINNING, FIRST_PLACE, JoinState, PartitionMark, SamplePlace
+from springtide.stream.join_state import (
+    BEGINNING,
+    FIRST_PLACE,
+    JoinState,
+    PartitionMark,
+    SamplePlace,
+    WindowShare,
+)
 from springtide.stream.positions import Partition, PartitionShare
-from tests.stream.join.batch_join import LATE, Label, Log, batch_join
+from tests.stream.join.batch_join import LATE, SETTLED, Label, Log, batch_join
 from tests.stream.join.test_label_join import (
     DEDUPE_MS,
     EARLY_MS,
@@ -39,6 +48,7 @@ class Rank:
         self.has_partitions = any(topic == "imp" for topic, _ in own)
         if not self.has_partitions:
             self.state = JoinState(FIRST_PLACE, {})
+        self.own = own
         self.reader = Reader(own, self.state, labels, share=share)
         self.pending = Learned([], Counter(), {}, {}, {})
 
@@ -61,29 +71,42 @@ class Rank:
 
 
 def learn(
-    rng: random.Random, logs: Log, *, kills: float, idles: float, labels: dict[str, Label] = LABELS
-) -> tuple[Learned, Counter[Any]]:
-    """Learn from logs with so many ranks as chance will have it after each kill."""
+    rng: random.Random,
+    logs: Log,
+    *,
+    kills: float,
+    idles: float,
+    labels: dict[str, Label] = LABELS,
+    num_ranks: int | None = None,
+) -> tuple[Learned, Counter[Any], JoinState, list[Learned]]:
+    """Learn from logs with so many ranks as chance will have it after each kill, or always with `num_ranks`.
+
+    Return also the last version, and what each of the last ranks has learned.
+    """
     version: JoinState | None = None
     learned, happened = Learned([], Counter(), {}, {}, {}), Counter[Any]()
+    of_ranks: list[Learned] = []
 
     def start() -> list[Rank]:
-        happened[num := rng.randrange(1, 5)] += 1
+        happened[num := num_ranks or rng.randrange(1, 5)] += 1
         return [Rank(logs, version, PartitionShare(rank, num), labels) for rank in range(num)]
 
     ranks = start()
     while True:
+        of_ranks += [Learned([], Counter(), {}, {}, {}) for _ in ranks[len(of_ranks) :]]
         goes_on = [rank.step(rng, idles=idles) for rank in rng.choices(ranks, k=rng.randrange(1, 12))]
         is_end = not any(goes_on) and not any(rank.step(rng, idles=0.0) for rank in ranks)
         if is_end or rng.random() < 0.3:
             version = JoinState.of_ranks([rank.state for rank in ranks])
             if version is not None:
                 version = msgspec.convert(msgspec.json.decode(msgspec.json.encode(version)), JoinState)
-            for rank in ranks:
+            for rank, own in zip(ranks, of_ranks, strict=False):
                 learned.extend(rank.pending)
+                own.extend(rank.pending)
                 rank.pending = Learned([], Counter(), {}, {}, {})
         if is_end:
-            return learned, happened
+            assert version is not None
+            return learned, happened, version, of_ranks
         if rng.random() < kills:
             ranks = start()
 
@@ -96,7 +119,7 @@ def test_any_number_of_ranks_after_each_kill_learns_each_impression_once_with_it
     for seed in range(NUM_EXAMPLES or 10):
         rng = random.Random(seed)
         logs = random_logs(rng, num_partitions=3)
-        learned, happened_now = learn(rng, logs, kills=0.08, idles=0.0)
+        learned, happened_now, *_ = learn(rng, logs, kills=0.08, idles=0.0)
         want, refused = batch_join(logs, LABELS, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS)
         want = [row for row in want if row[0] < END_MS - LATENESS_MS]
         assert sorted(learned.samples) == want, f"schedule {seed}"
@@ -118,7 +141,7 @@ def test_impressions_are_held_for_late_events_by_any_number_of_ranks(monkeypatch
     for seed in range(NUM_EXAMPLES or 4):
         rng, labels = random.Random(seed), HELD_LABELS[seed % len(HELD_LABELS)]
         logs = random_logs(rng, num_partitions=3)
-        learned, happened_now = learn(rng, logs, kills=0.08, idles=0.0, labels=labels)
+        learned, happened_now, *_ = learn(rng, logs, kills=0.08, idles=0.0, labels=labels)
         want, _ = batch_join(logs, labels, lateness_ms=LATENESS_MS, early_ms=EARLY_MS, dedupe_ms=DEDUPE_MS)
         want = [row for row in want if row[0] < END_MS - LATENESS_MS]
         assert sorted(row[:-1] for row in learned.samples) == [row[:-1] for row in want], f"schedule {seed}"
@@ -134,7 +157,7 @@ def test_where_ranks_differ_in_what_was_idle_each_impression_is_learned_once_or_
     for seed in range(NUM_EXAMPLES or 10):
         rng = random.Random(seed)
         logs = random_logs(rng, num_partitions=3)
-        learned, _ = learn(rng, logs, kills=0.08, idles=0.05)
+        learned, *_ = learn(rng, logs, kills=0.08, idles=0.05)
         floors = {place: ms for place, ms in learned.floors.items() if place[0] != "evt"}  # which one rank decides
         want, refused = batch_join(
             logs,
@@ -158,6 +181,55 @@ def test_where_ranks_differ_in_what_was_idle_each_impression_is_learned_once_or_
         assert all(num == 1 for letter, num in learned.dead_letters.items() if letter[1].topic == "evt")
         num_late += sum(late.values())
     assert num_late > 10
+
+
+def defined(logs: Log, labels: dict[str, Label]) -> tuple[list[tuple[Any, ...]], dict[str, float]]:
+    shares: dict[str, float] = {}
+    rules = {"lateness_ms": LATENESS_MS, "early_ms": EARLY_MS, "dedupe_ms": DEDUPE_MS}
+    want, _ = batch_join(logs, labels, last_shares=shares, **rules)
+    return [row for row in want if row[0] < END_MS - LATENESS_MS], shares
+
+
+@pytest.mark.parametrize("labels", LATE_LABELS)
+def test_as_many_ranks_after_each_kill_learn_late_events_each_as_a_join_of_its_impressions(
+    monkeypatch: pytest.MonkeyPatch, labels: dict[str, Label]
+) -> None:
+    monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    for seed in range(NUM_EXAMPLES or 2):
+        rng = random.Random(seed)
+        logs = random_logs(rng, num_partitions=3)
+        _, happened, version, of_ranks = learn(rng, logs, kills=0.05, idles=0.0, labels=labels, num_ranks=2)
+        assert happened[2] > 1
+        for rank, learned in enumerate(of_ranks):
+            share = PartitionShare(rank, 2)
+            own = {p: log for p, log in logs.items() if p[0] != "imp" or share.holds(Partition(*p))}
+            want, shares = defined(own, labels)
+            rounded = [(*row[:-1], tuple(float(np.float32(f)) for f in row[-1])) for row in want]
+            assert learned.samples == rounded, f"schedule {seed}, rank {rank}"
+            assert {name: known.share for name, known in version.ranks[rank].shares.items()} == shares
+        for name, total in version.total_shares().items():
+            first, second = (msgspec.structs.astuple(state.shares[name]) for state in version.ranks)
+            assert msgspec.structs.astuple(total) == tuple(a + b for a, b in zip(first, second, strict=True))
+
+
+def test_any_number_of_ranks_after_each_kill_learns_late_events_once_and_keeps_what_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_clock, "POINT_RECORDS", 4)
+    monkeypatch.setattr(join_state, "MEMORY", 1.0)  # then what is counted does not depend on who counts it
+    grades: Counter[int] = Counter()
+    for seed in range(NUM_EXAMPLES or 8):
+        rng, labels = random.Random(seed), LATE_LABELS[seed % len(LATE_LABELS)]
+        logs = random_logs(rng, num_partitions=3)
+        learned, _, version, _ = learn(rng, logs, kills=0.05, idles=0.0, labels=labels)
+        want, _ = defined(logs, labels)
+        assert sorted(row[:-1] for row in learned.samples) == [row[:-1] for row in want], f"schedule {seed}"
+        grades.update(row[6] for row in want)
+        alone, *_ = learn(rng, logs, kills=0.0, idles=0.0, labels=labels, num_ranks=1)
+        for name, found in version.total_shares().items():
+            expected = msgspec.structs.astuple(alone.shares[name])
+            assert msgspec.structs.astuple(found) == pytest.approx(expected), f"schedule {seed}"
+    assert grades[SETTLED] > 100
 
 
 def place(due_ms: int) -> SamplePlace:
@@ -202,6 +274,29 @@ def test_partitions_of_different_ranks_go_on_each_where_it_was() -> None:
     )
     assert take_over(version, PartitionShare(3, 4)) is None
     assert take_over(version, PartitionShare(1, 2)) == version.others[0]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 5])
+def test_what_is_known_of_shares_is_divided_by_partitions_and_their_sum_stays(num_ranks: int) -> None:
+    def known(cursors: list[str], *counts: float) -> JoinState:
+        marks = {name: mark(10, 5) for name in cursors}
+        shares = {"click": WindowShare(*counts)}
+        return JoinState(place(100), {"imp+60": marks, "evt": {"evt/0": mark(20, 10)}}, shares=shares)
+
+    first, second = known(["imp/0", "imp/3"], 40.0, 20.0, 60.0, 90.0, 21.0), known(["imp/1"], 9.0, 1.0, 10.0, 30.0, 1.0)
+    version = JoinState.of_ranks([first, second, JoinState(FIRST_PLACE, {})])
+    total = WindowShare(49.0, 21.0, 70.0, 120.0, 22.0)
+    assert version.total_shares() == {"click": total}
+    assert total.share == pytest.approx(0.7)
+    states = [take_over(version, PartitionShare(rank, num_ranks)) for rank in range(num_ranks)]
+    num_held = [sum(number % num_ranks == rank for number in (0, 1, 3)) for rank in range(num_ranks)]
+    for num, state in zip(num_held, states, strict=True):
+        assert (state is not None) == (num > 0)
+        if state is not None:
+            found = msgspec.structs.astuple(state.shares["click"])
+            assert found == pytest.approx([num / 3 * count for count in msgspec.structs.astuple(total)])
+    kept = JoinState.of_ranks(states).total_shares()["click"]
+    assert msgspec.structs.astuple(kept) == pytest.approx(msgspec.structs.astuple(total))
 
 
 def test_a_rank_that_had_learned_nothing_needs_all_events() -> None:

@@ -1,9 +1,10 @@
 """Trainers of several ranks under SIGKILL: single ranks, all ranks, launchers; the next launch has another number.
 
-python -m tests.torture.ranks.kills --kills 100 --seed 1 [--join]
+python -m tests.torture.ranks.kills --kills 100 --seed 1 [--join [--late settle]]
 
 A producer sends clicks all the while. In the end every id must have been counted exactly as often as it was sent. With
 --join it sends impressions, whose labels are the clicks of another topic: each must be learned once with its label.
+With --late clicks after the window count too: each impression must be learned as often as that rule says.
 """
 
 import argparse
@@ -36,8 +37,9 @@ class Launch:
         command = [sys.executable, "-m", "springtide", "train", "--no-compact", "--config", str(env.path), *options]
         if num_ranks > 1:
             command += ["--ranks", str(num_ranks), "--max-restarts", "1000"]
-        self.num_ranks = num_ranks
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.num_ranks, self.errors = num_ranks, env.path.with_suffix(".errors")  # a pipe would fill, and block them
+        with self.errors.open("w") as file:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
 
     def ranks(self) -> list[int]:
         """Return the process ids of the ranks that live."""
@@ -48,11 +50,14 @@ class Launch:
         return [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def end(self) -> int:
-        """Stop it as a user does; it publishes and ends. Return the exit code: 1 if a rank was just killed."""
+        """Stop it as a user does; it publishes and ends. Return the exit code: 1 if a rank was just killed.
+
+        It is SIGTERM's if that came while Python started, and SIGKILL's if its one process was just killed.
+        """
         self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=LAUNCH_SECONDS)
-        assert self.process.returncode in (0, 1)
-        return self.process.returncode
+        code = self.process.wait(LAUNCH_SECONDS)
+        assert code in (0, 1, -signal.SIGTERM, -signal.SIGKILL), f"exit code {code}: {self.errors.read_text()}"
+        return code
 
 
 class Clicks:
@@ -68,6 +73,10 @@ class Clicks:
 
     @property
     def num_due(self) -> int:
+        return self.env.num
+
+    @property
+    def num_samples(self) -> int:
         return self.env.num
 
     def send(self, draw: random.Random) -> None:
@@ -90,6 +99,17 @@ class Impressions(JoinedTraffic):
         status = self.env.status()
         assert status.dead_letters == self.refused
         assert math.isclose(status.scores.whole.label_rate or 0, sum(self.labels.values()) / self.num, abs_tol=1e-6)
+        rule = self.label.late
+        assert status.join.settled == (self.num if rule == "settle" else 0)
+        assert status.join.late == (len(self.late) if rule == "importance_weighted" else 0)
+        if rule == "ignore":
+            return
+        # F is of the last 2,000 positives, and differs by so much among those of a number
+        share = sum(self.labels.values()) / (sum(self.labels.values()) + len(self.late))
+        found = status.join.labels["click"].on_time_share
+        assert abs(found - share) < 4 * math.sqrt(share * (1 - share) / min(2000, self.num / 2)), (found, share)
+        if rule == "scale":
+            assert self.env.view().meta.label_shares == {"click": found}
 
 
 def torture(env: TrainerEnv, stream: Clicks | Impressions, num_kills: int, seed: int) -> Counter[str]:
@@ -119,16 +139,15 @@ def torture(env: TrainerEnv, stream: Clicks | Impressions, num_kills: int, seed:
         else:
             ranks = launch.ranks()
             launch.process.kill()
-            launch.process.communicate()
+            launch.process.wait()
             # the ranks of a killed launcher are asked to end by the kernel
             wait_until(lambda ranks=ranks: not any(map(is_alive, ranks)), "the ranks' end", seconds=LAUNCH_SECONDS)
             done["launchers killed"] += 1
-        print(dict(done), f"{env.status().samples_trained} of {stream.num} samples", flush=True)
+        print(dict(done), f"{env.status().samples_trained} of {stream.num_samples} samples", flush=True)
     stream.end()
     last = Launch(env, random_.randint(1, MAX_RANKS), "--until-end")
-    _, errors = last.process.communicate(timeout=LAUNCH_SECONDS)
-    assert last.process.returncode == 0, errors
-    assert env.status().samples_trained == stream.num
+    assert last.process.wait(LAUNCH_SECONDS) == 0, last.errors.read_text()
+    assert env.status().samples_trained == stream.num_samples
     assert env.counts() == expected_counts(stream.num)
     stream.compare()
     return done
@@ -154,12 +173,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--join", action="store_true", help="labels are the events of another topic")
+    parser.add_argument(
+        "--late",
+        choices=["scale", "settle", "importance_weighted", "ignore"],
+        default="ignore",
+        help="with --join: what clicks after the window change",
+    )
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     with EmbeddedBroker(folder / "log") as broker:
         env = TrainerEnv(folder, broker)
-        stream = Impressions(env) if arguments.join else Clicks(env)
+        stream = Impressions(env, arguments.late) if arguments.join else Clicks(env)
         print(dict(torture(env, stream, arguments.kills, arguments.seed)))
     shutil.rmtree(folder)
 

@@ -16,26 +16,34 @@ from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
+from springtide.embeddings.sharding.exchange import Exchange
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
 from springtide.stream.columns import Batch
 from springtide.stream.join_state import FIRST, LATE, OTHER_WINDOW, SETTLED
 from tests.app.training.random_clicks import SCHEMA, make_batch
+from tests.app.training.step.rank_learners import BUILDING, rows_of, union_of
+from tests.support.thread_ranks import on_ranks
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 RULES = ("settle", "importance_weighted")
 
 
-def make_learner(rule: str, *, wide: bool, model: str = "dlrm", table: TableConfig = TABLE) -> Learner:
-    def make(name, own, admission):
-        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=False, admission=admission)
+def make_learner(
+    rule: str, *, wide: bool, model: str = "dlrm", table: TableConfig = TABLE, exchange: Exchange | None = None
+) -> Learner:
+    ops = backend("cpu")  # of this rank alone: they keep scratch
 
-    tables = open_tables(with_wide_rows(table, SCHEMA, crosses=True) if wide else table, backend("cpu"), make)
+    def make(name, own, admission):
+        return EmbeddingTable(with_adagrad_eps(own), seed=0, tracked=True, admission=admission, device=ops)
+
+    tables = open_tables(with_wide_rows(table, SCHEMA, crosses=True) if wide else table, ops, make)
     config = ModelConfig(name=model, wide=wide)
-    net = build_model(config, ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+    with BUILDING:
+        net = build_model(config, ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
     if wide:
         add_wide_part(net, config, SCHEMA)
-    return Learner(net, tables, TrainConfig(threads=1), SCHEMA, losses=(LabelLoss(late=rule),))
+    return Learner(net, tables, TrainConfig(threads=1), SCHEMA, losses=(LabelLoss(late=rule),), exchange=exchange)
 
 
 def with_grades(batch: Batch, *grades: int, share: float) -> Batch:
@@ -143,6 +151,63 @@ def counts_of(learner: Learner) -> dict[tuple[int, int], int]:
     return {key: int(count) for key, count in zip(keys, counts_U, strict=True) if count}
 
 
+def graded_parts(step: int) -> list[Batch]:
+    """The batches of two ranks, of which one may have nothing, or first samples alone."""
+    share = 0.3 + 0.1 * step
+    whole = with_grades(make_batch(2 * step, 40), FIRST, SETTLED, LATE, OTHER_WINDOW, share=share)
+    other = with_grades(make_batch(2 * step + 1, 30), FIRST, share=share)
+    nothing = Batch.empty(SCHEMA)
+    return [(whole, other), (nothing, whole), (other, nothing), (whole, nothing)][step % 4]
+
+
+def union_of_graded(parts: list[Batch]) -> Batch:
+    known = [part for part in parts if len(part)]
+    columns = {name: np.concatenate([getattr(part, name) for part in known]) for name in ("grade_N", "shares_NL")}
+    return dataclasses.replace(union_of(known), **columns)
+
+
+@pytest.mark.parametrize("lookahead", [True, False])
+@pytest.mark.parametrize("wide", [True, False], ids=["wide", "net"])
+@pytest.mark.parametrize("rule", RULES)
+def test_ranks_of_which_one_has_no_late_samples_learn_what_one_process_learns(rule, wide, lookahead):
+    steps = [graded_parts(step) for step in range(8)]
+    alone = make_learner(rule, wide=wide)
+    expected = [alone.step(union_of_graded(parts)) for parts in steps]
+
+    def work(exchange: Exchange):
+        learner = make_learner(rule, wide=wide, exchange=exchange)
+        own = [parts[exchange.rank] for parts in steps]
+        following = [*own[1:], None] if lookahead else [None] * len(own)
+        reports = [learner.step(batch, after) for batch, after in zip(own, following, strict=True)]
+        learner.require_same_net()
+        return learner, reports, own_counts_of(learner)
+
+    results = on_ranks(2, work)
+    for learner, reports, _ in results:
+        for report, one in zip(reports, expected, strict=True):
+            np.testing.assert_array_equal(report.labels_NL, one.labels_NL)
+            assert report.num_scored == one.num_scored
+            if not wide:  # whose samples have an order on each rank alone
+                np.testing.assert_allclose(report.logits_NL, one.logits_NL, rtol=1e-4, atol=1e-5)
+                assert report.loss == pytest.approx(one.loss, rel=1e-4)
+        if wide:
+            assert learner.wide.arrays.num_samples_1 == alone.wide.arrays.num_samples_1
+            np.testing.assert_allclose(learner.wide.arrays.slot_totals_4, alone.wide.arrays.slot_totals_4)
+            found, known = (one.wide.arrays.seen_statistics_3F[2] for one in (learner, alone))
+            np.testing.assert_allclose(found, known)
+            np.testing.assert_allclose(learner.wide.arrays.samples_L, alone.wide.arrays.samples_L, rtol=0.05)
+        else:
+            for name, array in alone.dense_arrays().items():
+                np.testing.assert_allclose(learner.dense_arrays()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert results[0][2] | results[1][2] == own_counts_of(alone)
+    assert not results[0][2].keys() & results[1][2].keys()
+
+
+def own_counts_of(learner: Learner) -> dict[tuple[int, int], int]:
+    """How often each id was seen whose row is here; not bins of numbers, which each rank standardizes by itself."""
+    return {key: row[2] for key, row in rows_of(learner).items() if key[0] in SCHEMA.feature_numbers}
+
+
 def test_an_id_is_not_admitted_for_being_learned_again():
     table = msgspec.structs.replace(TABLE, admission={"min_count": 2, "sketch_bytes": 64 * 64})
     learner = make_learner("settle", wide=False, table=table)
@@ -158,3 +223,24 @@ def test_an_id_is_not_admitted_for_being_learned_again():
 def status_of(learner: Learner, batch: Batch) -> int:
     ids = batch.features.categorical_NC[:1, 0]
     return int(learner.table.find(np.zeros(1, np.uint16), ids)[1][0])
+
+
+def test_keys_of_which_one_counts_twice_and_one_not_at_all_each_learn_their_own_gradient():
+    def values_after(occurrences: list[int] | None) -> tuple[np.ndarray, list[int]]:
+        table = make_learner("settle", wide=False).table.tables[""]
+        ids_K = np.array([11, 12, 13])
+        unique = table.unique(np.zeros(3, np.uint16), ids_K, np.zeros(3, np.int64))
+        if occurrences is not None:  # as ranks request them: the sum is that of the keys
+            unique = unique._replace(occurrences_U=np.array(occurrences))
+        lookup = table.lookup_unique(unique, num_occurrences=None if occurrences is None else 3)
+        table.update(lookup, np.arange(12, dtype=np.float32).reshape(3, 4))
+        again = table.lookup_unique(unique)
+        columns = table.read_rows(again)
+        again.release()
+        return columns.values_ND, columns.counts_N.tolist()
+
+    expected, counts = values_after(None)
+    assert counts == [1, 1, 1]
+    found, counts = values_after([2, 0, 1])
+    assert counts == [2, 0, 1]
+    np.testing.assert_array_equal(found, expected)

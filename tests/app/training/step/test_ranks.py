@@ -172,7 +172,7 @@ def test_ranks_learn_the_same_on_devices_that_report_late(settings: str, rows_on
     rows = results[0][2] | results[1][2]
     for rank, (reports, arrays, _) in enumerate(results):
         for step, (report, one) in enumerate(zip(reports, expected, strict=True)):
-            assert report.num_before == (len(parts_of(step)[0]) if rank else 0)
+            assert report.num_scored_before == (len(parts_of(step)[0]) if rank else 0)
             np.testing.assert_array_equal(report.labels_NL, one.labels_NL)
             np.testing.assert_array_equal(report.weights_N, one.weights_N)
             np.testing.assert_allclose(report.logits_NL, one.logits_NL, rtol=1e-4, atol=1e-5)
