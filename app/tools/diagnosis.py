@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
@@ -19,6 +19,7 @@ from springtide.app.models.export.torch_export import export_model
 from springtide.app.models.losses.config import AGAINST_WIDE
 from springtide.app.models.registry import build_model
 from springtide.app.serving.config import ServeConfig
+from springtide.app.tools.join_diagnosis import check_joined_topic
 from springtide.app.training.bootstrap import model_spec, new_model, signature_of, with_wide_columns
 from springtide.app.training.device import resolve_device
 from springtide.app.version_log.change.plan import ModelSignature, plan_change
@@ -31,19 +32,14 @@ from springtide.embeddings.tiers.rocksdb.spill import has_rocksdb, unknown_forma
 from springtide.kernels.backend import backend
 from springtide.kernels.kernel_store import NO_STORES, installed_store
 from springtide.stream.broker.embedded import find_broker, find_broker_binary
-from springtide.stream.columns import NO_KEY, Columns
-from springtide.stream.decode.decoder import Decoder
 from springtide.stream.errors import EmbeddedBrokerError, StreamError
 from springtide.stream.history.seam import format_ms, topic_coverage
 from springtide.stream.history.times import first_event_ms, last_event_ms, ordered_files
-from springtide.stream.kafka.admin import Admin, kafka_problem
-from springtide.stream.kafka.config import KafkaConfig
-from springtide.stream.kafka.range_reader import read_range
-from springtide.stream.positions import HISTORY, Partition, Position, positions_from_meta
+from springtide.stream.kafka.admin import kafka_problem
+from springtide.stream.positions import HISTORY, positions_from_meta
 from springtide_client.errors import LogError, PartError
 from springtide_client.log.directory import LogDirectory
 from springtide_client.parts.part_servers import PartServers
-from springtide_client.system.clock import wall_ms
 
 
 def check_cluster(config: Config) -> tuple[Literal["ok", "note"], str]:
@@ -188,91 +184,8 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
             yield Diagnosis("problem", problem)
         else:
             yield Diagnosis("ok", f"broker: {address}, topic {topic!r}")
-            yield from check_retention(config, address, topic)
-            if config.join is not None and topic == source.topic and config.join.config.partitioned_by_key:
-                yield from check_partitioning(config, address)
-
-
-SAMPLE_RECORDS = 10_000  # of each partition
-
-
-def check_partitioning(config: Config, address: str) -> Iterator[Diagnosis]:
-    """Look in the newest impressions of each partition for keys that another one has too."""
-    assert config.join is not None
-    kafka = KafkaConfig(bootstrap_servers=address, options=config.source.kafka)
-    decoder = Decoder(config.schema, config.source, key=config.join.config.key)
-    try:
-        with Admin(kafka) as admin:
-            ends = admin.end_offsets(topic := admin.require_topic(config.source.topic))
-        end = {partition: Position(topic.id, offset) for partition, offset in ends.items()}
-        begin = {partition: at._replace(offset=max(0, at.offset - SAMPLE_RECORDS)) for partition, at in end.items()}
-        keys: dict[Partition, set[int]] = {}
-        for raw in read_range(kafka, begin, end):
-            keys.setdefault(raw.partition, set()).update(_key_hashes(decoder.decode(raw, wall_ms())))
-    except StreamError as error:
-        yield Diagnosis("note", f"broker: [join] partitioned_by_key cannot be tried: {error}")
-        return
-    num_keys, num_different = sum(map(len, keys.values())), len(set().union(*keys.values()))
-    if num_different < num_keys:
-        yield Diagnosis(
-            "problem",
-            f"broker: {num_keys - num_different:,} of {num_different:,} keys are in several partitions of "
-            f"{config.source.topic!r}: [join] partitioned_by_key = true is wrong",
-        )
-    else:
-        yield Diagnosis("ok", f"broker: none of {num_keys:,} keys is in several partitions of {config.source.topic!r}")
-
-
-def _key_hashes(columns: Columns) -> list[int]:
-    assert columns.key_hash_N is not None
-    hashes: list[int] = columns.key_hash_N[columns.key_hash_N != NO_KEY].tolist()
-    return hashes
-
-
-def check_retention(config: Config, address: str, topic: str) -> Iterator[Diagnosis]:
-    """Compare how long a topic that is joined keeps its records with what a restart reads of it again."""
-    if config.join is None:
-        return
-    window_ms = max(label.horizon_ms for label in config.join.labels)
-    needed_ms = window_ms + 1000 * (config.join.config.lateness_seconds + config.join.config.early_seconds)
-    reads = f"a restart of the join reads the last {needed_ms / 1000:g} s again"
-    kafka = KafkaConfig(bootstrap_servers=address, options=config.source.kafka)
-    settings: dict[str, str] = {}
-    with suppress(StreamError), Admin(kafka) as admin:  # not every broker says
-        settings = admin.topic_settings(topic)
-    retention_ms = int(settings.get("retention.ms") or -1)
-    if 0 <= retention_ms < needed_ms:
-        yield Diagnosis(
-            "problem",
-            f"broker: topic {topic!r} keeps its records for {retention_ms / 1000:g} s, and {reads}: raise its "
-            "retention.ms, to that and the longest time that the trainer may be away",
-        )
-    if "compact" in settings.get("cleanup.policy", ""):
-        yield Diagnosis(
-            "note",
-            f"broker: topic {topic!r} is compacted: of records with equal Kafka keys all but the newest are lost, and "
-            "with them impressions or events: set its cleanup.policy to delete",
-        )
-    with suppress(StreamError):
-        kept_ms = kept_time_ms(kafka, topic)
-        if kept_ms is not None and kept_ms < needed_ms:
-            yield Diagnosis(
-                "problem",
-                f"broker: topic {topic!r} has lost its records from before the last {kept_ms / 1000:g} s, and {reads}: "
-                "raise its retention.bytes",
-            )
-
-
-def kept_time_ms(kafka: KafkaConfig, topic: str) -> int | None:
-    """How old the oldest record of a topic is, in the partition where it is youngest; None if none was deleted."""
-    with Admin(kafka) as admin:
-        found = admin.require_topic(topic)
-        begins, ends = admin.beginning_offsets(found), admin.end_offsets(found)
-    first = {
-        partition: Position(found.id, begin + 1) for partition, begin in begins.items() if 0 < begin < ends[partition]
-    }
-    oldest_ms = [int(raw.record_ms_N[0]) for raw in read_range(kafka, {}, first) if len(raw)] if first else []
-    return wall_ms() - max(oldest_ms) if oldest_ms else None
+            if config.join is not None:
+                yield from starmap(Diagnosis, check_joined_topic(config, config.join, address, topic))
 
 
 def check_history(config: Config) -> Iterator[Diagnosis]:

@@ -259,6 +259,14 @@ class JoinPlan:
             round(1000 * config.dedupe_seconds),
         )
 
+    @property
+    def held_ms(self) -> int:
+        """For how long impressions are held until they are learned for the last time, once for each window; 0: none."""
+        if self.config.release == "event":
+            return sum(label.window_ms for label in self.labels)
+        ends = {label.window_ms: late_until_ms(self.labels, label.looks[0]) for label in self.labels}
+        return sum(max(0, until_ms - window_ms) for window_ms, until_ms in ends.items())
+
     @staticmethod
     def of(config: JoinConfig, sources: Mapping[str, LabelSource], schema: Schema) -> "JoinPlan | None":
         """Check the settings and put them together; None if nothing is joined. ValueError names what is wrong."""

@@ -103,10 +103,10 @@ def reserve(file: IO[bytes], num_bytes: int) -> None:
     """Give an empty file so many bytes of the disk; OSError if there are not so many."""
     if sys.platform == "linux":
         os.posix_fallocate(file.fileno(), 0, num_bytes)
-        return
-    for start in range(0, num_bytes, ZEROS):
-        file.write(bytes(min(ZEROS, num_bytes - start)))
-    file.flush()
+    else:
+        for start in range(0, num_bytes, ZEROS):
+            file.write(bytes(min(ZEROS, num_bytes - start)))
+        file.flush()
 
 
 def aligned(num_bytes: int) -> int:

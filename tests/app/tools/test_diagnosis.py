@@ -236,6 +236,33 @@ def test_keys_in_several_partitions_are_a_problem_where_the_join_counts_on_none(
         assert (found.state, "1 of 5 keys are in several partitions" in found.text) == ("problem", True)
 
 
+def test_the_impressions_that_are_held_must_have_room(tmp_path: Path) -> None:
+    late = {"window_seconds": 60, "until_seconds": 172_800, "late": "importance_weighted"}
+    layers = [
+        {"source": {"topic": "impressions"}, "join": {"key": ["request"]}, "log": {"path": str(tmp_path / "log")}},
+        {"labels": {"click": {"topic": "actions"} | late}},
+    ]
+    with EmbeddedBroker(tmp_path / "log") as broker:
+
+        def found(*more: Section) -> list[str]:
+            config = loaded(tmp_path, CLICKS_SCHEMA, *layers, *more)
+            return [f"{line.state} {line.text}" for line in check_broker(config) if "held" in line.text]
+
+        produce(broker.address, "actions", [b"{}"])
+        produce(broker.address, "impressions", [b"{}"])
+        assert found() == ["note broker: too few impressions to say how many are held"]
+        rows = [{"request": n, "user_id": n, "ts": 1_700_000_000_000 + n} for n in range(1001)]  # 1,000 a second
+        produce(broker.address, "impressions", [json.dumps(row).encode() for row in rows])
+        (line,) = found()
+        assert line.startswith("problem broker: impressions are held for 172740 s, at 1,001 a second some ")
+        assert line.endswith('have room for 8.2 GiB: raise disk_bytes, or set until_seconds or late = "settle"')
+        (line,) = found({"labels": {"click": {"until_seconds": 3600}}})
+        assert line.startswith("ok broker: impressions are held for 3540 s")
+        assert found({"labels": {"click": {"late": "settle"}}}) == []
+        by_event = {"join": {"release": "event"}, "labels": {"click": {"late": "ignore", "window_seconds": 170_000}}}
+        assert found(by_event)[0].endswith("raise disk_bytes, or set a shorter window_seconds")
+
+
 def test_every_topic_that_is_joined_is_looked_for_and_must_keep_its_records_for_a_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
