@@ -1,7 +1,7 @@
 """Builds kafka-python's clients, which connect to the broker; says why where they cannot."""
 
 import socket
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from springtide.stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
@@ -11,7 +11,7 @@ from springtide.stream.kafka.library import kafka
 PATIENT_CONNECT_SECONDS = 15.0  # for a broker that accepts connections, but is too busy to answer at once
 
 
-def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = False, **options: Any) -> Any:
+def connect(client: Any, config: KafkaConfig, *, patient: bool = False, **options: Any) -> Any:
     """Build one of kafka-python's clients, which connects to the broker.
 
     Raises kafka-python's errors, or the StreamError that says what the broker objects to. It fails after
@@ -19,7 +19,7 @@ def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = 
     """
     options = config.client_options() | options
     try:
-        return create_no_topics(client(**options))
+        return create_no_topics(make_client(client, options))
     except (kafka.errors.KafkaConnectionError, kafka.errors.KafkaTimeoutError, kafka.errors.NodeNotReadyError):
         if unreachable_reason(config.bootstrap_servers) is not None:
             raise
@@ -27,7 +27,25 @@ def connect(client: Callable[..., Any], config: KafkaConfig, *, patient: bool = 
             raise problem from None
         if not patient:
             raise
-        return create_no_topics(client(**options | {"bootstrap_timeout_ms": int(PATIENT_CONNECT_SECONDS * 1000)}))
+        longer = {"bootstrap_timeout_ms": int(PATIENT_CONNECT_SECONDS * 1000)}
+        return create_no_topics(make_client(client, options | longer))
+
+
+def make_client(client: Any, options: dict[str, Any]) -> Any:
+    """Make a client, or raise its error and leave nothing behind: kafka-python's thread and sockets would stay."""
+    networks = []
+
+    def network(**settings: Any) -> Any:
+        networks.append(client.DEFAULT_CONFIG["kafka_client"](**settings))
+        return networks[-1]
+
+    try:
+        return client(**options, kafka_client=network)
+    except BaseException:
+        for made in networks:
+            with suppress(Exception):  # the first error says more
+                made.close()
+        raise
 
 
 def create_no_topics(client: Any) -> Any:

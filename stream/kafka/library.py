@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ with warnings.catch_warnings():
     import kafka.net.inet
     import kafka.net.sasl.oauth
     import kafka.net.transport
+    import kafka.protocol.api_header
     import kafka.protocol.frame
     import kafka.protocol.parser
     import kafka.record.default_records
@@ -89,7 +91,29 @@ def close_refused_sockets() -> None:
     sockets.sock_connect = sock_connect
 
 
+def keep_response_classes() -> None:
+    """Patch kafka-python to find a response's class for good.
+
+    kafka-python 3.0 makes a class of each version of a message when it is used first, and registers that one weakly.
+    Two threads that connect at once may make it twice: if the one that is dropped is the registered one, no response
+    of its kind can be read in this process any more, and no client connects. The class of all versions stays.
+    """
+    registry: Any = kafka.protocol.api_header.ResponseClassRegistry
+    if not hasattr(registry, "register_response_class") or not hasattr(registry, "_response_class_registry"):
+        return
+
+    def register(cls: Any, response_class: Any) -> None:
+        kept = next(one for one in response_class.mro() if getattr(one, "_class_version", None) is None)
+        cls._response_class_registry[kept.API_KEY] = kept
+
+    for response_class in list(registry._response_class_registry.values()):
+        with suppress(ReferenceError):
+            register(registry, response_class)
+    registry.register_response_class = classmethod(register)
+
+
 install_codecs()
+keep_response_classes()
 kafka.net.sasl.oauth.AbstractTokenProvider.register(OAuthTokens)
 
 

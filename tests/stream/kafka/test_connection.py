@@ -1,49 +1,64 @@
 """Connecting to a broker that is slow or absent."""
 
+import socket
+import threading
+from typing import ClassVar
+
 import pytest
 
 from springtide.stream.errors import ProduceError
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
-from springtide.stream.kafka.connection import connect
+from springtide.stream.kafka.connection import connect, make_client
 from springtide.stream.kafka.consumer import PartitionConsumer
-from springtide.stream.kafka.library import kafka
+from springtide.stream.kafka.library import kafka, prepare_library
 from springtide.stream.kafka.producer import Producer
 
 
-class SlowClient:
-    """Connects at its second try; remembers how long each try was allowed to take."""
+@pytest.fixture
+def slow_client() -> type:
+    """A client that connects at its second try; its class remembers how long each try was allowed to take."""
 
-    def __init__(self) -> None:
-        self.timeouts_ms: list[int] = []
+    class SlowClient:
+        timeouts_ms: ClassVar[list[int]] = []
 
-    def __call__(self, *, bootstrap_timeout_ms: int, **options: object) -> "SlowClient":
-        self.timeouts_ms.append(bootstrap_timeout_ms)
-        if len(self.timeouts_ms) == 1:
-            raise kafka.errors.KafkaTimeoutError("Unable to bootstrap")
-        return self
+        def __init__(self, *, bootstrap_timeout_ms: int, **options: object) -> None:
+            self.timeouts_ms.append(bootstrap_timeout_ms)
+            if len(self.timeouts_ms) == 1:
+                raise kafka.errors.KafkaTimeoutError("Unable to bootstrap")
+
+    return SlowClient
 
 
-def test_a_patient_client_gives_a_broker_that_listens_more_time(own_broker):
+def test_a_patient_client_gives_a_broker_that_listens_more_time(own_broker, slow_client):
     own_broker.start()
-    config, client = KafkaConfig(bootstrap_servers=own_broker.address), SlowClient()
-    assert connect(client, config, patient=True) is client
-    assert client.timeouts_ms == [3000, 15_000]
+    config = KafkaConfig(bootstrap_servers=own_broker.address)
+    assert isinstance(connect(slow_client, config, patient=True), slow_client)
+    assert slow_client.timeouts_ms == [3000, 15_000]
 
 
-def test_an_impatient_client_does_not(own_broker):
+def test_an_impatient_client_does_not(own_broker, slow_client):
     own_broker.start()
-    client = SlowClient()
     with pytest.raises(kafka.errors.KafkaTimeoutError):
-        connect(client, KafkaConfig(bootstrap_servers=own_broker.address))
-    assert client.timeouts_ms == [3000]
+        connect(slow_client, KafkaConfig(bootstrap_servers=own_broker.address))
+    assert slow_client.timeouts_ms == [3000]
 
 
-def test_nobody_waits_longer_where_nothing_listens():
-    client = SlowClient()
+def test_nobody_waits_longer_where_nothing_listens(slow_client):
     with pytest.raises(kafka.errors.KafkaTimeoutError):
-        connect(client, KafkaConfig(bootstrap_servers="127.0.0.1:1"), patient=True)
-    assert client.timeouts_ms == [3000]
+        connect(slow_client, KafkaConfig(bootstrap_servers="127.0.0.1:1"), patient=True)
+    assert slow_client.timeouts_ms == [3000]
+
+
+@pytest.mark.parametrize("client", [kafka.admin.KafkaAdminClient, kafka.KafkaConsumer, kafka.KafkaProducer])
+def test_a_client_that_a_broker_does_not_answer_leaves_nothing_behind(client):
+    prepare_library()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = KafkaConfig(bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")
+        before = {thread.ident for thread in threading.enumerate()}
+        with pytest.raises(kafka.errors.KafkaError):
+            make_client(client, config.client_options() | {"bootstrap_timeout_ms": 100})
+        assert {thread.ident for thread in threading.enumerate()} == before
 
 
 def test_asking_for_a_topic_creates_none(testbed):

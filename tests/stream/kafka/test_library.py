@@ -1,6 +1,7 @@
 """kafka-python as this process changes it: sockets that are closed, codecs."""
 
 import errno
+import gc
 import socket
 from types import SimpleNamespace
 
@@ -32,6 +33,19 @@ def test_a_client_that_is_closed_while_it_connects_leaves_no_socket_open():
         assert one.fileno() >= 0
         connecting.close()  # as kafka-python cancels its tasks
         assert one.fileno() == -1
+
+
+def test_a_class_of_responses_that_two_threads_have_made_is_found():
+    """As when two clients connect at once: both make the class of a version, and one of the two is dropped."""
+    registry, responses = kafka.protocol.api_header.ResponseClassRegistry, kafka.protocol.metadata.ApiVersionsResponse
+    header = SimpleNamespace(request_api_key=responses.API_KEY, request_api_version=3)
+    responses._VERSIONS.pop(3, None)
+    first = responses[3]
+    del responses._VERSIONS[3]
+    assert responses[3] is not first  # registered last
+    responses._VERSIONS[3] = first
+    gc.collect()
+    assert registry.get_response_class(header) is first
 
 
 CODECS = [None, *CODEC_NAMES.values()]
