@@ -32,6 +32,7 @@ from springtide.kernels.backend import backend
 from springtide.stream.batcher import BatchSize
 from springtide.stream.columns import Batch
 from springtide.stream.config import SourceConfig
+from springtide.stream.negatives import NegativeSampling
 from springtide_client.features import Features, Ragged
 from springtide_client.log.directory import LogDirectory
 from springtide_client.model.view import View
@@ -59,6 +60,7 @@ class RunConfig:
     log: LogConfig = field(default_factory=lambda: LogConfig(path=Path("unused")))
     source: SourceConfig = field(default_factory=lambda: SourceConfig(log_path=Path("unused")))
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    negatives: NegativeSampling | None = None
     name: str = "online"
 
     def with_train(self, **keys: object) -> "RunConfig":

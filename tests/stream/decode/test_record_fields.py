@@ -21,6 +21,7 @@ from springtide.stream.positions import Partition
 from springtide.stream.source import KafkaSource
 from springtide_client.keys import MISSING_ID, encode_id
 from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
 from tests.support.waiting import wait_until
 
 SCHEMA = Schema(labels=("click",), categorical=("key", "user", "header:device"))
@@ -194,4 +195,6 @@ def test_a_broker_brings_keys_and_headers_by_both_ways_of_reading(testbed):
         wait_until(lambda: raws.extend(consumer.poll(0.1)) or sum(map(len, raws)) == len(expected), "the records")
     finally:
         consumer.close()
-    assert np.concatenate([decode(raw).features.categorical_NC for raw in raws]).tolist() == expected
+    decoder = Decoder(schema, DecodeConfig(record_fields=FIELDS))
+    parts = [decoder.decode(raw, wall_ms()).features.categorical_NC for raw in raws]
+    assert np.concatenate(parts).tolist() == expected
