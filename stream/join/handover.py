@@ -10,9 +10,9 @@ late because of that. Where several such decisions meet in one rank, it
 
 So no impression that is not learned yet loses an event that it had.
 
-Of what is known of the share of events within a window the counts of a partition cannot be told apart. Each new rank
-begins with the part of all former ranks' counts that its partitions are of all: their sum, by which is served, is what
-it was.
+The counts behind F, the share of events within the window, are kept per rank and not per partition. If the number of
+ranks has changed, each new rank starts with a share of the total that is proportional to its number of partitions, so
+the total, and the F that is served, stay the same.
 """
 
 from collections.abc import Iterable, Sequence

@@ -32,6 +32,7 @@ from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 
 LONGEST_WAIT_SECONDS = 0.05
+LONGEST_SILENCE_SECONDS = 10.0  # after that the status names a topic that is waited for, idle or not yet
 
 
 class JoinSource(Source):
@@ -73,7 +74,7 @@ class JoinSource(Source):
             key=seconds.key,
         )
         self._rates = LabelRates(schema.labels)
-        self._progress = Standstill(seconds.idle_seconds + FRESH_SECONDS)
+        self._progress = Standstill(min(seconds.idle_seconds, LONGEST_SILENCE_SECONDS) + FRESH_SECONDS)
         self._is_full = False
         read = schema if seconds.score is None else with_number(schema, seconds.score)
         self._impressions = {

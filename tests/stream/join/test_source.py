@@ -282,6 +282,18 @@ def wait_for_slowest(source: JoinSource, cursor: str) -> None:
     wait_until(lambda: source.poll(0.05) == [] and source.join.slowest_cursor() == cursor, "the slowest")
 
 
+def test_a_silent_topic_is_named_long_before_its_partitions_are_idle(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide.stream.join.source.LONGEST_SILENCE_SECONDS", 0.1)
+    topics.pass_time(0)
+    with topics.source(join=msgspec.structs.replace(JOIN, idle_seconds=3600.0)) as source:
+        wait_until(lambda: source.poll(0.05) == [] and source.join.num_pending == 2, "the first impressions")
+        topics.show(1, 200_000)
+        wait_until(lambda: source.poll(0.05) == [] and source.join_report().waits_for != "", "the status")
+        assert source.join_report().waits_for == f"{topics.prefix}-actions"
+
+
 def test_clicks_that_stand_still_for_an_hour_stop_learning_and_cost_no_memory(
     topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import confluent_kafka
 
 from springtide.app.version_log.trainer_status import TrainerStatus, read_status
+from springtide.stream.join.source import LONGEST_SILENCE_SECONDS
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from tests.support.apache_kafka import stop_shared_node
@@ -142,6 +143,8 @@ class SilentTopics:
             time.sleep(0.1)
         status = self.status()
         assert status.join is not None
+        if watch_seconds > 1.5 * LONGEST_SILENCE_SECONDS:
+            assert status.blocked_by == silent, (status.blocked_by, status.reason)
         assert status.samples_trained == learned, f"{status.samples_trained} samples instead of {learned}"
         held = {"impressions": status.join.impressions, "events": status.join.events}
         began = time.monotonic()
