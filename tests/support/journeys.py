@@ -40,6 +40,7 @@ from tests.support.waiting import wait_until
 
 OURS = tuple(f"{ROOT.resolve()}/{folder}/" for folder in ("app", "stream", "embeddings", "kernels", "deploy"))
 NUM_CLICKS, TOPIC = 300, "clicks"
+NUM_IDLE_PASSES = 5
 LEARN, PUBLISH, PASS = "learn", "publish", "pass"
 SECTIONS: dict[CodeType, str] = {
     TrainingState.learn.__code__: LEARN,
@@ -126,12 +127,17 @@ class CallCounter:
         )
         return runs[len(runs) // 2]
 
-    def idle_pass(self, window: str) -> Trace:
-        """Return the usual pass of the loop that neither learned nor published."""
+    def idle_passes(self, window: str) -> list[Trace]:
+        """Return the passes of the loop that neither learned nor published, ordered by their calls."""
         busy = {code for code, name in SECTIONS.items() if name != PASS}
-        runs = [trace for where, name, trace in self.sections if (where, name) == (window, PASS)]
+        runs = [trace for where, name, trace in list(self.sections) if (where, name) == (window, PASS)]
         idle = [trace for trace in runs if not busy & {code for _, code in trace.functions}]
-        return sorted(idle, key=lambda trace: trace.calls)[len(idle) // 2]
+        return sorted(idle, key=lambda trace: trace.calls)
+
+    def idle_pass(self, window: str) -> Trace:
+        """Return the idle pass that is the median by its calls."""
+        runs = self.idle_passes(window)
+        return runs[len(runs) // 2]
 
     def _file(self, code: CodeType) -> str:
         if (known := self._files.get(code)) is None:
@@ -282,7 +288,7 @@ def count_journeys(folder: Path, *, wide: bool, num_clicks: int = NUM_CLICKS) ->
         if wide:
             return {"  of it: learn 1 sample, with the wide part": learn}
         with counter.window("idle"):
-            time.sleep(1.0)
+            wait_until(lambda: len(counter.idle_passes("idle")) >= NUM_IDLE_PASSES, "idle passes of the loop")
         with counter.window("get"):
             journey.get()
         with counter.window("predict"):
