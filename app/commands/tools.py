@@ -215,6 +215,11 @@ def replay(arguments: argparse.Namespace) -> int:
 def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, metavar="N", help="clicks per second (default: 3000)")
     parser.add_argument("--limit", type=int, metavar="N", help="send at most N clicks")
+    parser.add_argument(
+        "--await-trainer",
+        action="store_true",
+        help="send 100 a second until the trainer has published what it learned of them: it may compile kernels first",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the simulated world (default: 0)")
 
 
@@ -230,7 +235,15 @@ def run_simulator(arguments: argparse.Namespace) -> int:
     with user_errors("--"):
         simulator_config = SimulatorConfig(**settings)
     stopping = stop_on_signals(grace_seconds=2.0)
-    simulate(simulator_config, config.source, config.log.path, stopping, limit=arguments.limit, join=config.join)
+    simulate(
+        simulator_config,
+        config.source,
+        config.log.path,
+        stopping,
+        limit=arguments.limit,
+        join=config.join,
+        await_trainer=arguments.await_trainer,
+    )
     return 0
 
 

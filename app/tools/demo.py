@@ -136,7 +136,7 @@ class Demo:
         return [
             ChildSpec("train", ["train", *config]),
             ChildSpec("serve", ["serve", *config, "--port", str(self.port)]),
-            ChildSpec("simulate", ["simulate", *config, *self._rate]),
+            ChildSpec("simulate", ["simulate", *config, *self._rate, "--await-trainer"]),
         ]
 
     def _get(self, path: str) -> Mapping[str, Any] | None:

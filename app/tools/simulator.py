@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.best_auc import BestAucWindow, write_best_auc
-from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota
+from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota, TrainerStart
 from springtide.app.tools.simulated_events import SimulatedEvents
 from springtide.app.tools.simulated_world import Impressions, SimulatorConfig, World
 from springtide.stream.config import SourceConfig
@@ -96,6 +96,7 @@ class ClickGenerator:
 
 
 REPORT_SECONDS = 1.0
+START_SECONDS = 1.0  # between two chunks while the trainer starts
 LATE_SECONDS = 5.0  # a delay longer than this (a suspended laptop) is not caught up
 CLICK_SECONDS = 0.05  # between two looks at which clicks are due
 
@@ -108,12 +109,14 @@ def simulate(
     *,
     limit: int | None = None,
     join: JoinPlan | None = None,
+    await_trainer: bool = False,
 ) -> int:
     """Send clicks until `limit` or `stopping`; return how many were sent.
 
     `join`: send impressions and clicks apart; `limit` is then of impressions, whose clicks are all waited for.
+    `await_trainer`: send a chunk a second until a trainer has learned and published some, so that it has no backlog.
     """
-    with Simulator(config, source, log_path, stopping, join) as simulator:
+    with Simulator(config, source, log_path, stopping, join, await_trainer=await_trainer) as simulator:
         simulator.run(limit)
         return simulator.num_sent
 
@@ -128,10 +131,13 @@ class Simulator:
         log_path: Path,
         stopping: threading.Event,
         join: JoinPlan | None,
+        *,
+        await_trainer: bool,
     ) -> None:
         self._source, self._log_path, self._stopping, self._join = source, log_path, stopping, join
         events = [] if join is None else [fields.topic for fields in join.events]
         connection, start_ms = source.kafka_config(), wall_ms()
+        self._trainer_start = TrainerStart(log_path) if await_trainer else None
         with Admin(connection, patient=True) as admin:
             for topic in (source.topic, *events):
                 admin.ensure_topic(topic, num_partitions=1)
@@ -160,6 +166,7 @@ class Simulator:
             self._limiter.wait(self.num_sent + ahead, self._stopping)
             self._send(self._generator.take_chunk(), limit)
             skipped = self._quota.wait_for_room(self._producer, self._stopping, pause=self._pause)
+            skipped += self._wait_for_trainer()
             if (behind := -self._limiter.seconds_until(self.num_sent)) - skipped > LATE_SECONDS:
                 skipped = behind
             self._limiter.skip(skipped)
@@ -184,6 +191,17 @@ class Simulator:
         self._best_auc.observe(clicks.impressions.probability_N[: len(click_N)], click_N)
         self._shown_until_ms, self._shown_at = int(clicks.ts_N[-1]), time.monotonic()
         self._send_clicks(self._shown_until_ms)  # by the time that is simulated, so that a delay makes none late
+
+    def _wait_for_trainer(self) -> float:
+        """Wait a moment while the trainer starts; return the seconds that took."""
+        if self._trainer_start is None:
+            return 0.0
+        if self._trainer_start.is_over:
+            self._trainer_start = None
+            return 0.0
+        began = time.monotonic()
+        self._stopping.wait(START_SECONDS)
+        return time.monotonic() - began
 
     def _send_clicks(self, now_ms: int) -> None:
         if self._events is not None:

@@ -2,17 +2,20 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from springtide.app.tools import send_limits
-from springtide.app.tools.send_limits import RateLimiter, TopicQuota, warn_of_retention
+from springtide.app.tools import send_limits, simulator
+from springtide.app.tools.send_limits import RateLimiter, TopicQuota, TrainerStart, warn_of_retention
+from springtide.app.tools.simulated_world import SimulatorConfig
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.config import SourceConfig
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.producer import Producer
+from tests.support.waiting import wait_until
 
 
 def test_a_late_sender_catches_up() -> None:
@@ -50,6 +53,48 @@ def test_without_a_rate_nothing_waits() -> None:
 def test_a_topic_that_forgets_soon_is_warned_of(settings, warns, caplog) -> None:
     warn_of_retention(SimpleNamespace(topic_settings=lambda topic: settings), "clicks")
     assert ("retention.ms of topic 'clicks'" in caplog.text) == warns
+
+
+def test_a_trainer_has_started_once_it_published_something_that_it_learned_since(tmp_path: Path) -> None:
+    def write(**fields: object) -> None:
+        (tmp_path / "status-0000000001.json").write_text(json.dumps(fields))
+
+    write(version=4, samples_trained=500)  # of a trainer that ended
+    start = TrainerStart(tmp_path)
+    assert not start.is_over
+    write(version=5, samples_trained=500)
+    assert not start.is_over
+    write(version=4, samples_trained=600)
+    assert not start.is_over
+    write(version=5, samples_trained=600)
+    assert start.is_over
+    write(version=5, samples_trained=600)
+    assert TrainerStart(tmp_path / "no log").is_over is False
+
+
+def test_a_simulator_that_awaits_a_trainer_sends_a_chunk_at_a_time_until_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulator, "START_SECONDS", 0.3)
+    log, stopping = tmp_path / "log", threading.Event()
+    chunk = simulator.ClickGenerator.CHUNK
+    with EmbeddedBroker(log):
+        source = SourceConfig(topic="clicks", log_path=log)
+        sent: list[int] = []
+        thread = threading.Thread(
+            target=lambda: sent.append(
+                simulator.simulate(
+                    SimulatorConfig(rate=1e6), source, log, stopping, limit=20 * chunk, await_trainer=True
+                )
+            )
+        )
+        began = time.monotonic()
+        thread.start()
+        wait_until(lambda: num_records(source) >= 2 * chunk, "two chunks")
+        assert num_records(source) <= (1 + (time.monotonic() - began) / 0.3) * chunk
+        (log / "status-0000000001.json").write_text(json.dumps({"version": 1, "samples_trained": chunk}))
+        thread.join(60)
+        assert sent == [num_records(source)] == [20 * chunk]
 
 
 def write_status(log: Path, committed: int) -> None:

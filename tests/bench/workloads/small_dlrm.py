@@ -19,7 +19,7 @@ SETTINGS: Section = {
     "source": {"topic": TOPIC},
     "schema": {"label": "click", "categorical": CATEGORICAL, "dense": DENSE},
     "table": {"dim": DIM, "device_bytes": "1GiB"},
-    "model": {"name": MODEL.name, "options": MODEL.options},
+    "model": {"name": MODEL.name, "options": MODEL.options, "wide": False},  # whatever else a step costs hides the log
 }
 
 
