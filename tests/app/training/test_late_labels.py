@@ -19,6 +19,7 @@ from springtide.stream.consumer_loop import SourceStatus
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.join.label_join import LabelJoin
 from springtide.stream.join_state import FIRST, LATE
+from springtide.stream.negatives import RowSampling
 from springtide.stream.positions import Partition
 from springtide.stream.source import Source
 from springtide_client.features import Features
@@ -183,6 +184,7 @@ class SimulatedStream(FinishedSamples):
         )
         self.events = sorted(zip((self.shown_N[clicked] + delay).tolist(), (clicked + 1).tolist(), strict=True))
         self.empty = Columns.empty(config.schema)
+        self.is_sampled = config.negatives is not None
         self.join = LabelJoin(
             config.join.labels,
             num_labels=1,
@@ -209,6 +211,7 @@ class SimulatedStream(FinishedSamples):
             partitions=(partition,),
             end_offsets={partition: int(offset_N[-1]) + 1},
             key_hash_N=key_N.astype(np.uint64),
+            sampled=RowSampling(np.ones(num, np.float32), key_N.astype(np.uint64)) if self.is_sampled else None,
         )
 
     def poll(self, timeout_seconds: float) -> list[Columns]:
@@ -260,6 +263,25 @@ def test_the_share_is_known_and_scale_is_calibrated(tmp_path: Path, drifts: bool
     if not drifts:
         served = np.mean([within / share for share, within in found])
         assert served == pytest.approx(RATES.mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("rule", ["scale", "settle", "importance_weighted"])
+def test_predictions_stay_true_where_negatives_are_dropped(tmp_path: Path, rule: str) -> None:
+    config = config_in(tmp_path, SIMULATED, {"labels": {"click": {"late": rule}}, "negatives": {"rate": 0.25}})
+    evaluation = Evaluation(config, SimulatedStream(config, np.full(NUM_SHOWN, 0.6)))  # type: ignore[arg-type]
+    found: list[float] = []  # of samples scored, by the share of clicks that is known within the window
+
+    def note(evaluation: Evaluation) -> None:
+        state = evaluation.state
+        if state.samples_trained > 20_000:
+            report = state.scores.window_of_label(0)
+            mean = np.average(report.probabilities_N[-1024:], weights=report.weights_N[-1024:])
+            found.append(float(mean) / (state.label_shares()["click"] if rule == "scale" else 1.0))
+
+    evaluation.run(note)
+    assert evaluation.state.stream.num_dropped > NUM_SHOWN / 4
+    evaluation.close()
+    assert np.mean(found) == pytest.approx(RATES.mean(), rel=0.03)
 
 
 def test_a_burst_of_late_positives_does_not_trip_the_gate(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from springtide_client.format.records import Head, VersionMeta
 from springtide_client.log.base import ModelIdentity, TableSpec
 from springtide_client.rows.row_block import RowBlock
 from tests.bench.harness.disk_reads import describe, random_read_rates
+from tests.bench.harness.machine_limits import HAS_BFLOAT16
 from tests.bench.harness.processes import ContenderProcess
 from tests.bench.harness.report import Case, alternate, argument_parser, fail, report
 from tests.bench.table.memory_cgroup import MIB, MemoryCgroup, uncached_copy
@@ -205,10 +206,10 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as temporary:
             base = make_base(Path(temporary), num_rows)
-            for bfloat16 in (True, False):
+            for bfloat16 in (True, False) if HAS_BFLOAT16 else (False,):
                 contest = Contest(Path(temporary), base, sizes, bfloat16=bfloat16, budget=working_set // TIMES)
                 try:
-                    cases += measure(contest, repeats, cgroup if bfloat16 else None)
+                    cases += measure(contest, repeats, cgroup if bfloat16 == HAS_BFLOAT16 else None)
                 finally:
                     contest.close()
     finally:

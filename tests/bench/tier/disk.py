@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.bench.harness.machine_limits import ThreadSlices, copy_rate
+from tests.bench.harness.machine_limits import HAS_BFLOAT16, ThreadSlices, copy_rate
 from tests.bench.harness.report import Case, against_each, alternate, arguments, fail, report, timed
 from tests.bench.tier.disk_stores import PEERS, WIDTH, Float32Array, SpringtideSpill
 from tests.bench.workloads.clicks import CATEGORICAL
@@ -33,7 +33,7 @@ class Loop:
     def __init__(self, ids_N: Any, rows_NW: Float32Array) -> None:
         torch.set_num_threads(1)
         self.ids_N, self.rows_NW, self.random = ids_N, rows_NW, np.random.default_rng(3)
-        self.net = DenseOnly(BATCH, bfloat16=True)
+        self.net = DenseOnly(BATCH, bfloat16=HAS_BFLOAT16)
         self.ahead = ThreadPoolExecutor(1)
 
     def run(self, num_steps: int, store: Any) -> None:

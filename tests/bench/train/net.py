@@ -22,6 +22,7 @@ from springtide.stream.columns import Batch
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
 from springtide_client.model.inputs import ModelInputs
+from tests.bench.harness.machine_limits import HAS_BFLOAT16
 from tests.bench.harness.report import Case, alternate, argument_parser, report, timed, use_trainer_process_settings
 from tests.bench.quality.one_pass import RunConfig, make_learner
 from tests.bench.workloads.clicks import CATEGORICAL, DENSE, SCHEMA, TOPIC
@@ -55,8 +56,8 @@ def batches_of(size: int, num: int) -> list[Batch]:
 
 
 def learner_with(size: int, settings: dict[str, Any]) -> Learner:
-    """Return an untrained learner in bfloat16."""
-    train = TrainConfig(batch_size=size, bfloat16=True, **settings)
+    """Return an untrained learner, in bfloat16 where the processor has it."""
+    train = TrainConfig(batch_size=size, bfloat16=HAS_BFLOAT16, **settings)
     return make_learner(RunConfig(schema=SCHEMA, model=MODEL, train=train, table=TableSettings(dim=DIM, num_threads=2)))
 
 
@@ -99,10 +100,10 @@ def prepared(size: int) -> tuple[ModelInputs, Tensor, Tensor]:
 
 
 def run_steps(step: Callable[..., object], inputs: ModelInputs, labels_N1: Tensor, ones_N: Tensor, num: int) -> None:
-    """Take dense steps in bfloat16."""
+    """Take dense steps, in bfloat16 where the processor has it."""
     for _ in range(num):
         inputs.categorical.grad = None
-        step(StepColumns(inputs, labels_N1, ones_N), bfloat16=True)
+        step(StepColumns(inputs, labels_N1, ones_N), bfloat16=HAS_BFLOAT16)
 
 
 def main() -> None:
