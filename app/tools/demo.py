@@ -81,10 +81,8 @@ class Demo:
                 compiling.add(name)
 
         self.line.print(f"starting broker, simulator, trainer and server; their output is in {output.folder}")
-        seconds = 15 + (
-            0 if self.config.join is None else max(each.window_ms for each in self.config.join.labels) // 1000
-        )
-        self.line.print(f"which usually takes {seconds} s; a minute if kernels are compiled")
+        window_ms = 0 if self.config.join is None else max(each.window_ms for each in self.config.join.labels)
+        self.line.print(f"which usually takes {15 + window_ms // 1000} s; some minutes if kernels are compiled")
         with (
             BrokerSupervisor(self.config.source, self.config.log.path) as broker,
             Supervisor(self._children(), on_line=on_line) as supervisor,

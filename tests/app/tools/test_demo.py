@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from springtide.app.config.load import load_config
 from springtide.app.errors import UserError
+from springtide.app.tools import demo as demo_module
 from springtide.app.tools.demo import Demo, OutputFiles, check_fields, choose_port, demo_config_path
 from springtide.app.tools.status_text import status_line, status_lines
 from springtide.app.version_log.trainer_status import PartitionStatus, TrainerStatus
@@ -77,6 +79,35 @@ def test_a_second_demo_resumes_and_ctrl_c_stops_it_with_a_durable_last_version(
     assert status["durable_version"] == status["version"]
     assert not (log / "broker.json").exists()
     assert {path.name for path in (folder / "var").iterdir()} == {"demo"}
+
+
+class Clock:
+    """A clock, and an event that somebody waits for, which is set at a time."""
+
+    def __init__(self, stop_at: float) -> None:
+        self.now, self._stop_at = 100.0, 100.0 + stop_at
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.now >= self._stop_at
+
+
+@pytest.mark.parametrize(("seconds", "ends_after"), [(None, 1000), (40.0, 40), (3.0, 3)])
+def test_it_runs_until_it_is_stopped_or_for_its_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float | None, ends_after: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clock, children = Clock(1000.0), MagicMock()
+    monkeypatch.setattr(demo_module, "BrokerSupervisor", children)
+    monkeypatch.setattr(demo_module, "Supervisor", children)
+    monkeypatch.setattr(demo_module, "time", clock)
+    monkeypatch.setattr(Demo, "_get", lambda self, path: {"samples_trained": 1})
+    monkeypatch.setattr(demo_module, "status_line", str)
+    Demo(None, rate=None, port=None, debug=False).run(clock, seconds)  # type: ignore[arg-type]
+    assert clock.now - 100.0 == pytest.approx(ends_after, abs=1)
 
 
 def newest_status(log: Path) -> dict[str, Any]:

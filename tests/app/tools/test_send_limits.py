@@ -80,6 +80,8 @@ def test_a_simulator_that_awaits_a_trainer_sends_a_chunk_at_a_time_until_it_has_
     chunk = simulator.ClickGenerator.CHUNK
     with EmbeddedBroker(log):
         source = SourceConfig(topic="clicks", log_path=log)
+        with Admin(source.kafka_config()) as admin:
+            admin.ensure_topic("clicks")
         sent: list[int] = []
         thread = threading.Thread(
             target=lambda: sent.append(
