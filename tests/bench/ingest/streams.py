@@ -491,7 +491,7 @@ def num_more_matches(traffic: Traffic) -> int:
 
 def main() -> None:
     options = arguments(__doc__)
-    number, repeats = (40_000, 1) if options.quick else (80_000, 3)
+    number, repeats = (40_000, 1) if options.quick else (400_000, 3)
     try:
         fetch_jars("kafka-streams", STREAMS)
     except KafkaNotAvailableError as error:
