@@ -60,7 +60,7 @@ $(VENV)/.compiled: $(VENV)/.ready $(VENV)/.fresh
 
 # compiles what it runs, when it runs it first
 demo: $(VENV)/.fresh
-	@$(SAY) "the demo: some 15 s until it is ready, the first time one minute, as kernels are compiled"
+	@$(SAY) "the demo: some 15 s until it is ready; the first time one to four minutes, as kernels are compiled"
 	@$(BIN)/springtide demo $(ARGS)
 
 # a wheel with compiled kernels for this kind of machine and this Python, and the sources
