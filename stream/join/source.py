@@ -32,6 +32,7 @@ from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
 
 LONGEST_WAIT_SECONDS = 0.05
+BEHIND_SECONDS = 1.0  # events that wait for longer are behind; before, they came a moment ago
 LONGEST_SILENCE_SECONDS = 10.0  # after that the status names a topic that is waited for, idle or not yet
 
 
@@ -91,6 +92,7 @@ class JoinSource(Source):
         self._readers = {name: reader for name, (_, reader) in (*self._impressions.items(), *self._events.items())}
         self._is_alone = share.num_ranks == 1
         self._reads_events = self._is_drained = False
+        self._all_joined_at = time.monotonic()  # when no event waited
 
     def _reader(
         self,
@@ -150,6 +152,8 @@ class JoinSource(Source):
             is_readable = self._note_partitions()
             columns = self.join.take() if is_readable else None
             self._progress.note(self.join.watermark_ms(), has_moved=columns is not None)
+            if self.num_waiting == 0:
+                self._all_joined_at = time.monotonic()
             if columns is not None:
                 assert columns.joined is not None
                 self._rates.add(columns.joined.places_N.due_ms_N, columns.labels_NL)
@@ -243,10 +247,15 @@ class JoinSource(Source):
         return {partition: end for reader in self._readers.values() for partition, end in reader.end_offsets().items()}
 
     def positions_read(self, learned: Mapping[Partition, Position]) -> Mapping[Partition, Position]:
-        """The next offsets of the join; impressions whose windows are not over are no lag."""
+        """The next offsets of the join; impressions whose windows are not over are no lag.
+
+        While events wait for longer than a moment impressions may too: of those read twice the first reading counts.
+        """
         ends, read = self.end_offsets(), dict(learned)
-        is_behind = self.num_waiting > 0
-        for name in self._readers:
+        is_behind = self.num_waiting > 0 and time.monotonic() - self._all_joined_at > BEHIND_SECONDS
+        cursors = [name for name in self._readers if name not in self._impressions]
+        cursors += [self.join.cursor_name(look) for look in reversed(self.join.looks)]
+        for name in cursors:
             for partition, position in self.join.positions(name).items():
                 waits = name in self._impressions and not is_behind
                 read[partition] = position._replace(offset=ends.get(partition, position.offset)) if waits else position

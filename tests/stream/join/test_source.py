@@ -20,6 +20,7 @@ from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.negatives import NegativeSampling, NegativesConfig
+from springtide.stream.positions import Partition
 from springtide_client.schema import Schema
 from tests.stream.join.batch_join import Label, Log, Record, batch_join
 from tests.support.waiting import wait_until
@@ -292,6 +293,31 @@ def test_a_silent_topic_is_named_long_before_its_partitions_are_idle(
         topics.show(1, 200_000)
         wait_until(lambda: source.poll(0.05) == [] and source.join_report().waits_for != "", "the status")
         assert source.join_report().waits_for == f"{topics.prefix}-actions"
+
+
+def test_impressions_are_lag_only_while_events_wait_for_longer_than_a_moment(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.pass_time(0)
+    shown = [{"request": f"r{n}", "item_id": n, "user_id": n, "tags": [], "ts": NOW_MS + n} for n in range(20)]
+    topics.send("impressions", 0, *shown)
+    topics.pass_time(100_000)
+    click = msgspec.structs.replace(LABELS["click"], until_seconds=600.0)
+    with topics.source(of_labels={**LABELS, "click": click}) as source:
+        read(source, 21)  # one of pass_time is a duplicate
+        topics.pass_time(200_000)
+        read(source, 1)
+        stop_reading(monkeypatch, source, f"{topics.prefix}-actions")
+        topics.act(7, 200_001)  # there, and not read
+        wait_until(lambda: source.poll(0.05) == [] and source.num_waiting > 0, "an event that waits")
+        partition = Partition(f"{topics.prefix}-impressions", 0)
+        first, second = (source.join.positions(source.join.cursor_name(look))[partition] for look in source.join.looks)
+        monkeypatch.setattr("springtide.stream.join.source.BEHIND_SECONDS", 3600.0)
+        assert source.positions_read({})[partition].offset == source.end_offsets()[partition]
+        monkeypatch.setattr("springtide.stream.join.source.BEHIND_SECONDS", 0.0)
+        # of the two readings the one that samples come from
+        assert source.positions_read({})[partition] == first
+        assert first.offset > second.offset
 
 
 def test_clicks_that_stand_still_for_an_hour_stop_learning_and_cost_no_memory(
