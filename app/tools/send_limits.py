@@ -66,23 +66,23 @@ class RateLimiter:
         self._began += seconds
 
 
-class TrainerStart:
-    """Tells until when a trainer that starts has served nothing of what is sent: it may compile kernels for minutes."""
+class TrainerReadiness:
+    """Whether a trainer has learned and published since this was made; it may compile kernels for minutes first."""
 
     def __init__(self, log_path: Path) -> None:
         self._log_path = log_path
         status = read_status(log_path)
         self._learned_before = 0 if status is None else status.samples_trained
         self._version_before = None if status is None else status.version
-        self._is_over = False
+        self._is_ready = False
 
     @property
-    def is_over(self) -> bool:
-        """True once a version has samples that were learned since."""
-        if not self._is_over and (status := read_status(self._log_path)) is not None:
+    def is_ready(self) -> bool:
+        """True once its status shows a newer version and more samples learned. Reads the status file until then."""
+        if not self._is_ready and (status := read_status(self._log_path)) is not None:
             is_new = status.version is not None and status.version != self._version_before
-            self._is_over = is_new and status.samples_trained > self._learned_before
-        return self._is_over
+            self._is_ready = is_new and status.samples_trained > self._learned_before
+        return self._is_ready
 
 
 class TopicQuota:

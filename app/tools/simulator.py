@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.scores.best_auc import BestAucWindow, write_best_auc
-from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota, TrainerStart
+from springtide.app.tools.send_limits import LINGER_MS, RateLimiter, TopicQuota, TrainerReadiness
 from springtide.app.tools.simulated_events import SimulatedEvents
 from springtide.app.tools.simulated_world import Impressions, SimulatorConfig, World
 from springtide.stream.config import SourceConfig
@@ -137,7 +137,7 @@ class Simulator:
         self._source, self._log_path, self._stopping, self._join = source, log_path, stopping, join
         events = [] if join is None else [fields.topic for fields in join.events]
         connection, start_ms = source.kafka_config(), wall_ms()
-        self._trainer_start = TrainerStart(log_path) if await_trainer else None
+        self._trainer_readiness = TrainerReadiness(log_path) if await_trainer else None
         with Admin(connection, patient=True) as admin:
             for topic in (source.topic, *events):
                 admin.ensure_topic(topic, num_partitions=1)
@@ -194,10 +194,10 @@ class Simulator:
 
     def _wait_for_trainer(self) -> float:
         """Wait a moment while the trainer starts; return the seconds that took."""
-        if self._trainer_start is None:
+        if self._trainer_readiness is None:
             return 0.0
-        if self._trainer_start.is_over:
-            self._trainer_start = None
+        if self._trainer_readiness.is_ready:
+            self._trainer_readiness = None
             return 0.0
         began = time.monotonic()
         self._stopping.wait(START_SECONDS)

@@ -82,7 +82,7 @@ def test_a_second_demo_resumes_and_ctrl_c_stops_it_with_a_durable_last_version(
 
 
 class Clock:
-    """A clock, and an event that somebody waits for, which is set at a time."""
+    """A fake clock; its `wait` advances it, and returns True once `stop_at` seconds have passed."""
 
     def __init__(self, stop_at: float) -> None:
         self.now, self._stop_at = 100.0, 100.0 + stop_at

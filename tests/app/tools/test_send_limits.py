@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from springtide.app.tools import send_limits, simulator
-from springtide.app.tools.send_limits import RateLimiter, TopicQuota, TrainerStart, warn_of_retention
+from springtide.app.tools.send_limits import RateLimiter, TopicQuota, TrainerReadiness, warn_of_retention
 from springtide.app.tools.simulated_world import SimulatorConfig
 from springtide.stream.broker.embedded import EmbeddedBroker
 from springtide.stream.config import SourceConfig
@@ -55,24 +55,24 @@ def test_a_topic_that_forgets_soon_is_warned_of(settings, warns, caplog) -> None
     assert ("retention.ms of topic 'clicks'" in caplog.text) == warns
 
 
-def test_a_trainer_has_started_once_it_published_something_that_it_learned_since(tmp_path: Path) -> None:
+def test_a_trainer_is_ready_once_it_published_something_that_it_learned_since(tmp_path: Path) -> None:
     def write(**fields: object) -> None:
         (tmp_path / "status-0000000001.json").write_text(json.dumps(fields))
 
     write(version=4, samples_trained=500)  # of a trainer that ended
-    start = TrainerStart(tmp_path)
-    assert not start.is_over
+    readiness = TrainerReadiness(tmp_path)
+    assert not readiness.is_ready
     write(version=5, samples_trained=500)
-    assert not start.is_over
+    assert not readiness.is_ready
     write(version=4, samples_trained=600)
-    assert not start.is_over
+    assert not readiness.is_ready
     write(version=5, samples_trained=600)
-    assert start.is_over
+    assert readiness.is_ready
     write(version=5, samples_trained=600)
-    assert TrainerStart(tmp_path / "no log").is_over is False
+    assert TrainerReadiness(tmp_path / "no log").is_ready is False
 
 
-def test_a_simulator_that_awaits_a_trainer_sends_a_chunk_at_a_time_until_it_has_started(
+def test_a_simulator_that_awaits_a_trainer_sends_a_chunk_at_a_time_until_it_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulator, "START_SECONDS", 0.3)
