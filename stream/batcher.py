@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from springtide.stream.columns import Batch, Columns
+from springtide.stream.columns import Batch, Columns, concatenate_present
 from springtide.stream.negatives import RowSampling
 from springtide.stream.positions import Partition
 from springtide_client.features import Features
+from springtide_client.keys import MISSING_ID
 
 # A batch is scored before it is learned: nothing in it profits from the samples beside it. A 128th of what was learned
 # before is little to miss, and from the first sample to batches of 4096 it takes 1,152 steps, some seconds. (A learner
@@ -25,6 +27,10 @@ GROWTH = 128
 # while enough samples for a full batch wait, a smaller batch is not worth a step: many small ones would keep the
 # reading thread from the processor, and the trainer would not catch up
 BEHIND_WAIT_SECONDS = 0.2
+
+# how long the newest request waits for more samples of it: producers send a request's records at once, and a fetch may
+# still end between two of them
+REQUEST_WAIT_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,9 @@ class Batcher:
     letters, offset gaps) leave as soon as no row precedes them.
 
     The samples of one record (Arrow) leave together, since a position is between two records: a batch ends before the
-    record that would not fit, and only one that holds more than a full batch makes a larger one.
+    record that would not fit, and only one that holds more than a full batch makes a larger one. With `by_request` the
+    samples of one request that follow each other leave together too; the newest one waits `REQUEST_WAIT_SECONDS` for
+    more of them.
     """
 
     def __init__(
@@ -92,6 +100,7 @@ class Batcher:
         min_batch_size: int = 0,
         growth: int = GROWTH,
         num_learned: int = 0,
+        by_request: bool = False,
     ) -> None:
         """`num_learned`: samples learned before the first row that is added."""
         self.size = BatchSize(batch_size, min_batch_size, growth)
@@ -101,6 +110,7 @@ class Batcher:
         self.max_wait_seconds = max_wait_seconds
         self.is_behind = False  # set by the caller, which sees the whole stream: samples for a full batch wait
         self.num_rows = 0  # pending
+        self.by_request = by_request
         self._clock = clock
         self._pending: deque[PendingColumns] = deque()
 
@@ -132,8 +142,13 @@ class Batcher:
         if not self._pending:
             return None
         first = self._pending[0]
-        if self.num_rows >= self.full_rows or self._clock() - first.arrived_at >= self._wait_seconds:
-            return self._build(min(self.num_rows, self.full_rows))
+        if self.is_full:
+            return self._build(self.full_rows)
+        if self._clock() - first.arrived_at >= self._wait_seconds:
+            if self._seconds_of_request() == 0:
+                return self._build(self.num_rows)
+            if 0 < (num_before := self._whole_requests(self.num_rows - 1)) < self.num_rows:
+                return self._build(num_before)
         return self._build(0) if first.num_rows == 0 else None
 
     def flush(self) -> Batch | None:
@@ -144,10 +159,52 @@ class Batcher:
         """How long take() will keep returning None if nothing is added; None = for ever."""
         if not self._pending:
             return None
-        if self.num_rows >= self.full_rows or self._pending[0].num_rows == 0:
+        if self.is_full or self._pending[0].num_rows == 0:
             return 0.0
         due = self._pending[0].arrived_at + self._wait_seconds
-        return None if due == float("inf") else max(due - self._clock(), 0.0)
+        return None if due == float("inf") else max(due - self._clock(), self._seconds_of_request())
+
+    @property
+    def is_full(self) -> bool:
+        """True if a full batch is here; where a request ends is only known by the row after it."""
+        return self.num_rows >= self.full_rows + self.by_request
+
+    def _seconds_of_request(self) -> float:
+        """How long the newest request still waits for more of its samples."""
+        if not self.by_request:
+            return 0.0
+        return max(self._pending[-1].arrived_at + REQUEST_WAIT_SECONDS - self._clock(), 0.0)
+
+    def _whole_requests(self, num_rows: int) -> int:
+        """The most rows, up to this many, that divide neither a record nor a request; those up to the next possible
+        end if there is none before, and all where there is none at all.
+        """
+        if num_rows >= self.num_rows or num_rows < 1:
+            return min(num_rows, self.num_rows)
+        ends = self._ends(num_rows + 1)
+        if len(ends):
+            return int(ends[-1])
+        ends = self._ends(self.num_rows)
+        return int(ends[0]) if len(ends) else self.num_rows
+
+    def _ends(self, num_rows: int) -> npt.NDArray[np.intp]:
+        """Where among the first rows, so many, one record and request end and the next begin; neither 0 nor the end."""
+        is_start, before = [], MISSING_ID
+        for pending in self._pending:
+            columns, first = pending.columns, pending.num_taken
+            if (num := min(num_rows, pending.num_rows)) <= 0:
+                continue
+            rows, num_rows = slice(first, first + num), num_rows - num
+            starts_N = np.ones(num, np.bool_)
+            if columns.joined is None:
+                starts_N[1:] = np.diff(columns.offset_N[rows]) != 0
+                starts_N[1:] |= np.diff(columns.partition_N[rows]) != 0
+            if columns.request_N is not None:
+                request_N = columns.request_N[rows]
+                starts_N &= (request_N == MISSING_ID) | (request_N != np.concatenate([[before], request_N[:-1]]))
+                before = int(request_N[-1])
+            is_start.append(starts_N)
+        return np.flatnonzero(np.concatenate(is_start)[1:]) + 1
 
     def _whole_records(self, num_rows: int) -> int:
         """The most rows, up to this many, that divide no record; those of the first record if even it has more."""
@@ -165,7 +222,7 @@ class Batcher:
 
     def _build(self, num_rows: int) -> Batch:
         """A batch of up to `num_rows` first rows, and of everything without rows that follows them directly."""
-        num_rows = self._whole_records(num_rows)
+        num_rows = self._whole_requests(num_rows) if self.by_request else self._whole_records(num_rows)
         pieces: list[Columns] = []
         positions: dict[Partition, int] = {}
         topic_ids: dict[Partition, str] = {}
@@ -201,7 +258,9 @@ class Batcher:
             watermarks=watermarks,
             grade_N=None if pieces[0].grade_N is None else np.concatenate([piece.grade_N for piece in pieces]),
             shares_NL=None if pieces[0].shares_NL is None else np.concatenate([piece.shares_NL for piece in pieces]),
-            served_N=None if pieces[0].served_N is None else np.concatenate([piece.served_N for piece in pieces]),
+            served_N=concatenate_present([piece.served_N for piece in pieces]),
+            request_N=concatenate_present([piece.request_N for piece in pieces]),
+            group_N=concatenate_present([piece.group_N for piece in pieces]),
             join=pieces[-1].joined.state_after(len(pieces[-1])) if pieces[-1].joined is not None else None,
             rates_N=None
             if (sampled := RowSampling.concatenate([p.sampled for p in pieces])) is None

@@ -3,7 +3,7 @@
 # N samples, L labels
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -183,6 +183,9 @@ class Columns:
     grade_N: npt.NDArray[np.uint8] | None = None
     shares_NL: npt.NDArray[np.float32] | None = None
     served_N: npt.NDArray[np.float32] | None = None  # the score that was served for an impression, NaN: none
+    # where scores are grouped: the id of each sample's request, and of its group if that is no feature; or MISSING_ID
+    request_N: npt.NDArray[np.int64] | None = None
+    group_N: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels_NL)
@@ -223,6 +226,8 @@ class Columns:
             grade_N=None if self.grade_N is None else self.grade_N[rows],
             shares_NL=None if self.shares_NL is None else self.shares_NL[rows],
             served_N=None if self.served_N is None else self.served_N[rows],
+            request_N=None if self.request_N is None else self.request_N[rows],
+            group_N=None if self.group_N is None else self.group_N[rows],
             raw=None,
             sampled=None if self.sampled is None else self.sampled.take(rows),
         )
@@ -232,7 +237,6 @@ class Columns:
         """The rows of all parts, in order, at least one part; without dead letters, strings and ends."""
         partitions = tuple(dict.fromkeys(partition for part in parts for partition in part.partitions))
         numbers = {partition: number for number, partition in enumerate(partitions)}
-        served = [part.served_N for part in parts if part.served_N is not None]  # of all that have rows, or of none
         renumbered = [np.array([numbers[p] for p in part.partitions], np.int32)[part.partition_N] for part in parts]
         return replace(
             parts[0].take(np.zeros(0, np.int64)),
@@ -246,7 +250,9 @@ class Columns:
             partitions=partitions,
             key_hash_N=None,
             sampled=RowSampling.concatenate([part.sampled for part in parts]),
-            served_N=np.concatenate(served) if served else None,
+            served_N=concatenate_present([part.served_N for part in parts]),
+            request_N=concatenate_present([part.request_N for part in parts]),
+            group_N=concatenate_present([part.group_N for part in parts]),
         )
 
     def dead_letter(self, n: int, reason: str, detail: str) -> DeadLetter:
@@ -344,9 +350,17 @@ class Columns:
             grade_N=None if self.grade_N is None else self.grade_N[start:stop],
             shares_NL=None if self.shares_NL is None else self.shares_NL[start:stop],
             served_N=None if self.served_N is None else self.served_N[start:stop],
+            request_N=None if self.request_N is None else self.request_N[start:stop],
+            group_N=None if self.group_N is None else self.group_N[start:stop],
             dead_letters=letters,
             end_offsets=end,
         )
+
+
+def concatenate_present(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    """One column of all parts: every part that has rows has it, or none does. None: none does."""
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if present else None
 
 
 @dataclass(frozen=True)
@@ -370,6 +384,8 @@ class Batch:
     grade_N: npt.NDArray[np.uint8] | None = None  # as Columns have them; None: all are first samples
     shares_NL: npt.NDArray[np.float32] | None = None
     served_N: npt.NDArray[np.float32] | None = None
+    request_N: npt.NDArray[np.int64] | None = None
+    group_N: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels_NL)

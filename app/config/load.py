@@ -93,7 +93,8 @@ def load_config(
         feature: bind(FeatureConfig, f"[features.{feature}]", table)
         for feature, table in _require_table("[features]", document.get("features", {})).items()
     }
-    schema = bind(SchemaConfig, "[schema]", document.get("schema", {})).to_schema(features)
+    schema_config = bind(SchemaConfig, "[schema]", document.get("schema", {}))
+    schema = schema_config.to_schema(features)
     log = bind(LogConfig, "[log]", document.get("log", {}), path=Path("var") / name / "log")
     train = bind(TrainConfig, "[train]", document.get("train", {}))
     labels = {
@@ -111,9 +112,13 @@ def load_config(
     )
     table.check_score(schema)
     table = structs.replace(table, tables=feature_tables(schema, features, table))
-    scores = bind(ScoresConfig, "[scores]", document.get("scores", {}))
+    scores = bind(ScoresConfig, "[scores]", document.get("scores", {}), request=schema_config.request)
     with user_errors("[scores] "):
         scores.check_by(schema)
+    with user_errors():
+        scores.check_groups(schema)
+    if train.by_request and scores.request is None:
+        raise UserError("[train] by_request needs [schema] request: the field that says which samples belong together")
     table.check_schedule(train.schedule)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
@@ -124,7 +129,9 @@ def load_config(
     if join is not None and history.path is not None:
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
     negatives = _negatives(bind(NegativesConfig, "[negatives]", document.get("negatives", {})), losses, schema, join)
-    _check_record_fields(source, schema, join, labels, negatives)
+    _check_record_fields(source, schema, join, labels, negatives, scores)
+    group = scores.group if scores.group not in schema.categorical else None
+    source = structs.replace(source, request_field=scores.request, group_field=group)
     if negatives is not None:
         source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
@@ -175,16 +182,17 @@ def _check_record_fields(
     join: JoinPlan | None,
     labels: Mapping[str, LabelConfig],
     negatives: NegativeSampling | None,
+    scores: ScoresConfig,
 ) -> None:
     """UserError for a key or header of records that is no id."""
-    ids = {*schema.categorical, *(() if negatives is None else negatives.by)}
+    ids = {*schema.categorical, *(() if negatives is None else negatives.by), scores.request, scores.group}
     if join is not None:
         ids |= {*join.config.key, *(name for label in labels.values() for name in label.where)}
     for name in source.record_fields:
         if name not in ids:
             raise UserError(
-                f"[source] record_fields: {name!r} must be an id: a field of [schema] categorical, of [join] key or of "
-                "[negatives] by"
+                f"[source] record_fields: {name!r} must be an id: a field of [schema] categorical, of [join] key, of "
+                "[negatives] by, [schema] request or [scores] group"
             )
 
 

@@ -85,6 +85,13 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         str | None, Meta(description="Field with the event time in milliseconds. Default: the record's timestamp.")
     ] = None
     weight: Annotated[str | None, Meta(description="Field with the sample's weight, at least 0. Default: 1.")] = None
+    request: Annotated[
+        str | None,
+        Meta(
+            description="Field with the id of the request that showed the sample: ranking metrics are by request. It "
+            "may be one of `categorical`, and need not be a feature."
+        ),
+    ] = None
     categorical: Annotated[Names, Meta(description="Fields with one id.")] = ()
     multi_value: Annotated[Names, Meta(description="Fields with a list of ids that is pooled.")] = ()
     sequence: Annotated[Names, Meta(description="Fields with an ordered list of ids.")] = ()

@@ -18,7 +18,9 @@ def with_labels(
     if not state:
         return fresh
     places = [old.index(label) if label in old else len(old) for label in new]
-    fresh |= {name: array for name, array in state.items() if not name.startswith("histogram.")}
+    # groups begin anew: a sample of an open one has a score for each of the old labels
+    kept = (name for name in state if not name.startswith(("histogram.", "ranking.")))
+    fresh |= {name: state[name] for name in kept}
     for name, array in state.items():
         if name in ("window.logits", "window.labels"):
             nothing = np.nan if name == "window.labels" else 0  # masked

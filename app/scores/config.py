@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from springtide_client.schema import Schema
-from springtide_client.system.settings import SIZE, Settings
+from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings
 
 
 class ScoresConfig(Settings, frozen=True, kw_only=True):
@@ -15,6 +15,35 @@ class ScoresConfig(Settings, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description='Categorical features by whose values scores are split, such as `["country", "device"]`.'),
     ] = ()
+    group: Annotated[
+        str | None,
+        Meta(
+            description="Field with the id by whose samples of a day ranking metrics are found, such as a user. It may "
+            "be one of `[schema] categorical`, and need not be a feature. Metrics by request need `[schema] request`."
+        ),
+    ] = None
+    at: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1000)], ...],
+        Meta(description="The k of NDCG@k and recall@k."),
+    ] = (5, 10)
+    group_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 18,
+            extra=SIZE,
+            description="Memory for ranking metrics. Where it is full the oldest requests end early, and half of the "
+            "users are left out, by hash: the status says how many requests, and which share of the users.",
+        ),
+    ] = 16 << 20
+    request_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            extra=FINITE,
+            description="A request ends when the event clock is so far past its last sample; a user's day so long "
+            "after midnight UTC.",
+        ),
+    ] = 60.0
     segment_bytes: Annotated[
         int,
         Meta(
@@ -33,6 +62,20 @@ class ScoresConfig(Settings, frozen=True, kw_only=True):
             "twice as many samples ago; with the log's first one while it is younger. 0: always with the first one.",
         ),
     ] = 1_000_000
+
+    request: Annotated[str | None, Meta(extra=INTERNAL)] = None  # `[schema] request`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.at)) < len(self.at):
+            raise ValueError("at names a number twice")
+
+    def check_groups(self, schema: Schema) -> None:
+        """Raise ValueError if requests or groups are told apart by a field that is no id."""
+        others = (*schema.labels, *schema.lists, *schema.dense, schema.timestamp, schema.weight)
+        for key, name in (("[schema] request", self.request), ("[scores] group", self.group)):
+            if name is not None and name in others:
+                raise ValueError(f"{key} {name!r} must be an id, and has another role in [schema]")
 
     def check_by(self, schema: Schema) -> None:
         """Raise ValueError if a name of `by` is no categorical feature of the schema."""

@@ -21,6 +21,7 @@ from springtide.app.scores.drift import (
     next_snapshot,
     sampling_stride,
 )
+from springtide.app.scores.ranking import EVENT_MS, RankingPlan, RankingScores
 from springtide.app.scores.samples import (
     SAMPLES,
     TERMS,
@@ -51,6 +52,7 @@ class ScoresPlan(msgspec.Struct, frozen=True):
     stride: int = 1  # features of every sample whose number this divides are compared
     drift: bool = False
     reference_samples: int = 0
+    ranking: RankingPlan = RankingPlan()
 
     @staticmethod
     def of(config: ScoresConfig, schema: Schema, window_samples: int) -> "ScoresPlan":
@@ -58,7 +60,13 @@ class ScoresPlan(msgspec.Struct, frozen=True):
         columns = tuple(columns_of(schema)[:MAX_COLUMNS]) if config.drift else ()
         num_segments = config.segment_bytes // max(1, BYTES * len(schema.labels) * len(config.by))
         stride = sampling_stride(window_samples, len(columns))
-        return ScoresPlan(config.by, max(1, num_segments), columns, stride, config.drift, config.reference_samples)
+        ranking = RankingPlan()
+        if config.request is not None or config.group is not None:
+            wait_ms = round(1000 * config.request_seconds)
+            ranking = RankingPlan(config.request, config.group, config.at, config.group_bytes, wait_ms)
+        return ScoresPlan(
+            config.by, max(1, num_segments), columns, stride, config.drift, config.reference_samples, ranking
+        )
 
     def to_array(self) -> npt.NDArray[np.uint8]:
         """Return it as a tensor."""
@@ -97,6 +105,7 @@ class Observed(NamedTuple):
     samples: Arrays
     features: Features | None
     columns: Arrays | None
+    groups: Arrays
 
 
 class ProgressiveScores:
@@ -152,6 +161,7 @@ class ProgressiveScores:
         self._delta_has_plan = False
         self._segments: dict[str, SegmentHistograms] = {}
         self._drift = WindowDrift(self.labels)
+        self._rankings: dict[str, RankingScores] = {}
 
     def observe(
         self,
@@ -161,13 +171,15 @@ class ProgressiveScores:
         features: Features | None = None,
         *,
         columns: Arrays | None = None,
+        groups: Arrays | None = None,
     ) -> None:
         """Take scored samples; they belong to the next delta. `features`: those of the samples, always or never.
 
-        `columns`: instead of features, what `columns_of` returned for them. The arrays are kept and must not change.
+        `columns`: instead of features, what `columns_of` returned for them, and `groups_of`. `groups`: beside features,
+        what `groups_of` returned. The arrays are kept and must not change.
         """
         samples: Arrays = dict(zip(SAMPLES, (logits_NL, labels_NL, weights_N), strict=True))
-        self._waiting.append(Observed(samples, features, columns))
+        self._waiting.append(Observed(samples, features, columns, groups or {}))
         self._num_waiting += len(weights_N)
         if self._num_waiting >= MAX_WAITING:
             self._count_waiting()
@@ -200,13 +212,32 @@ class ProgressiveScores:
         features = [each.features for each in waiting if each.features is not None]
         if not features:
             return None
-        return self.columns_of(Features.concatenate(features), self._num_counted)
+        return self.columns_of(Features.concatenate(features), self._num_counted) | self._groups_of_waiting(waiting)
+
+    def _groups_of_waiting(self, waiting: Sequence[Observed]) -> Arrays:
+        """Return by what samples are grouped; nothing where some do not say it."""
+        first = waiting[0].groups
+        if any(each.groups.keys() != first.keys() for each in waiting):
+            return {}
+        return join([each.groups for each in waiting], list(first))
 
     def columns_of(self, features: Features, first: int) -> Arrays:
         """Return what is kept of the features of samples, the first of which is sample number `first` of all."""
         if self._wanted is None or self._schema is None:
             return {}
         return self._wanted.take(features, self._schema, first)
+
+    def groups_of(
+        self,
+        features: Features,
+        event_ms_N: npt.NDArray[np.int64],
+        request_N: npt.NDArray[np.int64] | None,
+        group_N: npt.NDArray[np.int64] | None,
+    ) -> Arrays:
+        """Return by what samples are grouped for ranking metrics: {} where they are not."""
+        if self._wanted is None or self._schema is None:
+            return {}
+        return self._wanted.ranking.take(features, self._schema, event_ms_N, request_N, group_N)
 
     def delta(self) -> Arrays:
         """Return the samples observed since the last call; {} if there are none."""
@@ -236,6 +267,8 @@ class ProgressiveScores:
             arrays |= {f"histogram.{number}.{name}": array for name, array in histogram.arrays().items()}
         for feature, segments in self._segments.items():
             arrays |= {f"{IDS}{feature}.{name}": array for name, array in segments.arrays().items()}
+        for kind, ranking in self._rankings.items():
+            arrays |= {f"ranking.{kind}.{name}": array for name, array in ranking.arrays().items()}
         return arrays | {f"drift.{name}": array for name, array in self._drift.arrays().items()}
 
     def state_sizes(self) -> list[int]:
@@ -246,6 +279,8 @@ class ProgressiveScores:
             sizes += [histogram.num_used * np.dtype(np.int64).itemsize] * len(HISTOGRAM_ARRAYS)
         for segments in self._segments.values():
             sizes += [array.nbytes for array in segments.arrays().values()]
+        for ranking in self._rankings.values():
+            sizes += ranking.state_sizes()
         return sizes + [array.nbytes for array in self._drift.arrays().values()]
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -262,6 +297,10 @@ class ProgressiveScores:
         self._window = with_terms({name: np.array(state[f"window.{name}"]) for name in names}, self.links)
         for feature, segments in self._segments.items():
             segments.restore({name: state[f"{IDS}{feature}.{name}"] for name in segments.arrays()})
+        for kind, ranking in self._rankings.items():
+            own = f"ranking.{kind}."
+            if arrays := {name.removeprefix(own): array for name, array in state.items() if name.startswith(own)}:
+                ranking.restore(arrays)
         drift = {name.removeprefix("drift."): array for name, array in state.items() if name.startswith("drift.")}
         self._drift.restore(drift)
 
@@ -292,7 +331,10 @@ class ProgressiveScores:
                 )
                 for feature in self._plan.by
             }
-            return self._label_document(number, curve=True) | ({"segments": segments} if segments else {})
+            found = self._label_document(number, curve=True) | ({"segments": segments} if segments else {})
+            rankings = {} if self.is_value(number) else self._rankings
+            ranking = {kind: each.document(number) for kind, each in rankings.items()}
+            return found | ({"ranking": ranking} if ranking else {})
 
         document = self._by_label(of_label)
         window = self._without_values(self._join_window())
@@ -335,6 +377,8 @@ class ProgressiveScores:
                 if feature in before:
                     segments.restore(before[feature].arrays())
             self._segments[feature] = segments
+        if plan.ranking != self._plan.ranking:
+            self._rankings = plan.ranking.begin(len(self.labels))
         if plan.drift:
             self._drift.set_columns(plan.columns)
         else:
@@ -383,6 +427,10 @@ class ProgressiveScores:
             if name not in samples:
                 samples[name] = np.full(len(samples["weights"]), NO_VALUE)
             segments.add(samples[name], self._without_values(samples))
+        for kind, ranking in self._rankings.items():
+            if (hash_N := samples.pop(f"ranking.{kind}", None)) is not None:
+                ranking.add(hash_N, self._without_values(samples))
+        samples.pop(EVENT_MS, None)
         self._recent.append(samples)
         self._num_recent += len(samples["weights"])
         self._num_counted += len(samples["weights"])

@@ -69,6 +69,7 @@ class BatchStream:
             min_batch_size=config.train.min_batch_size,
             growth=config.train.batch_growth,
             num_learned=samples_trained // share.num_ranks,  # all ranks together learn a batch of each
+            by_request=config.train.by_request,
         )
         # batches of many ranks must not depend on time, and each rank has a full one or nothing left
         self.is_fixed = until_end and share.num_ranks > 1
@@ -132,7 +133,7 @@ class BatchStream:
         batcher, seconds = self.batcher, min(POLL_SECONDS, max_seconds)
         if not batcher.is_empty:
             batcher.is_behind = self.is_behind
-            if batcher.num_rows >= batcher.full_rows:
+            if batcher.is_full:
                 return
             until_due = batcher.seconds_until_due()
             seconds = seconds if until_due is None else min(seconds, until_due)
@@ -147,8 +148,7 @@ class BatchStream:
         batch, self._peeked = self._peeked, None
         if batch is None:
             self.batcher.is_behind = is_behind
-            is_full = self.batcher.num_rows >= self.batcher.full_rows
-            batch = self.batcher.take() if is_full or not self.is_fixed else None
+            batch = self.batcher.take() if self.batcher.is_full or not self.is_fixed else None
         if batch is None and self.until_end and self.source.finished:
             batch = self.batcher.flush()
         return batch
@@ -171,7 +171,7 @@ class BatchStream:
 
     def peek(self) -> Batch | None:
         """Return the batch that `take` returns next, if it is full already."""
-        if self._peeked is None and self.batcher.num_rows >= self.batcher.full_rows:
+        if self._peeked is None and self.batcher.is_full:
             self._peeked = self.batcher.take()
         return self._peeked
 

@@ -119,6 +119,14 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
             "the wide part learns sample by sample.",
         ),
     ] = GROWTH
+    by_request: Annotated[
+        bool,
+        Meta(
+            description="Samples of one `[schema] request` that follow each other are scored before any of them is "
+            "learned, as a server scores them; batches end between requests. Scores are then a little lower, and "
+            "honest where a request's samples tell of each other; what is learned is the same."
+        ),
+    ] = False
     max_wait_seconds: Annotated[
         Literal["auto"] | Annotated[float, Meta(ge=0)],
         Meta(

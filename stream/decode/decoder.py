@@ -79,9 +79,9 @@ class Decoder:
         self.schema, self.key = schema, None if key is None else tuple(key)
         self.seen_strings = seen_strings or SeenSet()
         self._sample_by, self._rate_field = config.sample_by, config.rate_field
-        self.only_keys = [
-            name for name in dict.fromkeys((*(key or ()), *config.sample_by)) if name not in schema.categorical
-        ]
+        self._request, self._group = config.request_field, config.group_field
+        asked = (*(key or ()), *config.sample_by, *filter(None, (config.request_field, config.group_field)))
+        self.only_keys = [name for name in dict.fromkeys(asked) if name not in schema.categorical]
         self._record_fields = [
             name for name in config.record_fields if name in schema.categorical or name in self.only_keys
         ]
@@ -140,6 +140,7 @@ class Decoder:
         if sampled is not None:
             sampled = sampled.take(np.flatnonzero(is_sample_N))
         columns = self._without_rate(rows.columns(raw, is_sample_N, dead_letters, id_strings), sampled)
+        columns = self._with_groups(columns, rows, is_sample_N)
         if self.key is None:
             return columns
         return replace(columns, key_hash_N=self._hash(rows, self.key)[is_sample_N], raw=raw)
@@ -210,7 +211,7 @@ class Decoder:
         dead_letters = [make_dead_letter(raw, n, error) for n, error in sorted(letters.items())]
         strings_of_all = IdStrings.concatenate(new)
         columns = rows.columns(raw, ~is_dead_N[record_R], dead_letters, strings_of_all, record_R=record_R)
-        return self._without_rate(columns, sampled)
+        return self._with_groups(self._without_rate(columns, sampled), rows, ~is_dead_N[record_R])
 
     def _write_record_fields(
         self, raw: RawRecords, rows: DecodedRows, record_R: Int64Array, is_sample_N: BoolArray
@@ -241,10 +242,22 @@ class Decoder:
 
     def _hash(self, rows: DecodedRows, names: Sequence[str]) -> UInt64Array:
         """The hash of each row's values of these ids, NO_KEY where one of them is null."""
-        at = {name: rows.key_NK[:, column] for column, name in enumerate(self.only_keys)}
-        at |= {name: rows.categorical_NC[:, column] for column, name in enumerate(self.schema.categorical)}
-        hash_N: UInt64Array = hash_tuples(np.stack([at[name] for name in names], axis=1))
+        hash_N: UInt64Array = hash_tuples(np.stack([self._ids(rows, name) for name in names], axis=1))
         return hash_N
+
+    def _ids(self, rows: DecodedRows, name: str) -> Int64Array:
+        """Each row's value of one id, a feature or not."""
+        if name in self.only_keys:
+            return rows.key_NK[:, self.only_keys.index(name)]
+        return rows.categorical_NC[:, self.schema.categorical.index(name)]
+
+    def _with_groups(self, columns: Columns, rows: DecodedRows, is_sample_N: BoolArray) -> Columns:
+        """The columns with the ids by which their scores are grouped."""
+        if self._request is not None:
+            columns = replace(columns, request_N=self._ids(rows, self._request)[is_sample_N])
+        if self._group is not None:
+            columns = replace(columns, group_N=self._ids(rows, self._group)[is_sample_N])
+        return columns
 
     def _sampled(self, rows: DecodedRows) -> RowSampling | None:
         """How each row was sampled and by what it is; None where negatives are not."""

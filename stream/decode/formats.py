@@ -338,9 +338,13 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(
             description='Ids that are not in the message: `"key"` and `"header:NAME"` are then the record\'s, wherever '
-            "`[schema] categorical`, `[join] key` or `[negatives] by` have this name. In files a column of that name."
+            "`[schema] categorical`, `[join] key`, `[negatives] by`, `[schema] request` or `[scores] "
+            "group` have this name. In files a column of that name."
         ),
     ] = ()
+    # the fields with a sample's request and group: `[schema] request` and, if it is no feature, `[scores] group`
+    request_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
+    group_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
     # what `[negatives]` says: the fields by which negatives are kept, and the field with the sender's rate
     sample_by: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
     rate_field: Annotated[str | None, Meta(extra=INTERNAL)] = None

@@ -301,8 +301,8 @@ def columns_arrays(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     for n, ragged in enumerate(features.lists):
         arrays[f"ids_{n}"], arrays[f"offsets_{n}"] = ragged.ids_M, ragged.offsets
     assert columns.key_hash_N is not None
-    if columns.served_N is not None:
-        arrays["served"] = columns.served_N
+    optional = {"served": columns.served_N, "request": columns.request_N, "group": columns.group_N}
+    arrays |= {name: array for name, array in optional.items() if array is not None}
     return arrays | {
         "categorical": features.categorical_NC,
         "dense": features.dense_NF,
@@ -330,4 +330,6 @@ def with_arrays(columns: Columns, arrays: dict[str, npt.NDArray[Any]]) -> Column
         offset_N=arrays["offset"],
         key_hash_N=arrays["key_hash"],
         served_N=arrays.get("served"),
+        request_N=arrays.get("request"),
+        group_N=arrays.get("group"),
     )

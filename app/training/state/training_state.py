@@ -79,6 +79,7 @@ class TrainingState:
         self._segment_names = SegmentNames(schema, scores.by)
         self._pending_report: Callable[[], StepReport] | None = None  # of the newest step, not counted yet
         self._pending_features: Features | None = None  # of the same step
+        self._pending_groups: Arrays = {}  # of the same step: by what its samples are grouped for ranking metrics
         self._pending_scored_N: BoolArray | None = None  # of the same step: which of its samples are scored
         model = learner.model
         self._item_layout = (
@@ -116,6 +117,9 @@ class TrainingState:
             report = self.learner.start_step(batch, next_batch)
             self.finish_step()  # its report has arrived while this step was prepared
             self._pending_report, self._pending_features = report, batch.features
+            self._pending_groups = self._scores.groups_of(
+                batch.features, batch.event_ms_N, batch.request_N, batch.group_N
+            )
             self._pending_scored_N = batch.is_scored_N
         if batch.id_strings:
             self.pending_scores.add_strings(batch.id_strings)
@@ -159,7 +163,7 @@ class TrainingState:
             report = pending()
             features, self._pending_features = self._pending_features, None
             assert features is not None
-            self.pending_scores.add_step(report, features, self._pending_scored_N)
+            self.pending_scores.add_step(report, features, self._pending_scored_N, self._pending_groups)
             if np.isfinite(report.loss):
                 self._loss = report.loss
 

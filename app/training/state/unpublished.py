@@ -97,23 +97,30 @@ class PendingScores:
         self._num_scored = 0  # samples of those steps, on all ranks
         self._strings: list[IdStrings] = []
 
-    def add_step(self, report: StepReport, features: Features, is_scored_N: BoolArray | None = None) -> None:
+    def add_step(
+        self,
+        report: StepReport,
+        features: Features,
+        is_scored_N: BoolArray | None = None,
+        groups: Arrays | None = None,
+    ) -> None:
         """Count a step's report, or keep it. `is_scored_N`: of this rank's samples those that test what was learned
-        before them, and do not correct it; None: all.
+        before them, and do not correct it; None: all. `groups`: what `groups_of` the scores returned for them.
         """
+        groups = groups or {}
         if self._num_ranks == 1 and is_scored_N is None:
-            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features, groups=groups)
             return
         if is_scored_N is None:
             is_scored_N = np.ones(len(features), np.bool_)
         rows = np.flatnonzero(is_scored_N)
-        features = features.take(rows)
+        features, groups = features.take(rows), {name: array[rows] for name, array in groups.items()}
         if self._num_ranks == 1:
             report = report.take(rows)
-            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features)
+            self._scores.observe(report.logits_NL, report.labels_NL, report.weights_N, features, groups=groups)
             return
         first = self._scores.num_samples + self._num_scored + report.num_scored_before
-        self._steps.append(PendingStep(report, self._scores.columns_of(features, first), is_scored_N))
+        self._steps.append(PendingStep(report, self._scores.columns_of(features, first) | groups, is_scored_N))
         self._num_scored += report.num_scored
 
     def add_strings(self, strings: list[IdStrings]) -> None:

@@ -176,5 +176,7 @@ def without_samples(batch: Batch) -> Batch:
         rates_N=None if batch.rates_N is None else batch.rates_N[:0],
         grade_N=None if batch.grade_N is None else batch.grade_N[:0],
         served_N=None if batch.served_N is None else batch.served_N[:0],
+        request_N=None if batch.request_N is None else batch.request_N[:0],
+        group_N=None if batch.group_N is None else batch.group_N[:0],
         shares_NL=None if batch.shares_NL is None else batch.shares_NL[:0],
     )

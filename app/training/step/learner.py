@@ -121,7 +121,12 @@ class Learner:
         if exchange is None or exchange.is_alone:
             if self.wide is not None:
                 self.wide_step = WideStep(
-                    self.wide, table, schema, num_threads=self._num_threads[1], negatives=negatives
+                    self.wide,
+                    table,
+                    schema,
+                    num_threads=self._num_threads[1],
+                    negatives=negatives,
+                    by_request=config.by_request,
                 )
         else:
             if self.device.graph_capture is not None:
@@ -136,7 +141,9 @@ class Learner:
                 exchange, self.model, precision, self.update, seed=config.seed, has_late=has_late
             )
             if self.wide is not None:
-                self.wide_step = RanksWideStep(self.wide, table, schema, self.sharded_table, negatives=negatives)
+                self.wide_step = RanksWideStep(
+                    self.wide, table, schema, self.sharded_table, negatives=negatives, by_request=config.by_request
+                )
         if self.wide_step is not None:
             self.wide_step.set_late_rules(losses)
         # the tables that a step looks up in, and at most how many keys of a batch

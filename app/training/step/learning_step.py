@@ -179,12 +179,12 @@ class OffsetObjective(LossObjective):
         arrays = columns.offset_step(np.ascontiguousarray(net_NL.detach().cpu().numpy()))
         if not has_samples:
             return Scores.of_none(columns)
-        logits_NL, errors_NL = (torch.from_numpy(array).to(net_NL.device) for array in arrays)
+        logits_NL, errors_NL, scored_NL = (torch.from_numpy(array).to(net_NL.device) for array in arrays)
         late_NL = self.loss.late_factors(logits_NL, labels_NL, columns.shares_NL)
         weights = columns.loss_weights(late_NL)
         gradient = self.loss.gradient(columns.shifted(logits_NL), labels_NL, weights, errors_NL, columns.groups_NG)
         net_NL.backward(gradient.errors_NL)  # type: ignore[no-untyped-call]
-        return Scores(logits_NL, gradient.loss, gradient.weight, late_NL=late_NL)
+        return Scores(scored_NL, gradient.loss, gradient.weight, late_NL=late_NL)
 
 
 class CompiledObjective(LossObjective):
@@ -201,8 +201,9 @@ class CompiledObjective(LossObjective):
     def learn(self, columns: StepColumns, *, bfloat16: bool) -> Scores:
         inputs = columns.inputs
         logits, errors_NL = self.program.forward(inputs), None
+        scored = logits
         if columns.offset_step is not None:
-            logits, errors = columns.offset_step(logits)
+            logits, errors, scored = columns.offset_step(logits)
             errors_NL = torch.from_numpy(errors)
         logits_NL = torch.from_numpy(logits)
         late_NL = self.loss.late_factors(logits_NL, columns.labels_NL, columns.shares_NL)
@@ -217,7 +218,7 @@ class CompiledObjective(LossObjective):
         norm = self.program.backward(errors, self.grads_BD[:-1].reshape(len(errors), -1))
         # what a loss learns beside the program has a part in the norm too: then it is that of all gradients
         is_all = self.loss.own is None and self.loss.task_weights is None
-        return Scores(logits_NL, loss, weight, norm if is_all else None, late_NL)
+        return Scores(torch.from_numpy(scored), loss, weight, norm if is_all else None, late_NL)
 
 
 class TwoTowerObjective(LossObjective):

@@ -227,6 +227,7 @@ class RanksWideStep(WideStep):
         rows: ShardedTable,
         *,
         negatives: NegativeSampling | None = None,
+        by_request: bool = False,
     ) -> None:
         """ValueError if the table is not in the host's memory."""
         if table.ops.device != "cpu":
@@ -234,7 +235,7 @@ class RanksWideStep(WideStep):
                 "several ranks learn the wide part on the CPU only so far: set [model] wide = false, or [train] "
                 'device = "cpu"'
             )
-        super().__init__(part, table, schema, negatives=negatives)
+        super().__init__(part, table, schema, negatives=negatives, by_request=by_request)
         self.rows, self.exchange = rows, rows.exchange
         self.columns_from = rows.num_states - table.layout.wide_width
         if self.crosses is not None:

@@ -28,7 +28,7 @@ from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import RowColumns
 from springtide.stream.columns import Batch
 from springtide.stream.negatives import NegativeSampling
-from springtide_client.keys import CROSSES
+from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
 from springtide_client.wide.slots import Slots, num_crossed
 
@@ -39,9 +39,19 @@ FACTORIZATION_RATE = 1.2  # of the table's learning rate, which is the net's for
 FACTORIZATION_EPS = 0.05
 
 Float32Array = npt.NDArray[np.float32]
-# scores and learns a batch given the net's logits, float32 (N, L): returns logits, and the derivatives of their
-# logistic loss by the net's
-OffsetStep = Callable[[Float32Array], tuple[Float32Array, Float32Array]]
+NO_ENDS = np.zeros(0, np.int64)
+
+
+class WideScores(NamedTuple):
+    """What the step returns, float32 (N, L)."""
+
+    logits_NL: Float32Array  # each sample's, once those before it were learned
+    errors_NL: Float32Array  # derivatives of their logistic loss by the net's logits; of labels from 0 to 1
+    scored_NL: Float32Array  # logits from before any sample of the same request was learned, if that matters
+
+
+# scores and learns a batch given the net's logits, float32 (N, L)
+OffsetStep = Callable[[Float32Array], WideScores]
 
 
 class HostRows(NamedTuple):
@@ -69,9 +79,13 @@ class WideStep:
         *,
         num_threads: int = 1,
         negatives: NegativeSampling | None = None,
+        by_request: bool = False,
     ) -> None:
-        """`num_threads`: of a large step; with one all work is the caller's. `negatives`: how they are sampled."""
-        self.negatives = negatives
+        """`num_threads`: of a large step; with one all work is the caller's. `negatives`: how they are sampled.
+
+        `by_request`: the samples of a request that follow each other are scored before any of them is learned.
+        """
+        self.negatives, self.by_request = negatives, by_request
         self.part, self.table, self.schema = part, table, schema
         self.arrays = part.arrays  # over the memory of the part's buffers, which stays: they are restored in place
         self.num_labels = len(schema.labels)
@@ -141,11 +155,8 @@ class WideStep:
         if preparing is not None:
             wait_for([preparing])
 
-    def learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Score and learn a batch, whose rows are looked up, given the net's logits; rows are written back at the end.
-
-        Return logits, and the derivatives of their logistic loss by the net's: the loss is of the labels from 0 to 1.
-        """
+    def learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> WideScores:
+        """Score and learn a batch, whose rows are looked up, given the net's logits; rows are written back at the end."""
         return self.walk(self.prepare(keys, lookup), net_NL)
 
     def prepare(
@@ -170,10 +181,12 @@ class WideStep:
             self.is_of_ranks,  # samples of other ranks have no order
         )
         prepared = PreparedBatch(keys, lookup, rows.columns, Slots(*slots), usable_from_U, hashes_U, potential_N)
+        if self.by_request and batch.request_N is not None:
+            prepared.request_ends_N = run_ends(batch.request_N)
         prepared.crosses = self._find_crosses(prepared, 0)
         return prepared
 
-    def walk(self, prepared: "PreparedBatch", net_NL: Float32Array) -> tuple[Float32Array, Float32Array]:
+    def walk(self, prepared: "PreparedBatch", net_NL: Float32Array) -> WideScores:
         """Score and learn the samples in order: the rest of `learn`."""
         keys, rows, slots = prepared.keys, prepared.rows, prepared.slots
         assert keys.numbers is not None
@@ -204,9 +217,15 @@ class WideStep:
             ALL_COUNTED if batch.is_counted_N is None else batch.is_counted_N,
             self.steps_rows,
         )
+        request_ends_N, scored_NL = prepared.request_ends_N, logits_NL
+        if len(request_ends_N):
+            scored_NL = np.empty_like(logits_NL)
         lr, crosses, self.num_crosses = FACTORIZATION_RATE * self.table.step_lr, prepared.crosses, 0
         while crosses is not None:
-            in_order_pass(wide_batch, crosses.batch, self.arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL)
+            in_order_pass(
+                *(wide_batch, crosses.batch, self.arrays, lr, FACTORIZATION_EPS, logits_NL, errors_NL),
+                *(request_ends_N, scored_NL),
+            )
             if crosses.lookup is not None:
                 self._write_crosses(crosses.lookup, crosses.columns, crosses.batch.weights_Q2L)
                 prepared.looked_up.append(crosses.lookup)
@@ -214,14 +233,15 @@ class WideStep:
                 self._choose_pairs()
             crosses = self._find_crosses(prepared, crosses.batch.stop)
         if self._has_values:
-            logits_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
+            logits_NL[:, self.is_value_L] = scored_NL[:, self.is_value_L] = net_NL[:, self.is_value_L]
         for lookup in prepared.looked_up:
             assert self.crosses_of_all is not None
             self.num_crosses += len(lookup.unique.ids_U)
             self.crosses_of_all.touch(lookup)
         self.arrays.number_statistics_3D[...] = keys.numbers.after_3D
         self._write_rows(prepared.lookup, rows.values_ND, rows.states_NS, prepared)
-        return logits_NL.astype(np.float32), errors_NL
+        logits = logits_NL.astype(np.float32)
+        return WideScores(logits, errors_NL, scored_NL.astype(np.float32) if len(request_ends_N) else logits)
 
     def _find_crosses(self, prepared: "PreparedBatch", start: int) -> "RangeCrosses | None":
         """Find the crosses of the samples from `start` on, and look up their rows; None where no sample is left.
@@ -232,6 +252,8 @@ class WideStep:
         end = self._next_end(start, len(slots.offsets_N1) - 1, is_first=not prepared.looked_up)
         if end is None:
             return None
+        if end > start and len(prepared.request_ends_N) and not self.is_of_ranks:
+            end = int(prepared.request_ends_N[end - 1])
         ids_C, pairs_C, offsets_R1, stop = crosses_of(
             slots.rows_S,
             slots.crossed_from_NF,
@@ -319,6 +341,13 @@ class WideStep:
         self.crosses.write_rows(lookup, weights_Q2L, columns.states_NS)
 
 
+def run_ends(ids_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return where the run of equal ids of each sample ends; a missing one is a run of its own."""
+    is_last_N = np.append(ids_N[1:] != ids_N[:-1], True) | (ids_N == MISSING_ID)
+    ends = np.flatnonzero(is_last_N) + 1
+    return np.repeat(ends, np.diff(ends, prepend=0))
+
+
 def _sums_row_squares(table: AnyTable) -> bool:
     """Return True if the first state of every row that the net sees is the sum of its squared gradients."""
     return all(OPTIMIZERS[one.optimizer.name].sums_row_squares for one in table.model_tables.values())
@@ -344,5 +373,6 @@ class PreparedBatch:
     usable_from_U: npt.NDArray[np.int64]  # the first sample of the batch that finds the row used before
     hashes_U: npt.NDArray[np.uint64]
     potential_N: npt.NDArray[np.int64]  # crosses if all pairs lived
+    request_ends_N: npt.NDArray[np.int64] = field(default_factory=lambda: NO_ENDS)  # where the request of each sample ends, if that matters
     crosses: RangeCrosses | None = None  # of the first samples
     looked_up: list[Any] = field(default_factory=list)  # the look-ups of crosses that the walk has come through

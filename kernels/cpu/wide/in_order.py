@@ -28,6 +28,7 @@ from springtide.kernels.cpu.wide.score import (
     gather,
     num_live_pairs,
     score_label,
+    score_sample,
     sizes_of,
     standardize_counts,
     strengths_of,
@@ -73,21 +74,35 @@ def in_order_pass(
     eps: float,
     logits_NL: Any,
     errors_NL: Any,
+    request_ends_N: Any,
+    scored_NL: Any,
 ) -> None:
     """Score and learn samples crosses.start to crosses.stop; write logits, float64, and dloss/dnet, float32 (N, L).
 
-    `lr`, `eps`: of the factorization machine's steps, row-wise Adagrad.
+    `lr`, `eps`: of the factorization machine's steps, row-wise Adagrad. `request_ends_N`: where the request of each
+    sample ends, or empty. Then `scored_NL` gets the logits from before any sample of the request was learned.
     """
-    _pass(new_pass(batch, crosses, arrays, logits_NL), lr, eps, errors_NL)
+    _pass(new_pass(batch, crosses, arrays, logits_NL), lr, eps, errors_NL, request_ends_N, scored_NL)
 
 
 @in_place
-def _pass(data: WidePass, lr: float, eps: float, errors_NL: Any) -> None:
-    num_live, stop = num_live_pairs(data.arrays), data.crosses.stop
+def _pass(data: WidePass, lr: float, eps: float, errors_NL: Any, request_ends_N: Any, scored_NL: Any) -> None:
+    num_live, stop, logits_NL = num_live_pairs(data.arrays), data.crosses.stop, data.logits_NL
+    num_labels, scored_until = logits_NL.shape[1], data.crosses.start
     for n in range(data.crosses.start, stop):
         if n + 1 < stop:
             fetch_rows(data, n + 1)
-        _learn_sample(data, strengths_of(data.arrays, num_live), n, lr, eps, errors_NL)
+        strengths, is_first = strengths_of(data.arrays, num_live), n == scored_until and len(request_ends_N) > 0
+        if is_first:
+            scored_until = min(request_ends_N[n], stop)
+            for after in range(n + 1, scored_until):
+                score_sample(data, strengths, after)
+                for label in range(num_labels):
+                    scored_NL[after, label] = logits_NL[after, label]
+        _learn_sample(data, strengths, n, lr, eps, errors_NL)
+        if is_first:
+            for label in range(num_labels):
+                scored_NL[n, label] = logits_NL[n, label]
 
 
 @in_place

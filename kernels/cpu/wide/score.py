@@ -295,8 +295,14 @@ def score_samples(batch: WideBatch, crosses: CrossBatch, arrays: WideParameters,
 def _score_samples(data: WidePass) -> None:
     strengths, crosses = strengths_of(data.arrays, num_live_pairs(data.arrays)), data.crosses
     for n in range(crosses.start, crosses.stop):
-        standardize_counts(data, n)
-        pairs = factorize(data, n)
-        for label in range(len(data.arrays.base_L)):
-            gather(data, strengths, n, label)
-            score_label(data, strengths, n, False, label, pairs)  # rows that repeat matter to steps only
+        score_sample(data, strengths, n)
+
+
+@in_place
+def score_sample(data: WidePass, strengths: Strengths, n: int) -> None:
+    """Write the logits of sample n by weights that stay as they are."""
+    standardize_counts(data, n)
+    pairs = factorize(data, n)
+    for label in range(len(data.arrays.base_L)):
+        gather(data, strengths, n, label)
+        score_label(data, strengths, n, False, label, pairs)  # rows that repeat matter to steps only

@@ -17,6 +17,7 @@ from springtide.app.training.config import TrainConfig, with_adagrad_eps
 from springtide.app.training.optimization.net_update import NetUpdate
 from springtide.app.training.step.learner import Learner
 from springtide.app.training.step.learning_step import LearningStep, OffsetObjective, StepColumns
+from springtide.app.training.step.wide_step import WideScores
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
 from springtide_client.model.inputs import ModelInputs
@@ -88,7 +89,7 @@ def test_the_net_learns_its_loss_of_the_final_score_to_which_the_wide_part_is_co
         final_NL = net_NL + np.float32(0.7)
         errors_NL = weights_N.numpy()[:, None] * (1 / (1 + np.exp(-final_NL)) - np.nan_to_num(labels_NL.numpy()))
         errors_NL[np.isnan(labels_NL.numpy())] = 0
-        return final_NL, errors_NL.astype(np.float32)
+        return WideScores(final_NL, errors_NL.astype(np.float32), final_NL)
 
     learn = LearningStep(net, NetUpdate(net, TrainConfig(optimizer={"name": "sgd", "lr": 1.0})))
     columns = StepColumns(inputs, labels_NL, weights_N, groups_NG, offset_step=step)

@@ -77,6 +77,40 @@ def test_a_batch_teaches_as_much_as_its_samples_one_by_one():
             np.testing.assert_array_equal(array, single.dense_arrays()[name], err_msg=name)
 
 
+NO_NUMBERS = dataclasses.replace(SCHEMA, dense=())  # they are standardized by what came before each sample
+REQUESTS = np.array([1, 1, 1, 2, MISSING_ID, MISSING_ID, 3, 3, 1, 1, 4, 4, 4, 4, 4, 5])
+
+
+@pytest.mark.parametrize("model", ["logistic", "dlrm", "din"])  # din: by autograd
+@pytest.mark.parametrize("crosses", [64, 0])
+def test_a_request_is_scored_before_any_of_its_samples_is_learned(model, crosses):
+    by_request, plain = (make_learner(model, NO_NUMBERS, crosses=crosses, by_request=each) for each in (True, False))
+    reported = []
+    for number in range(3):
+        batch = make_batch(number, len(REQUESTS), NO_NUMBERS)
+        reported.append(by_request.step(dataclasses.replace(batch, request_N=REQUESTS)).logits_NL)
+        learned = plain.step(dataclasses.replace(batch, request_N=REQUESTS)).logits_NL
+        is_alone = np.isin(REQUESTS, [2, MISSING_ID, 5])
+        np.testing.assert_array_equal(reported[-1][is_alone], learned[is_alone])
+        first = np.flatnonzero(np.diff(REQUESTS, prepend=0))
+        np.testing.assert_array_equal(reported[-1][first], learned[first])
+    assert np.abs(reported[2] - learned).max() > 0.01
+    for name, array in by_request.dense_arrays().items():
+        np.testing.assert_array_equal(array, plain.dense_arrays()[name], err_msg=name)
+
+
+@pytest.mark.parametrize("last", range(10, 15))
+def test_a_sample_of_a_request_is_scored_as_if_it_came_alone(last):
+    by_request, asked = (make_learner("logistic", NO_NUMBERS, by_request=each) for each in (True, False))
+    for learner in (by_request, asked):
+        learner.optimizer.step = lambda *_: None  # a net learns batch by batch
+        learner.step(make_batch(0, 300, NO_NUMBERS))
+    batch = make_batch(2, len(REQUESTS), NO_NUMBERS)
+    reported = by_request.step(dataclasses.replace(batch, request_N=REQUESTS)).logits_NL
+    asked.step(part_of(batch, 0, 10))
+    np.testing.assert_array_equal(reported[last], asked.step(part_of(batch, last, last + 1)).logits_NL[0])
+
+
 @pytest.mark.parametrize("crosses", [64, 3, 0])
 def test_a_thread_that_prepares_a_batch_while_the_net_computes_changes_no_bit(crosses):
     one, two = (make_learner("deepfm", crosses=crosses, threads=2) for _ in range(2))

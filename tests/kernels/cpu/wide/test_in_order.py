@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide.app.training.step.wide_step import NO_ENDS
 from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETTLED, CrossBatch, WideBatch
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, running_numbers
@@ -128,7 +129,7 @@ class SmallTable:
             )
             rows_C = np.array([self.cross_places.setdefault(i, len(self.cross_places)) for i in ids_C.tolist()], int)
             crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, self.crosses)
-            in_order_pass(batch, crosses, self.parameters, 0.1, 0.1, logits_NL, errors_NL)
+            in_order_pass(batch, crosses, self.parameters, 0.1, 0.1, logits_NL, errors_NL, NO_ENDS, logits_NL)
             start = stop
         self.samples += num
         return logits_NL, errors_NL
