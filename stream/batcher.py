@@ -87,8 +87,8 @@ class Batcher:
 
     The samples of one record (Arrow) leave together, since a position is between two records: a batch ends before the
     record that would not fit, and only one that holds more than a full batch makes a larger one. With `by_request` the
-    samples of one request that follow each other leave together too; the newest one waits `REQUEST_WAIT_SECONDS` for
-    more of them.
+    samples of one request that follow each other leave together too, up to `batch_size`; the newest one waits
+    `REQUEST_WAIT_SECONDS` for more of them.
     """
 
     def __init__(
@@ -141,19 +141,22 @@ class Batcher:
         """The next batch, or None while it is still worth waiting."""
         if not self._pending:
             return None
+        if (num_rows := self._rows_of_full()) is not None:
+            return self._build(num_rows)
         first = self._pending[0]
-        if self.is_full:
-            return self._build(self.full_rows)
         if self._clock() - first.arrived_at >= self._wait_seconds:
             if self._seconds_of_request() == 0:
                 return self._build(self.num_rows)
-            if 0 < (num_before := self._whole_requests(self.num_rows - 1)) < self.num_rows:
-                return self._build(num_before)
+            if len(ends := self._ends(self.num_rows)):
+                return self._build(int(ends[-1]))
         return self._build(0) if first.num_rows == 0 else None
 
     def flush(self) -> Batch | None:
         """A batch of what is pending, however little; None once nothing is."""
-        return self._build(min(self.num_rows, self.full_rows)) if self._pending else None
+        if not self._pending:
+            return None
+        num_rows = self._rows_of_full()
+        return self._build(self.num_rows if num_rows is None else num_rows)
 
     def seconds_until_due(self) -> float | None:
         """How long take() will keep returning None if nothing is added; None = for ever."""
@@ -166,8 +169,26 @@ class Batcher:
 
     @property
     def is_full(self) -> bool:
-        """True if a full batch is here; where a request ends is only known by the row after it."""
-        return self.num_rows >= self.full_rows + self.by_request
+        """True if a full batch is here."""
+        return self._rows_of_full() is not None
+
+    def _rows_of_full(self) -> int | None:
+        """The rows of a full batch, None until it is here. It divides no record.
+
+        With `by_request` it divides no request either, unless one has more than `batch_size` samples; where a request
+        ends is only known by the row after it.
+        """
+        full_rows = self.full_rows
+        if not self.by_request:
+            return self._whole_records(full_rows) if self.num_rows >= full_rows else None
+        if self.num_rows <= full_rows:
+            return None
+        if len(ends := self._ends(full_rows + 1)):
+            return int(ends[-1])
+        most = max(full_rows, self.size.batch_size)
+        if len(ends := self._ends(min(self.num_rows, most + 1))):
+            return int(ends[0])
+        return self._whole_records(most) if self.num_rows > most else None
 
     def _seconds_of_request(self) -> float:
         """How long the newest request still waits for more of its samples."""
@@ -175,20 +196,10 @@ class Batcher:
             return 0.0
         return max(self._pending[-1].arrived_at + REQUEST_WAIT_SECONDS - self._clock(), 0.0)
 
-    def _whole_requests(self, num_rows: int) -> int:
-        """The most rows, up to this many, that divide neither a record nor a request; those up to the next possible
-        end if there is none before, and all where there is none at all.
-        """
-        if num_rows >= self.num_rows or num_rows < 1:
-            return min(num_rows, self.num_rows)
-        ends = self._ends(num_rows + 1)
-        if len(ends):
-            return int(ends[-1])
-        ends = self._ends(self.num_rows)
-        return int(ends[0]) if len(ends) else self.num_rows
-
     def _ends(self, num_rows: int) -> npt.NDArray[np.intp]:
         """Where among the first rows, so many, one record and request end and the next begin; neither 0 nor the end."""
+        if num_rows < 2:
+            return np.zeros(0, np.intp)
         is_start, before = [], MISSING_ID
         for pending in self._pending:
             columns, first = pending.columns, pending.num_taken
@@ -222,7 +233,6 @@ class Batcher:
 
     def _build(self, num_rows: int) -> Batch:
         """A batch of up to `num_rows` first rows, and of everything without rows that follows them directly."""
-        num_rows = self._whole_requests(num_rows) if self.by_request else self._whole_records(num_rows)
         pieces: list[Columns] = []
         positions: dict[Partition, int] = {}
         topic_ids: dict[Partition, str] = {}

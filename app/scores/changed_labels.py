@@ -18,9 +18,9 @@ def with_labels(
     if not state:
         return fresh
     places = [old.index(label) if label in old else len(old) for label in new]
-    # groups begin anew: a sample of an open one has a score for each of the old labels
-    kept = (name for name in state if not name.startswith(("histogram.", "ranking.")))
-    fresh |= {name: state[name] for name in kept}
+    fresh |= {name: array for name, array in state.items() if not name.startswith(("histogram.", "ranking."))}
+    if len(new) == len(old):  # of more labels fewer groups have room: they begin anew
+        fresh |= {name: of_labels(name, array, places) for name, array in state.items() if name.startswith("ranking.")}
     for name, array in state.items():
         if name in ("window.logits", "window.labels"):
             nothing = np.nan if name == "window.labels" else 0  # masked
@@ -35,6 +35,17 @@ def with_labels(
             for name in ("bins", "positive", "negative"):
                 fresh[f"histogram.{place}.{name}"] = state[f"histogram.{before}.{name}"]
     return fresh
+
+
+def of_labels(name: str, array: npt.NDArray[Any], places: Sequence[int]) -> npt.NDArray[Any]:
+    """Return an array of ranking scores for other labels; of a new one nothing is known."""
+    axis = {"scores": 1, "labels": 1, "window": 1, "window_weights": 1, "sums": 0, "totals": 0}.get(name.split(".")[-1])
+    if axis is None:
+        return array
+    by_label = np.moveaxis(array, axis, 0)
+    nothing = np.nan if name.endswith(".labels") else 0
+    by_label = np.concatenate([by_label, np.full((1, *by_label.shape[1:]), nothing, array.dtype)])[np.array(places)]
+    return np.ascontiguousarray(np.moveaxis(by_label, 0, axis))
 
 
 def _of_labels(

@@ -54,6 +54,11 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
             best = f" of at best {best_auc:.4f}" if best_auc is not None and window == "window" else ""
             name = f"{label}, {what}" if label else what
             yield f"  scores    {name}: AUC {format_number(values.get('auc'), '.4f')}{best}, {figures}"
+        for kind, ranking in (task.get("ranking") or {}).items():
+            values = ranking.get("whole") or {}
+            metrics = {"GAUC": values["gauc"]} | {f"NDCG@{k}": each for k, each in values["ndcg"].items()}
+            texts = [f"{name} {format_number(each['value'], '.4f')}" for name, each in metrics.items()]
+            yield f"  ranking   {label + ', ' if label else ''}by {kind}: {', '.join(texts)}"
     table = status.get("table") or {}
     sizes = [f"{number:,} in {tier}" for tier, number in (table.get("rows") or {}).items()]
     yield f"  rows      {', '.join(sizes) or 'none'}"

@@ -76,12 +76,43 @@ class SegmentStatus(msgspec.Struct, frozen=True):
     window: SegmentScoreStatus = SegmentScoreStatus()
 
 
+class MetricStatus(msgspec.Struct, frozen=True):
+    """A mean over groups of samples, and its standard error; None where they are undefined."""
+
+    value: float | None = None
+    standard_error: float | None = None
+
+
+class RankingScoreStatus(msgspec.Struct, frozen=True):
+    """Ranking metrics of groups of samples, requests or users' days."""
+
+    groups: float = 0.0
+    samples: float = 0.0
+    samples_with_both: float | None = None  # the share of samples in groups with both classes: only these have an AUC
+    gauc: MetricStatus = MetricStatus()  # AUC, a mean over samples
+    auc: MetricStatus = MetricStatus()  # a mean over groups, as are the others
+    mrr: MetricStatus = MetricStatus()
+    ndcg: dict[str, MetricStatus] = {}  # by k
+    recall: dict[str, MetricStatus] = {}
+
+
+class RankingStatus(msgspec.Struct, frozen=True):
+    """Ranking metrics over all groups and over the newest ones."""
+
+    whole: RankingScoreStatus = RankingScoreStatus()
+    window: RankingScoreStatus = RankingScoreStatus()
+    num_open: int = 0  # groups that may still grow
+    num_ended_early: int = 0  # requests, for lack of `[scores] group_bytes`
+    share: float = 1.0  # of the users that are measured
+
+
 class TaskStatus(msgspec.Struct, frozen=True):
-    """Scores over all samples learned and over the newest ones, and by the values of `[scores] by`."""
+    """Scores over all samples learned and over the newest ones, by the values of `[scores] by`, and by groups."""
 
     whole: ScoreStatus = ScoreStatus()
     window: ScoreStatus = ScoreStatus()
     segments: dict[str, list[SegmentStatus]] = {}
+    ranking: dict[str, RankingStatus] = {}  # "request", "group"
 
 
 class FeatureDriftStatus(msgspec.Struct, frozen=True):

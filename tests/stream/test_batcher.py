@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 from itertools import pairwise
 
@@ -6,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.stream.batcher import BEHIND_WAIT_SECONDS, GROWTH, Batcher, BatchSize
+from springtide.stream.batcher import BEHIND_WAIT_SECONDS, GROWTH, REQUEST_WAIT_SECONDS, Batcher, BatchSize
 from springtide.stream.column_queue import EventTimeMerge
+from springtide_client.keys import MISSING_ID
 from tests.stream.toy_columns import KINDS, RECORDS_OF_ROWS, A, B, columns_of, cut_into_columns, num_rows_of
 
 
@@ -300,3 +302,52 @@ def test_behind_a_batch_waits_for_a_full_one_and_not_for_ever(wait):
     batcher.is_behind = False
     batcher.add(columns_of(A, "r", 5))
     assert [len(batch) for batch in drain(batcher)] == ([] if wait else [1])
+
+
+def requests_of(columns, requests):
+    """The columns with a request for each row by its offset."""
+    request_N = np.array([requests[offset % len(requests)] for offset in columns.offset_N.tolist()], np.int64)
+    return dataclasses.replace(columns, request_N=request_N)
+
+
+REQUESTS = st.lists(st.tuples(st.sampled_from([1, 2, 3, MISSING_ID]), st.integers(1, 6)), min_size=1, max_size=12).map(
+    lambda runs: [request for request, num in runs for _ in range(num)]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(RECORDS_OF_ROWS, REQUESTS, st.lists(st.integers(0, 60)), st.lists(st.integers(0, 60)), st.integers(1, 7))
+def test_no_batch_divides_a_request_however_polls_split_the_stream(kinds, requests, cuts, other_cuts, batch_size):
+    def batches(cuts):
+        batcher = Batcher(batch_size, float("inf"), by_request=True, min_batch_size=2, growth=1)
+        found = []
+        for columns in cut_into_columns(A, kinds, cuts):
+            batcher.add(requests_of(columns, requests))
+            found += drain(batcher)
+        found += list(iter(batcher.flush, None))
+        return [batch for batch in found if len(batch)]
+
+    ours = batches(cuts)
+    assert [rows(batch) for batch in ours] == [rows(batch) for batch in batches(other_cuts)]
+    for one, other in pairwise(ours):
+        is_divided = one.request_N[-1] == other.request_N[0] != MISSING_ID
+        assert not is_divided or len(set(one.request_N[-batch_size:].tolist())) == 1  # it is too long
+    for batch in ours:
+        if len(batch) > batch_size:  # one record
+            assert len(set(batch.features.categorical_NC[:, 0].tolist())) == 1
+
+
+def test_the_newest_request_waits_for_the_rest_of_it():
+    now = [0.0]
+    batcher = Batcher(100, 0.0, clock=lambda: now[0], by_request=True)
+    requests = [1, 1, 2, 2, 2, 2, 3]
+    batcher.add(requests_of(columns_of(A, "rrrr", 0), requests))
+    assert batcher.take().request_N.tolist() == [1, 1]
+    assert batcher.take() is None
+    assert batcher.seconds_until_due() == pytest.approx(REQUEST_WAIT_SECONDS)
+    batcher.add(requests_of(columns_of(A, "rr", 4), requests))
+    now[0] += 0.9 * REQUEST_WAIT_SECONDS
+    assert batcher.take() is None
+    now[0] += 0.2 * REQUEST_WAIT_SECONDS
+    assert batcher.take().request_N.tolist() == [2, 2, 2, 2]
+    assert batcher.is_empty

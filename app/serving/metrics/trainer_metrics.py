@@ -8,6 +8,7 @@ from springtide.app.version_log.trainer_status import (
     DriftStatus,
     GateStatus,
     JoinStatus,
+    MetricStatus,
     NetStatus,
     ScoresStatus,
     TableStatus,
@@ -30,6 +31,13 @@ SEGMENT_SCORES = {
     "label_rate": "Mean label of the samples with one value of a feature of [scores] by.",
     "calibration": "Clicks predicted over clicks seen of the samples with one value of a feature of [scores] by.",
 }
+# the rest of a metric's name -> help
+RANKING = {
+    "": "Ranking metric: gauc, auc, mrr, ndcg@K, recall@K, by request or group (user and day), label and part.",
+    "_standard_error": "Standard error of springtide_ranking, over groups.",
+    "_ended_early": "Requests that were measured before their end, for lack of [scores] group_bytes.",
+    "_share": "Share of the users whose ranking metrics are measured.",
+}
 OTHERS = "(others)"  # as a value: all that are not listed
 
 
@@ -42,6 +50,8 @@ def declare_score_metrics(metrics: MetricsRegistry) -> None:
         metrics.gauge(f"springtide_score_{name}", f"{help} By label and part: whole or window.")
     for name, help in SEGMENT_SCORES.items():
         metrics.gauge(f"springtide_segment_{name}", f"{help} By label, feature, value and part: whole or window.")
+    for name, help in RANKING.items():
+        metrics.gauge(f"springtide_ranking{name}", help)
     metrics.gauge("springtide_drift_feature_psi", "Drift of a feature, as population stability index, by feature.")
     metrics.gauge(
         "springtide_drift_label_rate_psi", "Drift of the label rate, as population stability index, by label."
@@ -65,12 +75,34 @@ def update_score_metrics(metrics: MetricsRegistry, scores: ScoresStatus) -> None
         metrics.replace_labeled(f"springtide_score_{name}", known)
     for name in SEGMENT_SCORES:
         metrics.replace_labeled(f"springtide_segment_{name}", dict(_segment_values(tasks, name)))
+    values, errors = dict[Labels, float](), dict[Labels, float]()
+    early, shares = dict[Labels, float](), dict[Labels, float]()
+    for labels, metric in _ranking_values(tasks):
+        if metric.value is not None:
+            values[labels] = metric.value
+        if metric.standard_error is not None:
+            errors[labels] = metric.standard_error
+    for by, each in next(iter(tasks.values())).ranking.items():
+        early[("by", by),], shares[("by", by),] = each.num_ended_early, each.share
+    for name, found_by_labels in zip(RANKING, (values, errors, early, shares), strict=True):
+        metrics.replace_labeled(f"springtide_ranking{name}", found_by_labels)
     drift = scores.drift or DriftStatus()
     metrics.replace_all("springtide_drift_feature_psi", "feature", {each.name: each.psi for each in drift.features})
     rates = {label: each.label_rate.psi for label, each in drift.labels.items()}
     metrics.replace_all("springtide_drift_label_rate_psi", "label", rates)
     metrics.replace_all("springtide_drift_score_psi", "label", {n: each.score.psi for n, each in drift.labels.items()})
     metrics.replace_all("springtide_drift", "level", {} if scores.drift is None else {drift.level: 1.0})
+
+
+def _ranking_values(tasks: dict[str, TaskStatus]) -> Iterator[tuple[Labels, MetricStatus]]:
+    for label, task in tasks.items():
+        for by, ranking in task.ranking.items():
+            for part, each in (("whole", ranking.whole), ("window", ranking.window)):
+                found = {"gauc": each.gauc, "auc": each.auc, "mrr": each.mrr}
+                found |= {f"ndcg@{k}": metric for k, metric in each.ndcg.items()}
+                found |= {f"recall@{k}": metric for k, metric in each.recall.items()}
+                for name, metric in found.items():
+                    yield (("by", by), ("label", label), ("metric", name), ("part", part)), metric
 
 
 def _segment_values(tasks: dict[str, TaskStatus], name: str) -> Iterator[tuple[Labels, float]]:

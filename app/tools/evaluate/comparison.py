@@ -7,19 +7,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from springtide.app.errors import UserError
 from springtide.app.scores.auc import exact_auc
+from springtide.app.tools.evaluate.ranking import difference_lines, ranking_differences
 from springtide.app.tools.evaluate.report import EvaluationResult, score_text, table
-from springtide.app.tools.evaluate.scores import EvaluatedSamples, difference_error, losses
+from springtide.app.tools.evaluate.scores import EvaluatedSamples, clustered_error, difference_error, losses
 from springtide.app.tools.status_text import format_number
+from springtide_client.keys import MISSING_ID
 
 
 @dataclass(frozen=True)
 class Difference:
     """The second evaluation minus the first, on the samples of both. None where it is not defined.
 
-    The standard errors are those of paired samples, taken as independent: DeLong et al. 1988 for the AUC.
+    The standard errors are those of paired samples: independent ones (DeLong et al. 1988 for the AUC), or clustered by
+    user where `[scores] group` names one.
     """
 
     samples: int
@@ -38,7 +42,9 @@ def compare(first: EvaluatedSamples, second: EvaluatedSamples, *, label: int = 0
     """Return the difference for one label on the rows that both have learned, from a row of the files on."""
     rows_N, at_first_N, at_second_N = np.intersect1d(first.row_N, second.row_N, assume_unique=True, return_indices=True)
     kept_N = rows_N >= from_row
-    scores_N, positive_N, negative_N = first.where(at_first_N[kept_N]).of_label(label)
+    first = first.where(at_first_N[kept_N])
+    scores_N, positive_N, negative_N = first.of_label(label)
+    users_N = users_of(first)
     others_N = second.where(at_second_N[kept_N]).of_label(label)[0]
     weights_N = positive_N + negative_N
     total = float(weights_N.sum())
@@ -48,14 +54,30 @@ def compare(first: EvaluatedSamples, second: EvaluatedSamples, *, label: int = 0
     if total > 0:
         gained_N = losses(others_N, positive_N, negative_N) - losses(scores_N, positive_N, negative_N)
         logloss = float(gained_N.sum()) / total
-        logloss_error = math.sqrt(float(np.square(gained_N - weights_N * logloss).sum())) / total
+        terms_N = gained_N - weights_N * logloss
+        error = math.sqrt(float(np.square(terms_N).sum())) if users_N is None else clustered_error(terms_N, users_N)
+        logloss_error = None if error is None else error / total
     return Difference(
         samples=int(np.count_nonzero(weights_N)),
         auc=auc,
-        auc_standard_error=None if auc is None else difference_error(others_N, scores_N, positive_N, negative_N),
+        auc_standard_error=None
+        if auc is None
+        else difference_error(others_N, scores_N, positive_N, negative_N, users_N),
         logloss=logloss,
         logloss_standard_error=logloss_error,
     )
+
+
+def users_of(samples: EvaluatedSamples) -> npt.NDArray[np.int64] | None:
+    """Return the user of each sample; one that is missing is another one each time. None: no field names users."""
+    users_N = samples.groups.get("ranking.group")
+    return None if users_N is None else np.where(users_N == MISSING_ID, np.arange(len(users_N)), users_N)
+
+
+def same_rows(first: EvaluationResult, second: EvaluationResult) -> tuple[EvaluatedSamples, EvaluatedSamples]:
+    """Return the samples that both have learned."""
+    _, *places = np.intersect1d(first.scored.row_N, second.scored.row_N, assume_unique=True, return_indices=True)
+    return first.scored.where(places[0]), second.scored.where(places[1])
 
 
 def require_same_labels(results: Sequence[EvaluationResult]) -> None:
@@ -71,16 +93,21 @@ def comparison_document(first: EvaluationResult, second: EvaluationResult) -> di
     differences = {
         label: asdict(compare(first.scored, second.scored, label=index)) for index, label in enumerate(first.whole)
     }
-    return {"evaluations": [first.document(), second.document()], "differences": differences}
+    found = {"evaluations": [first.document(), second.document()], "differences": differences}
+    same = same_rows(first, second)
+    ranking = {label: ranking_differences(*same, first.at, label=index) for index, label in enumerate(first.whole)}
+    return found | ({"ranking_differences": ranking} if any(ranking.values()) else {})
 
 
 def comparison_lines(first: EvaluationResult, second: EvaluationResult) -> list[str]:
     """Return two results and their differences for people."""
     lines: list[str] = []
+    same = same_rows(first, second)
     for index, label in enumerate(first.whole):
         both = {"1": first.whole[label], "2": second.whole[label]}
         lines += ["", *table(both, score_text, label)]
         lines.append(difference_text("2 minus 1", compare(first.scored, second.scored, label=index)))
+        lines += difference_lines(ranking_differences(*same, first.at, label=index))
     for name, result in (("1", first), ("2", second)):
         lines += ["", f"{name}: {result.lines()[0]}", *result.lines()[1:]] if result.segments else []
     heads = []

@@ -19,6 +19,7 @@ from springtide_client.system.clock import wall_ms
 
 VERSION_SAMPLES = 65_536  # after so many a trainer would have published: policies are applied as for a version
 SAMPLES = ("logits", "labels", "weights")
+SCORES = "state.scores."
 
 
 class Evaluation:
@@ -83,11 +84,12 @@ class Evaluation:
 
     def samples(self) -> EvaluatedSamples:
         """Return every sample learned, in order."""
-        arrays = {name: np.concatenate([part[name] for part in self._parts]) for name in SAMPLES}
+        arrays = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
         row_N = self.source.sample_rows()[: self.num_samples]
         links = self.config.schema.label_links
         values = frozenset(number for number, link in enumerate(links) if link != "logit")
-        return EvaluatedSamples(arrays["logits"], arrays["labels"], arrays["weights"], row_N, values)
+        groups = {name: array for name, array in arrays.items() if name not in SAMPLES}
+        return EvaluatedSamples(arrays["logits"], arrays["labels"], arrays["weights"], row_N, values, groups)
 
     def close(self) -> None:
         """Drop the rows in memory and in the spill."""
@@ -108,9 +110,11 @@ class Evaluation:
     def _take_version(self) -> None:
         """Do what a trainer does for a version, and keep nothing of it but the scored samples."""
         _, arrays = self.state.checkpoint(created_ms=wall_ms(), complete_until_ms=0, net={})
-        scored = {name: arrays.get(f"state.scores.{name}") for name in SAMPLES}
-        if scored["logits"] is not None:
-            self._parts.append(scored)
+        scores = {name.removeprefix(SCORES): array for name, array in arrays.items() if name.startswith(SCORES)}
+        if "logits" in scores:
+            self._parts.append(
+                {name: scores[name] for name in scores if name in SAMPLES or name.startswith("ranking.")}
+            )
         self._num_since_version = 0
 
     def _no_samples(self) -> str:

@@ -5,13 +5,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from springtide.app.config.load import load_config
 from springtide.app.tools.evaluate.evaluation import Evaluation
 from springtide.app.tools.evaluate.file_source import FileSource
+from springtide.app.tools.evaluate.ranking import ranking_documents, ranking_lines
 from springtide.app.tools.evaluate.scores import MISSING, EvaluatedSamples, Score, score_of
 from springtide.app.tools.progress_bar import ProgressBar
 from springtide.stream.history.input_file import InputFile
@@ -73,6 +74,8 @@ class EvaluationResult:
     segment_field: str
     segments: Sequence[tuple[str, Score]]  # for the first label
     scored: EvaluatedSamples
+    at: tuple[int, ...] = ()  # the k of ranking metrics
+    rankings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by label and kind of group
 
     @staticmethod
     def of(evaluation: Evaluation, seconds: float, *, is_complete: bool) -> "EvaluationResult":
@@ -100,6 +103,12 @@ class EvaluationResult:
             segment_field="" if source.segments is None else source.segments.name,
             segments=[] if source.segments is None else source.segments.scores(samples),
             scored=samples,
+            at=(at := evaluation.config.scores.at),
+            rankings={
+                label: found
+                for index, label in enumerate(evaluation.config.schema.labels)
+                if (found := ranking_documents(samples, at, label=index))
+            },
         )
 
     @property
@@ -129,6 +138,8 @@ class EvaluationResult:
             "samples_per_second": round(self.samples_per_second, 1),
             "scores": scores,
         }
+        if self.rankings:
+            found["ranking"] = dict(self.rankings)
         if self.segment_field:
             segments = [{"value": text, **asdict(score)} for text, score in self.segments]
             found["by"] = {"field": self.segment_field, "segments": segments}
@@ -142,6 +153,9 @@ class EvaluationResult:
         whole = {"all samples" if len(self.whole) == 1 else label: score for label, score in self.whole.items()}
         window = {f"last {self.window.samples:,}": self.window} if self.window.samples < self.samples else {}
         lines += table(whole | window, score_text)
+        for label, ranking in self.rankings.items():
+            title = "" if len(self.whole) == 1 else f"{label}, "
+            lines += ["", *(f"{title}{line}" if line[0] != " " else line for line in ranking_lines(ranking))]
         if self.segment_field:
             segments, title = dict(self.segments), f"by {self.segment_field}"
             lines += [

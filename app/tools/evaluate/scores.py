@@ -1,13 +1,14 @@
 """Scores of the samples of an evaluation, of all and by the values of a field, with the standard errors of AUCs.
 
 Errors of an AUC and of the difference of two AUCs of the same samples are by DeLong et al. 1988, which takes the
-samples as independent; computed by ranks, in n log n, as Sun and Xu 2014 do; weights are allowed.
+samples as independent, or by clusters (Obuchowski 1997); computed by ranks, in n log n, as Sun and Xu 2014 do. Samples
+may have weights.
 """
 
 # N samples, L labels, S segments
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,12 +28,35 @@ def standard_error(scores_N: Float64Array, positive_N: Float64Array, negative_N:
 
 
 def difference_error(
-    scores_N: Float64Array, others_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array
+    scores_N: Float64Array,
+    others_N: Float64Array,
+    positive_N: Float64Array,
+    negative_N: Float64Array,
+    cluster_N: npt.NDArray[Any] | None = None,
 ) -> float | None:
-    """Return the standard error of the AUC of `scores_N` minus that of `others_N`, for the same samples."""
+    """Return the standard error of the AUC of `scores_N` minus that of `others_N`, for the same samples.
+
+    `cluster_N`: samples of one cluster depend on each other (Obuchowski 1997); None: all are independent.
+    """
     first = placements(scores_N, positive_N, negative_N)
     second = placements(others_N, positive_N, negative_N)
-    return _error((first[0] - second[0], first[1] - second[1]), positive_N, negative_N)
+    gained = first[0] - second[0], first[1] - second[1]
+    if cluster_N is None:
+        return _error(gained, positive_N, negative_N)
+    terms_N = np.zeros(len(scores_N))
+    for values_N, weights_N in zip(gained, (positive_N, negative_N), strict=True):
+        if (total := float(weights_N.sum())) == 0:
+            return None
+        terms_N += weights_N / total * (values_N - float((weights_N * values_N).sum()) / total)
+    return clustered_error(terms_N, cluster_N)
+
+
+def clustered_error(terms_N: Float64Array, cluster_N: npt.NDArray[Any]) -> float | None:
+    """Return the standard error of a sum whose terms are independent between clusters; None with fewer than two."""
+    _, at_N = np.unique(cluster_N, return_inverse=True)
+    sums_C = np.bincount(at_N, terms_N)
+    num = len(sums_C)
+    return math.sqrt(float(np.square(sums_C).sum()) * num / (num - 1)) if num > 1 else None
 
 
 def placements(
@@ -75,6 +99,8 @@ class EvaluatedSamples:
     weights_N: npt.NDArray[np.float32]
     row_N: npt.NDArray[np.int64]  # of the files, counted from 0
     values: frozenset[int] = frozenset()  # places of the labels that are values: nothing is said of them by score
+    # by what they are grouped for ranking metrics, if they are: columns by name, as `RankingPlan.take` returns them
+    groups: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.weights_N)
@@ -82,7 +108,8 @@ class EvaluatedSamples:
     def where(self, chosen_N: npt.NDArray[np.generic] | slice) -> "EvaluatedSamples":
         """Return the samples that a mask, indices or a slice choose."""
         logits_NL, labels_NL, weights_N = self.logits_NL[chosen_N], self.labels_NL[chosen_N], self.weights_N[chosen_N]
-        return EvaluatedSamples(logits_NL, labels_NL, weights_N, self.row_N[chosen_N], self.values)
+        groups = {name: array_N[chosen_N] for name, array_N in self.groups.items()}
+        return EvaluatedSamples(logits_NL, labels_NL, weights_N, self.row_N[chosen_N], self.values, groups)
 
     def of_label(self, label: int) -> tuple[Float64Array, Float64Array, Float64Array]:
         """Return scores, weights of the positive part and weights of the negative part; masked samples weigh 0."""

@@ -156,7 +156,7 @@ class WideStep:
             wait_for([preparing])
 
     def learn(self, keys: BatchKeys, lookup: Lookup, net_NL: Float32Array) -> WideScores:
-        """Score and learn a batch, whose rows are looked up, given the net's logits; rows are written back at the end."""
+        """Score and learn a batch given the net's logits. Its rows are looked up; at the end they are written back."""
         return self.walk(self.prepare(keys, lookup), net_NL)
 
     def prepare(
@@ -373,6 +373,8 @@ class PreparedBatch:
     usable_from_U: npt.NDArray[np.int64]  # the first sample of the batch that finds the row used before
     hashes_U: npt.NDArray[np.uint64]
     potential_N: npt.NDArray[np.int64]  # crosses if all pairs lived
-    request_ends_N: npt.NDArray[np.int64] = field(default_factory=lambda: NO_ENDS)  # where the request of each sample ends, if that matters
+    request_ends_N: npt.NDArray[np.int64] = field(
+        default_factory=lambda: NO_ENDS
+    )  # where the request of each sample ends, if that matters
     crosses: RangeCrosses | None = None  # of the first samples
     looked_up: list[Any] = field(default_factory=list)  # the look-ups of crosses that the walk has come through

@@ -17,10 +17,20 @@ from tests.app.scores.test_progressive import draw
 NUM = BLOCK + 1500
 LABELS = ("click", "order")
 SCHEMA = Schema(labels=LABELS, categorical=("country", "user"), multi_value=("genres",), dense=("age",))
-CONFIG = ScoresConfig(by=("user", "country"), segment_bytes=2 * 2 * 3 * BYTES, reference_samples=700)
+CONFIG = ScoresConfig(
+    by=("user", "country"),
+    segment_bytes=2 * 2 * 3 * BYTES,
+    reference_samples=700,
+    request="request",
+    group="country",
+    group_bytes=1 << 18,
+    request_seconds=3.0,
+)
 FEATURES = features(NUM, 5)
 LOGITS, CLICKS, WEIGHTS = draw(NUM, labels=2)
 CLICKS[::7, 1] = np.nan
+EVENT_MS = np.cumsum(np.random.default_rng(1).integers(0, 60_000, NUM))
+REQUESTS = np.arange(NUM) // 3
 
 
 def make() -> ProgressiveScores:
@@ -28,8 +38,9 @@ def make() -> ProgressiveScores:
 
 
 def observe(scores: ProgressiveScores, start: int, stop: int) -> None:
-    part = slice(start, stop)
-    scores.observe(LOGITS[part], CLICKS[part], WEIGHTS[part], FEATURES.slice(start, stop))
+    part, seen = slice(start, stop), FEATURES.slice(start, stop)
+    groups = scores.groups_of(seen, EVENT_MS[part], REQUESTS[part], None)
+    scores.observe(LOGITS[part], CLICKS[part], WEIGHTS[part], seen, groups=groups)
 
 
 def details(scores: ProgressiveScores):

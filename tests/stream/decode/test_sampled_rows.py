@@ -14,6 +14,7 @@ from springtide.stream.decode.decoder import Decoder
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.history.table_rows import TableRows, open_decoder
 from springtide.stream.positions import Partition
+from springtide_client.keys import MISSING_ID, encode_id
 from springtide_client.schema import Schema
 
 SCHEMA = Schema(labels=("click",), categorical=("item",), dense=("age",))
@@ -31,33 +32,33 @@ def with_bad(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rows[0], *({**rows[1], name: value} for name, value in BAD), *rows[1:]]
 
 
-def from_json(rows: list[dict[str, Any]], *, is_slow: bool = False) -> Columns:
-    decoder = Decoder(SCHEMA, DecodeConfig(**SETTINGS))
+def from_json(rows: list[dict[str, Any]], settings: dict[str, Any] = SETTINGS, *, is_slow: bool = False) -> Columns:
+    decoder = Decoder(SCHEMA, DecodeConfig(**settings))
     if is_slow:
         decoder.fast_path = None
     return decode(decoder, [json.dumps(row).encode() for row in rows])
 
 
-def from_messagepack(rows: list[dict[str, Any]]) -> Columns:
-    config = DecodeConfig(format="msgpack", **SETTINGS)
+def from_messagepack(rows: list[dict[str, Any]], settings: dict[str, Any] = SETTINGS) -> Columns:
+    config = DecodeConfig(format="msgpack", **settings)
     return decode(Decoder(SCHEMA, config), [config.open_codec().from_json(json.dumps(row).encode()) for row in rows])
 
 
-def from_arrow(rows: list[dict[str, Any]]) -> Columns:
+def from_arrow(rows: list[dict[str, Any]], settings: dict[str, Any] = SETTINGS) -> Columns:
     messages = []
     for row in rows:
         table, sink = pa.Table.from_pylist([row]), io.BytesIO()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         messages.append(sink.getvalue())
-    return decode(Decoder(SCHEMA, DecodeConfig(format="arrow", **SETTINGS)), messages)
+    return decode(Decoder(SCHEMA, DecodeConfig(format="arrow", **settings)), messages)
 
 
-def from_parquet(rows: list[dict[str, Any]]) -> Columns:
+def from_parquet(rows: list[dict[str, Any]], settings: dict[str, Any] = SETTINGS) -> Columns:
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), sink)
     table = pq.read_table(io.BytesIO(sink.getvalue()))
-    return open_decoder(SCHEMA, DecodeConfig(**SETTINGS)).decode(TableRows.of(table, 0), NOW_MS)
+    return open_decoder(SCHEMA, DecodeConfig(**settings)).decode(TableRows.of(table, 0), NOW_MS)
 
 
 @pytest.mark.parametrize("read", [from_json, from_messagepack, from_arrow, from_parquet])
@@ -99,3 +100,27 @@ def test_features_keep_their_numbers_beside_a_rate():
     columns = decode(decoder, [json.dumps({**ROWS[0], "item": "a"}).encode()])
     assert columns.id_strings.features.tolist() == [4]
     assert columns.features.dense_NF.shape == (1, 1)
+
+
+GROUPED: dict[str, Any] = {"request_field": "request", "group_field": "user"}
+SHOWN = [{"item": n, "request": f"r{n // 2}", "user": n % 3 or None, "age": 1.0, "click": 0} for n in range(6)]
+
+
+@pytest.mark.parametrize("read", [from_json, from_messagepack, from_arrow, from_parquet])
+def test_every_format_gives_the_ids_by_which_scores_are_grouped(read):
+    rows = [SHOWN[0], {**SHOWN[1], "click": 7}, *SHOWN[1:]]  # a dead letter among them
+    columns = read(rows, GROUPED)
+    assert [letter.offset for letter in columns.dead_letters] == [1]
+    assert columns.request_N.tolist() == [encode_id(row["request"])[0] for row in SHOWN]
+    assert columns.group_N.tolist() == [row["user"] or MISSING_ID for row in SHOWN]
+    assert columns.id_strings.strings == []  # they are no features
+    part = columns.take(np.array([4, 2]))
+    assert part.group_N.tolist() == [1, 2]
+    joined = Columns.concatenate([columns.slice(0, 2), columns.slice(2, 6), Columns.empty(SCHEMA)])
+    assert joined.request_N.tolist() == columns.request_N.tolist()
+
+
+def test_a_request_may_be_a_feature_too():
+    columns = from_json(SHOWN, {"request_field": "item"})
+    assert columns.request_N.tolist() == list(range(6))
+    assert columns.group_N is None

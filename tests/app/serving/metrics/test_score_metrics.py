@@ -54,6 +54,21 @@ def test_scores_segments_and_drift_are_exported():
     }
 
 
+def test_ranking_metrics_are_exported_with_their_errors():
+    known = {"value": 0.6, "standard_error": 0.01}
+    whole = {"groups": 5, "gauc": known, "ndcg": {"5": {"value": 0.7}}}
+    ranking = {"request": {"whole": whole, "num_ended_early": 3}, "group": {"share": 0.5}}
+    assert values_after(msgspec.convert({"ranking": ranking}, ScoresStatus)) == {
+        'springtide_ranking{by="request",label="",metric="gauc",part="whole"} 0.6',
+        'springtide_ranking{by="request",label="",metric="ndcg@5",part="whole"} 0.7',
+        'springtide_ranking_standard_error{by="request",label="",metric="gauc",part="whole"} 0.01',
+        'springtide_ranking_ended_early{by="request"} 3',
+        'springtide_ranking_ended_early{by="group"} 0',
+        'springtide_ranking_share{by="request"} 1',
+        'springtide_ranking_share{by="group"} 0.5',
+    }
+
+
 def test_several_labels_are_told_apart():
     tasks = {"click": TaskStatus(whole=ScoreStatus(logloss=0.5)), "buy": TaskStatus(whole=ScoreStatus(logloss=0.1))}
     assert values_after(ScoresStatus(tasks=tasks)) == {

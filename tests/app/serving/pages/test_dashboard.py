@@ -56,6 +56,14 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
                     {"predicted": 0.99, "seen": 1.0, "weight": 50},
                 ],
             },
+            "ranking": {
+                "request": {
+                    "whole": {"groups": 543_210, "gauc": {"value": 0.6123, "standard_error": 0.0012}},
+                    "window": {"groups": 20_000, "ndcg": {"7": {"value": 0.4567}}},
+                    "num_ended_early": 333,
+                },
+                "group": {"share": 0.25},
+            },
             "segments": {"country": [{"value": "<i>DE", "window": {"auc": 0.6543, "samples": 1234}}]},
             "drift": {
                 "level": "large",
@@ -99,6 +107,12 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
         "predicted 40 %, seen 37.7 %",
         "predicted 99 %, seen 100 %",
         "0.6543",
+        "543,210",
+        "± 0.0012",
+        "NDCG@7",
+        "0.4567",
+        "333 requests ended early",
+        "Of the users 25 % are measured",
         "0.345",
         "rate of bought",
         "2 % → 7 %",
