@@ -16,6 +16,7 @@ name = "torture"
 [schema]
 label = "click"
 timestamp = "ts"
+request = "item_id"
 categorical = ["user_id", "item_id"]
 sequence = ["last_items"]
 dense = ["age"]
@@ -31,6 +32,8 @@ crosses = 4
 threads = 1
 [scores]
 by = ["user_id"]
+group = "user_id"
+group_bytes = "256KiB"
 segment_bytes = "2MiB"
 [log]
 publish_seconds = 0.05

@@ -26,6 +26,7 @@ def topic(env):
 
 def test_clicks_are_learned_once_by_two_ranks_then_one_then_two(topic):
     env = topic
+    env.configure({"scores": {"group": "user_id"}, "schema": {"request": "item_id"}, "train": {"by_request": True}})
     for partition in range(3):
         env.produce(200, partition=partition, bad=partition)
     first, _ = on_trainers(env, 2, until_end=True)
@@ -51,11 +52,13 @@ def test_clicks_are_learned_once_by_two_ranks_then_one_then_two(topic):
     again, _ = on_trainers(env, 2, until_end=True)
     assert again.samples_trained == 900
     assert again.epoch == alone.epoch + 1
+    assert again.scores.ranking["group"].whole.samples == 900
     assert env.counts() == expected_counts(900)
 
 
 def test_every_rank_has_the_same_net_scores_and_clock(topic):
     env = topic
+    env.configure({"scores": {"group": "user_id"}})
     for partition in range(3):
         env.produce(150, partition=partition)
 
@@ -63,7 +66,7 @@ def test_every_rank_has_the_same_net_scores_and_clock(topic):
         trainer.run()
         state = trainer.state
         net = {name: tensor.clone() for name, tensor in state.learner.dense_tensors().items()}
-        return net, state.scores.document(), state.stream.clock.now_ms, state.stream.positions, state.loss
+        return net, state.detailed_scores(), state.stream.clock.now_ms, state.stream.positions, state.loss
 
     (net, *rest), (other_net, *other_rest) = on_trainers(env, 2, run, until_end=True)
     assert all(torch.equal(net[name], other_net[name]) for name in net)

@@ -96,7 +96,7 @@ def test_an_interrupted_run_resumes_bitwise(tmp_path, layers):
 
 def test_segments_and_drift_of_an_interrupted_run_resume_bitwise(tmp_path):
     """Every start reads a base that another process wrote, and versions after it."""
-    more = '[scores]\nby = ["user_id"]\nsegment_bytes = "64KiB"\nreference_samples = 150\n'
+    more = '[schema]\nrequest = "item_id"\n[scores]\nby = ["user_id"]\ngroup = "user_id"\nsegment_bytes = "64KiB"\nreference_samples = 150\n'
     more += "[train]\nwindow_samples = 100\n"
     whole = LearnedLog(config_in(tmp_path / "whole", RANDOM_CLICKS, more))
     whole.learn(range(30), every=3)
@@ -114,6 +114,7 @@ def test_segments_and_drift_of_an_interrupted_run_resume_bitwise(tmp_path):
     details = run.state.scores.detailed_document(lambda feature, row_id: str(row_id))
     assert details == whole.state.scores.detailed_document(lambda feature, row_id: str(row_id))
     assert details["drift"]["reference_until"] == 750
+    assert details["ranking"]["group"]["whole"]["samples"] == 30 * 32
     assert len(details["segments"]["user_id"]) == 5  # four values and the others
     run.end()
     whole.end()
