@@ -125,6 +125,10 @@ def load_config(
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
     negatives = _negatives(bind(NegativesConfig, "[negatives]", document.get("negatives", {})), losses, schema, join)
     _check_record_fields(source, schema, join, labels, negatives)
+    serve = bind(ServeConfig, "[serve]", document.get("serve", {}))
+    if serve.explore:  # without it a model whose labels are all values can still be served
+        with user_errors("[serve.explore] "):
+            serve.exploration.place_of_label(schema)
     if negatives is not None:
         source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
@@ -144,7 +148,7 @@ def load_config(
         scores=scores,
         log=log,
         cluster=bind(ClusterConfig, "[cluster]", document.get("cluster", {})),
-        serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
+        serve=serve,
     )
 
 
