@@ -128,14 +128,15 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
         float, Meta(ge=0, le=1, description="Share of requests that are logged: 0.01 logs one in a hundred.")
     ] = 0.0
     predict_max_batch_rows: Annotated[
-        int, Meta(ge=1, description="Instances of several requests scored in one model call; 1 scores each alone.")
+        int,
+        Meta(ge=1, description="Instances of several predict requests scored in one model call; 1 scores each alone."),
     ] = 1_024
     predict_batch_timeout_ms: Annotated[
         float,
         Meta(
             ge=0,
             le=1_000,
-            description="How long a predict request waits for others to join its batch. Requests that are waiting "
+            description="How long a predict request waits for others to join its batch. Those that are waiting "
             "anyway are always scored together.",
         ),
     ] = 0.0
