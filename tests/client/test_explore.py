@@ -151,6 +151,8 @@ def test_a_score_that_is_not_finite_is_refused_and_named() -> None:
             rank([0.0, bad], "r", 1, policy)
         with pytest.raises(ValueError, match="candidate 1"):
             first_probabilities([0.0, bad], policy)
+        with pytest.raises(ValueError, match="no candidate to rank: give at least one score"):
+            rank([], "r", 1, policy)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Ranking(NamedTuple):
 def rank(scores_N: npt.ArrayLike, request_id: str, version: int, policy: Policy = GREEDY) -> Ranking:
     """Rank candidates by a policy; equal arguments give an equal ranking, bit by bit.
 
-    `scores_N`: log-odds, as `scores_of` makes them of predictions. ValueError for one that is not finite.
+    `scores_N`: log-odds, as `scores_of` makes them of predictions. ValueError without one, or if one is not finite.
     """
     scores_N = _finite(scores_N)
     by_score_N = np.argsort(-scores_N, kind="stable")
@@ -101,7 +101,7 @@ def first_probabilities(scores_N: npt.ArrayLike, policy: Policy) -> Float64Array
         weights_N = exp(_scaled(scores_N, policy))
         return weights_N / math.fsum(weights_N.tolist())
     epsilon = policy.epsilon if policy.name == "epsilon" else 0.0
-    probabilities_N = np.full(len(scores_N), epsilon / max(len(scores_N), 1))
+    probabilities_N = np.full(len(scores_N), epsilon / len(scores_N))
     probabilities_N[np.argmax(scores_N)] += 1 - epsilon
     return probabilities_N
 
@@ -173,6 +173,8 @@ def _rank_by_epsilon(by_score_N: Indices, uniforms_2P: Float64Array, epsilon: fl
 
 def _finite(scores_N: npt.ArrayLike) -> Float64Array:
     scores_N = np.asarray(scores_N, np.float64)
+    if not len(scores_N):
+        raise ValueError("there is no candidate to rank: give at least one score")
     bad = np.flatnonzero(~np.isfinite(scores_N))
     if len(bad):
         raise ValueError(f"the score of candidate {bad[0]} is {scores_N[bad[0]]}: only finite ones can be ranked")
@@ -180,5 +182,5 @@ def _finite(scores_N: npt.ArrayLike) -> Float64Array:
 
 
 def _scaled(scores_N: Float64Array, policy: Policy) -> Float64Array:
-    scaled_N: Float64Array = (scores_N - scores_N.max(initial=-np.inf)) / policy.temperature
+    scaled_N: Float64Array = (scores_N - scores_N.max()) / policy.temperature
     return scaled_N
