@@ -132,6 +132,10 @@ def load_config(
     _check_record_fields(source, schema, join, labels, negatives, scores)
     group = scores.group if scores.group not in schema.categorical else None
     source = structs.replace(source, request_field=scores.request, group_field=group)
+    serve = bind(ServeConfig, "[serve]", document.get("serve", {}))
+    if serve.explore:  # without it a model whose labels are all values can still be served
+        with user_errors("[serve.explore] "):
+            serve.exploration.place_of_label(schema)
     if negatives is not None:
         source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
@@ -151,7 +155,7 @@ def load_config(
         scores=scores,
         log=log,
         cluster=bind(ClusterConfig, "[cluster]", document.get("cluster", {})),
-        serve=bind(ServeConfig, "[serve]", document.get("serve", {})),
+        serve=serve,
     )
 
 

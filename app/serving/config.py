@@ -1,15 +1,54 @@
 """The keys of `[serve]`."""
 
 import ipaddress
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from msgspec import Meta
 
+from springtide_client.explore import Epsilon, Places, Policy, PolicyName, Temperature
 from springtide_client.parts.part_servers import check_url
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS, HashRange
+from springtide_client.schema import Schema
 from springtide_client.system.settings import SIZE, Settings
 
 MAX_WORKERS = 256
+
+
+class ExploreConfig(Settings, frozen=True, kw_only=True):
+    """How POST /v1/rank chooses what is shown first. Predictions never explore."""
+
+    policy: Annotated[
+        PolicyName,
+        Meta(description='"greedy": by score. "epsilon" and "softmax" draw the first places, with known propensities.'),
+    ] = "greedy"
+    epsilon: Epsilon = 0.1
+    temperature: Temperature = 1.0
+    places: Places = 1
+    label: Annotated[
+        str | None, Meta(description="The label whose probability candidates are ranked by. Default: the first one.")
+    ] = None
+    policies: Annotated[
+        tuple[PolicyName, ...],
+        Meta(
+            description="Policies whose probability of the first item shown, and expected reward, are in the answer: "
+            "what a record must bring so that their value can be estimated."
+        ),
+    ] = ("greedy",)
+
+    def named(self, name: PolicyName) -> Policy:
+        """Return a policy with these settings."""
+        return Policy(name=name, epsilon=self.epsilon, temperature=self.temperature, places=self.places)
+
+    def place_of_label(self, schema: Schema) -> int:
+        """Return which of the schema's labels is ranked by; ValueError if it is none of them, or no probability."""
+        label = schema.labels[0] if self.label is None else self.label
+        usable = [name for name in schema.labels if name not in schema.links]
+        if label not in usable:
+            why = "learned as a value" if label in schema.links else "no label of this model"
+            choose = f"set it to one of {', '.join(usable)}" if usable else "this model has no other, use /v1/predict"
+            raise ValueError(f"label = {label!r} is {why}: candidates are ranked by a probability, {choose}")
+        return schema.labels.index(label)
 
 
 class ServeConfig(Settings, frozen=True, kw_only=True):
@@ -89,17 +128,22 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
         float, Meta(ge=0, le=1, description="Share of requests that are logged: 0.01 logs one in a hundred.")
     ] = 0.0
     predict_max_batch_rows: Annotated[
-        int, Meta(ge=1, description="Instances of several requests scored in one model call; 1 scores each alone.")
+        int,
+        Meta(ge=1, description="Instances of several predict requests scored in one model call; 1 scores each alone."),
     ] = 1_024
     predict_batch_timeout_ms: Annotated[
         float,
         Meta(
             ge=0,
             le=1_000,
-            description="How long a predict request waits for others to join its batch. Requests that are waiting "
+            description="How long a predict request waits for others to join its batch. Those that are waiting "
             "anyway are always scored together.",
         ),
     ] = 0.0
+    explore: Annotated[
+        Mapping[str, Any],
+        Meta(description="How `/v1/rank` chooses what is shown first.", extra={"table": ExploreConfig}),
+    ] = {}
     poll_interval_seconds: Annotated[
         float,
         Meta(gt=0, le=10, description="How often the log is checked where the system reports no file changes."),
@@ -120,6 +164,11 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
             raise ValueError(f'parts has {len(self.parts)} addresses, range = "{hash_range}" needs {hash_range.count}')
         if self.router and not self.parts:
             raise ValueError("router needs the addresses of all parts: set parts")
+
+    @property
+    def exploration(self) -> ExploreConfig:
+        """The settings of `explore`."""
+        return ExploreConfig.of(self.explore)
 
     @property
     def hash_range(self) -> HashRange:

@@ -50,6 +50,7 @@ class Service:
         log_path = Path(log.path)
         self.log = log
         self.config = config
+        self.exploration = config.exploration
         self.tokens = tokens
         self.limits = RequestLimits(max_in_flight=config.max_in_flight, max_streams=config.max_streams)
         self.metrics = declare_metrics(MetricsRegistry())

@@ -1,5 +1,6 @@
 """Python examples of the documentation that need no server run as printed; tests/e2e/test_readme.py runs the others."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,20 @@ def test_the_example_of_a_history_fits_its_configuration(tmp_path: Path) -> None
     history, gaps = encode_instances(config.schema, [sent]).lists
     assert len(history.ids_M) == 2
     assert gaps.ids_M.tolist() == [2, 0]
+
+
+def test_the_example_of_a_ranking_computed_again_is_the_answer_above_it() -> None:
+    page = ROOT / "deploy/docs/exploration.md"
+    [example], [answer] = blocks(page, "python"), map(json.loads, blocks(page, "json"))
+    names: dict[str, Any] = {"__name__": "example"}
+    run(example, names)
+    order_N, propensities_P = names["ranking"]
+    assert order_N[:2].tolist() == answer["order"] == [item["index"] for item in answer["items"]]
+    assert [names["probabilities"][index] for index in answer["order"]] == [
+        item["probability"] for item in answer["items"]
+    ]
+    assert propensities_P.round(4).tolist() == [answer["items"][0]["propensity"]]
+    assert answer["policy"]["temperature"] == names["policy"].temperature
+    assert [item["score"] for item in answer["items"]] == pytest.approx(
+        names["scores_of"](names["probabilities"])[answer["order"]], abs=1e-4
+    )

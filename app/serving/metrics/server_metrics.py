@@ -21,6 +21,7 @@ def declare_metrics(metrics: MetricsRegistry) -> MetricsRegistry:
         "springtide_lookup_rows_total", "Rows looked up, by status: known, unknown, not_admitted, forgotten."
     )
     metrics.counter("springtide_predictions_total", "Instances scored.")
+    metrics.counter("springtide_rankings_total", "Rank requests answered, by policy.")
     metrics.counter("springtide_predict_batches_total", "Calls of the model, each for the instances of many requests.")
     metrics.counter(
         "springtide_predict_rows_total", "Rows used by predictions, by status: only known rows are learned."

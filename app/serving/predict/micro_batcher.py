@@ -40,6 +40,11 @@ class PendingRequest(NamedTuple):
     instances: Instances
     arrived: float
     respond: Callable[[Predictions | Exception], None]
+    is_alone: bool  # never scored together with others
+
+    def may_join(self, other: "PendingRequest") -> bool:
+        """Return True if both may be scored in one call."""
+        return self.view is other.view and not (self.is_alone or other.is_alone)
 
 
 class MicroBatcher:
@@ -70,8 +75,11 @@ class MicroBatcher:
         for thread in self._threads:
             thread.start()
 
-    async def predict(self, view: View, instances: Instances) -> Predictions:
-        """Score one request's instances in this view; ApiError 422 for an invalid one, 503 if the queue is full."""
+    async def predict(self, view: View, instances: Instances, *, alone: bool = False) -> Predictions:
+        """Score one request's instances in this view; ApiError 422 for an invalid one, 503 if the queue is full.
+
+        `alone`: in a call of the model without other requests, which may change the last bits of a prediction.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Predictions] = loop.create_future()
 
@@ -90,7 +98,7 @@ class MicroBatcher:
             is_full = len(self._waiting) >= self._max_waiting
             if self._is_closed or is_full or (self._waiting and self._waiting_rows >= self._max_waiting_rows):
                 raise busy()
-            self._waiting.append(PendingRequest(view, instances, time.monotonic(), respond))
+            self._waiting.append(PendingRequest(view, instances, time.monotonic(), respond, alone))
             self._waiting_rows += len(instances)
             self._ready.notify()
         return await future
@@ -125,7 +133,7 @@ class MicroBatcher:
                     self._ready.wait()
                     continue
                 left = self._waiting[0].arrived + self._wait_seconds - time.monotonic()
-                if left <= 0 or self._waiting_rows >= self._max_rows:
+                if left <= 0 or self._waiting_rows >= self._max_rows or self._waiting[0].is_alone:
                     break
                 self._ready.wait(left)
             taken: list[PendingRequest] = []
@@ -133,7 +141,7 @@ class MicroBatcher:
             while self._waiting:
                 following = self._waiting[0]
                 rows += len(following.instances)
-                if taken and (rows > self._max_rows or following.view is not taken[0].view):
+                if taken and (rows > self._max_rows or not taken[0].may_join(following)):
                     break
                 taken.append(self._waiting.popleft())
                 self._waiting_rows -= len(following.instances)

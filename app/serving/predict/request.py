@@ -65,16 +65,20 @@ def decode_predict_request(body: bytes, max_instances: int) -> tuple[Instances, 
         raise invalid("send either instances or candidates", EXAMPLE)
     if request.instances is not None and request.context is not None:
         raise invalid("a context needs candidates, not instances", EXAMPLE)
+    check_instances(given, max_instances, "instance", EXAMPLE)
+    return Instances(given, request.context or {}), check_max_staleness(request.max_staleness_ms)
+
+
+def check_instances(given: list[Any], max_instances: int, what: str, example: str) -> None:
+    """Raise ApiError 413 for too many instances, 422 with the index of one that is not an object."""
     if len(given) > max_instances:
-        hint = "send several requests"
-        raise ApiError(
-            413, "too_many_instances", f"{len(given)} instances in one request, the limit is {max_instances}", hint
-        )
+        hint = "send several requests" if what == "instance" else f"send the best {max_instances} of them at most"
+        message = f"{len(given)} {what}s in one request, the limit is {max_instances}"
+        raise ApiError(413, "too_many_instances", message, hint)
     for index, instance in enumerate(given):
         if not isinstance(instance, dict):
             details = {"index": index, "field": None}
-            raise ApiError(422, "wrong_type", f"instance {index} is not a JSON object", EXAMPLE, details=details)
-    return Instances(given, request.context or {}), check_max_staleness(request.max_staleness_ms)
+            raise ApiError(422, "wrong_type", f"{what} {index} is not a JSON object", example, details=details)
 
 
 def encode_features(schema: Schema, instances: Instances) -> Features:

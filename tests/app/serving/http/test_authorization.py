@@ -91,6 +91,7 @@ def test_a_missing_tokens_file_is_an_error(tmp_path):
         ("/v1/embeddings/user_id", "read"),
         ("/v1/log", "read"),
         ("/v1/predict", "predict"),
+        ("/v1/rank", "predict"),
         ("/v1/forget", "admin"),
         ("/v1/table/", "admin"),
         ("/v1/rollback", "admin"),

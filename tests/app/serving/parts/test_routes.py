@@ -52,6 +52,10 @@ def test_who_knows_all_parts_predicts_with_the_rows_of_all(servers, name) -> Non
     assert found.json() == expected.json()
     assert found.headers["x-springtide-rows"] == expected.headers["x-springtide-rows"]
     assert getattr(servers, name).post("/v1/predict", json={"instances": []}).json()["predictions"] == []
+    body = {"request_id": "r", "candidates": INSTANCES}
+    ranked = getattr(servers, name).post("/v1/rank", json=body)
+    assert ranked.status_code == 200
+    assert ranked.json() == servers.whole.post("/v1/rank", json=body).json()
 
 
 def test_a_part_answers_for_its_own_keys(servers) -> None:
@@ -83,6 +87,8 @@ def test_a_key_on_the_wrong_server_is_misdirected(servers) -> None:
     refused = servers.alone.post("/v1/embeddings/user_id", json={"ids": [own]})
     assert refused.status_code == 421
     assert refused.json()["error"]["address"] is None
+    ranked = servers.alone.post("/v1/rank", json={"candidates": INSTANCES})
+    assert (ranked.status_code, ranked.json()["error"]["code"]) == (421, "misdirected")
     refused = servers.alone.post("/v1/predict", json={"instances": INSTANCES})
     assert (refused.status_code, refused.json()["error"]["code"]) == (421, "misdirected")
 

@@ -98,6 +98,29 @@ def test_a_batch_has_one_view_and_a_bounded_number_of_rows():
     scoring(work, max_rows=3)
 
 
+def test_a_request_that_is_to_be_scored_alone_waits_for_none_and_joins_none():
+    async def work(scorer, begin):
+        view = View()
+        view.go.clear()
+        alone = asyncio.ensure_future(scorer.predict(view, instances(1), alone=True))
+        await wait_until_async(view.began.is_set)  # without waiting for others
+        view.go.set()
+        await alone
+        view.go.clear()
+        view.began.clear()
+        tasks = [asyncio.ensure_future(scorer.predict(view, instances(1), alone=True))]
+        await wait_until_async(view.began.is_set)
+        tasks += [await begin(view, instances(2, 3)), await begin(view, instances(4))]
+        tasks += [asyncio.ensure_future(scorer.predict(view, instances(5), alone=True))]
+        await asyncio.sleep(0)
+        tasks += [await begin(view, instances(*range(90))), await begin(view, instances(*range(10)))]
+        view.go.set()
+        assert [len((await task).probabilities_NL) for task in tasks] == [1, 2, 1, 1, 90, 10]
+        assert view.calls == [1, 1, 3, 1, 100]
+
+    scoring(work, wait_seconds=600, max_rows=100)
+
+
 def test_a_batch_waits_until_it_is_full():
     async def work(scorer, begin):
         view = View()

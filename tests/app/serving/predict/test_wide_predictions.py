@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from springtide_client.explore import Policy, rank, scores_of
 from springtide_client.format.tensors import decode_tensors
 from springtide_client.hot_model import HotModel
 from tests.app.serving.conftest import World
@@ -42,6 +43,23 @@ def test_servers_and_hot_models_give_the_same_bits_through_many_versions(wide_wo
     world.served(client, number)
     by_context = client.post("/v1/predict", json=context).json()["predictions"]
     assert by_context == client.post("/v1/predict", json=whole).json()["predictions"]
+
+
+def test_rankings_are_computed_again_from_hot_models_predictions(wide_world) -> None:
+    log, world = wide_world
+    log.learn(20)
+    number = log.publish()
+    client = world.serve(explore={"policy": "softmax", "places": 5})
+    world.served(client, number)
+    with HotModel(world.log.path) as model:
+        assert model.version == number
+        for n in range(20):
+            candidates = [log.instance() for _ in range(9)]
+            answer = client.post("/v1/rank", json={"candidates": candidates, "request_id": f"r{n}"}).json()
+            scores_N = scores_of([prediction["click"] for prediction in model.predict(candidates)])
+            ranking = rank(scores_N, f"r{n}", number, Policy(**answer["policy"]))
+            assert answer["order"] == ranking.order_N.tolist()
+            assert [item["propensity"] for item in answer["items"][:5]] == ranking.propensities_P.tolist()
 
 
 def test_a_snapshot_has_the_wide_part_and_its_rows(wide_world) -> None:

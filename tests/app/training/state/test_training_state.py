@@ -96,7 +96,8 @@ def test_an_interrupted_run_resumes_bitwise(tmp_path, layers):
 
 def test_segments_and_drift_of_an_interrupted_run_resume_bitwise(tmp_path):
     """Every start reads a base that another process wrote, and versions after it."""
-    more = '[schema]\nrequest = "item_id"\n[scores]\nby = ["user_id"]\ngroup = "user_id"\nsegment_bytes = "64KiB"\nreference_samples = 150\n'
+    more = '[scores]\nby = ["user_id"]\ngroup = "user_id"\nsegment_bytes = "64KiB"\nreference_samples = 150\n'
+    more += '[schema]\nrequest = "item_id"\n'
     more += "[train]\nwindow_samples = 100\n"
     whole = LearnedLog(config_in(tmp_path / "whole", RANDOM_CLICKS, more))
     whole.learn(range(30), every=3)
