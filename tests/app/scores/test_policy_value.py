@@ -13,7 +13,7 @@ from springtide.app.scores.policy_value import PolicyValue
 from springtide_client.explore import GREEDY, Policy, expected_reward, first_probabilities
 from tests.support.processes import ROOT
 
-OPEN_BANDIT = ROOT.parent.parent / "shared" / "data" / "open-bandit.parquet"
+OPEN_BANDIT = ROOT.parent / "shared" / "data" / "open-bandit.parquet"
 NAMES = ("reward", "propensity", "probability", "predicted", "value")
 
 
