@@ -67,7 +67,7 @@ def _sections(table: Mapping[str, Any], name: str) -> list[str]:
 
 def _is_section(value: Any, name: str) -> bool:
     """Top tables and those of `[features]` are sections; tables further inside are written in one line."""
-    return isinstance(value, Mapping) and name in ("", "features", "labels")
+    return isinstance(value, Mapping) and name in ("", "features", "labels", "policies")
 
 
 Document = dict[str, Any]

@@ -13,7 +13,8 @@ from springtide.app.config.schema import FeatureConfig, SchemaConfig, feature_po
 from springtide.app.errors import UserError, user_errors
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of, require_whole_groups
-from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.config import PolicyConfig, ScoresConfig
+from springtide.app.scores.policy_value import PolicyFields
 from springtide.app.serving.config import ServeConfig
 from springtide.app.training.config import GateConfig, TableSettings, TrainConfig
 from springtide.app.training.ranks.config import ClusterConfig
@@ -41,6 +42,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "train": TrainConfig,
     "gate": GateConfig,
     "scores": ScoresConfig,
+    "policies": PolicyConfig,  # a table by policy
     "log": LogConfig,
     "cluster": ClusterConfig,
     "serve": ServeConfig,
@@ -67,6 +69,7 @@ class Config:
     train: TrainConfig
     gate: GateConfig
     scores: ScoresConfig
+    policies: PolicyFields
     log: LogConfig
     cluster: ClusterConfig
     serve: ServeConfig
@@ -136,6 +139,8 @@ def load_config(
     if serve.explore:  # without it a model whose labels are all values can still be served
         with user_errors("[serve.explore] "):
             serve.exploration.place_of_label(schema)
+    policies = _policies(document.get("policies", {}), schema_config.propensity, schema, join, negatives)
+    source = structs.replace(source, number_fields=policies.numbers)
     if negatives is not None:
         source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
@@ -153,6 +158,7 @@ def load_config(
         train=train,
         gate=bind(GateConfig, "[gate]", document.get("gate", {})),
         scores=scores,
+        policies=policies,
         log=log,
         cluster=bind(ClusterConfig, "[cluster]", document.get("cluster", {})),
         serve=serve,
@@ -209,6 +215,41 @@ def _negatives(
         if sampling is not None:
             require_whole_groups(sampling, losses, schema)
     return sampling
+
+
+def _policies(
+    document: object,
+    propensity: str | None,
+    schema: Schema,
+    join: JoinPlan | None,
+    negatives: NegativeSampling | None,
+) -> PolicyFields:
+    """Return which numbers say what other policies would have earned; UserError where the settings do not fit."""
+    policies = {
+        name: bind(PolicyConfig, f"[policies.{name}]", table)
+        for name, table in _require_table("[policies]", document).items()
+    }
+    if bool(policies) != (propensity is not None):
+        raise UserError(
+            "[schema] propensity and [policies.*] go together: the propensity of what was shown, and for each policy "
+            "the field with its probability of showing the same"
+        )
+    if propensity is None:
+        return PolicyFields()
+    fields = {name: policy.fields for name, policy in policies.items()}
+    others = {*schema.names, *(() if join is None else join.config.key), negatives and negatives.rate_field}
+    for section, name in (("[schema] propensity", propensity), *_named("[policies.{}]", fields)):
+        if name in others:
+            raise UserError(f"{section}: {name!r} has another role in [schema], [join] or [negatives]")
+    if schema.labels[0] in schema.links:
+        raise UserError(
+            f"[policies.*]: the reward is the first label, and {schema.labels[0]!r} is a value, from any range"
+        )
+    return PolicyFields.of(propensity, fields, {name: policy.cap for name, policy in policies.items()})
+
+
+def _named(section: str, fields: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    return [(section.format(name), field) for name, own in fields.items() for field in own]
 
 
 def _history(history: HistoryConfig, schema: Schema) -> HistoryConfig:

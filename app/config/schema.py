@@ -92,6 +92,13 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
             "may be one of `categorical`, and need not be a feature."
         ),
     ] = None
+    propensity: Annotated[
+        str | None,
+        Meta(
+            description="Field with the probability with which the sender's policy showed the item first; missing on "
+            "records of other places. `[policies.*]` are valued by it."
+        ),
+    ] = None
     categorical: Annotated[Names, Meta(description="Fields with one id.")] = ()
     multi_value: Annotated[Names, Meta(description="Fields with a list of ids that is pooled.")] = ()
     sequence: Annotated[Names, Meta(description="Fields with an ordered list of ids.")] = ()

@@ -8,6 +8,41 @@ from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, INTERNAL, SIZE, Settings
 
 
+class PolicyConfig(Settings, frozen=True, kw_only=True):
+    """What a record says of another policy than the one that showed it: numbers of the answer of `POST /v1/rank`."""
+
+    probability: Annotated[
+        str,
+        Meta(
+            description="Field with the probability with which this policy would have shown the same first. Required."
+        ),
+    ] = ""
+    predicted: Annotated[
+        str | None, Meta(description="Field with the predicted reward of the item shown. For DR, with `value`.")
+    ] = None
+    value: Annotated[
+        str | None, Meta(description="Field with the policy's expected reward, over all candidates. For DR.")
+    ] = None
+    cap: Annotated[
+        float,
+        Meta(
+            gt=0, extra=FINITE, description="The most that a record weighs: probability over propensity is cut there."
+        ),
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.probability:
+            raise ValueError('needs probability = "...": the field with the policy\'s probability of what was shown')
+        if (self.predicted is None) != (self.value is None):
+            raise ValueError("predicted and value go together: DR needs both")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that it names."""
+        return (self.probability, *filter(None, (self.predicted, self.value)))
+
+
 class ScoresConfig(Settings, frozen=True, kw_only=True):
     """Measures of the predictions and of the stream beside AUC and logloss."""
 

@@ -7,6 +7,8 @@ a record brings the four numbers that POST /v1/rank has answered.
 
 # N requests
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -130,3 +132,78 @@ class PolicyValue(msgspec.Struct, frozen=True, omit_defaults=True):
 def _continued(total: float, terms_N: Float64Array) -> float:
     """Return the total and the terms, added one after the other."""
     return float(np.add.accumulate(np.concatenate([[total], terms_N]))[-1])
+
+
+RECENT_REQUESTS = 20_000  # the window has the newest ones: so many to twice as many
+
+
+class PolicyTotals(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The value of a policy by all requests and by the newest ones."""
+
+    whole: PolicyValue = PolicyValue()
+    recent: PolicyValue = PolicyValue()  # fewer than RECENT_REQUESTS
+    before: PolicyValue = PolicyValue()  # those before them
+
+    @staticmethod
+    def of_cap(cap: float) -> "PolicyTotals":
+        """Return those of no request."""
+        return PolicyTotals(*[PolicyValue(cap)] * 3)
+
+    def observe(self, *columns_N: Array) -> "PolicyTotals":
+        """Count requests by the columns that `PolicyValue.observe` takes. The whole is the same however they are split."""
+        return self._rolled(self.whole.observe(*columns_N), self.recent.observe(*columns_N))
+
+    def plus(self, added: PolicyValue) -> "PolicyTotals":
+        """Return the totals with the requests of another rank."""
+        return self._rolled(self.whole.plus(added), self.recent.plus(added))
+
+    def _rolled(self, whole: PolicyValue, recent: PolicyValue) -> "PolicyTotals":
+        if recent.num < RECENT_REQUESTS:
+            return PolicyTotals(whole, recent, self.before)
+        return PolicyTotals(whole, PolicyValue(recent.cap), recent)
+
+    def document(self) -> dict[str, dict[str, float | None]]:
+        """Return the estimates of all requests and of the newest ones."""
+        return {"whole": self.whole.document(), "window": self.before.plus(self.recent).document()}
+
+
+@dataclass(frozen=True)
+class PolicyFields:
+    """Which numbers of a record say what other policies would have earned, as columns of `Columns.numbers_NK`."""
+
+    numbers: tuple[str, ...] = ()  # the fields; the first is the propensity
+    columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by policy: probability, predicted, value
+    caps: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(propensity: str, fields: Mapping[str, Sequence[str]], caps: Mapping[str, float]) -> "PolicyFields":
+        """`fields`: by policy those of probability and, or none of them, of predicted reward and value."""
+        numbers = tuple(dict.fromkeys([propensity, *(name for own in fields.values() for name in own)]))
+        columns = {policy: tuple(map(numbers.index, own)) for policy, own in fields.items()}
+        return PolicyFields(numbers, columns, caps)
+
+    def requests(self, numbers_NK: Array, rewards_N: Array, weights_N: Array) -> dict[str, tuple[Array, ...]]:
+        """Return by policy what `PolicyValue.observe` takes; a record without a propensity is no request."""
+        found, nothing_N = dict[str, tuple[Array, ...]](), np.zeros(len(rewards_N))
+        for policy, (probability, *others) in self.columns.items():
+            predicted_N, value_N = (numbers_NK[:, column] for column in others) if others else (nothing_N, nothing_N)
+            shown = numbers_NK[:, 0], numbers_NK[:, probability]
+            found[policy] = rewards_N, *shown, predicted_N, value_N, weights_N
+        return found
+
+    def totals(self, totals: Mapping[str, PolicyTotals], policy: str) -> PolicyTotals:
+        """Return those of a policy so far; with another cap than before they begin anew."""
+        found = totals.get(policy)
+        return (
+            PolicyTotals.of_cap(self.caps[policy]) if found is None or found.whole.cap != self.caps[policy] else found
+        )
+
+    def document(self, totals: Mapping[str, PolicyTotals]) -> dict[str, Any]:
+        """Return the estimates by policy; without `predicted` and `value` there is no DR."""
+        found = {}
+        for policy, columns in self.columns.items():
+            found[policy] = self.totals(totals, policy).document()
+            if len(columns) == 1:
+                for part in found[policy].values():
+                    part["dr"] = part["dr_error"] = None
+        return found

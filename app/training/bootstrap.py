@@ -183,7 +183,7 @@ def empty_state(
         budget.max_base_bytes, dim=table.dim, state_width=table.layout.state_width, onnx=config.log.onnx
     )
     scores = ProgressiveScores(config.schema.labels, config.train.window_samples, config.scores, config.schema)
-    return TrainingState(learner, scores, config.schema, row_budget, ranks)
+    return TrainingState(learner, scores, config.schema, row_budget, ranks, config.policies)
 
 
 def open_table(

@@ -12,6 +12,7 @@ from springtide.app.errors import UserError
 from springtide.app.models.config import MODELS_WITHOUT_WIDE, ModelConfig
 from springtide.app.models.losses.config import RANKING, LabelLoss, LossName
 from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.policy_value import PolicyFields
 from springtide.app.training.lr_schedule import LearningRateSchedule
 from springtide.app.training.ranks.config import ClusterConfig
 from springtide.app.version_log.config import LogConfig
@@ -370,6 +371,9 @@ class TrainerConfig(Protocol):
 
     @property
     def scores(self) -> ScoresConfig: ...
+
+    @property
+    def policies(self) -> PolicyFields: ...
 
     @property
     def log(self) -> LogConfig: ...

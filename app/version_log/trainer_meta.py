@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from springtide.app.scores.policy_value import PolicyTotals
 from springtide.app.scores.served import ServedScores
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join_state import JoinState
@@ -66,6 +67,7 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     high_water_marks: dict[str, StreamPosition] = {}  # how far the stream was ever learned, where further than now
     num_dropped: int = 0  # negatives that were dropped
     served: ServedScores = ServedScores()  # scores of what was served for joined impressions, if they have it
+    policies: dict[str, PolicyTotals] = {}  # what other policies would have earned
     num_late: int = 0  # samples learned for an event that came after the window
     num_settled: int = 0  # samples learned again once no more of their events count
     join: JoinState | None = None  # of a stream whose labels are joined; `positions` say from where it is read again

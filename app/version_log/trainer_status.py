@@ -159,11 +159,36 @@ class DriftStatus(msgspec.Struct, frozen=True):
     features: list[FeatureDriftStatus] = []
 
 
+class PolicyValueStatus(msgspec.Struct, frozen=True):
+    """What a policy would have earned, from the propensities of the one that showed; None where it is undefined."""
+
+    requests: int = 0
+    refused: int = 0  # with a propensity or probability that is none
+    logged: float | None = None  # what the policy that showed has earned
+    ips: float | None = None
+    ips_error: float | None = None
+    snips: float | None = None
+    snips_error: float | None = None
+    dr: float | None = None
+    dr_error: float | None = None
+    effective_samples: float | None = None
+    clipped: float | None = None  # the share of requests whose weight was cut
+    mean_weight: float | None = None  # near 1 where propensities are right
+
+
+class PolicyStatus(msgspec.Struct, frozen=True):
+    """The value of a policy by all requests and by the newest ones."""
+
+    whole: PolicyValueStatus = PolicyValueStatus()
+    window: PolicyValueStatus = PolicyValueStatus()
+
+
 class ScoresStatus(TaskStatus, frozen=True):
     """Scores of the first label; `tasks` has those of every label if there are several."""
 
     tasks: dict[str, TaskStatus] | msgspec.UnsetType = msgspec.UNSET
     drift: DriftStatus | None = None  # None while no earlier window is known
+    policies: dict[str, PolicyStatus] = {}  # `[policies.*]`
 
 
 class GateStatus(msgspec.Struct, frozen=True):

@@ -85,8 +85,11 @@ class Decoder:
         self._record_fields = [
             name for name in config.record_fields if name in schema.categorical or name in self.only_keys
         ]
-        # rows have the sender's rate as a last number; what is beside the message has a name that no message has
-        row_schema = schema if self._rate_field is None else with_number(schema, self._rate_field)
+        # rows have more numbers after those of the schema, the sender's rate last; what is beside the message has a
+        # name that no message has
+        row_schema, self._num_numbers = schema, len(config.number_fields)
+        for name in (*config.number_fields, *filter(None, [config.rate_field])):
+            row_schema = with_number(row_schema, name)
         outside = {name: f"\0{number}" for number, name in enumerate(self._record_fields)}
         row_schema, keys = renamed(row_schema, outside), [outside.get(name, name) for name in self.only_keys]
         self.row_schema, self.codec = row_schema, config.open_codec()
@@ -139,7 +142,7 @@ class Decoder:
             dead_letters.sort(key=lambda letter: letter.offset)
         if sampled is not None:
             sampled = sampled.take(np.flatnonzero(is_sample_N))
-        columns = self._without_rate(rows.columns(raw, is_sample_N, dead_letters, id_strings), sampled)
+        columns = self._without_numbers(rows.columns(raw, is_sample_N, dead_letters, id_strings), sampled)
         columns = self._with_groups(columns, rows, is_sample_N)
         if self.key is None:
             return columns
@@ -211,7 +214,7 @@ class Decoder:
         dead_letters = [make_dead_letter(raw, n, error) for n, error in sorted(letters.items())]
         strings_of_all = IdStrings.concatenate(new)
         columns = rows.columns(raw, ~is_dead_N[record_R], dead_letters, strings_of_all, record_R=record_R)
-        return self._with_groups(self._without_rate(columns, sampled), rows, ~is_dead_N[record_R])
+        return self._with_groups(self._without_numbers(columns, sampled), rows, ~is_dead_N[record_R])
 
     def _write_record_fields(
         self, raw: RawRecords, rows: DecodedRows, record_R: Int64Array, is_sample_N: BoolArray
@@ -281,14 +284,16 @@ class Decoder:
                 refused[n] = EncodeError("no_key", "a field of [negatives] by is null or missing")
         return dict(sorted(refused.items()))
 
-    def _without_rate(self, columns: Columns, sampled: RowSampling | None) -> Columns:
-        """The columns with what is known of their sampling; the sender's rate is no feature."""
-        if sampled is None:
-            return columns
-        features = columns.features
-        if self._rate_field is not None:
-            features = replace(features, dense_NF=np.ascontiguousarray(features.dense_NF[:, :-1]))
-        return replace(columns, features=features, sampled=sampled)
+    def _without_numbers(self, columns: Columns, sampled: RowSampling | None) -> Columns:
+        """The columns with what is known of their sampling; the sender's rate and other numbers are no features."""
+        num, dense_NF = len(self.schema.dense), columns.features.dense_NF
+        if dense_NF.shape[1] > num:
+            features = replace(columns.features, dense_NF=np.ascontiguousarray(dense_NF[:, :num]))
+            columns = replace(columns, features=features)
+        if self._num_numbers:
+            numbers_NK = np.ascontiguousarray(dense_NF[:, num : num + self._num_numbers])
+            columns = replace(columns, numbers_NK=numbers_NK)
+        return columns if sampled is None else replace(columns, sampled=sampled)
 
     def _unseen(self, strings: list[tuple[int, int, str]]) -> IdStrings:
         """Those strings that have not been emitted yet; they count as emitted from now on."""

@@ -345,6 +345,8 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
     # the fields with a sample's request and group: `[schema] request` and, if it is no feature, `[scores] group`
     request_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
     group_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
+    # fields with numbers that are no features
+    number_fields: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
     # what `[negatives]` says: the fields by which negatives are kept, and the field with the sender's rate
     sample_by: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
     rate_field: Annotated[str | None, Meta(extra=INTERNAL)] = None

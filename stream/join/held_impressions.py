@@ -302,6 +302,7 @@ def columns_arrays(columns: Columns) -> dict[str, npt.NDArray[Any]]:
         arrays[f"ids_{n}"], arrays[f"offsets_{n}"] = ragged.ids_M, ragged.offsets
     assert columns.key_hash_N is not None
     optional = {"served": columns.served_N, "request": columns.request_N, "group": columns.group_N}
+    optional["numbers"] = columns.numbers_NK
     arrays |= {name: array for name, array in optional.items() if array is not None}
     return arrays | {
         "categorical": features.categorical_NC,
@@ -332,4 +333,5 @@ def with_arrays(columns: Columns, arrays: dict[str, npt.NDArray[Any]]) -> Column
         served_N=arrays.get("served"),
         request_N=arrays.get("request"),
         group_N=arrays.get("group"),
+        numbers_NK=arrays.get("numbers"),
     )

@@ -77,11 +77,15 @@ class JoinSource(Source):
         self._rates = LabelRates(schema.labels)
         self._progress = Standstill(min(seconds.idle_seconds, LONGEST_SILENCE_SECONDS) + FRESH_SECONDS)
         self._is_full = False
-        read = schema if seconds.score is None else with_number(schema, seconds.score)
+        shown = config
+        if seconds.score is not None and seconds.score not in config.number_fields:
+            shown = replace(config, number_fields=(*config.number_fields, seconds.score))
+        self._num_numbers = len(config.number_fields)
+        self._score = None if seconds.score is None else shown.number_fields.index(seconds.score)
         self._impressions = {
             self.join.cursor_name(look): (
                 look,
-                self._reader(config, read, self.join.cursor_name(look), erasures, share),
+                self._reader(shown, schema, self.join.cursor_name(look), erasures, share),
             )
             for look in self.join.looks
         }
@@ -171,7 +175,7 @@ class JoinSource(Source):
 
         Over the cap of memory only the slowest is read; where there is no room at all nothing is.
         """
-        has_read, join, has_score = False, self.join, self._plan.config.score is not None
+        has_read, join = False, self.join
         self._is_full = False
         ahead_ms = (2 if join.held.fits_in_memory(0) else 1) * join.lateness_ms
         watermark_ms, slowest = join.watermark_ms(), join.slowest_cursor()
@@ -181,12 +185,20 @@ class JoinSource(Source):
             reached_ms = max(watermark_ms, join.cursor_ms(name)) if name == slowest else watermark_ms
             for columns in reader.poll_while(partial(self._may_read, name, reached_ms + ahead_ms)):
                 if name in self._impressions:
-                    scored = take_last_number(columns) if has_score else columns
-                    join.add_impressions(self._impressions[name][0], scored)
+                    join.add_impressions(self._impressions[name][0], self._with_score(columns))
                 else:
                     join.add_events(name, columns, counted_events(self._events[name][0], columns))
                 has_read = True
         return has_read
+
+    def _with_score(self, columns: Columns) -> Columns:
+        """The columns of impressions with the score that was served, if they bring it."""
+        if self._score is None:
+            return columns
+        numbers_NK = columns.numbers_NK
+        assert numbers_NK is not None
+        kept_NK = np.ascontiguousarray(numbers_NK[:, : self._num_numbers]) if self._num_numbers else None
+        return dataclasses.replace(columns, numbers_NK=kept_NK, served_N=numbers_NK[:, self._score].copy())
 
     def _may_read(self, name: str, until_ms: int, columns: Columns) -> bool:
         """True if a cursor is not ahead of the others, and the caps have room for these records."""
@@ -374,22 +386,9 @@ class Standstill:
 
 def event_config(config: SourceConfig, topic: str) -> SourceConfig:
     """How the events of a topic are read: as impressions are, which alone are sampled."""
-    return replace(config, topic=topic, sample_by=(), rate_field=None, request_field=None, group_field=None)
-
-
-def with_number(schema: Schema, name: str) -> Schema:
-    """The schema with one number more, which is no feature."""
-    if not schema.numbers:
-        return dataclasses.replace(schema, dense=(*schema.dense, name))
-    numbers = {**schema.numbers, name: schema.next_number}
-    return dataclasses.replace(schema, dense=(*schema.dense, name), numbers=numbers, next_number=schema.next_number + 1)
-
-
-def take_last_number(columns: Columns) -> Columns:
-    """The columns with their last number as the served score."""
-    dense_NF = columns.features.dense_NF
-    features = dataclasses.replace(columns.features, dense_NF=np.ascontiguousarray(dense_NF[:, :-1]))
-    return dataclasses.replace(columns, features=features, served_N=dense_NF[:, -1].copy())
+    return replace(
+        config, topic=topic, sample_by=(), rate_field=None, request_field=None, group_field=None, number_fields=()
+    )
 
 
 def counted_events(fields: EventFields, columns: Columns) -> dict[int, tuple[BoolArray, Float32Array]]:

@@ -38,6 +38,17 @@ RANKING = {
     "_ended_early": "Requests that were measured before their end, for lack of [scores] group_bytes.",
     "_share": "Share of the users whose ranking metrics are measured.",
 }
+POLICY_VALUES = {
+    "ips": "What a policy of [policies] would have earned a request: inverse propensity score.",
+    "ips_error": "Standard error of springtide_policy_ips.",
+    "snips": "The same, self-normalized.",
+    "snips_error": "Standard error of springtide_policy_snips.",
+    "dr": "The same, doubly robust.",
+    "dr_error": "Standard error of springtide_policy_dr.",
+    "logged": "What the policy that showed has earned a request.",
+    "effective_samples": "How many requests of the policy's own would say as much.",
+    "clipped": "Share of the requests whose weight was cut by cap.",
+}
 OTHERS = "(others)"  # as a value: all that are not listed
 
 
@@ -52,6 +63,8 @@ def declare_score_metrics(metrics: MetricsRegistry) -> None:
         metrics.gauge(f"springtide_segment_{name}", f"{help} By label, feature, value and part: whole or window.")
     for name, help in RANKING.items():
         metrics.gauge(f"springtide_ranking{name}", help)
+    for name, help in POLICY_VALUES.items():
+        metrics.gauge(f"springtide_policy_{name}", f"{help} By policy and part: whole or window.")
     metrics.gauge("springtide_drift_feature_psi", "Drift of a feature, as population stability index, by feature.")
     metrics.gauge(
         "springtide_drift_label_rate_psi", "Drift of the label rate, as population stability index, by label."
@@ -86,6 +99,8 @@ def update_score_metrics(metrics: MetricsRegistry, scores: ScoresStatus) -> None
         early[("by", by),], shares[("by", by),] = each.num_ended_early, each.share
     for name, found_by_labels in zip(RANKING, (values, errors, early, shares), strict=True):
         metrics.replace_labeled(f"springtide_ranking{name}", found_by_labels)
+    for name in POLICY_VALUES:
+        metrics.replace_labeled(f"springtide_policy_{name}", dict(_policy_values(scores, name)))
     drift = scores.drift or DriftStatus()
     metrics.replace_all("springtide_drift_feature_psi", "feature", {each.name: each.psi for each in drift.features})
     rates = {label: each.label_rate.psi for label, each in drift.labels.items()}
@@ -103,6 +118,13 @@ def _ranking_values(tasks: dict[str, TaskStatus]) -> Iterator[tuple[Labels, Metr
                 found |= {f"recall@{k}": metric for k, metric in each.recall.items()}
                 for name, metric in found.items():
                     yield (("by", by), ("label", label), ("metric", name), ("part", part)), metric
+
+
+def _policy_values(scores: ScoresStatus, name: str) -> Iterator[tuple[Labels, float]]:
+    for policy, status in scores.policies.items():
+        for part, each in (("whole", status.whole), ("window", status.window)):
+            if (number := getattr(each, name)) is not None:
+                yield (("part", part), ("policy", policy)), number
 
 
 def _segment_values(tasks: dict[str, TaskStatus], name: str) -> Iterator[tuple[Labels, float]]:

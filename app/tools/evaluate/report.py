@@ -76,6 +76,7 @@ class EvaluationResult:
     scored: EvaluatedSamples
     at: tuple[int, ...] = ()  # the k of ranking metrics
     rankings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by label and kind of group
+    policies: Mapping[str, Any] = field(default_factory=dict)  # what each would have earned
 
     @staticmethod
     def of(evaluation: Evaluation, seconds: float, *, is_complete: bool) -> "EvaluationResult":
@@ -109,6 +110,7 @@ class EvaluationResult:
                 for index, label in enumerate(evaluation.config.schema.labels)
                 if (found := ranking_documents(samples, at, label=index))
             },
+            policies=evaluation.state.detailed_scores().get("policies", {}),
         )
 
     @property
@@ -140,6 +142,8 @@ class EvaluationResult:
         }
         if self.rankings:
             found["ranking"] = dict(self.rankings)
+        if self.policies:
+            found["policies"] = dict(self.policies)
         if self.segment_field:
             segments = [{"value": text, **asdict(score)} for text, score in self.segments]
             found["by"] = {"field": self.segment_field, "segments": segments}
@@ -156,6 +160,8 @@ class EvaluationResult:
         for label, ranking in self.rankings.items():
             title = "" if len(self.whole) == 1 else f"{label}, "
             lines += ["", *(f"{title}{line}" if line[0] != " " else line for line in ranking_lines(ranking))]
+        for name, policy in self.policies.items():
+            lines += ["", *policy_lines(name, policy["whole"])]
         if self.segment_field:
             segments, title = dict(self.segments), f"by {self.segment_field}"
             lines += [
@@ -223,6 +229,20 @@ def table(rows: Mapping[str, Score], text: Callable[[Score], str], title: str = 
     width = max(map(len, [title, *names]))
     header = f"{title:<{width}}  {HEADER}{more:>13}".rstrip()
     return [header, *(f"{name:<{width}}  {text(score)}" for name, score in zip(names, rows.values(), strict=True))]
+
+
+def policy_lines(name: str, value: Mapping[str, float | None]) -> list[str]:
+    """Return what a policy would have earned, for people."""
+    estimates = [
+        f"{estimate.upper()} {number(value[estimate], 4)} +- {number(value[f'{estimate}_error'], 4)[:8]}"
+        for estimate in ("ips", "snips", "dr")
+        if value[estimate] is not None
+    ]
+    return [
+        f"policy {name}, {value['requests']:,} requests, which have earned {number(value['logged'], 4)}:",
+        f"  {'  '.join(estimates)}  effective samples {value['effective_samples'] or 0:,.0f}, "
+        f"clipped {value['clipped'] or 0:.1%}",
+    ]
 
 
 def score_text(score: Score) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from springtide.app.errors import UserError
 from springtide.app.models.retrieval.two_tower import TwoTower
+from springtide.app.scores.policy_value import PolicyFields, PolicyTotals, PolicyValue
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.scores.segments import SegmentNames
 from springtide.app.scores.served import ServedScores
@@ -61,6 +62,7 @@ class TrainingState:
         schema: Schema,
         row_budget: RowBudget | None = None,
         ranks: Ranks | None = None,
+        policy_fields: PolicyFields | None = None,
     ) -> None:
         """`row_budget` decides which rows expire for lack of disk; without it none do. `ranks`: by default one."""
         self.learner, self.schema, self.row_budget = learner, schema, row_budget
@@ -71,6 +73,9 @@ class TrainingState:
         self.published_scores = scores.document()  # of the newest version
         self.served = ServedScores()  # of many ranks, up to the newest exchange
         self._unshared_served = ServedScores()  # of this rank's samples since then
+        self.policy_fields = policy_fields or PolicyFields()
+        self.policy_totals: dict[str, PolicyTotals] = {}  # of many ranks, up to the newest exchange
+        self._unshared_policies: dict[str, PolicyValue] = {}  # of this rank's samples since then
         self.own_samples = 0  # of this rank's batches, since the start
         self.base_number = 0  # of the base that learning began with
         self.executed_commands: dict[str, int] = {}  # when learning began: id -> version, of all in the log
@@ -132,6 +137,33 @@ class TrainingState:
         self.unpublished.add_batch(batch, *num_looked_up)
         if batch.served_N is not None:
             self._observe_served(batch)
+        if self.policy_fields.columns and len(batch):
+            self._observe_policies(batch)
+
+    def _observe_policies(self, batch: Batch) -> None:
+        """Count what other policies would have earned by the first label, at the first samples of it."""
+        assert batch.numbers_NK is not None
+        is_scored_N = batch.is_scored_N
+        rows = slice(None) if is_scored_N is None else np.flatnonzero(is_scored_N)
+        fields = self.policy_fields
+        found = fields.requests(batch.numbers_NK[rows], batch.labels_NL[rows, 0], batch.weights_N[rows])
+        for policy, columns in found.items():
+            if self.ranks.num_ranks == 1:
+                self.policy_totals[policy] = fields.totals(self.policy_totals, policy).observe(*columns)
+            else:
+                unshared = self._unshared_policies.get(policy, PolicyValue(fields.caps[policy]))
+                self._unshared_policies[policy] = unshared.observe(*columns)
+
+    def take_unshared_policies(self) -> dict[str, PolicyValue]:
+        """Return, once, the values of other policies by this rank's samples since the last call."""
+        unshared, self._unshared_policies = self._unshared_policies, {}
+        return unshared
+
+    def merge_policies(self, of_ranks: Sequence[Mapping[str, PolicyValue]]) -> None:
+        """Add what each rank has taken. All ranks add alike."""
+        for unshared in of_ranks:
+            for policy, value in unshared.items():
+                self.policy_totals[policy] = self.policy_fields.totals(self.policy_totals, policy).plus(value)
 
     def _observe_served(self, batch: Batch) -> None:
         """Compare what was served for the first label with what its window says, at the first samples of it."""
@@ -189,7 +221,8 @@ class TrainingState:
 
     def detailed_scores(self) -> dict[str, Any]:
         """Return the scores with calibration curves, segments and drift, of every sample learned."""
-        return self.scores.detailed_document(self._segment_names.name_of)
+        policies = self.policy_fields.document(self.policy_totals)
+        return self.scores.detailed_document(self._segment_names.name_of) | ({"policies": policies} if policies else {})
 
     def forget_strings(self) -> None:
         """Forget the texts of ids: one of them was erased. The stream delivers those that come again."""
@@ -357,7 +390,7 @@ class TrainingState:
         self.learner.num_samples = meta.samples_trained
         self.learner.skipped_steps, self.learner.clipped_steps = trainer.skipped_steps, trainer.clipped_steps
         self.stream.restore(meta, trainer)
-        self.gate, self.served = trainer.gate, trainer.served
+        self.gate, self.served, self.policy_totals = trainer.gate, trainer.served, dict(trainer.policies)
         self.published_scores, self._loss = self._scores.document(), trainer.loss
         self._scored = time.monotonic(), meta.samples_trained
         table.restore_clock_state(trainer.table)
@@ -394,6 +427,7 @@ class TrainingState:
             join=stream.join,
             num_dropped=stream.num_dropped,
             served=self.served,
+            policies=self.policy_totals,
             num_late=stream.num_late,
             num_settled=stream.num_settled,
         )

@@ -204,6 +204,17 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
         (("[schema]", "[train]\nby_request = true\n[schema]"), ["[train] by_request", "[schema] request"]),
         (("[schema]", '[scores]\ngroup = "click"\n[schema]'), ["[scores] group 'click'", "must be an id"]),
         (("[schema]", '[schema]\nrequest = "click"'), ["[schema] request 'click'", "must be an id"]),
+        (("[schema]", '[schema]\npropensity = "p"'), ["[schema] propensity and [policies.*] go together"]),
+        (("[schema]", '[policies.a]\nprobability = "x"\n[schema]'), ["[schema] propensity and [policies.*]"]),
+        (
+            ("[schema]", '[policies.a]\nprobability = "click"\n[schema]\npropensity = "p"'),
+            ["[policies.a]", "'click' has another role"],
+        ),
+        (
+            ("[schema]", '[policies.a]\nprobability = "x"\nvalue = "v"\n[schema]\npropensity = "p"'),
+            ["[policies.a] predicted and value go together"],
+        ),
+        (("[schema]", "[policies.a]\ncap = 3\n[schema]"), ["[policies.a]", "probability"]),
         (("[schema]", "[scores]\nat = [5, 5]\n[schema]"), ["[scores] at names a number twice"]),
         (("[schema]", "[scores]\nat = [0]\n[schema]"), ["[scores] at", "from 1 to 1000", "0"]),
         (("[schema]", '[model]\nname = "dlmr"\n[schema]'), ["dlmr", "dlrm"]),

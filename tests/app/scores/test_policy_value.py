@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from springtide.app.scores.policy_value import PolicyValue
+from springtide.app.scores.policy_value import RECENT_REQUESTS, PolicyFields, PolicyTotals, PolicyValue
 from springtide_client.explore import GREEDY, Policy, expected_reward, first_probabilities
 from tests.support.processes import ROOT
 
@@ -183,3 +183,34 @@ def open_bandit(cap: float) -> tuple[dict[str, float], float]:
 if __name__ == "__main__":
     for cap in (3.0, 5.0, 10.0, 100.0):
         print(cap, *open_bandit(cap))
+
+
+def test_totals_have_all_requests_and_the_newest_ones() -> None:
+    columns = random_log(5 * RECENT_REQUESTS)
+    columns[0, : 3 * RECENT_REQUESTS] = 0
+    totals = PolicyTotals.of_cap(5.0)
+    for part in np.split(columns, 50, axis=1):
+        totals = totals.observe(*part)
+    document = totals.document()
+    assert totals.whole == PolicyValue(5.0).observe(*columns)
+    assert document["whole"]["requests"] == 5 * RECENT_REQUESTS
+    assert RECENT_REQUESTS <= document["window"]["requests"] <= 2 * RECENT_REQUESTS
+    assert document["window"]["logged"] == pytest.approx(0.3, abs=0.02)
+    shared = PolicyTotals.of_cap(5.0).plus(PolicyValue(5.0).observe(*columns))
+    assert shared.document()["whole"] == pytest.approx(document["whole"])
+
+
+def test_fields_name_the_columns_of_each_policy() -> None:
+    fields = PolicyFields.of("p", {"greedy": ("g", "q", "gv"), "old": ("o",)}, {"greedy": 10.0, "old": 2.0})
+    assert fields.numbers == ("p", "g", "q", "gv", "o")
+    numbers_NK = np.array([[0.5, 1.0, 0.2, 0.3, 0.25], [np.nan, 1, 1, 1, 1], [0.5, 0.0, 0.1, 0.3, 1.0]], np.float32)
+    found = fields.requests(numbers_NK, np.array([1.0, 1.0, 0.0]), np.ones(3))
+    totals = {name: fields.totals({}, name).observe(*columns) for name, columns in found.items()}
+    document = fields.document(totals)
+    assert document["greedy"]["whole"]["requests"] == 2  # the second has no propensity
+    assert document["greedy"]["whole"]["ips"] == pytest.approx(1.0)
+    assert document["greedy"]["whole"]["dr"] == pytest.approx((0.3 + 2 * 0.8 + 0.3) / 2)
+    assert document["old"]["whole"]["ips"] == pytest.approx(0.25)
+    assert document["old"]["whole"]["dr"] is None  # no prediction
+    changed = PolicyFields.of("p", {"greedy": ("g", "q", "gv")}, {"greedy": 3.0})
+    assert changed.document(totals)["greedy"]["whole"]["requests"] == 0  # another cap begins anew

@@ -124,3 +124,14 @@ def test_a_request_may_be_a_feature_too():
     columns = from_json(SHOWN, {"request_field": "item"})
     assert columns.request_N.tolist() == list(range(6))
     assert columns.group_N is None
+
+
+@pytest.mark.parametrize("read", [from_json, from_messagepack, from_arrow, from_parquet])
+def test_numbers_that_are_no_features_are_columns_of_their_own(read):
+    rows = [{**row, "p": 0.25 * n if n != 2 else None, "q": float(n)} for n, row in enumerate(ROWS)]
+    columns = read(rows, SETTINGS | {"number_fields": ("p", "q")})
+    np.testing.assert_array_equal(columns.numbers_NK[:, 0], np.array([0, 0.25, np.nan, 0.75, 1, 1.25], np.float32))
+    assert columns.numbers_NK[:, 1].tolist() == [0, 1, 2, 3, 4, 5]
+    assert columns.features.dense_NF.tolist() == [[float(n)] for n in range(6)]
+    assert columns.sampled.rates_N.tolist() == [0.5] * 6
+    assert columns.take(np.array([3])).slice(0, 1).numbers_NK.tolist() == [[0.75, 3.0]]

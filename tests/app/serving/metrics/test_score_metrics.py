@@ -69,6 +69,16 @@ def test_ranking_metrics_are_exported_with_their_errors():
     }
 
 
+def test_values_of_policies_are_exported():
+    whole = {"requests": 9, "logged": 0.2, "ips": 0.3, "ips_error": 0.05, "clipped": 0.1}
+    assert values_after(msgspec.convert({"policies": {"greedy": {"whole": whole}}}, ScoresStatus)) == {
+        'springtide_policy_logged{part="whole",policy="greedy"} 0.2',
+        'springtide_policy_ips{part="whole",policy="greedy"} 0.3',
+        'springtide_policy_ips_error{part="whole",policy="greedy"} 0.05',
+        'springtide_policy_clipped{part="whole",policy="greedy"} 0.1',
+    }
+
+
 def test_several_labels_are_told_apart():
     tasks = {"click": TaskStatus(whole=ScoreStatus(logloss=0.5)), "buy": TaskStatus(whole=ScoreStatus(logloss=0.1))}
     assert values_after(ScoresStatus(tasks=tasks)) == {

@@ -64,6 +64,7 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
                 },
                 "group": {"share": 0.25},
             },
+            "policies": {"<u>old": {"whole": {"requests": 7_654, "ips": 0.0123, "ips_error": 0.0045}}},
             "segments": {"country": [{"value": "<i>DE", "window": {"auc": 0.6543, "samples": 1234}}]},
             "drift": {
                 "level": "large",
@@ -112,6 +113,9 @@ def test_the_dashboard_shows_what_the_status_says(world, tmp_path):
         "NDCG@7",
         "0.4567",
         "333 requests ended early",
+        "7,654",
+        "1.23 %",
+        "± 0.45 %",
         "Of the users 25 % are measured",
         "0.345",
         "rate of bought",
