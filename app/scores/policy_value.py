@@ -150,7 +150,7 @@ class PolicyTotals(msgspec.Struct, frozen=True, omit_defaults=True):
         return PolicyTotals(*[PolicyValue(cap)] * 3)
 
     def observe(self, *columns_N: Array) -> "PolicyTotals":
-        """Count requests by the columns that `PolicyValue.observe` takes. The whole is the same however they are split."""
+        """Count requests by what `PolicyValue.observe` takes. The whole is the same however they are split."""
         return self._rolled(self.whole.observe(*columns_N), self.recent.observe(*columns_N))
 
     def plus(self, added: PolicyValue) -> "PolicyTotals":
