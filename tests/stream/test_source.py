@@ -118,8 +118,7 @@ def test_a_silent_partition_does_not_hold_back_the_other(testbed):
 
 def test_an_unavailable_broker_is_a_state_with_a_reason_and_no_traceback(testbed, own_broker, caplog, capfd):
     source = testbed.source(log_path=own_broker.log_path)
-    assert source.poll(0.3) == []
-    assert source.status.state == "waiting"
+    wait_until(lambda: source.poll(0.05) == [] and source.status.state == "waiting")
     assert "springtide run" in source.status.reason
     own_broker.start()
     wait_until(lambda: source.poll(0.05) == [] and "topic" in source.status.reason)
@@ -137,8 +136,7 @@ def test_an_unavailable_broker_is_a_state_with_a_reason_and_no_traceback(testbed
 
 def test_a_wrong_address_is_reported_in_one_line(testbed):
     source = testbed.source(log_path=None, bootstrap_servers="127.0.0.1:1")
-    source.poll(0.3)
-    assert source.status.state == "waiting"
+    wait_until(lambda: source.poll(0.05) == [] and source.status.state == "waiting")
     assert "127.0.0.1:1" in source.status.reason
     assert "\n" not in source.status.reason
 
