@@ -139,6 +139,7 @@ def load_config(
     if serve.explore:  # without it a model whose labels are all values can still be served
         with user_errors("[serve.explore] "):
             serve.exploration.place_of_label(schema)
+    scores = structs.replace(scores, is_sampled=negatives is not None)
     policies = _policies(document.get("policies", {}), schema_config.propensity, schema, join, negatives)
     source = structs.replace(source, number_fields=policies.numbers)
     if negatives is not None:

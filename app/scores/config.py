@@ -1,5 +1,6 @@
 """The keys of `[scores]`: by which features scores are split, and with what earlier window the newest is compared."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
@@ -43,6 +44,44 @@ class PolicyConfig(Settings, frozen=True, kw_only=True):
         return (self.probability, *filter(None, (self.predicted, self.value)))
 
 
+@dataclass(frozen=True)
+class RankingRoom:
+    """For how many groups and samples of one kind so many bytes are enough."""
+
+    num_groups: int
+    num_samples: int
+    num_window: int
+
+    @staticmethod
+    def of(num_labels: int, num_at: int, num_bytes: int) -> "RankingRoom":
+        """`num_at`: values of k."""
+        num_metrics = 3 + 2 * num_at
+        window_bytes, fixed_bytes = 4 * num_labels * (num_metrics + 2), RankingRoom._fixed_bytes(num_labels, num_at)
+        num_window = max(1, min(WINDOW_GROUPS, num_bytes // 4 // window_bytes))
+        num_groups = (num_bytes - num_window * window_bytes - fixed_bytes) // RankingRoom._bytes(num_labels, num_at)
+        num_groups = max(MIN_GROUPS, num_groups)
+        return RankingRoom(num_groups, SAMPLES_PER_GROUP * num_groups, num_window)
+
+    @staticmethod
+    def least_bytes(num_labels: int, num_at: int) -> int:
+        """Return the bytes of the fewest groups."""
+        groups_bytes = MIN_GROUPS * RankingRoom._bytes(num_labels, num_at)
+        return -(-4 * (groups_bytes + RankingRoom._fixed_bytes(num_labels, num_at)) // 3)
+
+    @staticmethod
+    def _bytes(num_labels: int, num_at: int) -> int:
+        """Of a group with its samples."""
+        return 4 * num_labels * (3 + 2 * num_at) + 4 * num_labels + 70 + SAMPLES_PER_GROUP * (8 * num_labels + 4)
+
+    @staticmethod
+    def _fixed_bytes(num_labels: int, num_at: int) -> int:
+        return 8 * num_labels * (6 * (3 + 2 * num_at) + 2) + 8 * num_at + 8 * 1024 + 128
+
+
+MIN_GROUPS, WINDOW_GROUPS = 256, 20_000
+SAMPLES_PER_GROUP = 8  # for which there is room when all groups are open
+
+
 class ScoresConfig(Settings, frozen=True, kw_only=True):
     """Measures of the predictions and of the stream beside AUC and logloss."""
 
@@ -74,7 +113,7 @@ class ScoresConfig(Settings, frozen=True, kw_only=True):
         float,
         Meta(
             gt=0,
-            extra=FINITE,
+            le=31_536_000,
             description="A request ends when the event clock is so far past its last sample; a user's day so long "
             "after midnight UTC.",
         ),
@@ -99,6 +138,7 @@ class ScoresConfig(Settings, frozen=True, kw_only=True):
     ] = 1_000_000
 
     request: Annotated[str | None, Meta(extra=INTERNAL)] = None  # `[schema] request`
+    is_sampled: Annotated[bool, Meta(extra=INTERNAL)] = False  # negatives are: `[negatives]`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,8 +149,17 @@ class ScoresConfig(Settings, frozen=True, kw_only=True):
         """Raise ValueError if requests or groups are told apart by a field that is no id."""
         others = (*schema.labels, *schema.lists, *schema.dense, schema.timestamp, schema.weight)
         for key, name in (("[schema] request", self.request), ("[scores] group", self.group)):
+            if name == "":
+                raise ValueError(f'{key} must name a field, not ""')
             if name is not None and name in others:
                 raise ValueError(f"{key} {name!r} must be an id, and has another role in [schema]")
+        num_kinds = sum(name is not None for name in (self.request, self.group))
+        least_bytes = num_kinds * RankingRoom.least_bytes(len(schema.labels), len(self.at))
+        if self.group_bytes < least_bytes:
+            raise ValueError(
+                f"[scores] group_bytes must be at least {least_bytes:,} for ranking metrics of so many labels, values "
+                f"of `at` and kinds of groups, not {self.group_bytes:,}"
+            )
 
     def check_by(self, schema: Schema) -> None:
         """Raise ValueError if a name of `by` is no categorical feature of the schema."""

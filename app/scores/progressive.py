@@ -63,7 +63,9 @@ class ScoresPlan(msgspec.Struct, frozen=True):
         ranking = RankingPlan()
         if config.request is not None or config.group is not None:
             wait_ms = round(1000 * config.request_seconds)
-            ranking = RankingPlan(config.request, config.group, config.at, config.group_bytes, wait_ms)
+            ranking = RankingPlan(
+                config.request, config.group, config.at, config.group_bytes, wait_ms, config.is_sampled
+            )
         return ScoresPlan(
             config.by, max(1, num_segments), columns, stride, config.drift, config.reference_samples, ranking
         )

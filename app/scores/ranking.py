@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from springtide.app.scores.config import RankingRoom
 from springtide.app.scores.samples import Arrays
 from springtide.kernels.cpu.open_groups import (
     CLOCK,
     HALVINGS,
-    MAX_SAMPLES,
     NUM_CLOSED,
     NUM_EARLY,
     NUM_GROUPS,
@@ -37,9 +37,9 @@ from springtide_client.schema import Schema
 
 EVENT_MS = "ranking.event_ms"  # columns of scored samples; those of groups are "ranking.request" and "ranking.group"
 KINDS = "request", "group"
-SAMPLES_PER_GROUP = 8  # for which there is room when all groups are open
-WINDOW_GROUPS = 20_000
+Sums = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 NAMES = "gauc", "auc", "mrr"  # the metrics without k
+NUM_AUCS = 2  # the first of them: they do not depend on how many negatives there are
 SAVED = HALVINGS, NUM_CLOSED, NUM_EARLY, CLOCK
 
 
@@ -51,6 +51,7 @@ class RankingPlan(msgspec.Struct, frozen=True):
     at: tuple[int, ...] = ()
     num_bytes: int = 0
     wait_ms: int = 0
+    is_sampled: bool = False  # negatives are: places in a ranking are not known
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -61,7 +62,9 @@ class RankingPlan(msgspec.Struct, frozen=True):
         """Return scores of nothing, by kind."""
         num_bytes = self.num_bytes // max(1, len(self.kinds))
         return {
-            kind: RankingScores(num_labels, self.at, num_bytes, self.wait_ms, is_daily=kind == "group")
+            kind: RankingScores(
+                num_labels, self.at, num_bytes, self.wait_ms, is_daily=kind == "group", is_sampled=self.is_sampled
+            )
             for kind in self.kinds
         }
 
@@ -73,7 +76,7 @@ class RankingPlan(msgspec.Struct, frozen=True):
         request_N: npt.NDArray[np.int64] | None,
         group_N: npt.NDArray[np.int64] | None,
     ) -> Arrays:
-        """Return the columns by which samples are grouped: hashes, from which nobody reads an id.
+        """Return the columns by which samples are grouped: hashes, from which an id can be found by trying.
 
         `request_N`, `group_N`: as a batch has them; a group that is a feature is taken from the features.
         """
@@ -92,18 +95,24 @@ class RankingScores:
     """Metrics by group, for the whole run and the newest groups, in a fixed number of bytes."""
 
     def __init__(
-        self, num_labels: int, at: Sequence[int], num_bytes: int, wait_ms: int, *, is_daily: bool = False
+        self,
+        num_labels: int,
+        at: Sequence[int],
+        num_bytes: int,
+        wait_ms: int,
+        *,
+        is_daily: bool = False,
+        is_sampled: bool = False,
     ) -> None:
-        """`wait_ms`: a group ends when the event clock is so far past its newest sample, a daily one past its day."""
-        self.at, self.wait_ms, self.is_daily = tuple(at), wait_ms, is_daily
-        num_metrics = len(NAMES) + 2 * len(at)
-        window_bytes = 4 * num_labels * (num_metrics + 2)
-        num_window = max(1, min(WINDOW_GROUPS, num_bytes // 4 // window_bytes))
-        sample_bytes, group_bytes = 8 * num_labels + 4, 4 * num_labels * num_metrics + 69
-        left = num_bytes - num_window * window_bytes - 2 * window_bytes * NUM_SUMS - 8 * MAX_SAMPLES
-        num_groups = max(256, left // (group_bytes + SAMPLES_PER_GROUP * sample_bytes))
+        """`wait_ms`: a group ends when the event clock is so far past its newest sample, a daily one past its day.
+
+        `is_sampled`: negatives are, so nothing is said of places.
+        """
+        self.at, self.wait_ms, self.is_daily, self.is_sampled = tuple(at), wait_ms, is_daily, is_sampled
+        room = RankingRoom.of(num_labels, len(self.at), num_bytes)
         at_K = np.array(at, np.int64)
-        self._groups = empty_groups(num_groups, SAMPLES_PER_GROUP * num_groups, num_window, num_labels, at_K)
+        self._groups = empty_groups(room.num_groups, room.num_samples, room.num_window, num_labels, at_K)
+        self._sums: tuple[Sums, Sums] | None = None  # of the whole and of the window, since the newest sample
 
     @property
     def num_bytes(self) -> int:
@@ -112,6 +121,7 @@ class RankingScores:
 
     def add(self, hash_N: npt.NDArray[np.int64], samples: Arrays) -> None:
         """Add scored samples by the hashes of their groups; those without one or without weight do not count."""
+        self._sums = None
         is_known_N = (hash_N != MISSING_ID) & (samples["weights"] > 0)
         add_samples(
             self._groups,
@@ -126,6 +136,7 @@ class RankingScores:
 
     def close(self) -> None:
         """End all groups: no sample follows."""
+        self._sums = None
         close_all(self._groups)
 
     def document(self, label: int) -> dict[str, Any]:
@@ -133,19 +144,27 @@ class RankingScores:
 
         Of users the groups that are still open count as they are: a day is long. Requests count when they have ended.
         """
-        groups, numbers = self._groups, self._groups.numbers
-        whole, window = (groups.sums_LM6, groups.totals_L2), sum_window(groups)
-        if self.is_daily:
-            still_open = measure_open(groups)
-            whole = whole[0] + still_open[0], whole[1] + still_open[1]
-            window = window[0] + still_open[0], window[1] + still_open[1]
+        numbers = self._groups.numbers
+        whole, window = self._read_sums()
         return {
-            "whole": ranking_document(whole[0][label], whole[1][label], self.at),
-            "window": ranking_document(window[0][label], window[1][label], self.at),
+            "whole": ranking_document(whole[0][label], whole[1][label], self.at, is_sampled=self.is_sampled),
+            "window": ranking_document(window[0][label], window[1][label], self.at, is_sampled=self.is_sampled),
             "num_open": int(numbers[NUM_GROUPS]),
             "num_ended_early": int(numbers[NUM_EARLY]),
             "share": 0.5 ** int(numbers[HALVINGS]),
         }
+
+    def _read_sums(self) -> "tuple[Sums, Sums]":
+        """Return sums and totals of all labels, of the whole and of the window."""
+        if self._sums is None:
+            groups = self._groups
+            whole, window = (groups.sums_LM6.copy(), groups.totals_L2.copy()), sum_window(groups)
+            if self.is_daily:
+                still_open = measure_open(groups)
+                whole = whole[0] + still_open[0], whole[1] + still_open[1]
+                window = window[0] + still_open[0], window[1] + still_open[1]
+            self._sums = whole, window
+        return self._sums
 
     def arrays(self) -> Arrays:
         """Return the state: open groups with their samples, sums, and the newest groups that ended."""
@@ -156,6 +175,7 @@ class RankingScores:
             "numbers": groups.numbers[list(SAVED)].copy(),
             "keys": groups.keys_G[places_O],
             "hashes": groups.hashes_G[places_O],
+            "lists": groups.list_G[places_O],
             "expires_ms": groups.expires_ms_G[places_O],
             "num": groups.num_G[places_O],
             "scores": groups.scores_SL[samples_N],
@@ -171,19 +191,18 @@ class RankingScores:
         groups, num_labels = self._groups, len(self._groups.totals_L2)
         num_open, num_samples = int(groups.numbers[NUM_GROUPS]), int(groups.numbers[NUM_SAMPLES])
         per_group = 4 * num_labels * (len(NAMES) + 2 * len(self.at) + 2)
-        sizes = [len(SAVED) * 8, *[8 * num_open] * 3, 4 * num_open, *[4 * num_labels * num_samples] * 2]
+        sizes = [len(SAVED) * 8, *[8 * num_open] * 3, 5 * num_open, *[4 * num_labels * num_samples] * 2]
         return [*sizes, groups.sums_LM6.nbytes, groups.totals_L2.nbytes, self._num_window * per_group]
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continue from what `arrays` returned, in an object of the same settings that has seen nothing."""
         groups, start = self._groups, 0
-        groups.numbers[list(SAVED)] = arrays["numbers"]
+        groups.numbers[list(SAVED)], self._sums = arrays["numbers"], None
         scores_NL, labels_NL = np.array(arrays["scores"]), np.array(arrays["labels"])
-        for key, hash, expires_ms, num in zip(
-            *(arrays[name].tolist() for name in ("keys", "hashes", "expires_ms", "num")), strict=True
-        ):
+        names = "keys", "hashes", "lists", "expires_ms", "num"
+        for *group, num in zip(*(arrays[name].tolist() for name in names), strict=True):
             part = slice(start, start + num)
-            restore_group(groups, key, hash, expires_ms, scores_NL[part], labels_NL[part])
+            restore_group(groups, *group, scores_NL[part], labels_NL[part])
             start += num
         groups.sums_LM6[:], groups.totals_L2[:] = arrays["sums"], arrays["totals"]
         num_window = self._num_window
@@ -195,9 +214,16 @@ class RankingScores:
         return min(int(self._groups.numbers[NUM_CLOSED]), len(self._groups.window_WLM))
 
 
-def ranking_document(sums_M6: npt.NDArray[Any], totals_2: npt.NDArray[Any], at: Sequence[int]) -> dict[str, Any]:
-    """Return metrics with their standard errors from sums over groups: see `kernels.cpu.open_groups`."""
+def ranking_document(
+    sums_M6: npt.NDArray[Any], totals_2: npt.NDArray[Any], at: Sequence[int], *, is_sampled: bool = False
+) -> dict[str, Any]:
+    """Return metrics with their standard errors from sums over groups: see `kernels.cpu.open_groups`.
+
+    `is_sampled`: negatives are, so what depends on their number is None.
+    """
     metrics = [mean_and_error(sums_6) for sums_6 in sums_M6.tolist()]
+    if is_sampled:
+        metrics[NUM_AUCS:] = [mean_and_error([0] * NUM_SUMS)] * (len(metrics) - NUM_AUCS)
     plain = dict(zip(NAMES, metrics, strict=False))
     ndcg, recall = metrics[len(NAMES) : len(NAMES) + len(at)], metrics[len(NAMES) + len(at) :]
     num_groups, num_samples = totals_2.tolist()

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from springtide.app.training.config import TrainerConfig, disk_folder, wait_seconds_of
 from springtide.stream.batcher import Batcher
-from springtide.stream.columns import Batch
+from springtide.stream.columns import Batch, Columns
+from springtide.stream.config import SourceConfig
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.errors import RetriableError
 from springtide.stream.history.source import open_source
@@ -16,7 +17,6 @@ from springtide.stream.join_state import JoinState
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare, Position
 from springtide.stream.source import Source
 from springtide.stream.watermark import WatermarkClock
-from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 
@@ -183,19 +183,23 @@ class BatchStream:
 class FeatureValues:
     """Looks at samples until `enough` of them; those after them cost nothing."""
 
-    def __init__(self, schema: Schema, *, enough: int | None = None) -> None:
-        """`enough`: None looks at all."""
+    def __init__(self, schema: Schema, source: SourceConfig | None = None, *, enough: int | None = None) -> None:
+        """`source`: with the fields that say by what scores are grouped, if they are. `enough`: None looks at all."""
         self.num_samples = 0  # looked at
         self.enough = enough
+        self._request, self._group = (None, None) if source is None else (source.request_field, source.group_field)
         self._has_value = dict.fromkeys((*schema.categorical, *schema.lists, *schema.dense), False)
+        for name in filter(None, (self._request, self._group)):
+            self._has_value.setdefault(name, False)
 
     @property
     def without(self) -> list[str]:
-        """The features that have had no value."""
+        """The features that have had no value, and such fields."""
         return [name for name, has_value in self._has_value.items() if not has_value]
 
-    def add(self, features: Features) -> None:
+    def add(self, samples: Batch | Columns) -> None:
         """Look at samples, unless there were enough before."""
+        features = samples.features
         if self.enough is not None and self.num_samples >= self.enough:
             return
         self.num_samples += len(features.dense_NF)
@@ -204,8 +208,11 @@ class FeatureValues:
             *(len(ragged.ids_M) > 0 for ragged in features.lists),
             *np.any(~np.isnan(features.dense_NF), axis=0).tolist(),
         ]
-        for name, has_value in zip(self._has_value, found, strict=True):
+        for name, has_value in zip(self._has_value, found, strict=False):
             self._has_value[name] |= has_value
+        for field, ids_N in ((self._request, samples.request_N), (self._group, samples.group_N)):
+            if field is not None and ids_N is not None:
+                self._has_value[field] |= bool(np.any(ids_N != MISSING_ID))
 
 
 def without_values(features_R: Iterable[list[str]]) -> list[str]:

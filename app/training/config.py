@@ -124,8 +124,8 @@ class TrainConfig(Settings, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Samples of one `[schema] request` that follow each other are scored before any of them is "
-            "learned, as a server scores them; batches end between requests. Scores are then a little lower, and "
-            "honest where a request's samples tell of each other; what is learned is the same."
+            "learned, as a server scores them; batches end between requests. Ranking metrics by request need it: "
+            "without it they are too low."
         ),
     ] = False
     max_wait_seconds: Annotated[

@@ -220,7 +220,7 @@ class Trainer:
         """1. Send its dead letters. 2. Learn it, for whose rows there is room; prefetch for the next."""
         self.dead_letters.send(batch.dead_letters)
         self.session.note_lag()
-        self.reporter.values.add(batch.features)
+        self.reporter.values.add(batch)
         next_batch, limit_ms = self.session.batches.peek(), self.session.max_event_ms()
         has_samples = self.decision.num_rows > 0
         self.state.learn(batch, next_batch=next_batch, limit_ms=limit_ms, has_samples=has_samples)

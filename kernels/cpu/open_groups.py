@@ -1,6 +1,6 @@
 """Groups of scored samples that may still grow: a request's, or a user's of a day. Each is measured when it ends.
 
-Groups stand in a list in the order in which they began, samples in a list of their group, both in arrays of fixed size.
+Open groups stand in lists by the time of their end, samples in a list of their group, both in arrays of fixed size.
 What happens depends on the samples and their order alone, not on how they are split into calls.
 """
 
@@ -21,8 +21,12 @@ NUM_SUMS = 6  # groups, w, w x, w^2, w^2 x, w^2 x^2: the mean of x by weight, an
 # AUC by the group's samples (GAUC), AUC, then the other metrics
 GROUP_AUC, NUM_WEIGHTED = 0, 1
 # `numbers`
-CLOCK, FIRST, LAST, FREE_GROUP, FREE_SAMPLE, NUM_GROUPS, NUM_SAMPLES = 0, 1, 2, 3, 4, 5, 6
-NUM_EARLY, HALVINGS, NUM_CLOSED, NUM_NUMBERS = 7, 8, 9, 10
+CLOCK, FREE_GROUP, FREE_SAMPLE, NUM_GROUPS, NUM_SAMPLES, NUM_EARLY, HALVINGS, NUM_CLOSED, ENDS = range(9)
+# Two lists, each in the order of the ends of its groups: of those that end with their day, which is that of the event
+# clock, and of those that end after their newest sample, which goes to the end of the list with each sample. From ENDS
+# on: the first and the last group of either.
+OF_DAY, OF_SAMPLE, NUM_LISTS = 0, 1, 2
+MAX_HALVINGS = 40
 Array = npt.NDArray[Any]
 
 
@@ -36,10 +40,12 @@ class OpenGroups(NamedTuple):
     first_G: Array  # int32: its oldest sample
     last_G: Array
     num_G: Array  # int32
-    previous_G: Array  # int32: the group that began before it
+    list_G: Array  # int8
+    previous_G: Array  # int32: the group before it in its list
     next_G: Array
     is_measured_G: Array  # bool: `values_GLM` are those of its samples
     values_GLM: Array  # float32
+    num_known_GL: Array  # int32, likewise: samples that have the label
     index_T: Array  # int32: places by key, open addressing
     scores_SL: Array  # float32
     labels_SL: Array
@@ -55,8 +61,8 @@ class OpenGroups(NamedTuple):
 def empty_groups(num_groups: int, num_samples: int, num_window: int, num_labels: int, at_K: Array) -> OpenGroups:
     """Return arrays for so many groups and samples, and the newest groups that ended."""
     num_metrics, most = NUM_WEIGHTED + 2 + 2 * len(at_K), min(MAX_SAMPLES, num_samples // 2)
-    numbers = np.zeros(NUM_NUMBERS, np.int64)
-    numbers[[FIRST, LAST]], numbers[CLOCK] = NONE, np.iinfo(np.int64).min
+    numbers = np.zeros(ENDS + 2 * NUM_LISTS, np.int64)
+    numbers[ENDS:], numbers[CLOCK] = NONE, np.iinfo(np.int64).min
     index_size = 1 << (2 * num_groups - 1).bit_length()
     next_G, next_S = np.arange(1, num_groups + 1, dtype=np.int32), np.arange(1, num_samples + 1, dtype=np.int32)
     next_G[-1] = next_S[-1] = NONE
@@ -68,10 +74,12 @@ def empty_groups(num_groups: int, num_samples: int, num_window: int, num_labels:
         np.full(num_groups, NONE, np.int32),
         np.full(num_groups, NONE, np.int32),
         np.zeros(num_groups, np.int32),
+        np.zeros(num_groups, np.int8),
         np.full(num_groups, NONE, np.int32),
         next_G,
         np.zeros(num_groups, np.bool_),
         np.zeros((num_groups, num_labels, num_metrics), np.float32),
+        np.zeros((num_groups, num_labels), np.int32),
         np.full(index_size, NONE, np.int32),
         np.zeros((num_samples, num_labels), np.float32),
         np.zeros((num_samples, num_labels), np.float32),
@@ -100,13 +108,14 @@ def add_samples(
 
     `hashes_N`: of requests or users, int64. `is_known_N`: False moves the clock alone. `is_daily`: a group has the
     samples of one day, UTC, and where places are short half of the users are left out from then on; else it ends
-    `wait_ms` after its newest sample, and the oldest ones end early.
+    `wait_ms` after its newest sample, and those that would end next end early.
     """
     numbers = groups.numbers
     for n in range(len(hashes_N)):
         numbers[CLOCK] = max(numbers[CLOCK], event_ms_N[n])
-        while numbers[FIRST] != NONE and groups.expires_ms_G[numbers[FIRST]] < numbers[CLOCK]:
-            _close(groups, numbers[FIRST])
+        for ends in range(ENDS, ENDS + 2 * NUM_LISTS, 2):
+            while numbers[ends] != NONE and groups.expires_ms_G[numbers[ends]] < numbers[CLOCK]:
+                _close(groups, numbers[ends])
         if not is_known_N[n] or not _is_chosen(groups, hashes_N[n]):
             continue
         while numbers[FREE_SAMPLE] == NONE:
@@ -114,25 +123,26 @@ def add_samples(
         day = event_ms_N[n] // DAY_MS
         key = _key_of_day(hashes_N[n], day) if is_daily else hashes_N[n]
         place = _find(groups, key)
-        if place != NONE and groups.expires_ms_G[place] < numbers[CLOCK]:
-            _close(groups, place)
-            place = NONE
         while place == NONE and numbers[FREE_GROUP] == NONE:
             _make_room(groups, is_daily)
         if not _is_chosen(groups, hashes_N[n]):
             continue
         if place == NONE:
             place = _begin(groups, key, hashes_N[n])
-        expires_ms = max((day + 1) * DAY_MS, numbers[CLOCK]) if is_daily else numbers[CLOCK]
-        groups.expires_ms_G[place] = max(groups.expires_ms_G[place], expires_ms + wait_ms)
+        if is_daily and (day + 1) * DAY_MS > numbers[CLOCK]:
+            _let_end(groups, place, OF_DAY, (day + 1) * DAY_MS + wait_ms)
+        else:
+            _let_end(groups, place, OF_SAMPLE, numbers[CLOCK] + wait_ms)
         _append(groups, place, scores_NL[n], labels_NL[n])
 
 
 @njit(nogil=True, cache=True)
-def restore_group(groups: OpenGroups, key: Any, hash: Any, expires_ms: Any, scores_NL: Any, labels_NL: Any) -> None:
+def restore_group(
+    groups: OpenGroups, key: Any, hash: Any, list_number: Any, expires_ms: Any, scores_NL: Any, labels_NL: Any
+) -> None:
     """Begin a group with its samples, as it was when the state was written."""
     place = _begin(groups, key, hash)
-    groups.expires_ms_G[place] = expires_ms
+    _let_end(groups, place, list_number, expires_ms)
     for n in range(len(scores_NL)):
         _append(groups, place, scores_NL[n], labels_NL[n])
 
@@ -140,25 +150,28 @@ def restore_group(groups: OpenGroups, key: Any, hash: Any, expires_ms: Any, scor
 @njit(nogil=True, cache=True)
 def close_all(groups: OpenGroups) -> None:
     """End every group: no sample follows."""
-    while groups.numbers[FIRST] != NONE:
-        _close(groups, groups.numbers[FIRST])
+    for ends in range(ENDS, ENDS + 2 * NUM_LISTS, 2):
+        while groups.numbers[ends] != NONE:
+            _close(groups, groups.numbers[ends])
 
 
 @njit(nogil=True, cache=True)
 def open_samples(groups: OpenGroups) -> Any:
-    """Return the open groups in the order of their beginning, and the samples of each, oldest first, as places."""
+    """Return the open groups in the order of their lists, and the samples of each, oldest first, as places."""
     numbers = groups.numbers
     places_O, samples_N = np.empty(numbers[NUM_GROUPS], np.int64), np.empty(numbers[NUM_SAMPLES], np.int64)
-    place, o, n = numbers[FIRST], 0, 0
-    while place != NONE:
-        places_O[o] = place
-        sample = groups.first_G[place]
-        while sample != NONE:
-            samples_N[n] = sample
-            sample = groups.next_S[sample]
-            n += 1
-        place = groups.next_G[place]
-        o += 1
+    o, n = 0, 0
+    for ends in range(ENDS, ENDS + 2 * NUM_LISTS, 2):
+        place = numbers[ends]
+        while place != NONE:
+            places_O[o] = place
+            sample = groups.first_G[place]
+            while sample != NONE:
+                samples_N[n] = sample
+                sample = groups.next_S[sample]
+                n += 1
+            place = groups.next_G[place]
+            o += 1
     return places_O, samples_N
 
 
@@ -166,14 +179,16 @@ def open_samples(groups: OpenGroups) -> Any:
 def measure_open(groups: OpenGroups) -> Any:
     """Return sums and totals of the open groups as they are now, as `sums_LM6` and `totals_L2`."""
     sums_LM6, totals_L2 = np.zeros_like(groups.sums_LM6), np.zeros_like(groups.totals_L2)
-    place, weight = groups.numbers[FIRST], _weight(groups)
-    while place != NONE:
-        if not groups.is_measured_G[place]:
-            _measure(groups, place)
-        for label in range(len(sums_LM6)):
-            num = _num_known(groups, place, label)
-            _add_up(groups.values_GLM[place, label], num, weight, sums_LM6[label], totals_L2[label])
-        place = groups.next_G[place]
+    weight = _weight(groups)
+    for ends in range(ENDS, ENDS + 2 * NUM_LISTS, 2):
+        place = groups.numbers[ends]
+        while place != NONE:
+            if not groups.is_measured_G[place]:
+                _measure(groups, place)
+            for label in range(len(sums_LM6)):
+                num, values_M = groups.num_known_GL[place, label], groups.values_GLM[place, label]
+                _add_up(values_M, num, weight, sums_LM6[label], totals_L2[label])
+            place = groups.next_G[place]
     return sums_LM6, totals_L2
 
 
@@ -210,41 +225,68 @@ def _key_of_day(hash: Any, day: Any) -> Any:
 @njit(nogil=True, cache=True)
 def _make_room(groups: OpenGroups, is_daily: Any) -> None:
     numbers = groups.numbers
-    if not is_daily:
+    if not is_daily or numbers[HALVINGS] == MAX_HALVINGS:
         numbers[NUM_EARLY] += 1
-        _close(groups, numbers[FIRST])
+        is_sample_list = numbers[ENDS + 2 * OF_SAMPLE] != NONE
+        _close(groups, numbers[ENDS + 2 * OF_SAMPLE] if is_sample_list else numbers[ENDS])
         return
     numbers[HALVINGS] += 1
-    place = numbers[FIRST]
-    while place != NONE:
-        following = groups.next_G[place]
-        if not _is_chosen(groups, groups.hashes_G[place]):
-            _remove(groups, place)
-        place = following
+    for ends in range(ENDS, ENDS + 2 * NUM_LISTS, 2):
+        place = numbers[ends]
+        while place != NONE:
+            following = groups.next_G[place]
+            if not _is_chosen(groups, groups.hashes_G[place]):
+                _remove(groups, place)
+            place = following
 
 
 @njit(nogil=True, cache=True)
 def _begin(groups: OpenGroups, key: Any, hash: Any) -> Any:
-    """Take a free place for a group."""
+    """Take a free place for a group, which is in no list yet."""
     numbers = groups.numbers
     place = numbers[FREE_GROUP]
     numbers[FREE_GROUP] = groups.next_G[place]
     groups.keys_G[place], groups.hashes_G[place] = key, hash
-    groups.expires_ms_G[place] = np.iinfo(np.int64).min
-    groups.first_G[place] = groups.last_G[place] = groups.next_G[place] = NONE
-    groups.num_G[place] = 0
-    groups.previous_G[place] = numbers[LAST]
-    if numbers[LAST] == NONE:
-        numbers[FIRST] = place
-    else:
-        groups.next_G[numbers[LAST]] = place
-    numbers[LAST] = place
+    groups.first_G[place] = groups.last_G[place] = NONE
+    groups.num_G[place], groups.list_G[place] = 0, NONE
     numbers[NUM_GROUPS] += 1
     at = _home(groups, key)
     while groups.index_T[at] != NONE:
         at = (at + 1) & (len(groups.index_T) - 1)
     groups.index_T[at] = place
     return place
+
+
+@njit(nogil=True, cache=True)
+def _let_end(groups: OpenGroups, place: Any, list_number: Any, expires_ms: Any) -> None:
+    """Let a group end after a time that is no earlier than that of any other group of this list: put it last there."""
+    if groups.list_G[place] == OF_DAY and list_number == OF_DAY:
+        return  # groups of one day end together
+    if groups.list_G[place] != NONE:
+        _unlink(groups, place)
+    ends = ENDS + 2 * list_number
+    last = groups.numbers[ends + 1]
+    groups.list_G[place], groups.expires_ms_G[place] = list_number, expires_ms
+    groups.previous_G[place], groups.next_G[place] = last, NONE
+    if last == NONE:
+        groups.numbers[ends] = place
+    else:
+        groups.next_G[last] = place
+    groups.numbers[ends + 1] = place
+
+
+@njit(nogil=True, cache=True)
+def _unlink(groups: OpenGroups, place: Any) -> None:
+    """Take a group out of its list."""
+    ends, before, after = ENDS + 2 * groups.list_G[place], groups.previous_G[place], groups.next_G[place]
+    if before == NONE:
+        groups.numbers[ends] = after
+    else:
+        groups.next_G[before] = after
+    if after == NONE:
+        groups.numbers[ends + 1] = before
+    else:
+        groups.previous_G[after] = before
 
 
 @njit(nogil=True, cache=True)
@@ -283,7 +325,7 @@ def _close(groups: OpenGroups, place: Any) -> None:
         _measure(groups, place)
     weight, window = _weight(groups), groups.numbers[NUM_CLOSED] % len(groups.window_WLM)
     for label in range(len(groups.sums_LM6)):
-        num, values_M = _num_known(groups, place, label), groups.values_GLM[place, label]
+        num, values_M = groups.num_known_GL[place, label], groups.values_GLM[place, label]
         _add_up(values_M, num, weight, groups.sums_LM6[label], groups.totals_L2[label])
         groups.window_WLM[window, label] = values_M
         groups.window_WL2[window, label, 0], groups.window_WL2[window, label, 1] = num, weight if num > 0 else 0.0
@@ -312,16 +354,6 @@ def _add_up(values_M: Any, num: Any, weight: Any, sums_M6: Any, totals_2: Any) -
 
 
 @njit(nogil=True, cache=True)
-def _num_known(groups: OpenGroups, place: Any, label: Any) -> Any:
-    """How many of a group's samples have this label."""
-    num, sample = 0, groups.first_G[place]
-    while sample != NONE:
-        num += not math.isnan(groups.labels_SL[sample, label])
-        sample = groups.next_S[sample]
-    return num
-
-
-@njit(nogil=True, cache=True)
 def _measure(groups: OpenGroups, place: Any) -> None:
     for label in range(len(groups.sums_LM6)):
         num, sample = 0, groups.first_G[place]
@@ -333,7 +365,7 @@ def _measure(groups: OpenGroups, place: Any) -> None:
             sample = groups.next_S[sample]
         values_M = groups.values_GLM[place, label]
         write_metrics(groups.scratch_2X[0], groups.scratch_2X[1], num, groups.at_K, values_M[NUM_WEIGHTED:])
-        values_M[GROUP_AUC] = values_M[NUM_WEIGHTED + AUC]
+        values_M[GROUP_AUC], groups.num_known_GL[place, label] = values_M[NUM_WEIGHTED + AUC], num
     groups.is_measured_G[place] = True
 
 
@@ -341,15 +373,7 @@ def _measure(groups: OpenGroups, place: Any) -> None:
 def _remove(groups: OpenGroups, place: Any) -> None:
     """Take a group out of the list and the index, and free its places."""
     numbers, index_T = groups.numbers, groups.index_T
-    before, after = groups.previous_G[place], groups.next_G[place]
-    if before == NONE:
-        numbers[FIRST] = after
-    else:
-        groups.next_G[before] = after
-    if after == NONE:
-        numbers[LAST] = before
-    else:
-        groups.previous_G[after] = before
+    _unlink(groups, place)
     if groups.num_G[place] > 0:
         groups.next_S[groups.last_G[place]] = numbers[FREE_SAMPLE]
         numbers[FREE_SAMPLE] = groups.first_G[place]

@@ -95,7 +95,7 @@ def update_score_metrics(metrics: MetricsRegistry, scores: ScoresStatus) -> None
             values[labels] = metric.value
         if metric.standard_error is not None:
             errors[labels] = metric.standard_error
-    for by, each in next(iter(tasks.values())).ranking.items():
+    for by, each in next((task.ranking for task in tasks.values() if task.ranking), {}).items():
         early[("by", by),], shares[("by", by),] = each.num_ended_early, each.share
     for name, found_by_labels in zip(RANKING, (values, errors, early, shares), strict=True):
         metrics.replace_labeled(f"springtide_ranking{name}", found_by_labels)

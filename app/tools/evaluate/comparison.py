@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from springtide.app.errors import UserError
 from springtide.app.scores.auc import exact_auc
@@ -15,7 +14,6 @@ from springtide.app.tools.evaluate.ranking import difference_lines, ranking_diff
 from springtide.app.tools.evaluate.report import EvaluationResult, score_text, table
 from springtide.app.tools.evaluate.scores import EvaluatedSamples, clustered_error, difference_error, losses
 from springtide.app.tools.status_text import format_number
-from springtide_client.keys import MISSING_ID
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,10 @@ def compare(first: EvaluatedSamples, second: EvaluatedSamples, *, label: int = 0
     """Return the difference for one label on the rows that both have learned, from a row of the files on."""
     rows_N, at_first_N, at_second_N = np.intersect1d(first.row_N, second.row_N, assume_unique=True, return_indices=True)
     kept_N = rows_N >= from_row
-    first = first.where(at_first_N[kept_N])
+    first, second = first.where(at_first_N[kept_N]), second.where(at_second_N[kept_N])
     scores_N, positive_N, negative_N = first.of_label(label)
-    users_N = users_of(first)
-    others_N = second.where(at_second_N[kept_N]).of_label(label)[0]
+    others_N = second.of_label(label)[0]
+    users_N = second.users_N if first.users_N is None else first.users_N
     weights_N = positive_N + negative_N
     total = float(weights_N.sum())
     before, after = exact_auc(scores_N, positive_N, negative_N), exact_auc(others_N, positive_N, negative_N)
@@ -66,12 +64,6 @@ def compare(first: EvaluatedSamples, second: EvaluatedSamples, *, label: int = 0
         logloss=logloss,
         logloss_standard_error=logloss_error,
     )
-
-
-def users_of(samples: EvaluatedSamples) -> npt.NDArray[np.int64] | None:
-    """Return the user of each sample; one that is missing is another one each time. None: no field names users."""
-    users_N = samples.groups.get("ranking.group")
-    return None if users_N is None else np.where(users_N == MISSING_ID, np.arange(len(users_N)), users_N)
 
 
 def same_rows(first: EvaluationResult, second: EvaluationResult) -> tuple[EvaluatedSamples, EvaluatedSamples]:

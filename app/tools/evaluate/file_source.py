@@ -55,7 +55,7 @@ class FileSource(Source):
         self._rows = itertools.islice(self._read(files), limit)
         self._at_end = False
         self._offsets: list[npt.NDArray[np.int64]] = []
-        self._values = FeatureValues(schema)
+        self._values = FeatureValues(schema, config)
 
     def poll(self, timeout_seconds: float) -> list[Columns]:
         """Decode the next rows; [] at the end. UserError names a line that cannot be read."""
@@ -77,7 +77,7 @@ class FileSource(Source):
         columns = self._decoder.decode(raw, now_ms)
         offset_N = columns.offset_N if self._negatives is None else self._negatives.drop(columns).offset_N
         self._offsets.append(offset_N)
-        self._values.add(columns.features)
+        self._values.add(columns)
         if self.segments is not None:
             self.segments.add([rows[n].value for n in (offset_N - first).tolist()])
         return [columns]

@@ -6,7 +6,7 @@ by user where `[scores] group` names one: a user's requests are alike.
 
 # N samples, G groups, M metrics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def values_by_group(samples: EvaluatedSamples, kind: str, at: tuple[int, ...], *
     for key in keys:
         is_first_N |= np.diff(key[order], prepend=key[order][:1] - 1) != 0
     starts_G1 = np.append(np.flatnonzero(is_first_N), len(order)).astype(np.int64)
-    rows, users_N = rows[order], samples.groups.get("ranking.group")
+    rows, users_N = rows[order], samples.users_N
     labels_N = samples.labels_NL[rows, label].astype(np.float64)
     values_GM = group_values(scores_N[rows], labels_N, starts_G1, np.array(at, np.int64))
     first_G = rows[starts_G1[:-1]]
@@ -55,8 +55,13 @@ def values_by_group(samples: EvaluatedSamples, kind: str, at: tuple[int, ...], *
     return GroupValues(np.concatenate([values_GM[:, :1], values_GM], axis=1), np.diff(starts_G1), cluster_G)
 
 
-def ranking_documents(samples: EvaluatedSamples, at: tuple[int, ...], *, label: int = 0) -> dict[str, Any]:
-    """Return the metrics of one label by kind of group, as a trainer's status has them for the whole run."""
+def ranking_documents(
+    samples: EvaluatedSamples, at: tuple[int, ...], *, label: int = 0, is_sampled: bool = False
+) -> dict[str, Any]:
+    """Return the metrics of one label by kind of group, as a trainer's status has them for the whole run.
+
+    `is_sampled`: negatives are, so nothing is said of places.
+    """
     found = {}
     for kind in KINDS:
         if (each := values_by_group(samples, kind, at, label=label)) is None:
@@ -65,14 +70,20 @@ def ranking_documents(samples: EvaluatedSamples, at: tuple[int, ...], *, label: 
         for m, (x_G, w_G) in enumerate(_by_metric(each)):
             sums_M6[m] = [len(x_G), *((w_G**i * x_G**j).sum() for i, j in ((1, 0), (1, 1), (2, 0), (2, 1), (2, 2)))]
         totals_2 = np.array([len(each.num_G), each.num_G.sum()], np.float64)
-        found[kind] = ranking_document(sums_M6, totals_2, at)
+        found[kind] = ranking_document(sums_M6, totals_2, at, is_sampled=is_sampled)
     return found
 
 
 def ranking_differences(
     first: EvaluatedSamples, second: EvaluatedSamples, at: tuple[int, ...], *, label: int = 0
 ) -> dict[str, Any]:
-    """Return what the second has more than the first on the same samples, by kind and metric, with its error."""
+    """Return what the second has more than the first on the same samples, by kind and metric, with its error.
+
+    Groups and labels are those of the first; users, where it names none, those of the second.
+    """
+    groups = {**second.groups, **first.groups} if first.groups else {}
+    first = replace(first, groups=groups)
+    second = replace(first, logits_NL=second.logits_NL)
     names = [*NAMES, *(f"ndcg@{k}" for k in at), *(f"recall@{k}" for k in at)]
     found: dict[str, Any] = {}
     for kind in KINDS:
@@ -85,10 +96,11 @@ def ranking_differences(
             if not len(d_G):
                 found[kind][name] = {"value": None, "standard_error": None}
                 continue
-            mean = float((w_G * d_G).sum() / w_G.sum())
+            total = float(w_G.sum())
+            mean = float((w_G * d_G).sum()) / total
             cluster_G = gained.cluster_G[~np.isnan(gained.values_GM[:, m])]
             error = clustered_error(w_G * (d_G - mean), cluster_G)
-            found[kind][name] = {"value": mean, "standard_error": None if error is None else error / w_G.sum()}
+            found[kind][name] = {"value": mean, "standard_error": None if error is None else error / total}
     return found
 
 
@@ -100,7 +112,8 @@ def ranking_lines(documents: Mapping[str, Any]) -> list[str]:
         figures |= {f"NDCG@{k}": each for k, each in document["ndcg"].items()}
         figures |= {f"recall@{k}": each for k, each in document["recall"].items()}
         lines.append(f"{TITLES[kind]}, {document['groups']:,.0f} with {document['samples']:,.0f} samples:")
-        lines.append("  " + "  ".join(f"{name} {_metric_text(each, '.4f')}" for name, each in figures.items()))
+        known = {name: each for name, each in figures.items() if each["value"] is not None}
+        lines.append("  " + ("  ".join(f"{name} {_metric_text(each, '.4f')}" for name, each in known.items()) or "-"))
     return lines
 
 
@@ -108,7 +121,11 @@ def difference_lines(differences: Mapping[str, Any]) -> list[str]:
     """Return `ranking_differences` for people."""
     return [
         f"2 minus 1, {TITLES[kind]}: "
-        + ", ".join(f"{_title(name)} {_metric_text(each, '+.4f')}" for name, each in metrics.items())
+        + ", ".join(
+            f"{_title(name)} {_metric_text(each, '+.4f')}"
+            for name, each in metrics.items()
+            if each["value"] is not None
+        )
         for kind, metrics in differences.items()
     ]
 

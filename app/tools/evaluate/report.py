@@ -88,6 +88,7 @@ class EvaluationResult:
             trainers = document.get("tasks", {}).get(label, document)["whole"]
             known = {name: trainers.get(name) for name in STATUS_SCORES}
             whole[label] = replace(score_of(samples, label=index), **known, rmse=trainers.get("rmse"))
+        is_sampled = evaluation.config.negatives is not None
         newest = slice(-evaluation.config.train.window_samples, None)
         return EvaluationResult(
             config=str(evaluation.config.path),
@@ -108,7 +109,7 @@ class EvaluationResult:
             rankings={
                 label: found
                 for index, label in enumerate(evaluation.config.schema.labels)
-                if (found := ranking_documents(samples, at, label=index))
+                if (found := ranking_documents(samples, at, label=index, is_sampled=is_sampled))
             },
             policies=evaluation.state.detailed_scores().get("policies", {}),
         )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from springtide.app.scores.auc import Float64Array, exact_auc
 from springtide.app.scores.document import normalized_entropy
+from springtide_client.keys import MISSING_ID
 
 
 def standard_error(scores_N: Float64Array, positive_N: Float64Array, negative_N: Float64Array) -> float | None:
@@ -104,6 +105,12 @@ class EvaluatedSamples:
 
     def __len__(self) -> int:
         return len(self.weights_N)
+
+    @property
+    def users_N(self) -> npt.NDArray[np.int64] | None:
+        """The user of each sample; one that is missing is another one each time. None: no field names users."""
+        users_N = self.groups.get("ranking.group")
+        return None if users_N is None else np.where(users_N == MISSING_ID, np.arange(len(users_N)), users_N)
 
     def where(self, chosen_N: npt.NDArray[np.generic] | slice) -> "EvaluatedSamples":
         """Return the samples that a mask, indices or a slice choose."""

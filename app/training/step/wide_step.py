@@ -254,18 +254,15 @@ class WideStep:
             return None
         if end > start and len(prepared.request_ends_N) and not self.is_of_ranks:
             end = int(prepared.request_ends_N[end - 1])
-        ids_C, pairs_C, offsets_R1, stop = crosses_of(
-            slots.rows_S,
-            slots.crossed_from_NF,
-            slots.num_crossed_NF,
-            arrays.pair_fields_P2,
-            arrays.pair_is_live_P,
-            prepared.usable_from_U,
-            prepared.hashes_U,
-            start,
-            end,
-            MAX_CROSSES,
+        find = partial(
+            crosses_of,
+            *(slots.rows_S, slots.crossed_from_NF, slots.num_crossed_NF),
+            *(arrays.pair_fields_P2, arrays.pair_is_live_P, prepared.usable_from_U, prepared.hashes_U, start),
         )
+        ids_C, pairs_C, offsets_R1, stop = find(end, MAX_CROSSES)
+        before = whole_requests(prepared.request_ends_N, stop)
+        if start < before < stop:
+            ids_C, pairs_C, offsets_R1, stop = find(before, MAX_CROSSES)
         if not len(ids_C) and not (self.is_of_ranks and self.crosses is not None):
             weights_Q2L = np.zeros((0, 2 * self.num_labels), np.float32)
             return RangeCrosses(CrossBatch(start, stop, ids_C, pairs_C, offsets_R1, prepared.potential_N, weights_Q2L))
@@ -346,6 +343,13 @@ def run_ends(ids_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     is_last_N = np.append(ids_N[1:] != ids_N[:-1], True) | (ids_N == MISSING_ID)
     ends = np.flatnonzero(is_last_N) + 1
     return np.repeat(ends, np.diff(ends, prepend=0))
+
+
+def whole_requests(ends_N: npt.NDArray[np.int64], stop: int) -> int:
+    """Return how many of the first `stop` samples are of requests that end among them; all if none matters."""
+    while 0 < stop < len(ends_N) and ends_N[stop - 1] != stop:
+        stop -= 1
+    return stop
 
 
 def _sums_row_squares(table: AnyTable) -> bool:

@@ -237,7 +237,7 @@ class Migration:
         for prefix in OF_PARAMETERS:
             if name.startswith(prefix):
                 return name.removeprefix(prefix) in self.plan.dense
-        return True
+        return not name.startswith(SCORES)  # `_scores` says which of them do
 
     def id_strings(self, *parts: Arrays | None, dead: RowBlock | None = None) -> Arrays | None:
         """Return the strings of the ids of features that stay, without those of dead rows."""

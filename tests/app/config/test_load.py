@@ -215,6 +215,8 @@ def test_several_labels_are_several_tasks(tmp_path: Path) -> None:
             ["[policies.a] predicted and value go together"],
         ),
         (("[schema]", "[policies.a]\ncap = 3\n[schema]"), ["[policies.a]", "probability"]),
+        (("[schema]", '[schema]\nrequest = ""'), ["[schema] request must name a field"]),
+        (("[schema]", "[scores]\nrequest_seconds = 1e20\n[schema]"), ["[scores] request_seconds", "31536000"]),
         (("[schema]", "[scores]\nat = [5, 5]\n[schema]"), ["[scores] at names a number twice"]),
         (("[schema]", "[scores]\nat = [0]\n[schema]"), ["[scores] at", "from 1 to 1000", "0"]),
         (("[schema]", '[model]\nname = "dlmr"\n[schema]'), ["dlmr", "dlrm"]),

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from springtide.app.scores.config import RankingRoom, ScoresConfig
 from springtide.app.scores.ranking import EVENT_MS, RankingPlan, RankingScores
 from springtide.kernels.cpu.open_groups import DAY_MS
 from springtide.kernels.cpu.ranking_metrics import group_values
 from springtide_client.features import Features
-from springtide_client.keys import MISSING_ID
+from springtide_client.keys import MISSING_ID, mix64_array
 from springtide_client.schema import Schema
 
 AT = (2, 5)
@@ -227,3 +228,69 @@ def test_groups_by_kind_share_the_memory():
     both = plan.begin(2)
     assert both.keys() == {"request", "group"}
     assert 0.7 * (1 << 20) < sum(each.num_bytes for each in both.values()) <= 1 << 20
+
+
+@pytest.mark.parametrize("is_daily", [False, True])
+def test_a_group_that_goes_on_and_on_holds_up_no_other(is_daily):
+    """A request id that many share, or a user whose day is today among samples of a partition that is behind."""
+    num = 3000
+    event_ms_N = 20_000 * DAY_MS + np.arange(num) * 1000
+    hash_N = np.arange(num) + 1
+    hash_N[::7] = 77_777
+    if is_daily:
+        event_ms_N[1:] -= np.where(np.arange(1, num) % 7 == 0, 0, DAY_MS)
+    samples = {
+        "logits": np.ones((num, 1), np.float32),
+        "labels": np.ones((num, 1), np.float32),
+        "weights": np.ones(num, np.float32),
+        EVENT_MS: event_ms_N,
+    }
+    scores = RankingScores(1, AT, PLENTY, WAIT_MS, is_daily=is_daily)
+    most = 0
+    for start in range(0, num, 100):
+        part = slice(start, start + 100)
+        scores.add(hash_N[part], {name: array[part] for name, array in samples.items()})
+        most = max(most, scores.document(0)["num_open"])
+    assert most < 20
+    assert scores.document(0)["whole"]["groups"] > 2000
+
+
+@pytest.mark.parametrize("user", [0, 7])
+def test_a_user_who_fills_the_memory_ends_early_and_nothing_hangs(user):
+    """The id 0 has the hash 0, which every halving leaves in."""
+    hash_of_0_or_7 = int(mix64_array(np.array([user], np.uint64)).astype(np.int64)[0])
+    scores = RankingScores(1, AT, 1 << 17, 365 * DAY_MS, is_daily=True)
+    num = 1000
+    for day in range(12):
+        samples = {
+            "logits": np.ones((num, 1), np.float32),
+            "labels": np.ones((num, 1), np.float32),
+            "weights": np.ones(num, np.float32),
+            EVENT_MS: np.full(num, day * DAY_MS),
+        }
+        scores.add(np.full(num, hash_of_0_or_7), samples)
+    document = scores.document(0)
+    assert document["share"] < 1
+    assert (document["num_ended_early"] > 0) == (user == 0)
+
+
+@pytest.mark.parametrize("num_labels", [1, 10])
+@pytest.mark.parametrize("at", [(5, 10), tuple(range(1, 101))])
+def test_the_least_bytes_are_kept_and_fewer_are_refused(num_labels, at):
+    least = RankingRoom.least_bytes(num_labels, len(at))
+    assert 0.8 * least < RankingScores(num_labels, at, least, WAIT_MS).num_bytes <= least
+    schema = Schema(labels=tuple(f"label_{n}" for n in range(num_labels)), categorical=("user",))
+    size = max(least, 1 << 18)
+    ScoresConfig(group="user", at=at, group_bytes=size).check_groups(schema)
+    if least > 1 << 18:
+        with pytest.raises(ValueError, match=f"group_bytes must be at least {least:,}"):
+            ScoresConfig(group="user", at=at, group_bytes=least - 1).check_groups(schema)
+
+
+def test_where_negatives_are_sampled_nothing_is_said_of_places():
+    hash_N, samples = draw(500)
+    scores = RankingScores(1, AT, PLENTY, WAIT_MS, is_sampled=True)
+    add(scores, hash_N, samples)
+    whole = scores.document(0)["whole"]
+    assert whole["gauc"]["value"] is not None
+    assert whole["mrr"]["value"] is whole["ndcg"]["5"]["value"] is whole["recall"]["2"]["value"] is None

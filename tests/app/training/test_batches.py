@@ -4,14 +4,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from msgspec import structs
 
 from springtide.app.training.batches import BatchStream, FeatureValues, without_values
 from springtide.stream.batcher import GROWTH, BatchSize
 from springtide.stream.columns import Batch, Columns, RawRecords
+from springtide.stream.config import SourceConfig
 from springtide.stream.decode.decoder import Decoder
 from springtide.stream.positions import Partition, Position
 from springtide_client.encode import encode_instances
+from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 from tests.app.training.random_clicks import RANDOM_CLICKS, SCHEMA
 from tests.app.training.trainer_env import TrainerEnv
@@ -124,13 +127,27 @@ VALUES_SCHEMA = Schema(
 )
 
 
+def batch_of(instances: list[dict], **columns) -> Batch:
+    return replace(Batch.empty(VALUES_SCHEMA), features=encode_instances(VALUES_SCHEMA, instances), **columns)
+
+
+def test_fields_by_which_scores_are_grouped_are_named_too():
+    source = SourceConfig(topic="clicks", log_path=Path("log"), request_field="request", group_field="country")
+    values = FeatureValues(VALUES_SCHEMA, source)
+    missing_N = np.full(1, MISSING_ID)
+    values.add(batch_of([{"user": 1}], request_N=missing_N, group_N=missing_N))
+    assert values.without == ["country", "tags", "words", "age", "price", "request"]
+    values.add(batch_of([{"user": 1}], request_N=np.array([5]), group_N=missing_N))
+    assert values.without == ["country", "tags", "words", "age", "price"]
+
+
 def test_features_without_any_value_are_named_until_there_were_enough_samples():
     values = FeatureValues(VALUES_SCHEMA, enough=3)
-    values.add(encode_instances(VALUES_SCHEMA, []))
-    values.add(encode_instances(VALUES_SCHEMA, [{"user": 1, "words": []}, {"tags": ["a"], "price": 0}]))
+    values.add(batch_of([]))
+    values.add(batch_of([{"user": 1, "words": []}, {"tags": ["a"], "price": 0}]))
     assert values.without == ["country", "words", "age"]
-    values.add(encode_instances(VALUES_SCHEMA, [{"age": 3}, {}]))
-    values.add(encode_instances(VALUES_SCHEMA, [{"country": "is"}]))
+    values.add(batch_of([{"age": 3}, {}]))
+    values.add(batch_of([{"country": "is"}]))
     assert (values.num_samples, values.without) == (4, ["country", "words"])
 
 

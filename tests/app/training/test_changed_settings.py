@@ -22,6 +22,10 @@ WINDOW = 100
 SETTINGS = """
 [schema]
 labels = ["click"]
+request = "request"
+[scores]
+group = "item_id"
+group_bytes = "256KiB"
 [features.genres]
 max_length = 40
 [table]

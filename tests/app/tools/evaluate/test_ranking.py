@@ -1,5 +1,8 @@
 """Ranking metrics of evaluations: by plain loops, beside the trainer's own, and paired with errors by user."""
 
+import dataclasses
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -104,3 +107,28 @@ def test_errors_by_user_are_the_spread_over_draws_of_users() -> None:
         plain_errors.append(compare(*plain).auc_standard_error)
     np.testing.assert_allclose(np.mean(errors, axis=0), np.std(gains, axis=0), rtol=0.2)
     assert np.mean(plain_errors) < 0.8 * np.std(gains, axis=0)[1]
+
+
+def test_two_evaluations_are_compared_by_the_groups_of_the_first() -> None:
+    one, other = samples(1, 2.0), samples(2, 0.2)
+    changed = dict(other.groups) | {"ranking.request": np.arange(len(other)) // 50}
+    weights_N = (np.arange(len(other)) % 3 > 0).astype(np.float32)
+    another = dataclasses.replace(other, groups=changed, weights_N=weights_N)
+    assert ranking_differences(one, another, AT) == ranking_differences(one, other, AT)
+    users = {name: array for name, array in one.groups.items() if name != "ranking.group"}
+    without = dataclasses.replace(one, groups=users)
+    assert ranking_differences(without, other, AT)["request"] == ranking_differences(one, other, AT)["request"]
+    msgspec.json.encode(ranking_differences(one, other, AT))  # plain numbers
+
+
+def test_users_that_are_missing_are_others_each_time() -> None:
+    one, other = samples(1, 2.0), samples(2, 0.2)
+    nobody = dict(one.groups) | {"ranking.group": np.full(len(one), MISSING_ID)}
+    nothing = {name: array for name, array in one.groups.items() if name != "ranking.group"}
+    found = [
+        ranking_differences(dataclasses.replace(one, groups=groups), dataclasses.replace(other, groups={}), AT)[
+            "request"
+        ]
+        for groups in (nobody, nothing)
+    ]
+    assert found[0] == found[1]

@@ -12,6 +12,7 @@ from springtide.app.models.registry import build_model
 from springtide.app.models.wide_part import add_wide_part
 from springtide.app.training.bootstrap import with_wide_rows
 from springtide.app.training.config import TrainConfig, with_adagrad_eps
+from springtide.app.training.step import wide_step
 from springtide.app.training.step.learner import Learner
 from springtide.embeddings.collection import open_tables
 from springtide.embeddings.config import TableConfig
@@ -97,6 +98,18 @@ def test_a_request_is_scored_before_any_of_its_samples_is_learned(model, crosses
     assert np.abs(reported[2] - learned).max() > 0.01
     for name, array in by_request.dense_arrays().items():
         np.testing.assert_array_equal(array, plain.dense_arrays()[name], err_msg=name)
+
+
+def test_a_request_is_scored_at_once_where_crosses_are_looked_up_in_parts(monkeypatch):
+    learners = [make_learner("logistic", NO_NUMBERS, by_request=True) for _ in range(2)]
+    for number in range(3):
+        batch = dataclasses.replace(make_batch(number, len(REQUESTS), NO_NUMBERS), request_N=REQUESTS)
+        one = learners[0].step(batch).logits_NL
+        with monkeypatch.context() as patch:
+            patch.setattr(wide_step, "MAX_CROSSES", 100)  # a few samples'
+            np.testing.assert_array_equal(learners[1].step(batch).logits_NL, one)
+    assert wide_step.whole_requests(wide_step.run_ends(REQUESTS), 9) == 8
+    assert wide_step.whole_requests(wide_step.NO_ENDS, 9) == 9
 
 
 @pytest.mark.parametrize("last", range(10, 15))
