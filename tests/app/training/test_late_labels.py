@@ -14,6 +14,7 @@ from springtide.app.tools.evaluate.evaluation import Evaluation
 from springtide.app.training.config import GateConfig
 from springtide.app.training.gate import Gate
 from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.commands.queue import submit_command
 from springtide.stream.columns import Batch, Columns, RawRecords
 from springtide.stream.consumer_loop import SourceStatus
 from springtide.stream.decode.decoder import Decoder
@@ -24,7 +25,7 @@ from springtide.stream.positions import Partition
 from springtide.stream.source import Source
 from springtide_client.features import Features
 from springtide_client.system.clock import wall_ms
-from tests.app.training.trainer_env import TrainerEnv
+from tests.app.training.trainer_env import TrainerEnv, records
 from tests.stream.join.batch_join import Label, Record, batch_join
 from tests.support.config import config_in
 from tests.support.kafka import produce
@@ -309,3 +310,46 @@ def test_a_burst_of_late_positives_does_not_trip_the_gate(tmp_path: Path) -> Non
     assert state.scores.num_samples == num_scored
     assert state.stream.num_late >= num
     evaluation.close()
+
+
+@pytest.mark.parametrize("rule", ["scale", "importance_weighted"])
+def test_a_rollback_restores_the_share_of_events_within_the_window_of_its_version(env: TrainerEnv, rule: str) -> None:
+    """A half of the clicks are late at first, then nine of ten; both halves are learned, undone, and learned again."""
+    env.configure(SIMULATED, {"source": {"topic": "impressions"}, "labels": {"click": {"late": rule}}})
+
+    def send(first: int, num: int, late: float) -> None:
+        draw = np.random.default_rng(first)
+        shown = [
+            {"request": n, "user_id": n % 4, "ts": 1_600_000_000_000 + n * STEP_MS} for n in range(first, first + num)
+        ]
+        clicks = []
+        for impression in shown[::3]:
+            delay_ms = 2 * SHORT_MS if draw.random() < late else SHORT_MS // 2
+            clicks.append({"request": impression["request"], "ts": impression["ts"] + delay_ms})
+        clicks.sort(key=lambda click: click["ts"])
+        end_ms = shown[-1]["ts"] + 2 * LONG_MS  # passes all windows
+        for topic, rows in (("impressions", shown), ("clicks", clicks)):
+            passing = {"request": -first - 1, "user_id": 0, "ts": end_ms}
+            produce(env.broker.address, topic, [json.dumps(row).encode() for row in (*rows, passing)])
+
+    send(0, 6000, late=0.5)
+    Trainer(env.config, until_end=True).run()
+    goal = records(env)[-1]
+    then = goal.meta.trainer["join"]
+    send(30_000, 6000, late=0.9)
+    Trainer(env.config, until_end=True).run()
+    before = records(env)[-1].meta
+    assert before.trainer["join"] != then
+    command = submit_command(env.config.log.path, "rollback", {"version": goal.number})
+    status = Trainer(env.config, until_end=True).run()
+    (back,) = [record.meta for record in records(env) if record.meta.restores]
+    assert command in {entry.id for entry in back.executed_commands}
+    assert back.samples_trained == goal.meta.samples_trained
+    assert back.trainer["join"] == then
+    assert back.label_shares == goal.meta.label_shares
+    after = records(env)[-1].meta
+    assert (after.samples_trained, after.label_shares) == (before.samples_trained, before.label_shares)
+    assert status.dead_letters == {}
+    if rule == "scale":
+        assert goal.meta.label_shares["click"] == pytest.approx(0.5, abs=0.05)
+        assert after.label_shares["click"] < 0.4
