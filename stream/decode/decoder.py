@@ -422,6 +422,9 @@ def compile_parsers() -> None:
                 message = config.open_codec().from_json(b'{"label": 1, "id": "text", "ids": [1]}')
                 raw = RawRecords.from_messages(Partition("", 0), [message, message[:-1]])
                 Decoder(schema, config).decode(raw, 0)
+    within = Schema(labels=("label",), categorical=("user.id",))  # JSON has a loop of its own for fields in objects
+    raw = RawRecords.from_messages(Partition("", 0), [b'{"label": 1, "user": {"id": 1}}'])
+    Decoder(within, DecodeConfig()).decode(raw, 0)
     raw = RawRecords.from_messages(Partition("", 0), [b""], keys=[b"text"], headers=[[("name", b"text")]])
     for name in (KEY, f"{HEADER}name"):
         read_ids(raw, name)
