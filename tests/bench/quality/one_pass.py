@@ -15,6 +15,7 @@ from msgspec import structs
 from springtide.app.models.config import ModelConfig
 from springtide.app.models.losses.config import LabelLoss
 from springtide.app.scores.config import ScoresConfig
+from springtide.app.scores.policy_value import PolicyFields
 from springtide.app.training.bootstrap import load_state, new_model, with_wide_columns
 from springtide.app.training.config import GateConfig, TableSettings, TrainConfig, with_adagrad_eps
 from springtide.app.training.ranks.config import ClusterConfig
@@ -57,6 +58,7 @@ class RunConfig:
     losses: tuple[LabelLoss, ...] = ()  # none: the logistic loss of each label
     gate: GateConfig = field(default_factory=GateConfig)
     scores: ScoresConfig = field(default_factory=ScoresConfig)
+    policies: PolicyFields = field(default_factory=PolicyFields)
     log: LogConfig = field(default_factory=lambda: LogConfig(path=Path("unused")))
     source: SourceConfig = field(default_factory=lambda: SourceConfig(log_path=Path("unused")))
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
