@@ -258,9 +258,10 @@ def test_positions_are_reported_to_the_group_without_joining_it(testbed):
     testbed.fill(range(5))
     source = testbed.source(group="springtide-test")
     testbed.read(source, 5)
-    source.report_offsets({testbed.partition: 4})
 
     def reported():
+        # as a trainer does: one report may be lost, the first ones while a broker makes its topic of groups
+        source.report_offsets({testbed.partition: 4})
         with Admin(testbed.kafka) as admin, suppress(kafka.errors.RetriableError):
             groups = admin.client.list_group_offsets("springtide-test")
             return [committed.offset for committed in groups["springtide-test"].values()]
