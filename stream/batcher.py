@@ -170,7 +170,7 @@ class Batcher:
     @property
     def is_full(self) -> bool:
         """True if a full batch is here."""
-        return self._rows_of_full() is not None
+        return self._rows_of_full() is not None if self.by_request else self.num_rows >= self.full_rows
 
     def _rows_of_full(self) -> int | None:
         """The rows of a full batch, None until it is here. It divides no record.

@@ -238,7 +238,11 @@ def _policies(
     if propensity is None:
         return PolicyFields()
     fields = {name: policy.fields for name, policy in policies.items()}
-    others = {*schema.names, *(() if join is None else join.config.key), negatives and negatives.rate_field}
+    others = {
+        *schema.names,
+        *(() if join is None else join.config.key),
+        None if negatives is None else negatives.rate_field,
+    }
     for section, name in (("[schema] propensity", propensity), *_named("[policies.{}]", fields)):
         if name in others:
             raise UserError(f"{section}: {name!r} has another role in [schema], [join] or [negatives]")

@@ -19,8 +19,12 @@ def with_labels(
         return fresh
     places = [old.index(label) if label in old else len(old) for label in new]
     fresh |= {name: array for name, array in state.items() if not name.startswith(("histogram.", "ranking."))}
-    if len(new) == len(old):  # of more labels fewer groups have room: they begin anew
-        fresh |= {name: of_labels(name, array, places) for name, array in state.items() if name.startswith("ranking.")}
+    if len(new) == len(old):  # else another number of groups has room: they are reset
+        fresh |= {
+            name: _ranking_of_labels(name, array, places)
+            for name, array in state.items()
+            if name.startswith("ranking.")
+        }
     for name, array in state.items():
         if name in ("window.logits", "window.labels"):
             nothing = np.nan if name == "window.labels" else 0  # masked
@@ -29,7 +33,7 @@ def with_labels(
             fresh[name] = np.concatenate([array, np.zeros((1, array.shape[1]), array.dtype)])[places]
         elif name.startswith("segments.") and name.endswith(".bins"):
             at = name.removesuffix("bins") + "weights"
-            fresh[name], fresh[at] = _of_labels(array, state[at], places)
+            fresh[name], fresh[at] = _segments_of_labels(array, state[at], places)
     for place, before in enumerate(places):
         if before < len(old):
             for name in ("bins", "positive", "negative"):
@@ -37,7 +41,7 @@ def with_labels(
     return fresh
 
 
-def of_labels(name: str, array: npt.NDArray[Any], places: Sequence[int]) -> npt.NDArray[Any]:
+def _ranking_of_labels(name: str, array: npt.NDArray[Any], places: Sequence[int]) -> npt.NDArray[Any]:
     """Return an array of ranking scores for other labels; of a new one nothing is known."""
     axis = {"scores": 1, "labels": 1, "window": 1, "window_weights": 1, "sums": 0, "totals": 0}.get(name.split(".")[-1])
     if axis is None:
@@ -48,7 +52,7 @@ def of_labels(name: str, array: npt.NDArray[Any], places: Sequence[int]) -> npt.
     return np.ascontiguousarray(np.moveaxis(by_label, 0, axis))
 
 
-def _of_labels(
+def _segments_of_labels(
     bins_U4: npt.NDArray[Any], weights_U: npt.NDArray[Any], places: Sequence[int]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the used bins of the segments' histograms for other labels, in their order."""

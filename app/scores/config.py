@@ -105,8 +105,8 @@ class ScoresConfig(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1 << 18,
             extra=SIZE,
-            description="Memory for ranking metrics. Where it is full the oldest requests end early, and half of the "
-            "users are left out, by hash: the status says how many requests, and which share of the users.",
+            description="Memory for ranking metrics. Where it is full the requests that would end next end early, "
+            "and half of the users are left out, by hash: the status says how many requests, and the share of users.",
         ),
     ] = 16 << 20
     request_seconds: Annotated[
@@ -146,7 +146,7 @@ class ScoresConfig(Settings, frozen=True, kw_only=True):
             raise ValueError("at names a number twice")
 
     def check_groups(self, schema: Schema) -> None:
-        """Raise ValueError if requests or groups are told apart by a field that is no id."""
+        """Raise ValueError if the field of requests or groups is no id, or `group_bytes` are too few."""
         others = (*schema.labels, *schema.lists, *schema.dense, schema.timestamp, schema.weight)
         for key, name in (("[schema] request", self.request), ("[scores] group", self.group)):
             if name == "":

@@ -192,11 +192,9 @@ class PolicyFields:
         return found
 
     def totals(self, totals: Mapping[str, PolicyTotals], policy: str) -> PolicyTotals:
-        """Return those of a policy so far; with another cap than before they begin anew."""
-        found = totals.get(policy)
-        return (
-            PolicyTotals.of_cap(self.caps[policy]) if found is None or found.whole.cap != self.caps[policy] else found
-        )
+        """Return those of a policy so far; they are reset when the cap has changed."""
+        found, cap = totals.get(policy), self.caps[policy]
+        return found if found is not None and found.whole.cap == cap else PolicyTotals.of_cap(cap)
 
     def document(self, totals: Mapping[str, PolicyTotals]) -> dict[str, Any]:
         """Return the estimates by policy; without `predicted` and `value` there is no DR."""

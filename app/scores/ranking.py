@@ -24,7 +24,6 @@ from springtide.kernels.cpu.open_groups import (
     NUM_SAMPLES,
     NUM_SUMS,
     add_samples,
-    close_all,
     empty_groups,
     measure_open,
     open_samples,
@@ -80,6 +79,8 @@ class RankingPlan(msgspec.Struct, frozen=True):
 
         `request_N`, `group_N`: as a batch has them; a group that is a feature is taken from the features.
         """
+        if not self.kinds:
+            return {}
         arrays: Arrays = {}
         for kind, ids_N in (("request", request_N), ("group", group_N)):
             name = getattr(self, kind)
@@ -133,11 +134,6 @@ class RankingScores:
             self.wait_ms,
             self.is_daily,
         )
-
-    def close(self) -> None:
-        """End all groups: no sample follows."""
-        self._sums = None
-        close_all(self._groups)
 
     def document(self, label: int) -> dict[str, Any]:
         """Return the scores of one label.

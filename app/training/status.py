@@ -302,7 +302,7 @@ def join_status(reports: Iterable[JoinReport | None], state: TrainingState) -> J
         label_status([report.labels for report in known], state.stream.join),
         state.stream.num_late,
         state.stream.num_settled,
-        state.served.document() if state.served.num else {},
+        state.logged.served.document() if state.logged.served.num else {},
         sum(report.memory_bytes for report in known),
         sum(report.disk_bytes for report in known),
         sorted({name for report in known for name in report.suspect}),
@@ -461,6 +461,6 @@ class TrainerStatusReporter:
             self._has_warned = True
             if names := without_values(report.without_values for report in reports):
                 logger.warning(
-                    "features without any value so far are learned as missing: compare [schema] with the records",
+                    "fields without any value so far count as missing: compare [schema] with the records",
                     extra={"features": ", ".join(names), "samples": num_samples},
                 )

@@ -148,14 +148,6 @@ def restore_group(
 
 
 @njit(nogil=True, cache=True)
-def close_all(groups: OpenGroups) -> None:
-    """End every group: no sample follows."""
-    for ends in range(ENDS, ENDS + 2 * NUM_LISTS, 2):
-        while groups.numbers[ends] != NONE:
-            _close(groups, groups.numbers[ends])
-
-
-@njit(nogil=True, cache=True)
 def open_samples(groups: OpenGroups) -> Any:
     """Return the open groups in the order of their lists, and the samples of each, oldest first, as places."""
     numbers = groups.numbers

@@ -114,7 +114,7 @@ async def rank(request: Request) -> JsonResponse:
             label = explore.place_of_label(view.schema)
         except ValueError as error:
             raise invalid(f"[serve.explore] {error}", "change [serve.explore] label and restart the server") from None
-        # alone, so that whoever scores the same candidates with HotModel has the same bits
+        # alone: then HotModel computes exactly the same predictions for these candidates
         return view, label, await batcher.predict(view.client_view, instances_of(asked), alone=True)
 
     preconditions = preconditions.with_max_staleness(asked.max_staleness_ms)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from springtide.app.scores.policy_value import PolicyValue
-from springtide.app.scores.served import ServedScores
+from springtide.app.training.state.logged_scores import UnsharedScores
 from springtide.app.training.state.stream_state import StreamProgress
 from springtide.app.training.state.training_state import TrainingState
 from springtide.stream.positions import Partition
@@ -39,8 +38,7 @@ class RankProgress:
     complete_until_ms: int | None  # None: this rank has no partitions
     limit_ms: int = 0
     idle: set[Partition] = field(default_factory=set)  # read to their end, and silent
-    served: ServedScores = field(default_factory=ServedScores)  # of the samples since the last time
-    policies: dict[str, PolicyValue] = field(default_factory=dict)  # likewise
+    logged: UnsharedScores = field(default_factory=UnsharedScores)  # of the samples since the last time
     is_catching_up: bool = False  # one of the batches since the newest version was learned behind the stream
 
     @staticmethod
@@ -61,8 +59,7 @@ class RankProgress:
             complete_until_ms=complete_until_ms,
             limit_ms=limit_ms,
             idle=set(idle),
-            served=state.take_unshared_served(),
-            policies=state.take_unshared_policies(),
+            logged=state.logged.take_unshared(),
             is_catching_up=state.unpublished.is_catching_up,
         )
 
@@ -96,8 +93,7 @@ class MergedProgress:
             raise DivergedError(f"the ranks have come apart (steps, samples, event clock): {clocks}; start them again")
         state.stream.merge([one.stream for one in self.of_ranks])
         state.pending_scores.merge([one.features for one in self.of_ranks], [one.strings for one in self.of_ranks])
-        state.merge_served([one.served for one in self.of_ranks])
-        state.merge_policies([one.policies for one in self.of_ranks])
+        state.logged.merge([one.logged for one in self.of_ranks])
         cutoffs: dict[int, int] = {}
         for one in self.of_ranks:
             for feature, before_ms in one.expiry_cutoffs.items():

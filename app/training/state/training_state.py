@@ -10,12 +10,12 @@ import torch
 
 from springtide.app.errors import UserError
 from springtide.app.models.retrieval.two_tower import TwoTower
-from springtide.app.scores.policy_value import PolicyFields, PolicyTotals, PolicyValue
+from springtide.app.scores.policy_value import PolicyFields
 from springtide.app.scores.progressive import ProgressiveScores
 from springtide.app.scores.segments import SegmentNames
-from springtide.app.scores.served import ServedScores
 from springtide.app.training.ranks.ranks import Ranks
 from springtide.app.training.state.limit_overrides import LimitOverrides
+from springtide.app.training.state.logged_scores import LoggedScores
 from springtide.app.training.state.row_budget import RowBudget, RowsOfDelta
 from springtide.app.training.state.stream_state import StreamState
 from springtide.app.training.state.unpublished import PendingScores, Unpublished, sample_times
@@ -71,11 +71,7 @@ class TrainingState:
         self.limits = LimitOverrides(learner.table.config, schema)
         self.gate = GateMeta()  # automatic rollbacks so far
         self.published_scores = scores.document()  # of the newest version
-        self.served = ServedScores()  # of many ranks, up to the newest exchange
-        self._unshared_served = ServedScores()  # of this rank's samples since then
-        self.policy_fields = policy_fields or PolicyFields()
-        self.policy_totals: dict[str, PolicyTotals] = {}  # of many ranks, up to the newest exchange
-        self._unshared_policies: dict[str, PolicyValue] = {}  # of this rank's samples since then
+        self.logged = LoggedScores(policy_fields or PolicyFields(), self.ranks.num_ranks)
         self.own_samples = 0  # of this rank's batches, since the start
         self.base_number = 0  # of the base that learning began with
         self.executed_commands: dict[str, int] = {}  # when learning began: id -> version, of all in the log
@@ -135,58 +131,7 @@ class TrainingState:
         self.stream.advance(batch, limit_ms=limit_ms, num_samples=num_samples)
         num_looked_up = (self.learner.num_keys, self.learner.num_crosses) if has_samples else (0, 0)
         self.unpublished.add_batch(batch, *num_looked_up)
-        if batch.served_N is not None:
-            self._observe_served(batch)
-        if self.policy_fields.columns and len(batch):
-            self._observe_policies(batch)
-
-    def _observe_policies(self, batch: Batch) -> None:
-        """Count what other policies would have earned by the first label, at the first samples of it."""
-        assert batch.numbers_NK is not None
-        is_scored_N = batch.is_scored_N
-        rows = slice(None) if is_scored_N is None else np.flatnonzero(is_scored_N)
-        fields = self.policy_fields
-        found = fields.requests(batch.numbers_NK[rows], batch.labels_NL[rows, 0], batch.weights_N[rows])
-        for policy, columns in found.items():
-            if self.ranks.num_ranks == 1:
-                self.policy_totals[policy] = fields.totals(self.policy_totals, policy).observe(*columns)
-            else:
-                unshared = self._unshared_policies.get(policy, PolicyValue(fields.caps[policy]))
-                self._unshared_policies[policy] = unshared.observe(*columns)
-
-    def take_unshared_policies(self) -> dict[str, PolicyValue]:
-        """Return, once, the values of other policies by this rank's samples since the last call."""
-        unshared, self._unshared_policies = self._unshared_policies, {}
-        return unshared
-
-    def merge_policies(self, of_ranks: Sequence[Mapping[str, PolicyValue]]) -> None:
-        """Add what each rank has taken. All ranks add alike."""
-        for unshared in of_ranks:
-            for policy, value in unshared.items():
-                self.policy_totals[policy] = self.policy_fields.totals(self.policy_totals, policy).plus(value)
-
-    def _observe_served(self, batch: Batch) -> None:
-        """Compare what was served for the first label with what its window says, at the first samples of it."""
-        assert batch.served_N is not None
-        is_scored_N = batch.is_scored_N
-        rows = slice(None) if is_scored_N is None else np.flatnonzero(is_scored_N)
-        # what was served is of all that comes
-        share = self.label_shares().get(self.schema.labels[0], 1.0)
-        observed = share * batch.served_N[rows], batch.labels_NL[rows, 0], batch.weights_N[rows]
-        if self.ranks.num_ranks == 1:
-            self.served = self.served.observe(*observed)
-        else:
-            self._unshared_served = self._unshared_served.observe(*observed)
-
-    def take_unshared_served(self) -> ServedScores:
-        """Return, once, the scores of what was served for this rank's samples since the last call."""
-        unshared, self._unshared_served = self._unshared_served, ServedScores()
-        return unshared
-
-    def merge_served(self, of_ranks: Sequence[ServedScores]) -> None:
-        """Add what each rank has taken. All ranks add alike."""
-        for unshared in of_ranks:
-            self.served = self.served.plus(unshared)
+        self.logged.observe(batch, 1.0 if batch.served_N is None else self._label_share)
 
     def finish_step(self) -> None:
         """Count the report of the newest step, and wait for it if it is still on the device."""
@@ -221,7 +166,7 @@ class TrainingState:
 
     def detailed_scores(self) -> dict[str, Any]:
         """Return the scores with calibration curves, segments and drift, of every sample learned."""
-        policies = self.policy_fields.document(self.policy_totals)
+        policies = self.logged.fields.document(self.logged.policies)
         return self.scores.detailed_document(self._segment_names.name_of) | ({"policies": policies} if policies else {})
 
     def forget_strings(self) -> None:
@@ -368,6 +313,11 @@ class TrainingState:
         weighed = {label for label, loss in losses if loss.late}  # they learn all events
         return {label: share.share for label, share in join.total_shares().items() if label not in weighed}
 
+    @property
+    def _label_share(self) -> float:
+        """The share of the first label."""
+        return self.label_shares().get(self.schema.labels[0], 1.0)
+
     def restore(
         self,
         base: Base,
@@ -390,7 +340,8 @@ class TrainingState:
         self.learner.num_samples = meta.samples_trained
         self.learner.skipped_steps, self.learner.clipped_steps = trainer.skipped_steps, trainer.clipped_steps
         self.stream.restore(meta, trainer)
-        self.gate, self.served, self.policy_totals = trainer.gate, trainer.served, dict(trainer.policies)
+        self.gate = trainer.gate
+        self.logged.restore(trainer.served, trainer.policies)
         self.published_scores, self._loss = self._scores.document(), trainer.loss
         self._scored = time.monotonic(), meta.samples_trained
         table.restore_clock_state(trainer.table)
@@ -426,8 +377,8 @@ class TrainingState:
             high_water_marks=positions_to_meta(stream.high_water_marks),
             join=stream.join,
             num_dropped=stream.num_dropped,
-            served=self.served,
-            policies=self.policy_totals,
+            served=self.logged.served,
+            policies=self.logged.policies,
             num_late=stream.num_late,
             num_settled=stream.num_settled,
         )

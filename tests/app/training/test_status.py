@@ -60,7 +60,7 @@ def test_the_next_trainer_reports_what_its_predecessor_learned_until_it_has_read
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
-    return [(line.features, line.samples) for line in caplog.records if "features without any value" in line.message]
+    return [(line.features, line.samples) for line in caplog.records if "fields without any value" in line.message]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from springtide.app.tools.evaluate.ranking import (
 from springtide.app.tools.evaluate.scores import EvaluatedSamples
 from springtide.kernels.cpu.open_groups import DAY_MS
 from springtide_client.keys import MISSING_ID
+from tests.app.scores.test_ranking import pass_time
 
 AT = (2, 5)
 
@@ -44,7 +45,7 @@ def test_metrics_are_those_of_a_trainer(kind: str) -> None:
     scores = RankingScores(1, AT, 8 << 20, 1000, is_daily=kind == "group")
     arrays = {"logits": each.logits_NL, "labels": each.labels_NL, "weights": each.weights_N}
     scores.add(each.groups[f"ranking.{kind}"], arrays | {EVENT_MS: each.groups[EVENT_MS]})
-    scores.close()
+    pass_time(scores)
     expected, found = scores.document(0)["whole"], ranking_documents(each, AT)[kind]
     for name in ("groups", "samples", "samples_with_both"):
         assert found[name] == pytest.approx(expected[name])
