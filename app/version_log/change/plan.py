@@ -71,7 +71,8 @@ class ModelSignature:
     @property
     def widest_dim(self) -> int:
         """The width of the rows that the net sees."""
-        return max([self.table.dim, *(spec.dim for name, spec in self.tables.items() if name != CROSSES_TABLE)])
+        seen = {self.table_of(self.schema.number(name)).spec.dim for name in self.schema.owners}
+        return max([self.table.dim, *seen])
 
     @property
     def dims(self) -> dict[int, int]:
@@ -190,7 +191,12 @@ def plan_change(old: ModelSignature, new: ModelSignature) -> Plan:
 def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
-    names = {"max_length": "[features.*] max_length", "pooling": "[features.*] pooling", "links": "[labels.*] loss"}
+    names = {
+        "memories": "[memory], [sequences] or [remember]",
+        "max_length": "[features.*] max_length",
+        "pooling": "[features.*] pooling",
+        "links": "[labels.*] loss",
+    }
     for key in before:
         if key not in ("numbers", "next_number") and before[key] != after[key]:
             yield names.get(key, f"[schema] {key}")

@@ -111,6 +111,7 @@ class InstanceEncoder:
     """Encodes instances of one schema, one at a time."""
 
     def __init__(self, schema: Schema) -> None:
+        schema = schema.recorded
         self._paths = field_paths(schema.names)
         self._categorical = [(name, schema.number(name)) for name in schema.categorical]
         first = [(name, schema.number(name), slice(schema.length_limit(name))) for name in schema.multi_value]
