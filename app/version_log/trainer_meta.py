@@ -87,16 +87,25 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def parse_keys(body: Mapping[str, Any], schema: Schema) -> list[tuple[int, int]]:
-    """Return the keys a command names, as (feature number, id), each once; ValueError if one is malformed."""
+    """Return the keys a command names, as (feature number, id), each once, and those of what they are remembered for.
+
+    ValueError if one is malformed.
+    """
     keys: dict[tuple[int, int], None] = {}
     named = body.get("keys")
     for key in named if isinstance(named, list) else []:
         if not isinstance(key, dict) or key.get("feature") not in schema.features or "id" not in key:
             raise ValueError(f"{key!r} is not a valid key of this log")
-        keys[schema.number(key["feature"]), encode_id(key["id"])[0]] = None
+        keys |= dict.fromkeys(_keys_of(schema, key["feature"], key["id"]))
     if not keys:
         raise ValueError("the command names no keys")
     return list(keys)
+
+
+def _keys_of(schema: Schema, feature: str, given_id: Any) -> list[tuple[int, int]]:
+    number, row_id = schema.number(feature), encode_id(given_id)[0]
+    memories = [memory for memory in schema.memories if schema.number(memory.of) == number]
+    return [(number, row_id), *((schema.memory_number(memory), row_id) for memory in memories)]
 
 
 def keys_of_entry(entry: CommandEntry, schema: Schema) -> list[tuple[int, int]]:
@@ -106,7 +115,7 @@ def keys_of_entry(entry: CommandEntry, schema: Schema) -> list[tuple[int, int]]:
     keys = []
     for key in entry.keys:
         try:
-            keys.append((schema.number(key.feature), encode_id(key.id)[0]))
+            keys += _keys_of(schema, key.feature, key.id)
         except (EncodeError, KeyError):
             continue
     return keys

@@ -83,7 +83,11 @@ def to_toml(document: Section) -> str:
 def to_value(value: Any) -> str:
     """Return one value as TOML, tables inline."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {to_value(inner)}" for key, inner in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{to_value(key) if '.' in key else key} = {to_value(inner)}" for key, inner in value.items())
+            + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_value, value)) + "]"
     if isinstance(value, float | int) and not isinstance(value, bool):

@@ -45,7 +45,7 @@ class LearnedLog:
 
     def batch(self, number: int) -> Batch:
         """Return the random batch of this number."""
-        return make_batch(number, self.samples, self.config.schema)
+        return make_batch(number, self.samples, self.config.schema.recorded)
 
     def step(self, *numbers: int) -> None:
         """Learn the batches of these numbers, into no version."""
