@@ -76,6 +76,32 @@ class FeatureConfig(Settings, frozen=True, kw_only=True):
         return [key for key in keys if getattr(self, key) is not None]
 
 
+class BiasConfig(Settings, frozen=True, kw_only=True):
+    """How samples are scored whose presentation is not known yet: `[schema] bias`."""
+
+    serve: Annotated[
+        Literal["none"] | Mapping[str, int | str],
+        Meta(
+            description='What samples are scored with: `{ position = 1 }`, or `"none"`: as if the fields were missing, '
+            "which is the mix of presentations that was seen."
+        ),
+    ] = "none"
+    drop: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="The share of samples that are learned as if these fields were missing, by a hash of their "
+            "positions in the topic: so features must explain what the fields may not.",
+        ),
+    ] = 0.1
+
+    @property
+    def values(self) -> Mapping[str, int | str]:
+        """What is served by field; others are missing."""
+        return {} if isinstance(self.serve, str) else self.serve
+
+
 class SchemaConfig(Settings, frozen=True, kw_only=True):
     """Which field of a message is a label, an id, a list of ids, or a number."""
 
@@ -100,6 +126,13 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = None
     categorical: Annotated[Names, Meta(description="Fields with one id.")] = ()
+    bias: Annotated[
+        Names,
+        Meta(
+            description="Fields with one id that say how a sample was presented, such as its place: only the wide part "
+            "has weights for them, apart from all features. Scoring takes what `[bias] serve` says."
+        ),
+    ] = ()
     multi_value: Annotated[Names, Meta(description="Fields with a list of ids that is pooled.")] = ()
     sequence: Annotated[Names, Meta(description="Fields with an ordered list of ids.")] = ()
     dense: Annotated[Names, Meta(description="Fields with a number.")] = ()
@@ -108,8 +141,11 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         Meta(description='`{ last_items = "item_id" }`: the feature `last_items` shares the rows of `item_id`.'),
     ] = {}
 
-    def to_schema(self, features: Mapping[str, FeatureConfig]) -> Schema:
+    def to_schema(self, features: Mapping[str, FeatureConfig], bias: "BiasConfig | None" = None) -> Schema:
         """Return the schema, with the lengths and pooling of its lists; UserError where the settings contradict."""
+        served = {} if bias is None else bias.values
+        if unknown := sorted(served.keys() - {*self.bias}):
+            raise UserError(f"[bias] serve has {unknown[0]!r}, which is not in [schema] bias")
         if self.label is not None and self.labels:
             raise UserError("[schema] has both label and labels: keep one")
         labels = (self.label,) if self.label is not None else self.labels
@@ -125,6 +161,7 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
                 sequence=self.sequence,
                 dense=self.dense,
                 share=self.share,
+                bias={name: served.get(name) for name in self.bias},
             )
         for name in features:
             if name not in schema.features:

@@ -44,6 +44,7 @@ class Features:
     categorical_NC: Int64Array  # ids; a missing one is keys.MISSING_ID
     lists: tuple[Ragged, ...]  # schema.lists: multi_value, then sequence; a missing list is empty
     dense_NF: Float32Array  # raw numbers, untransformed; NaN where missing
+    bias_NB: Int64Array | None = None  # ids of schema.bias, of samples that are learned; None: as they are served
 
     def __len__(self) -> int:
         return len(self.categorical_NC)
@@ -51,12 +52,14 @@ class Features:
     def slice(self, start: int, stop: int) -> "Features":
         """Return samples start to stop, as views."""
         lists = tuple(ragged.slice(start, stop) for ragged in self.lists)
-        return Features(self.categorical_NC[start:stop], lists, self.dense_NF[start:stop])
+        bias_NB = None if self.bias_NB is None else self.bias_NB[start:stop]
+        return Features(self.categorical_NC[start:stop], lists, self.dense_NF[start:stop], bias_NB)
 
     def take(self, rows_N: Int64Array) -> "Features":
         """Return copies of these samples, in that order."""
         lists = tuple(ragged.take(rows_N) for ragged in self.lists)
-        return Features(self.categorical_NC[rows_N], lists, self.dense_NF[rows_N])
+        bias_NB = None if self.bias_NB is None else self.bias_NB[rows_N]
+        return Features(self.categorical_NC[rows_N], lists, self.dense_NF[rows_N], bias_NB)
 
     @staticmethod
     def concatenate(parts: Sequence["Features"]) -> "Features":
@@ -67,6 +70,7 @@ class Features:
             np.concatenate([part.categorical_NC for part in parts]),
             tuple(Ragged.concatenate(lists) for lists in zip(*(part.lists for part in parts), strict=True)),
             np.concatenate([part.dense_NF for part in parts]),
+            None if parts[0].bias_NB is None else np.concatenate([part.bias_NB for part in parts]),
         )
 
 

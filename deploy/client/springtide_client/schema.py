@@ -8,7 +8,7 @@ from functools import cached_property
 import msgspec
 
 from springtide_client.errors import SpringtideError
-from springtide_client.keys import CROSSES
+from springtide_client.keys import CROSSES, MISSING_ID, encode_id
 from springtide_client.system.json_text import decode_json
 
 DEFAULT_MAX_LENGTH = 50
@@ -40,6 +40,9 @@ class Schema:
     max_length: Mapping[str, int] = field(default_factory=dict)
     # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
+    # ids of how a sample was presented, such as its place: only the wide part has weights for them, by themselves, and
+    # scoring takes the values here instead of a request's; one without a value is scored as missing
+    bias: Mapping[str, int | str | None] = field(default_factory=dict)
     # of labels that are values and not probabilities: LINKS
     links: Mapping[str, str] = field(default_factory=dict)
     # of the features that own rows and of the dense ones, where they are not as in a new log; and the lowest number
@@ -52,10 +55,10 @@ class Schema:
             raise ValueError('[schema] needs label = "..." or labels = [...]')
         if not (self.features or self.dense):
             raise ValueError("[schema] needs at least one feature in categorical, multi_value, sequence or dense")
-        if len(self.features) + len(self.dense) > CROSSES:
-            num_features = len(self.features) + len(self.dense)
+        if len(self.features) + len(self.dense) + len(self.bias) > CROSSES:
+            num_features = len(self.features) + len(self.dense) + len(self.bias)
             raise ValueError(f"[schema] has {num_features} features: at most {CROSSES} are possible")
-        roles = [*self.labels, *self.features, *self.dense]
+        roles = [*self.labels, *self.features, *self.dense, *self.bias]
         roles += [name for name in (self.timestamp, self.weight) if name is not None]
         for name in roles:
             if roles.count(name) > 1:
@@ -76,8 +79,9 @@ class Schema:
         for name, link in self.links.items():
             if name not in self.labels or link not in LINKS:
                 raise ValueError(f"link {link!r} of {name!r} must be of a label, and one of {', '.join(LINKS)}")
-        if (self.numbers or self.next_number) and self.numbers.keys() != {*self.owners, *self.dense}:
-            raise ValueError(f"[schema] numbers must be those of {', '.join((*self.owners, *self.dense))}")
+        numbered = (*self.owners, *self.dense, *self.bias)
+        if (self.numbers or self.next_number) and self.numbers.keys() != {*numbered}:
+            raise ValueError(f"[schema] numbers must be those of {', '.join(numbered)}")
         used = set(self.numbers.values())
         if len(used) < len(self.numbers) or not all(0 <= number < self.next_number for number in used):
             raise ValueError("[schema] numbers must differ from each other and be below next_number")
@@ -112,10 +116,20 @@ class Schema:
         return tuple(self.dense_number(name) for name in self.dense)
 
     @cached_property
+    def bias_numbers(self) -> tuple[int, ...]:
+        """The number of each of `bias` in the keys of its ids."""
+        return tuple(self.bias_number(name) for name in self.bias)
+
+    @cached_property
+    def served_bias(self) -> tuple[int, ...]:
+        """The id of each of `bias` that samples are scored with."""
+        return tuple(MISSING_ID if value is None else encode_id(value)[0] for value in self.bias.values())
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of all fields."""
         others = tuple(name for name in (self.timestamp, self.weight) if name is not None)
-        return (*self.labels, *self.features, *self.dense, *others)
+        return (*self.labels, *self.features, *self.dense, *self.bias, *others)
 
     def number(self, feature: str) -> int:
         """Return the feature's number in a row's key; KeyError if there is no id feature of this name."""
@@ -133,10 +147,18 @@ class Schema:
             raise KeyError(name)
         return self.numbers[name] if self.numbers else len(self.features) + self.dense.index(name)
 
+    def bias_number(self, name: str) -> int:
+        """Return the number in the keys of a bias field's ids; KeyError if there is none of this name."""
+        if name not in self.bias:
+            raise KeyError(name)
+        if self.numbers:
+            return self.numbers[name]
+        return len(self.features) + len(self.dense) + list(self.bias).index(name)
+
     @property
     def unused_number(self) -> int:
         """The lowest number that no feature of the log ever had."""
-        return self.next_number or len(self.features) + len(self.dense)
+        return self.next_number or len(self.features) + len(self.dense) + len(self.bias)
 
     def owner_names(self) -> dict[int, str]:
         """Return the id features that own rows by their numbers."""
@@ -145,7 +167,8 @@ class Schema:
     def row_names(self) -> dict[int, str]:
         """Return what rows can belong to by number: id features, dense features (their bins), crosses."""
         bins = {self.dense_number(name): name for name in self.dense}
-        return self.owner_names() | bins | {CROSSES: "crosses"}
+        biases = {self.bias_number(name): name for name in self.bias}
+        return self.owner_names() | bins | biases | {CROSSES: "crosses"}
 
     def continuing(self, before: "Schema") -> "Schema":
         """Return this schema numbered as the next one of a log whose newest is `before`.
@@ -160,13 +183,15 @@ class Schema:
                 if number not in heirs or name in before.owners:
                     heirs[number] = name
         heirs |= {before.dense_number(name): name for name in self.dense if name in before.dense}
+        heirs |= {before.bias_number(name): name for name in self.bias if name in before.bias}
         numbers, unused = {name: number for number, name in heirs.items()}, before.unused_number
-        for name in (*self.owners, *self.dense):
+        for name in (*self.owners, *self.dense, *self.bias):
             if name not in numbers:
                 numbers[name], unused = unused, unused + 1
-        ordered = {name: numbers[name] for name in (*self.owners, *self.dense)}
-        as_new = {name: place for place, name in enumerate((*self.features, *self.dense)) if name not in self.share}
-        is_as_new = unused == len(self.features) + len(self.dense) and ordered == as_new
+        ordered = {name: numbers[name] for name in (*self.owners, *self.dense, *self.bias)}
+        every = (*self.features, *self.dense, *self.bias)
+        as_new = {name: place for place, name in enumerate(every) if name not in self.share}
+        is_as_new = unused == len(every) and ordered == as_new
         return replace(self, numbers={} if is_as_new else ordered, next_number=0 if is_as_new else unused)
 
     @property
@@ -187,6 +212,8 @@ class Schema:
         document = msgspec.to_builtins(self)
         if not self.pooling:
             del document["pooling"]  # the default is left out, so that logs written before it was an option match
+        if not self.bias:
+            del document["bias"]  # as before it was an option
         if not self.links:
             del document["links"]  # as before it was an option
         if not self.next_number:

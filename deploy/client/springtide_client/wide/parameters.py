@@ -29,6 +29,7 @@ class WideParameters(NamedTuple):
 
     num_samples_1: Int64Array  # learned since the log began
     numbers_F: Int64Array  # feature numbers of the fields that the other arrays are ordered by
+    num_bias_1: Int64Array  # of the last fields: WideFields.num_bias
     pair_fields_P2: Int64Array
     pair_is_live_P: npt.NDArray[np.uint8]
     pair_gains_P: Float64Array  # what a pair has contributed to lower loss
@@ -65,7 +66,9 @@ class WideParameters(NamedTuple):
         """
         num_fields = len(wide_fields)
         pairs_P2 = (
-            pairs_to_try(wide_fields.numbers_F, max(MAX_PAIRS, crosses)) if crosses else np.zeros((0, 2), np.int64)
+            pairs_to_try(wide_fields.numbers_F, max(MAX_PAIRS, crosses), wide_fields.num_bias)
+            if crosses
+            else np.zeros((0, 2), np.int64)
         )
         num_pairs, num_numbers = len(pairs_P2), 2 * num_dense
 
@@ -79,6 +82,7 @@ class WideParameters(NamedTuple):
         return WideParameters(
             num_samples_1=np.zeros(1, np.int64),
             numbers_F=wide_fields.numbers_F,
+            num_bias_1=np.array([wide_fields.num_bias]),
             pair_fields_P2=pairs_P2,
             pair_is_live_P=np.ones(num_pairs, np.uint8),
             pair_gains_P=np.zeros(num_pairs),
