@@ -99,6 +99,8 @@ def load_config(
     }
     schema_config = bind(SchemaConfig, "[schema]", document.get("schema", {}))
     bias = bind(BiasConfig, "[bias]", document.get("bias", {}))
+    if "bias" in document and not schema_config.bias:
+        raise UserError("[bias] is for the fields of [schema] bias, and there are none: name them there")
     schema = schema_config.to_schema(features, bias)
     log = bind(LogConfig, "[log]", document.get("log", {}), path=Path("var") / name / "log")
     train = bind(TrainConfig, "[train]", document.get("train", {}))

@@ -77,13 +77,14 @@ class FeatureConfig(Settings, frozen=True, kw_only=True):
 
 
 class BiasConfig(Settings, frozen=True, kw_only=True):
-    """How samples are scored whose presentation is not known yet: `[schema] bias`."""
+    """How the fields of `[schema] bias` are learned, and what predictions take in their place."""
 
     serve: Annotated[
-        Literal["none"] | Mapping[str, int | str],
+        Literal["none", "request"] | Mapping[str, int | str],
         Meta(
-            description='What samples are scored with: `{ position = 1 }`, or `"none"`: as if the fields were missing, '
-            "which is the mix of presentations that was seen."
+            description='What predictions are made for: `{ position = 1 }`; `"none"`, as if the fields were missing, which '
+            'is the mix of presentations that was seen; or `"request"`, what a request says. A field that is not named '
+            "here is missing."
         ),
     ] = "none"
     drop: Annotated[
@@ -91,8 +92,8 @@ class BiasConfig(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             lt=1,
-            description="The share of samples that are learned as if these fields were missing, by a hash of their "
-            "positions in the topic: so features must explain what the fields may not.",
+            description="The share of samples that are learned as if these fields were missing, by a hash of where they "
+            'are in the topic: so features must explain what the fields may not, and `serve = "none"` is calibrated.',
         ),
     ] = 0.1
 
@@ -130,7 +131,7 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         Names,
         Meta(
             description="Fields with one id that say how a sample was presented, such as its place: only the wide part "
-            "has weights for them, apart from all features. Scoring takes what `[bias] serve` says."
+            "has weights for them, apart from all features. Predictions take what `[bias] serve` says instead."
         ),
     ] = ()
     multi_value: Annotated[Names, Meta(description="Fields with a list of ids that is pooled.")] = ()
@@ -143,9 +144,6 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
 
     def to_schema(self, features: Mapping[str, FeatureConfig], bias: "BiasConfig | None" = None) -> Schema:
         """Return the schema, with the lengths and pooling of its lists; UserError where the settings contradict."""
-        served = {} if bias is None else bias.values
-        if unknown := sorted(served.keys() - {*self.bias}):
-            raise UserError(f"[bias] serve has {unknown[0]!r}, which is not in [schema] bias")
         if self.label is not None and self.labels:
             raise UserError("[schema] has both label and labels: keep one")
         labels = (self.label,) if self.label is not None else self.labels
@@ -161,7 +159,9 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
                 sequence=self.sequence,
                 dense=self.dense,
                 share=self.share,
-                bias={name: served.get(name) for name in self.bias},
+                bias=self.bias,
+                served_values={} if bias is None else bias.values,
+                serves_sent_bias=bias is not None and bias.serve == "request",
             )
         for name in features:
             if name not in schema.features:

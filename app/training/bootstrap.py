@@ -45,6 +45,7 @@ from springtide_client.log.base import MODEL, Base, ModelIdentity, TableSpec
 from springtide_client.rows.table_names import MAIN_TABLE
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
+from springtide_client.wide.slots import all_pairs
 from springtide_client.wide.layout import wide_width
 
 logger = logging.getLogger(__name__)
@@ -257,7 +258,8 @@ def with_wide_rows(table: TableConfig, schema: Schema, *, crosses: bool) -> Tabl
     """Return the settings with the columns of the wide part; crosses are never held back by admission."""
     num_labels = len(schema.labels)
     table = replace(table, wide_width=wide_width(num_labels))
-    if not crosses or len(WideFields.of(schema)) < 2:
+    fields = WideFields.of(schema)
+    if not crosses or not len(all_pairs(len(fields), fields.num_bias)):
         return table
     main = FeatureTable(dim=table.dim, features=tuple(range(schema.unused_number)))
     # no optimizer: the wide part writes the rows itself

@@ -65,7 +65,7 @@ def migrate_wide(
     either has no wide part.
     """
     before, begun = _wide(arrays), _wide(otherwise)
-    if not before or before.keys() != begun.keys():
+    if not before or before.keys() - OF_THE_SCHEMA != begun.keys() - OF_THE_SCHEMA:
         return {f"{WIDE}{name}": array for name, array in begun.items()}
     axes = _places(before, begun, old, new, numbers)
     migrated = {}

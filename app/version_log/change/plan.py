@@ -122,11 +122,11 @@ def optimizer_name(table: TableSpec) -> str:
 
 
 def row_owners(signature: ModelSignature) -> dict[int, str]:
-    """Return the features that have rows, by number; dense ones have rows, of their bins, in the wide part."""
+    """Return the features that have rows, by number; dense and bias ones have rows in the wide part."""
     return {
         feature: name
         for feature, name in signature.schema.row_names().items()
-        if feature != CROSSES and (signature.is_wide or name not in signature.schema.dense)
+        if feature != CROSSES and (signature.is_wide or name in signature.schema.features)
     }
 
 
@@ -190,7 +190,13 @@ def plan_change(old: ModelSignature, new: ModelSignature) -> Plan:
 def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
-    names = {"max_length": "[features.*] max_length", "pooling": "[features.*] pooling", "links": "[labels.*] loss"}
+    names = {
+        "served_values": "[bias] serve",
+        "serves_sent_bias": "[bias] serve",
+        "max_length": "[features.*] max_length",
+        "pooling": "[features.*] pooling",
+        "links": "[labels.*] loss",
+    }
     for key in before:
         if key not in ("numbers", "next_number") and before[key] != after[key]:
             yield names.get(key, f"[schema] {key}")

@@ -44,7 +44,7 @@ class Features:
     categorical_NC: Int64Array  # ids; a missing one is keys.MISSING_ID
     lists: tuple[Ragged, ...]  # schema.lists: multi_value, then sequence; a missing list is empty
     dense_NF: Float32Array  # raw numbers, untransformed; NaN where missing
-    bias_NB: Int64Array | None = None  # ids of schema.bias, of samples that are learned; None: as they are served
+    bias_NB: Int64Array | None = None  # ids of schema.bias; None: what is served
 
     def __len__(self) -> int:
         return len(self.categorical_NC)
@@ -66,11 +66,13 @@ class Features:
         """Return the samples of all parts, in order; at least one part. A single part is returned as it is."""
         if len(parts) == 1:
             return parts[0]
+        biases = [part.bias_NB for part in parts if part.bias_NB is not None]
+        assert len(biases) in (0, len(parts))
         return Features(
             np.concatenate([part.categorical_NC for part in parts]),
             tuple(Ragged.concatenate(lists) for lists in zip(*(part.lists for part in parts), strict=True)),
             np.concatenate([part.dense_NF for part in parts]),
-            None if parts[0].bias_NB is None else np.concatenate([part.bias_NB for part in parts]),
+            None if len(biases) < len(parts) else np.concatenate(biases),
         )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import msgspec
 
 from springtide_client.errors import SpringtideError
-from springtide_client.keys import CROSSES, MISSING_ID, encode_id
+from springtide_client.keys import CROSSES, encode_id
 from springtide_client.system.json_text import decode_json
 
 DEFAULT_MAX_LENGTH = 50
@@ -40,9 +40,12 @@ class Schema:
     max_length: Mapping[str, int] = field(default_factory=dict)
     # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
-    # ids of how a sample was presented, such as its place: only the wide part has weights for them, by themselves, and
-    # scoring takes the values here instead of a request's; one without a value is scored as missing
-    bias: Mapping[str, int | str | None] = field(default_factory=dict)
+    # ids of how a sample was presented, such as its place: only the wide part has weights for them, apart from all
+    # features. Predictions are for the values in `served_values`, missing ones where a field has none there, and only
+    # with `serves_sent_bias` for what a request says
+    bias: tuple[str, ...] = ()
+    served_values: Mapping[str, int | str] = field(default_factory=dict)
+    serves_sent_bias: bool = False
     # of labels that are values and not probabilities: LINKS
     links: Mapping[str, str] = field(default_factory=dict)
     # of the features that own rows and of the dense ones, where they are not as in a new log; and the lowest number
@@ -76,6 +79,9 @@ class Schema:
                 raise ValueError(f"pooling of {name!r}: only multi_value features are pooled")
             if pooling not in POOLINGS:
                 raise ValueError(f"pooling of {name!r} must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        for name in self.served_values:
+            if name not in self.bias:
+                raise ValueError(f"[bias] serve has {name!r}, which is not in [schema] bias")
         for name, link in self.links.items():
             if name not in self.labels or link not in LINKS:
                 raise ValueError(f"link {link!r} of {name!r} must be of a label, and one of {', '.join(LINKS)}")
@@ -123,7 +129,7 @@ class Schema:
     @cached_property
     def served_bias(self) -> tuple[int, ...]:
         """The id of each of `bias` that samples are scored with."""
-        return tuple(MISSING_ID if value is None else encode_id(value)[0] for value in self.bias.values())
+        return tuple(encode_id(self.served_values.get(name))[0] for name in self.bias)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -153,7 +159,7 @@ class Schema:
             raise KeyError(name)
         if self.numbers:
             return self.numbers[name]
-        return len(self.features) + len(self.dense) + list(self.bias).index(name)
+        return len(self.features) + len(self.dense) + self.bias.index(name)
 
     @property
     def unused_number(self) -> int:
@@ -214,6 +220,10 @@ class Schema:
             del document["pooling"]  # the default is left out, so that logs written before it was an option match
         if not self.bias:
             del document["bias"]  # as before it was an option
+        if not self.served_values:
+            del document["served_values"]
+        if not self.serves_sent_bias:
+            del document["serves_sent_bias"]
         if not self.links:
             del document["links"]  # as before it was an option
         if not self.next_number:

@@ -1,4 +1,4 @@
-"""The fields of the wide part: id features that own rows, dense features, as numbers and as ids of bins, bias fields."""
+"""The fields of the wide part: id features that own rows, dense ones as numbers and as ids of bins, bias fields."""
 
 # F fields, N samples, D dense features, X numbers of a sample (2 D: value and missing indicator of each dense feature)
 from dataclasses import dataclass

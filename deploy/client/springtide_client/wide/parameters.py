@@ -22,6 +22,7 @@ PLAIN_FIRST_ORDER, PLAIN_NUMBERS = range(2)  # those of the plain learner
 PRIOR_CLICKS, PRIOR_SAMPLES = 1.0, 4.0
 PRIOR_BIAS_INFORMATION = 100.0
 PRIOR_GROUP_INFORMATION = 100.0 / 3
+NO_BIAS = np.zeros(1, np.int64)
 
 
 class WideParameters(NamedTuple):
@@ -29,7 +30,6 @@ class WideParameters(NamedTuple):
 
     num_samples_1: Int64Array  # learned since the log began
     numbers_F: Int64Array  # feature numbers of the fields that the other arrays are ordered by
-    num_bias_1: Int64Array  # of the last fields: WideFields.num_bias
     pair_fields_P2: Int64Array
     pair_is_live_P: npt.NDArray[np.uint8]
     pair_gains_P: Float64Array  # what a pair has contributed to lower loss
@@ -57,6 +57,7 @@ class WideParameters(NamedTuple):
     plain_number_information_LX: Float64Array
     loss_difference_L: Float64Array  # summed loss of the plain learner less that of the other
     mixture_L: Float64Array  # weight of the other in the mixture
+    num_bias_1: Int64Array = NO_BIAS  # of the last fields: WideFields.num_bias; versions without such fields lack it
 
     @staticmethod
     def initial(wide_fields: WideFields, num_dense: int, num_labels: int, *, crosses: int = 64) -> "WideParameters":
@@ -82,7 +83,6 @@ class WideParameters(NamedTuple):
         return WideParameters(
             num_samples_1=np.zeros(1, np.int64),
             numbers_F=wide_fields.numbers_F,
-            num_bias_1=np.array([wide_fields.num_bias]),
             pair_fields_P2=pairs_P2,
             pair_is_live_P=np.ones(num_pairs, np.uint8),
             pair_gains_P=np.zeros(num_pairs),
@@ -110,6 +110,7 @@ class WideParameters(NamedTuple):
             plain_number_information_LX=zeros(num_numbers),
             loss_difference_L=zeros(),
             mixture_L=full(0.5),
+            num_bias_1=np.array([wide_fields.num_bias]),
         )
 
     @staticmethod
@@ -120,11 +121,16 @@ class WideParameters(NamedTuple):
         """
         if f"{PREFIX}base_L" not in tensors:
             return None
-        return WideParameters(*(tensors[PREFIX + name] for name in WideParameters._fields))
+        defaults = WideParameters._field_defaults
+        names = [name for name in WideParameters._fields if name not in defaults or PREFIX + name in tensors]
+        return WideParameters(**{name: tensors[PREFIX + name] for name in names})
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by name, without the prefix."""
-        return self._asdict()
+        """Return the arrays by name, without the prefix, as versions have them."""
+        named = self._asdict()
+        if not self.num_bias_1[0]:
+            del named["num_bias_1"]  # as before bias fields were an option
+        return named
 
     @property
     def num_labels(self) -> int:

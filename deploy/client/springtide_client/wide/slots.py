@@ -33,7 +33,7 @@ class Slots(NamedTuple):
 
 
 def with_bias(schema: Schema, bins_ND: Int64Array, bias_NB: Int64Array | None = None) -> Int64Array:
-    """Return the ids of bins and then of bias fields, (N, D + B). `bias_NB`: None is what is served."""
+    """Return the ids of bins and then of bias fields, (N, D + B). `bias_NB`: None stands for what is served."""
     if not schema.bias:
         return bins_ND
     if bias_NB is None:
@@ -57,7 +57,7 @@ def num_crossed(schema: Schema, features: Features) -> Int64Array:
 def slots_of(schema: Schema, features: Features) -> Slots:
     """Return the slots; their rows are places among the keys of `lookup_keys`, followed by those of `bin_keys`."""
     num_samples, num_categorical = features.categorical_NC.shape
-    num_dense, lengths_NF = len(schema.dense) + len(schema.bias), _lengths(schema, features)
+    num_binned, lengths_NF = len(schema.dense) + len(schema.bias), _lengths(schema, features)
     num_fields = lengths_NF.shape[1]
     samples_N = np.arange(num_samples)
     starts_FN: list[Int64Array] = []  # of each field, the key of its first slot in each sample
@@ -72,8 +72,8 @@ def slots_of(schema: Schema, features: Features) -> Slots:
             starts_FN.append(start + ragged.offsets[:-1])
             takes_last.append(name in schema.sequence)
         start += len(ragged.ids_M)
-    starts_FN += list(start + samples_N * num_dense + np.arange(num_dense)[:, None])
-    takes_last += [False] * num_dense
+    starts_FN += list(start + samples_N * num_binned + np.arange(num_binned)[:, None])
+    takes_last += [False] * num_binned
     starts_NF = np.stack(starts_FN, axis=1)
 
     ends_G = np.cumsum(lengths_NF.reshape(-1))  # of each sample's fields, one after the other
