@@ -135,6 +135,8 @@ def test_the_exported_net_has_no_input_for_bias_fields(tmp_path: Path) -> None:
         with Log(config or config_in(folder, RANDOM_CLICKS, {"model": BIASED["model"]})) as made:
             made.learn(range(2))
             made.log.sync()
+            made.checkpoint()  # it says that the version before is durable
+            made.log.sync()
             base = Base.open(compact_log(made.directory, window_samples=10, onnx=OnnxBuilder()))
         graph = onnx.load(base.path / ONNX).graph
         shapes.append({one.name: str(one.type.tensor_type.shape) for one in graph.input})
