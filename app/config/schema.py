@@ -82,9 +82,9 @@ class BiasConfig(Settings, frozen=True, kw_only=True):
     serve: Annotated[
         Literal["none", "request"] | Mapping[str, int | str],
         Meta(
-            description='What predictions are made for: `{ position = 1 }`; `"none"`, as if the fields were missing, which '
-            'is the mix of presentations that was seen; or `"request"`, what a request says. A field that is not named '
-            "here is missing."
+            description='What predictions are made for: `{ position = 1 }`; `"none"`, as if the fields were missing, '
+            'which is the mix of presentations that was seen; or `"request"`, what a request says. A field that is not '
+            "named here is missing."
         ),
     ] = "none"
     drop: Annotated[
@@ -92,8 +92,9 @@ class BiasConfig(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             lt=1,
-            description="The share of samples that are learned as if these fields were missing, by a hash of where they "
-            'are in the topic: so features must explain what the fields may not, and `serve = "none"` is calibrated.',
+            description="The share of samples that are learned as if these fields were missing, by a hash of where "
+            "they are in the topic: so features must explain what the fields may not, and "
+            '`serve = "none"` is calibrated.',
         ),
     ] = 0.1
 

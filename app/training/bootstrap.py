@@ -45,8 +45,8 @@ from springtide_client.log.base import MODEL, Base, ModelIdentity, TableSpec
 from springtide_client.rows.table_names import MAIN_TABLE
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
-from springtide_client.wide.slots import all_pairs
 from springtide_client.wide.layout import wide_width
+from springtide_client.wide.slots import all_pairs
 
 logger = logging.getLogger(__name__)
 

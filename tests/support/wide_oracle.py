@@ -1,7 +1,7 @@
 """The wide part, slowly, in plain Python: dicts of rows, one sample after the other, from the formulas.
 
-A sample is a list of fields, each a list of (number, id), its signed logs (NaN: missing), and the net's logits. The last
-fields may be `num_bias` ones of how the sample was presented, which nothing else may see: they are behind the bins.
+A sample is a list of fields, each a list of (number, id), its signed logs (NaN: missing), and the net's logits. Its
+last fields may be `num_bias` ones of how it was presented, which nothing else may see: they are behind the bins.
 """
 
 import math

@@ -325,7 +325,11 @@ def test_relevance_is_learned_from_the_lists_of_a_noisy_older_model(tmp_path: Pa
 
 def test_a_schema_with_bias_fields_is_read_back_with_them_in_order() -> None:
     schema = Schema(
-        labels=("click",), categorical=("user",), dense=("age",), bias=("position", "layout"), served_values={"layout": "grid"}
+        labels=("click",),
+        categorical=("user",),
+        dense=("age",),
+        bias=("position", "layout"),
+        served_values={"layout": "grid"},
     )
     again = Schema.from_json(schema.to_json())
     assert again == schema

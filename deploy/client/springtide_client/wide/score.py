@@ -110,7 +110,7 @@ def _last_of_running_sums(values: Float64Array) -> Float64Array:
 
 
 def _factorized(slots: Slots, values_UD: Float32Array, num_bias: int) -> Float64Array:
-    """Return the sum of the dot products of all pairs of a sample's vectors, (N); its last slots, of bias, have none."""
+    """Return the sum of the dot products of all pairs of a sample's vectors, (N), without its last slots: of bias."""
     num_samples = len(slots.offsets_N1) - 1
     lengths_N = np.diff(slots.offsets_N1) - num_bias
     longest, dim = int(lengths_N.max(initial=0)), values_UD.shape[1]

@@ -42,8 +42,8 @@ def with_bias(schema: Schema, bins_ND: Int64Array, bias_NB: Int64Array | None = 
 
 
 def bin_keys(schema: Schema, bins_ND: Int64Array) -> tuple[UInt16Array, Int64Array]:
-    """Return the keys of the bins, and of the ids that `with_bias` has appended to them: features and ids (N * D), sample
-    by sample. They follow those of `lookup_keys`.
+    """Return the keys of the bins, and of the ids that `with_bias` has appended: features and ids (N * D), sample by
+    sample. They follow those of `lookup_keys`.
     """
     numbers_D = np.array([*schema.dense_numbers, *schema.bias_numbers], np.uint16)
     return np.tile(numbers_D, len(bins_ND)), np.ascontiguousarray(bins_ND).reshape(-1)
@@ -120,7 +120,8 @@ def all_pairs(num_fields: int, num_bias: int = 0) -> Int64Array:
     """
     pairs_P2 = np.stack(np.triu_indices(num_fields, 1), axis=1).astype(np.int64)
     is_bias_P2 = pairs_P2 >= num_fields - num_bias
-    return pairs_P2[is_bias_P2[:, 0] == is_bias_P2[:, 1]]
+    apart_P2: Int64Array = pairs_P2[is_bias_P2[:, 0] == is_bias_P2[:, 1]]
+    return apart_P2
 
 
 def pairs_to_try(numbers_F: Int64Array, at_most: int, num_bias: int = 0) -> Int64Array:
