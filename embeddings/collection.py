@@ -263,20 +263,25 @@ def _with_rows_of(config: TableConfig, table: FeatureTable) -> TableConfig:
 
 
 def device_shares(config: TableConfig, ops: Ops) -> dict[str, int]:
-    """Divide `device_bytes`: half to the plain table if there is one, of the rest as many rows to every feature.
+    """Divide `device_bytes`: half to a plain table without its own, of the rest as many rows to every feature.
 
     The admission sketch, which is in the main table, is paid for by all of them.
     """
     sketch = sketch_bytes(config)
     for_rows = max(0, config.device_bytes - sketch)
-    plain = {name: for_rows // PLAIN_SHARE for name, table in config.tables.items() if table.is_plain}
+    plain, own = {}, {}
+    for name, table in config.tables.items():
+        if table.device_bytes is not None:
+            own[name] = table.device_bytes
+        elif table.is_plain:
+            plain[name] = for_rows // PLAIN_SHARE
     weights = {
         name: ops.slot_bytes(_with_rows_of(config, table).layout) * max(1, len(table.features))
         for name, table in config.tables.items()
-        if name not in plain
+        if name not in plain and name not in own
     }
     rest, total = for_rows - sum(plain.values()), sum(weights.values())
-    shares = {name: rest * weight // total for name, weight in weights.items()} | plain
+    shares = {name: rest * weight // total for name, weight in weights.items()} | plain | own
     return shares | {MAIN_TABLE: shares[MAIN_TABLE] + sketch}
 
 

@@ -56,6 +56,7 @@ class FeatureTable(Settings, frozen=True, kw_only=True):
     features: tuple[int, ...] = ()  # the numbers of the features that it holds
     # rows that no model sees: float32 numbers that begin at zero and are written by their owner, without wide columns
     is_plain: bool = False
+    device_bytes: int | None = None  # of a plain table, beside those of all others; None: it has a part of them
 
 
 class TableConfig(Settings, frozen=True, kw_only=True):
@@ -112,6 +113,8 @@ class TableConfig(Settings, frozen=True, kw_only=True):
     features: Annotated[Mapping[int, FeaturePolicy], Meta(extra=INTERNAL)] = {}  # by feature number
     # all tables by name, the main one ("") first; empty where there is one
     tables: Annotated[Mapping[str, FeatureTable], Meta(extra=INTERNAL)] = {}
+    # memory of the rows that remember ids, beside `device_bytes`
+    memory_bytes: Annotated[int, Meta(ge=0, extra=INTERNAL)] = 0
     # float32 numbers of a row's own that no optimizer touches, at the end of its state; zero in a new row
     wide_width: Annotated[int, Meta(ge=0, extra=INTERNAL)] = 0
 

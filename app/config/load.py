@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from springtide.app.config.document import check_keys, has_key, merge_document, unknown_key_error
+from springtide.app.config.memory import MemoryConfig, MemorySections, RememberConfig, SequenceConfig
 from springtide.app.config.schema import BiasConfig, FeatureConfig, SchemaConfig, feature_policies, feature_tables
 from springtide.app.errors import UserError, user_errors
-from springtide.app.models.config import ModelConfig
+from springtide.app.models.config import MODELS_WITHOUT_WIDE, ModelConfig
 from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of, require_whole_groups
 from springtide.app.scores.config import PolicyConfig, ScoresConfig
 from springtide.app.scores.policy_value import PolicyFields
@@ -38,6 +39,9 @@ SECTIONS: dict[str, type[Settings]] = {
     "bias": BiasConfig,
     "features": FeatureConfig,  # a table by feature
     "labels": LabelConfig,  # a table by label
+    "memory": MemoryConfig,
+    "sequences": SequenceConfig,  # a table by sequence
+    "remember": RememberConfig,
     "table": TableSettings,
     "model": ModelConfig,
     "train": TrainConfig,
@@ -101,7 +105,8 @@ def load_config(
     bias = bind(BiasConfig, "[bias]", document.get("bias", {}))
     if "bias" in document and not schema_config.bias:
         raise UserError("[bias] is for the fields of [schema] bias, and there are none: name them there")
-    schema = schema_config.to_schema(features, bias)
+    memories = _memories(document)
+    schema = schema_config.to_schema(features, memories, bias)
     log = bind(LogConfig, "[log]", document.get("log", {}), path=Path("var") / name / "log")
     train = bind(TrainConfig, "[train]", document.get("train", {}))
     labels = {
@@ -116,6 +121,7 @@ def load_config(
         document.get("table", {}),
         disk_path=str(Path("var") / name / "spill"),
         features=feature_policies(schema, features),
+        memory_bytes=memories.memory.bytes,
     )
     table.check_score(schema)
     table = structs.replace(table, tables=feature_tables(schema, features, table))
@@ -130,9 +136,16 @@ def load_config(
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses)
+    if schema.memories and model.name in MODELS_WITHOUT_WIDE:
+        raise UserError(
+            f'[sequences] and [remember] do not go with [model] name = "{model.name}" yet: let records and requests '
+            "bring these features"
+        )
     source = bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path)
     join = _join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema, source.topic)
     history = _history(bind(HistoryConfig, "[history]", document.get("history", {})), schema)
+    if join is not None and schema.memories:
+        memories.check_join(join.longest_ms)
     if join is not None and history.path is not None:
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
     negatives = _negatives(bind(NegativesConfig, "[negatives]", document.get("negatives", {})), losses, schema, join)
@@ -174,6 +187,20 @@ def load_config(
         cluster=bind(ClusterConfig, "[cluster]", document.get("cluster", {})),
         serve=serve,
     )
+
+
+def _memories(document: Mapping[str, Any]) -> MemorySections:
+    """Return what the file says of what is remembered."""
+    sequences = {
+        name: bind(SequenceConfig, f"[sequences.{name}]", table)
+        for name, table in _require_table("[sequences]", document.get("sequences", {})).items()
+    }
+    remember = _require_table("[remember]", document.get("remember", {}))
+    for of, fields in remember.items():
+        if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
+            raise UserError(f"[remember] {of} must be a list of fields, not {format_value(fields)}")
+    config = bind(MemoryConfig, "[memory]", document.get("memory", {}))
+    return MemorySections(config, sequences, {of: tuple(fields) for of, fields in remember.items()})
 
 
 def _losses(train: TrainConfig, labels: Mapping[str, LabelConfig], schema: Schema) -> tuple[LabelLoss, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from springtide.app.config.document import unknown_key_error
+from springtide.app.config.memory import MemorySections
 from springtide.app.errors import UserError, user_errors
 from springtide.embeddings.config import FeaturePolicy, FeatureTable, MinCount, Quota, TableConfig, Ttl
 from springtide.embeddings.optimizer import RowOptimizer
@@ -143,8 +144,11 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         Meta(description='`{ last_items = "item_id" }`: the feature `last_items` shares the rows of `item_id`.'),
     ] = {}
 
-    def to_schema(self, features: Mapping[str, FeatureConfig], bias: "BiasConfig | None" = None) -> Schema:
-        """Return the schema, with the lengths and pooling of its lists; UserError where the settings contradict."""
+    def to_schema(self, features: Mapping[str, FeatureConfig], memories: MemorySections, bias: BiasConfig) -> Schema:
+        """Return the schema, with the lengths and pooling of its lists and what is remembered.
+
+        UserError where the settings contradict.
+        """
         if self.label is not None and self.labels:
             raise UserError("[schema] has both label and labels: keep one")
         labels = (self.label,) if self.label is not None else self.labels
@@ -161,13 +165,15 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
                 dense=self.dense,
                 share=self.share,
                 bias=self.bias,
-                served_values={} if bias is None else bias.values,
-                serves_sent_bias=bias is not None and bias.serve == "request",
+                served_values=bias.values,
+                serves_sent_bias=bias.serve == "request",
             )
+        lengths = {name: feature.max_length for name, feature in features.items() if feature.max_length is not None}
+        schema = memories.added_to(schema, lengths)
         for name in features:
             if name not in schema.features:
                 raise unknown_key_error("[features]", name, schema.features)
-        lengths = {name: feature.max_length for name, feature in features.items() if feature.max_length is not None}
+        lengths |= memories.lengths()
         pooling = {name: feature.pooling for name, feature in features.items() if feature.pooling is not None}
         with user_errors("[features] "):
             # checked with all, kept without what is the default: equal schemas have one fingerprint

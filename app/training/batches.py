@@ -52,14 +52,14 @@ class BatchStream:
             source = JoinSource(
                 source_config,
                 config.join,
-                config.schema,
+                config.schema.recorded,
                 join,
                 erasures=erasures,
                 share=share,
                 scratch=disk_folder(config),
             )
         self.source = source or open_source(
-            source_config, config.history, config.schema, positions, erasures=erasures, share=share
+            source_config, config.history, config.schema.recorded, positions, erasures=erasures, share=share
         )
         self._negatives = config.negatives
         # until the end of the stream every batch is full: nothing has to be fresh, and every run has the same batches

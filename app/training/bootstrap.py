@@ -22,6 +22,7 @@ from springtide.app.training.state.row_budget import RowBudget
 from springtide.app.training.state.spill_gc import BaseRows
 from springtide.app.training.state.training_state import TrainingState
 from springtide.app.training.step.learner import Learner
+from springtide.app.training.step.memory_step import memory_table
 from springtide.app.version_log.change.plan import CROSSES_TABLE, ArrayForm, ModelSignature, plan_change
 from springtide.app.version_log.change.start_migrated import start_migrated
 from springtide.app.version_log.compact.base_writer import BaseImage, TableImage, write_base, write_exported_model
@@ -248,10 +249,36 @@ def open_table(
 
 
 def with_wide_columns(config: TrainerConfig) -> TableConfig:
-    """Return the table's settings with the columns of the wide part, and a table of its crosses if it has any."""
+    """Return the table's settings with the columns of the wide part, and the tables of crosses and of memories."""
+    table = with_memory_tables(config.table, config.schema)
     if not config.model.has_wide_part:
-        return config.table
-    return with_wide_rows(config.table, config.schema, crosses=config.model.crosses > 0)
+        return table
+    return with_wide_rows(table, config.schema, crosses=config.model.crosses > 0)
+
+
+def with_memory_tables(table: TableConfig, schema: Schema) -> TableConfig:
+    """Return the settings with a table for each memory of the schema; admission never holds one back."""
+    if not schema.memories:
+        return table
+    num_bytes = table.memory_bytes // sum(memory.dim for memory in schema.memories)
+    features, tables = dict(table.features), dict(table.tables) or {MAIN_TABLE: _main_table(table, schema)}
+    for memory in schema.memories:
+        number = schema.memory_number(memory)
+        features[number] = FeaturePolicy(min_count=1, ttl_seconds=memory.ttl_ms // 1000 or None)
+        tables[memory_table(schema, memory)] = FeatureTable(
+            dim=memory.dim,
+            optimizer={"name": "sgd", "lr": 0.0},
+            features=(number,),
+            is_plain=True,
+            device_bytes=num_bytes * memory.dim,
+        )
+    return replace(table, features=features, tables=tables)
+
+
+def _main_table(table: TableConfig, schema: Schema) -> FeatureTable:
+    """Return the main table where all features have their rows in it."""
+    memories = {schema.memory_number(memory) for memory in schema.memories}
+    return FeatureTable(dim=table.dim, features=tuple(n for n in range(schema.unused_number) if n not in memories))
 
 
 def with_wide_rows(table: TableConfig, schema: Schema, *, crosses: bool) -> TableConfig:
@@ -261,7 +288,7 @@ def with_wide_rows(table: TableConfig, schema: Schema, *, crosses: bool) -> Tabl
     fields = WideFields.of(schema)
     if not crosses or not len(all_pairs(len(fields), fields.num_bias)):
         return table
-    main = FeatureTable(dim=table.dim, features=tuple(range(schema.unused_number)))
+    main = _main_table(table, schema)
     # no optimizer: the wide part writes the rows itself
     pairs = FeatureTable(dim=2 * num_labels, optimizer={"name": "sgd", "lr": 0.0}, features=(CROSSES,), is_plain=True)
     return replace(

@@ -280,7 +280,7 @@ class RollbackController:
         num_sent = send_to_dead_letters(
             self._config.source,
             self._config.history,
-            self._config.schema,
+            self._config.schema.recorded,
             self._config.negatives,
             self._dead_letters,
             begin,

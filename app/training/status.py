@@ -407,7 +407,9 @@ class TrainerStatusReporter:
         self._throughput = ThroughputMeter()
         self._own_throughput = ThroughputMeter()  # of this rank's batches
         self.due_at = float("-inf")  # of the next report, by the monotonic clock
-        self.values = FeatureValues(config.schema, config.source, enough=NUM_FIRST_SAMPLES)  # of this rank's samples
+        self.values = FeatureValues(
+            config.schema.recorded, config.source, enough=NUM_FIRST_SAMPLES
+        )  # of this rank's samples
         self._has_warned = False
 
     def report(self, session: TrainingSession, *, stall_reason: str) -> None:

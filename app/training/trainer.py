@@ -178,7 +178,7 @@ class Trainer:
         decision = self.vote(has_room=has_room)
         if decision.must_learn and (not decision.num_rows or self._has_room_for(batches.prepare_rest())):
             batch = batches.take_prepared()  # one without samples moves positions too
-            self.learn(Batch.empty(self.config.schema) if batch is None else batch)
+            self.learn(Batch.empty(self.config.schema.recorded) if batch is None else batch)
         if not decision.may_publish:
             return
         accepts_command, is_due = publisher.decide(self.session)
@@ -232,7 +232,7 @@ class Trainer:
         that fails all the same ends the process: the next one continues from the log.
         """
         learner = self.state.learner
-        batch = Batch.empty(self.config.schema) if batch is None else batch
+        batch = Batch.empty(self.config.schema.recorded) if batch is None else batch
         counts = learner.count_keys(batch)
         if counts.need_checkpoint and not self.publish():
             self.signals.wait(POLL_SECONDS)

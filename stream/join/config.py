@@ -260,6 +260,11 @@ class JoinPlan:
         )
 
     @property
+    def longest_ms(self) -> int:
+        """After how long an impression is learned for the first time, at the latest."""
+        return max(label.window_ms for label in self.labels)
+
+    @property
     def held_ms(self) -> int:
         """For how long impressions are held until they are learned for the last time, once for each window; 0: none."""
         if self.config.release == "event":

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.app.serving.http.errors import ApiError, busy
-from springtide.app.serving.predict.request import Instances, encode_features
+from springtide.app.serving.predict.request import Instances, encode_features, request_times
 from springtide_client.errors import PartError
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
 from springtide_client.model.view import View
+from springtide_client.system.clock import wall_ms
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class PendingRequest(NamedTuple):
 
     view: View
     instances: Instances
+    now_ms: int  # the time of instances that name none
     arrived: float
     respond: Callable[[Predictions | Exception], None]
     is_alone: bool  # never scored together with others
@@ -75,11 +77,15 @@ class MicroBatcher:
         for thread in self._threads:
             thread.start()
 
-    async def predict(self, view: View, instances: Instances, *, alone: bool = False) -> Predictions:
+    async def predict(
+        self, view: View, instances: Instances, *, now_ms: int | None = None, alone: bool = False
+    ) -> Predictions:
         """Score one request's instances in this view; ApiError 422 for an invalid one, 503 if the queue is full.
 
-        `alone`: in a call of the model without other requests, which may change the last bits of a prediction.
+        `now_ms`: the time of instances that name none; by default the clock's. `alone`: in a call of the model
+        without other requests, which may change the last bits of a prediction.
         """
+        now_ms = wall_ms() if now_ms is None else now_ms
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Predictions] = loop.create_future()
 
@@ -98,7 +104,7 @@ class MicroBatcher:
             is_full = len(self._waiting) >= self._max_waiting
             if self._is_closed or is_full or (self._waiting and self._waiting_rows >= self._max_waiting_rows):
                 raise busy()
-            self._waiting.append(PendingRequest(view, instances, time.monotonic(), respond, alone))
+            self._waiting.append(PendingRequest(view, instances, now_ms, time.monotonic(), respond, alone))
             self._waiting_rows += len(instances)
             self._ready.notify()
         return await future
@@ -154,7 +160,10 @@ class MicroBatcher:
         valid: list[tuple[PendingRequest, Features]] = []
         for request in requests:
             try:
-                valid.append((request, encode_features(view.schema, request.instances)))
+                features = encode_features(view.schema, request.instances)
+                if view.schema.memories:
+                    features = view.recalled(features, request_times(view.schema, request.instances, request.now_ms))
+                valid.append((request, features))
             except ApiError as error:
                 _respond(request, error)
         if not valid:

@@ -11,9 +11,11 @@ from msgspec import Meta
 
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
 from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
+from springtide_client.array_types import Int64Array
 from springtide_client.encode import encode_instances
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
+from springtide_client.recall import times_of
 from springtide_client.schema import Schema
 
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
@@ -88,6 +90,7 @@ def encode_features(schema: Schema, instances: Instances) -> Features:
     Raises ApiError 422 with the index and field of what cannot be encoded; without an index if it is in the context.
     """
     own_N, context = instances
+    schema = schema.recorded
     if not context:
         return _encoded(schema, own_N, "instance")
     names = frozenset().union(*own_N)
@@ -97,6 +100,18 @@ def encode_features(schema: Schema, instances: Instances) -> Features:
         own_N = [{**overridden, **own} for own in own_N]
     context_features = _encoded(schema, [shared], "context")
     return _with_shared(schema, _encoded(schema, own_N, "candidate"), context_features, frozenset(shared))
+
+
+def request_times(schema: Schema, instances: Instances, now_ms: int) -> Int64Array:
+    """Return the time of every sample in ms: that of the schema's timestamp field, else now. ApiError 422."""
+    own_N, context = instances
+    named = [{**context, **own} for own in own_N] if schema.timestamp in context else own_N
+    try:
+        return times_of(schema, named, now_ms)
+    except EncodeError as error:
+        hint = f"send {error.field} as whole milliseconds since 1970, or leave it out: then it is now"
+        details = {"index": error.index, "field": error.field}
+        raise ApiError(422, error.reason, f"instance {error.index}: {error}", hint, details=details) from None
 
 
 def _with_shared(schema: Schema, own: Features, shared: Features, names: frozenset[str]) -> Features:

@@ -206,7 +206,9 @@ def evaluate_files(
         # with a log and a spill of its own: an existing log changes nothing
         paths = {"log": {"path": f"{own}/log"}, "table": {"disk_path": f"{own}/spill"}}
         config = load_config(config_path, paths, assignments)
-        source = FileSource(config.source, config.schema, files, limit=limit, by=by, negatives=config.negatives)
+        source = FileSource(
+            config.source, config.schema.recorded, files, limit=limit, by=by, negatives=config.negatives
+        )
         evaluation = Evaluation(config, source)
         progress = progress or ProgressReport()
         began = time.monotonic()

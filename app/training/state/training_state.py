@@ -113,6 +113,8 @@ class TrainingState:
         # batches without samples depend on how the stream was split, and what is learned must not depend on that
         if has_samples:
             self.learner.table.advance(self.stream.clock.now_ms, self.stream.samples_trained)
+        if (memory := self.learner.memory) is not None:
+            batch, next_batch = memory.recall(batch), None  # what the next one reads is not known before
         num_before = self.learner.num_samples
         if has_samples:
             report = self.learner.start_step(batch, next_batch)

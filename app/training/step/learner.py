@@ -36,6 +36,7 @@ from springtide.app.training.step.learning_step import (
     TwoTowerObjective,
     start_report,
 )
+from springtide.app.training.step.memory_step import MemoryStep
 from springtide.app.training.step.sample_weights import SampleWeights
 from springtide.app.training.step.wide_ranks import RanksWideStep
 from springtide.app.training.step.wide_step import WideStep
@@ -44,6 +45,7 @@ from springtide.embeddings.errors import SpillError
 from springtide.embeddings.sharding.exchange import Exchange, LocalExchange
 from springtide.embeddings.sharding.row_format import Precision
 from springtide.embeddings.sharding.sharded_table import ShardedTable
+from springtide.embeddings.table import EmbeddingTable
 from springtide.embeddings.torch_api.autograd import embed_slices
 from springtide.kernels.cpu.batch_keys import gradient_rows, sum_gradients
 from springtide.stream.columns import Batch
@@ -147,9 +149,18 @@ class Learner:
         if self.wide_step is not None:
             self.wide_step.set_late_rules(losses)
         # the tables that a step looks up in, and at most how many keys of a batch
+        self._tables: list[tuple[EmbeddingTable, Callable[[Batch], int]]]
         self._tables = [(one, self._max_keys) for one in table.model_tables.values()]
         if self.wide_step is not None and self.wide_step.crosses is not None:
             self._tables.append((self.wide_step.crosses, self.wide_step.max_crosses))
+        self.memory: MemoryStep | None = None  # of what samples read that no record brings
+        if schema.memories:
+            if not self.exchange.is_alone:
+                raise ValueError(
+                    "[sequences] and [remember] need one rank: several cannot share what they remember yet"
+                )
+            self.memory = MemoryStep(schema, table)
+            self._tables += [(one, Batch.__len__) for one in self.memory.tables.values()]
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
         self.rows = table.rows if self.sharded_table is None else self.sharded_table
         self.loss = Loss(losses, self.model)
@@ -197,6 +208,8 @@ class Learner:
 
     def count_keys(self, batch: Batch) -> KeyCounts:
         """Count the keys that a batch looks up. All ranks together, each with its own batch."""
+        if self.memory is not None:
+            batch = self.memory.longest(batch)
         own = [number for table, max_keys in self._tables for number in (max_keys(batch), table.max_keys())]
         columns = list(zip(*self.exchange.all_gather_numbers(own), strict=True))
         return KeyCounts(tuple(map(sum, columns[::2])), tuple(map(min, columns[1::2])))

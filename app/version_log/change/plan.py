@@ -71,7 +71,8 @@ class ModelSignature:
     @property
     def widest_dim(self) -> int:
         """The width of the rows that the net sees."""
-        return max([self.table.dim, *(spec.dim for name, spec in self.tables.items() if name != CROSSES_TABLE)])
+        seen = {self.table_of(self.schema.number(name)).spec.dim for name in self.schema.owners}
+        return max([self.table.dim, *seen])
 
     @property
     def dims(self) -> dict[int, int]:
@@ -126,7 +127,7 @@ def row_owners(signature: ModelSignature) -> dict[int, str]:
     return {
         feature: name
         for feature, name in signature.schema.row_names().items()
-        if feature != CROSSES and (signature.is_wide or name in signature.schema.features)
+        if feature != CROSSES and (signature.is_wide or name not in (*signature.schema.dense, *signature.schema.bias))
     }
 
 
@@ -193,6 +194,7 @@ def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     names = {
         "served_values": "[bias] serve",
         "serves_sent_bias": "[bias] serve",
+        "memories": "[memory], [sequences] or [remember]",
         "max_length": "[features.*] max_length",
         "pooling": "[features.*] pooling",
         "links": "[labels.*] loss",

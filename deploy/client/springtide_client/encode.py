@@ -113,6 +113,7 @@ class InstanceEncoder:
 
     def __init__(self, schema: Schema, *, sent_bias: bool = False) -> None:
         """`sent_bias`: the fields of schema.bias are encoded too."""
+        schema = schema.recorded
         self._paths = field_paths(schema.names)
         self._categorical = [(name, schema.number(name)) for name in schema.categorical]
         first = [(name, schema.number(name), slice(schema.length_limit(name))) for name in schema.multi_value]

@@ -23,8 +23,10 @@ from springtide_client.model.view import KNOWN, View
 from springtide_client.parts.part_servers import PartServers
 from springtide_client.parts.parted_view import at_one_version, parted_view
 from springtide_client.parts.rankings import NeighborsRequest, ask_rankings
+from springtide_client.recall import times_of
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS
 from springtide_client.rows.nearest import METRICS
+from springtide_client.system.clock import wall_ms
 from springtide_client.system.settings import parse_size
 
 WAIT_SECONDS = 30.0
@@ -111,6 +113,8 @@ class HotModel:
                 return []
             try:
                 features = encode_instances(view.schema, instances)
+                if view.schema.memories:
+                    features = view.recalled(features, times_of(view.schema, instances, wall_ms()))
             except EncodeError as error:
                 raise error.in_instance() from None
             rows = view.predict(features).tolist()

@@ -9,6 +9,7 @@ import msgspec
 
 from springtide_client.errors import SpringtideError
 from springtide_client.keys import CROSSES, encode_id
+from springtide_client.memory import Memory
 from springtide_client.system.json_text import decode_json
 
 DEFAULT_MAX_LENGTH = 50
@@ -48,8 +49,10 @@ class Schema:
     serves_sent_bias: bool = False
     # of labels that are values and not probabilities: LINKS
     links: Mapping[str, str] = field(default_factory=dict)
-    # of the features that own rows and of the dense ones, where they are not as in a new log; and the lowest number
-    # that was never used
+    # what is remembered of ids: sequences, the last ones of `sequence`, and fields that requests need not bring
+    memories: tuple[Memory, ...] = ()
+    # of the features that own rows, of the dense ones and of memories, where they are not as in a new log; and the
+    # lowest number that was never used
     numbers: Mapping[str, int] = field(default_factory=dict)
     next_number: int = 0
 
@@ -58,8 +61,8 @@ class Schema:
             raise ValueError('[schema] needs label = "..." or labels = [...]')
         if not (self.features or self.dense):
             raise ValueError("[schema] needs at least one feature in categorical, multi_value, sequence or dense")
-        if len(self.features) + len(self.dense) + len(self.bias) > CROSSES:
-            num_features = len(self.features) + len(self.dense) + len(self.bias)
+        if self._num_numbered > CROSSES:
+            num_features = self._num_numbered
             raise ValueError(f"[schema] has {num_features} features: at most {CROSSES} are possible")
         roles = [*self.labels, *self.features, *self.dense, *self.bias]
         roles += [name for name in (self.timestamp, self.weight) if name is not None]
@@ -85,9 +88,11 @@ class Schema:
         for name, link in self.links.items():
             if name not in self.labels or link not in LINKS:
                 raise ValueError(f"link {link!r} of {name!r} must be of a label, and one of {', '.join(LINKS)}")
-        numbered = (*self.owners, *self.dense, *self.bias)
-        if (self.numbers or self.next_number) and self.numbers.keys() != {*numbered}:
-            raise ValueError(f"[schema] numbers must be those of {', '.join(numbered)}")
+        made = tuple(name for memory in self.memories for name in memory.features)
+        if made and self.sequence[-len(made) :] != made:
+            raise ValueError(f"the last sequence features must be {', '.join(made)}, which memories make")
+        if (self.numbers or self.next_number) and self.numbers.keys() != {*self._numbered}:
+            raise ValueError(f"[schema] numbers must be those of {', '.join(self._numbered)}")
         used = set(self.numbers.values())
         if len(used) < len(self.numbers) or not all(0 <= number < self.next_number for number in used):
             raise ValueError("[schema] numbers must differ from each other and be below next_number")
@@ -95,6 +100,37 @@ class Schema:
             raise ValueError(
                 f"the log has had {CROSSES} features, more than it can number: start a new log with another [log] path"
             )
+
+    @cached_property
+    def _numbered(self) -> tuple[str, ...]:
+        """What has a number."""
+        return (*self.owners, *self.dense, *self.bias, *(memory.row_name for memory in self.memories))
+
+    @property
+    def _num_numbered(self) -> int:
+        return len(self.features) + len(self.dense) + len(self.bias) + len(self.memories)
+
+    @cached_property
+    def recorded(self) -> "Schema":
+        """The schema of records, with the same numbers: without the sequences that memories make."""
+        num_made = sum(len(memory.features) for memory in self.memories)
+        if not self.memories:
+            return self
+        sequence = self.sequence[: len(self.sequence) - num_made]
+        made = self.sequence[len(sequence) :]
+        schema = replace(
+            self,
+            sequence=sequence,
+            memories=(),
+            share={name: owner for name, owner in self.share.items() if name not in made},
+            max_length={name: length for name, length in self.max_length.items() if name not in made},
+            numbers={},
+            next_number=0,
+        )
+        numbers = {name: self.number(name) for name in schema.owners}
+        numbers |= {name: self.dense_number(name) for name in schema.dense}
+        numbers |= {name: self.bias_number(name) for name in schema.bias}
+        return replace(schema, numbers=numbers, next_number=self.unused_number)
 
     @cached_property
     def features(self) -> tuple[str, ...]:
@@ -164,23 +200,31 @@ class Schema:
     @property
     def unused_number(self) -> int:
         """The lowest number that no feature of the log ever had."""
-        return self.next_number or len(self.features) + len(self.dense) + len(self.bias)
+        return self.next_number or self._num_numbered
+
+    def memory_number(self, memory: Memory) -> int:
+        """Return the number in the keys of a memory's rows."""
+        if self.numbers:
+            return self.numbers[memory.row_name]
+        return len(self.features) + len(self.dense) + len(self.bias) + self.memories.index(memory)
 
     def owner_names(self) -> dict[int, str]:
         """Return the id features that own rows by their numbers."""
         return {self.number(name): name for name in self.owners}
 
     def row_names(self) -> dict[int, str]:
-        """Return what rows can belong to by number: id features, dense features (their bins), crosses."""
+        """Return what rows can belong to by number: id features, dense features (their bins), memories, crosses."""
         bins = {self.dense_number(name): name for name in self.dense}
         biases = {self.bias_number(name): name for name in self.bias}
-        return self.owner_names() | bins | biases | {CROSSES: "crosses"}
+        memories = {self.memory_number(memory): memory.row_name for memory in self.memories}
+        return self.owner_names() | bins | biases | memories | {CROSSES: "crosses"}
 
     def continuing(self, before: "Schema") -> "Schema":
         """Return this schema numbered as the next one of a log whose newest is `before`.
 
         A feature keeps the number of its rows. Where several features shared them and part, the owner keeps it, or if
-        that is gone the first of the others. ValueError when the numbers of the log are used up.
+        that is gone the first of the others. A memory with other settings has other rows. ValueError when
+        the numbers of the log are used up.
         """
         heirs: dict[int, str] = {}
         for name in self.owners:
@@ -190,14 +234,15 @@ class Schema:
                     heirs[number] = name
         heirs |= {before.dense_number(name): name for name in self.dense if name in before.dense}
         heirs |= {before.bias_number(name): name for name in self.bias if name in before.bias}
+        heirs |= {before.memory_number(one): one.row_name for one in self.memories if one in before.memories}
         numbers, unused = {name: number for number, name in heirs.items()}, before.unused_number
-        for name in (*self.owners, *self.dense, *self.bias):
+        for name in self._numbered:
             if name not in numbers:
                 numbers[name], unused = unused, unused + 1
-        ordered = {name: numbers[name] for name in (*self.owners, *self.dense, *self.bias)}
-        every = (*self.features, *self.dense, *self.bias)
-        as_new = {name: place for place, name in enumerate(every) if name not in self.share}
-        is_as_new = unused == len(every) and ordered == as_new
+        ordered = {name: numbers[name] for name in self._numbered}
+        in_order = (*self.features, *self.dense, *self.bias, *(memory.row_name for memory in self.memories))
+        as_new = {name: place for place, name in enumerate(in_order) if name not in self.share}
+        is_as_new = unused == self._num_numbered and ordered == as_new
         return replace(self, numbers={} if is_as_new else ordered, next_number=0 if is_as_new else unused)
 
     @property
@@ -226,6 +271,8 @@ class Schema:
             del document["serves_sent_bias"]
         if not self.links:
             del document["links"]  # as before it was an option
+        if not self.memories:
+            del document["memories"]
         if not self.next_number:
             del document["numbers"], document["next_number"]  # as in a new log
         return msgspec.json.encode(document, order="sorted")

@@ -23,6 +23,7 @@ from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
 from springtide_client.model.view_table import ModelRows, ViewTable
 from springtide_client.model.wide_prediction import WidePrediction, predict_wide
+from springtide_client.recall import recall
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.layers import LayerMerge, merge_layers
@@ -218,6 +219,17 @@ class View:
         be created with. Rows of narrower tables end in zeros.
         """
         return self.model_rows(features_K, ids_K)
+
+    def recalled(self, features: Features, event_ms_N: Int64Array) -> Features:
+        """Return the features of the whole schema, from encoded instances and what their ids are remembered for.
+
+        `event_ms_N`: the time of each instance, as of which it reads.
+        """
+        return recall(self.schema, features, event_ms_N, self.lookup)
+
+    def remembers_all(self, event_ms: int) -> bool:
+        """Return True if whatever a sample of this time may read is in this version."""
+        return all(self.meta.complete_until_ms >= event_ms - memory.tick_ms for memory in self.schema.memories)
 
     def predict(self, features: Features) -> Float32Array:
         """Return predictions float32 (N, L) in the order of the schema's labels: probabilities, or values."""

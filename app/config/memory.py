@@ -1,0 +1,214 @@
+"""The keys of `[memory]`, `[sequences.*]` and `[remember]`: what the stream is remembered for."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from springtide.app.errors import UserError, user_errors
+from springtide_client.memory import MAX_PENDING_TICKS, MAX_ROW, Memory
+from springtide_client.schema import Schema
+from springtide_client.system.settings import FINITE, SIZE, Settings
+
+SHOWN = "shown"
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+Ids = tuple[str, ...]
+
+
+class MemoryConfig(Settings, frozen=True, kw_only=True):
+    """When what happened may be read, and the memory for it."""
+
+    tick_seconds: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=86_400,
+            description="What became known in one tick is read from the second tick after it on: samples read what is "
+            "one to two ticks old. A longer tick needs less room, and lets a server be further behind.",
+        ),
+    ] = 1.0
+    known: Annotated[
+        Literal["event", "record"],
+        Meta(
+            description='When a record became known: "event", at its event time and `delay_seconds`; "record", at its '
+            "Kafka timestamp, which is right for topics that are written live."
+        ),
+    ] = "event"
+    delay_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            extra=FINITE,
+            description="How long after its event time a record is in the topic, at most. Too short a delay lets a "
+            "sample read what a server did not know yet.",
+        ),
+    ] = 0.0
+    lateness_seconds: Annotated[
+        float, Meta(ge=0, extra=FINITE, description="Disorder of the topic's event times that changes nothing.")
+    ] = 2.0
+    bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            extra=SIZE,
+            description="Memory for rows of `[sequences.*]` and `[remember]`, beside `[table] device_bytes`; beyond it "
+            "they go to the disk, as other rows do.",
+        ),
+    ] = 512 << 20
+
+
+class SequenceConfig(Settings, frozen=True, kw_only=True):
+    """The last ids that a user, or another id, met: sequence features that no record and no request brings."""
+
+    key: Annotated[str, Meta(description="The `categorical` field whose ids have a sequence each, such as `user_id`.")]
+    keep: Annotated[
+        Ids,
+        Meta(
+            min_length=1,
+            description="`categorical` fields that become sequences: `item_id` of `[sequences.clicked]` is the feature "
+            "`clicked.item_id`, which shares the rows of `item_id`. `clicked.gap` is made besides: the bit length of "
+            "the seconds from the element to the sample.",
+        ),
+    ]
+    when: Annotated[
+        str, Meta(description='The label that must be above 0 for a sample to be an element, or "shown": all are.')
+    ] = SHOWN
+    last: Annotated[int, Meta(ge=1, description="Elements that are kept.")] = 50
+    distinct: Annotated[
+        str | None,
+        Meta(description="A field of `keep`: each of its ids is in the sequence once, at its newest. Default: none."),
+    ] = None
+    ttl_seconds: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Older elements are not read. Default: no limit.")
+    ] = None
+
+
+class RememberConfig(Settings, frozen=True, kw_only=True):
+    """By id, the fields that have its newest value: `item_id = ["category", "price"]`. Requests need not bring them."""
+
+
+@dataclass(frozen=True)
+class MemorySections:
+    """What the file says in the three sections."""
+
+    memory: MemoryConfig
+    sequences: Mapping[str, SequenceConfig]
+    remember: Mapping[str, Ids]
+
+    def added_to(self, schema: Schema, lengths: Mapping[str, int]) -> Schema:
+        """Return the schema with what is remembered; UserError where the settings do not fit it.
+
+        `lengths`: the `max_length` of features that have one.
+        """
+        common = self._common()
+        memories = [self._sequence(name, one, schema, common) for name, one in self.sequences.items()]
+        for of, fields in self.remember.items():
+            memories += [self._field(of, field, schema, lengths, common) for field in fields]
+        if not memories:
+            return schema
+        for memory in memories:
+            if memory.dim > MAX_ROW:
+                raise UserError(
+                    f"{_where(memory)}: a row would have {memory.dim} numbers, {MAX_ROW} are possible: keep fewer "
+                    "elements or fields, or set a shorter max_length of the list"
+                )
+        made = [memory for memory in memories if memory.is_sequence]
+        share = {f"{memory.name}.{field}": schema.share.get(field, field) for memory in made for field in memory.keep}
+        names = [name for memory in made for name in memory.features]
+        with user_errors():
+            return replace(
+                schema,
+                sequence=(*schema.sequence, *names),
+                share={**schema.share, **share},
+                memories=tuple(memories),
+            )
+
+    def check_join(self, window_ms: int) -> None:
+        """UserError if impressions are learned later than `[memory]` says. `window_ms`: the longest of their labels."""
+        if self.memory.known != "event" or 1000 * self.memory.delay_seconds < window_ms:
+            raise UserError(
+                '[memory]: a joined impression is known when its window ends: set known = "event" and delay_seconds to '
+                f"{window_ms / 1000:g} or more"
+            )
+
+    def lengths(self) -> dict[str, int]:
+        """Return the `max_length` of the sequences that are made."""
+        return {
+            name: one.last
+            for section, one in self.sequences.items()
+            for name in (*(f"{section}.{field}" for field in one.keep), f"{section}.gap")
+        }
+
+    def _common(self) -> dict[str, Any]:
+        memory = self.memory
+        common: dict[str, Any] = {
+            "tick_ms": round(1000 * memory.tick_seconds),
+            "known": memory.known,
+            "delay_ms": round(1000 * memory.delay_seconds),
+            "lateness_ms": round(1000 * memory.lateness_seconds),
+        }
+        probe = Memory(name="", of="", keep=(), last=1, **common)
+        if (self.sequences or self.remember) and probe.pending_ticks > MAX_PENDING_TICKS:
+            seconds = -(-(probe.delay_ms + probe.lateness_ms) // (MAX_PENDING_TICKS - 3)) / 1000
+            raise UserError(
+                f"[memory] delay_seconds + lateness_seconds are {probe.pending_ticks - 3} ticks, at most "
+                f"{MAX_PENDING_TICKS - 3} are possible: raise tick_seconds to {seconds:g} or more"
+            )
+        return common
+
+    def _sequence(self, name: str, config: SequenceConfig, schema: Schema, common: Mapping[str, Any]) -> Memory:
+        where = f"[sequences.{name}]"
+        if not NAME.fullmatch(name):
+            raise UserError(f"{where}: the name is letters, digits, - and _")
+        _require(where, "key", [config.key], schema.categorical, "[schema] categorical")
+        _require(where, "keep", config.keep, schema.categorical, "[schema] categorical")
+        if len(set(config.keep)) < len(config.keep):
+            raise UserError(f"{where} keep names a field twice")
+        if config.distinct is not None:
+            _require(where, "distinct", [config.distinct], config.keep, "keep")
+        if config.when != SHOWN:
+            _require(where, "when", [config.when], schema.labels, 'the labels, and "shown"')
+        return Memory(
+            name=name,
+            of=config.key,
+            keep=config.keep,
+            last=config.last,
+            when=None if config.when == SHOWN else config.when,
+            distinct=config.distinct,
+            ttl_ms=1000 * (config.ttl_seconds or 0),
+            num_values=len(config.keep),
+            **common,
+        )
+
+    def _field(
+        self, of: str, field: str, schema: Schema, lengths: Mapping[str, int], common: Mapping[str, Any]
+    ) -> Memory:
+        where = "[remember]"
+        _require(where, "", [of], schema.categorical, "[schema] categorical")
+        fields = (*schema.categorical, *schema.multi_value, *schema.dense)
+        _require(where, of, [field], fields, "[schema] categorical, multi_value and dense")
+        if field in self.remember:
+            raise UserError(f"{where} {of}: {field!r} is an id that other fields are remembered by")
+        if sum(field in own for own in self.remember.values()) > 1 or self.remember[of].count(field) > 1:
+            raise UserError(f"{where} names {field!r} twice: a field is remembered by one id")
+        if any(field in (one.key, *one.keep) for one in self.sequences.values()):
+            raise UserError(f"{where} {of}: {field!r} is in a sequence, which needs the record's own value")
+        num_values = 1
+        if field in schema.multi_value:
+            num_values = 1 + lengths.get(field, schema.length_limit(field))
+        return Memory(
+            name=f"{of}.{field}", of=of, keep=(field,), last=1, num_values=num_values, is_sequence=False, **common
+        )
+
+
+def _where(memory: Memory) -> str:
+    return f"[sequences.{memory.name}]" if memory.is_sequence else f"[remember] {memory.of}"
+
+
+def _require(where: str, key: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            raise UserError(f"{where} {key}: {name!r} is none of {what} ({', '.join(known)})".replace(" :", ":"))

@@ -1,0 +1,143 @@
+"""What samples read of the ids that the stream is remembered for, and what they add to it, before they are learned."""
+
+# N samples, K values of an element, U rows, L elements that a sample reads at most
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from springtide.embeddings.collection import AnyTable
+from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.cpu.memory_rows import NONE, MemoryBatch, MemoryRules, walk
+from springtide.stream.columns import Batch
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array
+from springtide_client.features import Features, Ragged
+from springtide_client.keys import MISSING_ID
+from springtide_client.memory import Memory
+from springtide_client.recall import Recalled, with_recalled
+from springtide_client.schema import Schema
+
+COUNTERS = ("late", "dropped", "early")
+
+
+def memory_table(schema: Schema, memory: Memory) -> str:
+    """Return the name of the table that has a memory's rows."""
+    return f"memory-{schema.memory_number(memory)}"
+
+
+class MemoryStep:
+    """Owns what is remembered of ids, in tables of its own, which versions hold as they hold other rows.
+
+    What a sample reads depends on event times alone: see springtide_client.memory. Where that cannot be kept, it is
+    counted: `late`, elements that came after samples that should have read them; `dropped`, elements for which a row
+    had no room; `early`, samples that came so late that what they should read was gone.
+    """
+
+    def __init__(self, schema: Schema, table: AnyTable) -> None:
+        """`table` has the tables of the schema's memories."""
+        self.schema, self.ops = schema, table.ops
+        self.tables: Mapping[str, EmbeddingTable] = {
+            memory.name: table.tables[memory_table(schema, memory)] for memory in schema.memories
+        }
+        self.counts = dict.fromkeys(COUNTERS, 0)
+        self._newest_ms = 0  # of the samples so far
+
+    def longest(self, batch: Batch) -> Batch:
+        """Return the batch with the longest sequences that its samples may read."""
+        num, lists = len(batch), list(batch.features.lists)
+        for memory in self.schema.memories:
+            ids_M, offsets = np.zeros(num * memory.last, np.int64), np.arange(num + 1) * memory.last
+            lists += [Ragged(ids_M, offsets)] * len(memory.features)
+        return replace(batch, features=replace(batch.features, lists=tuple(lists)))
+
+    def recall(self, batch: Batch) -> Batch:
+        """Return the batch with what its samples read; they are remembered then. SpillError ends the process."""
+        found = [self._recall(memory, batch) for memory in self.schema.memories]
+        if len(batch):
+            self._newest_ms = max(self._newest_ms, int(batch.event_ms_N.max()))
+        return replace(batch, features=with_recalled(self.schema, batch.features, found, batch.event_ms_N))
+
+    def _recall(self, memory: Memory, batch: Batch) -> Recalled:
+        schema, features = self.schema, batch.features
+        of_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
+        values_NK, is_present_N = values_of(memory, schema, features)
+        known_ms_N = np.maximum(batch.record_ms_N, batch.event_ms_N)
+        if memory.known == "event":
+            known_ms_N = batch.event_ms_N + memory.delay_ms
+        is_added_N = is_present_N & (of_N != MISSING_ID)
+        if memory.when is not None:
+            is_added_N &= batch.labels_NL[:, schema.labels.index(memory.when)] > 0
+        if batch.is_counted_N is not None:
+            is_added_N &= batch.is_counted_N
+        known_ms_N = np.where(is_added_N, known_ms_N, NONE)
+        self._count_late(memory, batch.event_ms_N, known_ms_N)
+        rules = MemoryRules(
+            memory.tick_ms,
+            memory.last,
+            memory.capacity,
+            memory.pending_ticks,
+            memory.ttl_ms,
+            memory.place_of_distinct,
+        )
+        num = len(batch)
+        recalled = Recalled(
+            np.zeros(num, np.int64),
+            np.zeros((num, memory.last), np.int64),
+            np.zeros((num, memory.last, memory.num_values), np.int64),
+        )
+        counts_2 = np.zeros(2, np.int64)
+        is_written_N = np.isin(of_N, of_N[is_added_N])
+        table, number = self.tables[memory.name], schema.memory_number(memory)
+        for samples, writes in ((is_written_N, True), (~is_written_N & (of_N != MISSING_ID), False)):
+            at_M = np.flatnonzero(samples)
+            if not len(at_M):
+                continue
+            event_ms_M = np.ascontiguousarray(batch.event_ms_N[at_M])
+            features_M, ids_M = np.full(len(at_M), number, np.uint16), np.ascontiguousarray(of_N[at_M])
+            unique = self.ops.unique(features_M, ids_M, event_ms_M)
+            if writes:
+                lookup = table.lookup_unique(unique)
+                columns = table.read_rows(lookup)
+                rows_UD, rows_M = columns.values_ND, lookup.unique.inverse_K
+            else:
+                rows_UD, _ = table.find_unique(unique._replace(inverse_K=np.arange(len(unique.ids_U))))
+                rows_M = unique.inverse_K
+            rows_UD[np.isnan(rows_UD[:, 0])] = 0
+            given = MemoryBatch(rows_M.astype(np.int64), event_ms_M, known_ms_N[at_M], values_NK[at_M])
+            values_MLK = np.zeros((len(at_M), memory.last, memory.num_values), np.int64)
+            event_ms_ML = np.zeros((len(at_M), memory.last), np.int64)
+            lengths_M = walk(rules, rows_UD, given, values_MLK, event_ms_ML, counts_2)
+            recalled.lengths_N[at_M], recalled.event_ms_NL[at_M] = lengths_M, event_ms_ML
+            recalled.values_NLK[at_M] = values_MLK
+            if writes:
+                table.write_rows(lookup, rows_UD, columns.states_NS)
+                table.touch(lookup)
+        self.counts["dropped"] += int(counts_2[0])
+        self.counts["early"] += int(counts_2[1])
+        return recalled
+
+    def _count_late(self, memory: Memory, event_ms_N: Int64Array, known_ms_N: Int64Array) -> None:
+        """Count the elements that a sample before them should have read."""
+        if not len(event_ms_N):
+            return
+        before_N = np.maximum.accumulate(np.concatenate([[self._newest_ms], event_ms_N[:-1]])) // memory.tick_ms
+        self.counts["late"] += int(np.count_nonzero((known_ms_N >= 0) & (known_ms_N // memory.tick_ms + 2 <= before_N)))
+
+
+def values_of(memory: Memory, schema: Schema, features: Features) -> tuple[Int64Array, BoolArray]:
+    """Return the values of samples as elements of a memory, (N, K), and which samples have any."""
+    num = len(features)
+    name = memory.keep[0]
+    if name in schema.categorical:
+        columns = [features.categorical_NC[:, schema.categorical.index(field)] for field in memory.keep]
+        return np.ascontiguousarray(np.stack(columns, axis=1)), columns[0] != MISSING_ID
+    if name in schema.dense:
+        numbers_N: Float32Array = np.ascontiguousarray(features.dense_NF[:, schema.dense.index(name)])
+        return numbers_N.view(np.uint32).astype(np.int64)[:, None], ~np.isnan(numbers_N)
+    ragged = features.lists[schema.lists.index(name)]
+    lengths_N = np.diff(ragged.offsets)
+    values_NK = np.zeros((num, memory.num_values), np.int64)
+    values_NK[:, 0] = lengths_N
+    samples_M = np.repeat(np.arange(num), lengths_N)
+    values_NK[samples_M, 1 + np.arange(len(samples_M)) - ragged.offsets[samples_M]] = ragged.ids_M
+    return values_NK, lengths_N > 0

@@ -1,0 +1,132 @@
+"""Fill in what samples read of the ids that the stream is remembered for: sequences, and fields of remembered values.
+
+Servers and HotModel read rows with it; the trainer, which has compiled the reading, fills in with it too.
+"""
+
+# N samples, K values of an element, L elements that a sample reads at most, D numbers of a row, M elements
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.encode import parse_number
+from springtide_client.errors import EncodeError
+from springtide_client.features import Features, Ragged
+from springtide_client.keys import MISSING_ID
+from springtide_client.memory import Memory, gap_ids, read_elements
+from springtide_client.schema import Schema
+
+Lookup = Callable[[UInt16Array, Int64Array], tuple[Float32Array, UInt8Array]]
+
+
+class Recalled(NamedTuple):
+    """What samples read of one memory, the oldest first; beyond a sample's length there is nothing."""
+
+    lengths_N: Int64Array
+    event_ms_NL: Int64Array
+    values_NLK: Int64Array
+
+
+def recall(schema: Schema, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Features:
+    """Return the features of the whole schema, from those of records or requests and what is remembered.
+
+    `lookup` returns rows (K, D), NaN without one, and their status, of keys.
+    """
+    if not schema.memories:
+        return features
+    found = [_read(schema, memory, features, event_ms_N, lookup) for memory in schema.memories]
+    return with_recalled(schema, features, found, event_ms_N)
+
+
+def with_recalled(schema: Schema, features: Features, found: Sequence[Recalled], event_ms_N: Int64Array) -> Features:
+    """Return the features of the whole schema; `found` has what the samples read of each of its memories."""
+    categorical_NC, dense_NF = features.categorical_NC, features.dense_NF
+    lists = list(features.lists)
+    if any(not memory.is_sequence for memory in schema.memories):
+        categorical_NC, dense_NF = categorical_NC.copy(), dense_NF.copy()
+    for memory, recalled in zip(schema.memories, found, strict=True):
+        if memory.is_sequence:
+            lists += _sequences(memory, recalled, event_ms_N)
+            continue
+        name, is_known_N, newest_NK = memory.keep[0], recalled.lengths_N > 0, recalled.values_NLK[:, 0]
+        if name in schema.categorical:
+            column = schema.categorical.index(name)
+            categorical_NC[:, column] = np.where(is_known_N, newest_NK[:, 0], MISSING_ID)
+        elif name in schema.dense:
+            numbers_N = newest_NK[:, 0].astype(np.uint32).view(np.float32)
+            dense_NF[:, schema.dense.index(name)] = np.where(is_known_N, numbers_N, np.float32(np.nan))
+        else:
+            lists[schema.lists.index(name)] = _list(newest_NK)
+    return replace(features, categorical_NC=categorical_NC, lists=tuple(lists), dense_NF=dense_NF)
+
+
+def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int) -> Int64Array:
+    """Return the event time of each instance in ms: that of the schema's timestamp field, now where it has none.
+
+    EncodeError with the index for a time that is no whole number of ms.
+    """
+    times_N = np.full(len(instances), now_ms, np.int64)
+    if schema.timestamp is None:
+        return times_N
+    for index, instance in enumerate(instances):
+        value = instance.get(schema.timestamp)
+        if value is None:
+            continue
+        try:
+            number = parse_number(value)
+            if isinstance(value, bool) or not number.is_integer() or not 0 <= number < 1 << 48:
+                raise EncodeError("bad_timestamp", f"{value!r} is no time in whole milliseconds since 1970")
+        except EncodeError as error:
+            error.index = index
+            raise error.in_field(schema.timestamp) from None
+        times_N[index] = int(number)
+    return times_N
+
+
+def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Recalled:
+    num = len(features)
+    recalled = Recalled(
+        np.zeros(num, np.int64),
+        np.zeros((num, memory.last), np.int64),
+        np.zeros((num, memory.last, memory.num_values), np.int64),
+    )
+    ids_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
+    keys_N2 = np.stack([ids_N, event_ms_N], axis=1)
+    keys_U2, inverse_N = np.unique(keys_N2, axis=0, return_inverse=True)
+    ids_U, at_U = np.unique(keys_U2[:, 0], return_inverse=True)
+    if not len(ids_U):
+        return recalled
+    numbers_1 = np.full(len(ids_U), schema.memory_number(memory), np.uint16)
+    rows_UD, _ = lookup(numbers_1, ids_U)
+    for place, (row_id, event_ms) in enumerate(keys_U2.tolist()):
+        if row_id == MISSING_ID:
+            continue
+        elements = read_elements(rows_UD[at_U[place], : memory.dim], memory, event_ms)
+        if not (length := len(elements.event_ms_M)):
+            continue
+        samples = np.flatnonzero(inverse_N.reshape(-1) == place)
+        recalled.lengths_N[samples] = length
+        recalled.event_ms_NL[samples, :length] = elements.event_ms_M
+        recalled.values_NLK[samples, :length] = elements.values_MK
+    return recalled
+
+
+def _sequences(memory: Memory, recalled: Recalled, event_ms_N: Int64Array) -> list[Ragged]:
+    offsets = np.zeros(len(event_ms_N) + 1, np.int64)
+    np.cumsum(recalled.lengths_N, out=offsets[1:])
+    is_read_NL = np.arange(memory.last) < recalled.lengths_N[:, None]
+    values_MK = recalled.values_NLK[is_read_NL]
+    since_M = np.repeat(event_ms_N, recalled.lengths_N)
+    gaps_M = gap_ids(recalled.event_ms_NL[is_read_NL] - since_M, 0)
+    columns = [np.ascontiguousarray(values_MK[:, k]) for k in range(len(memory.keep))]
+    return [Ragged(ids_M, offsets) for ids_M in (*columns, gaps_M)]
+
+
+def _list(values_NK: Int64Array) -> Ragged:
+    lengths_N = values_NK[:, 0]
+    offsets = np.zeros(len(lengths_N) + 1, np.int64)
+    np.cumsum(lengths_N, out=offsets[1:])
+    is_used_NM = np.arange(values_NK.shape[1] - 1) < lengths_N[:, None]
+    return Ragged(values_NK[:, 1:][is_used_NM], offsets)
