@@ -166,6 +166,7 @@ def columns_bytes(columns: Columns) -> int:
         columns.event_ms_N,
     ]
     arrays += [columns.record_ms_N, columns.partition_N, columns.offset_N]
+    arrays += [] if features.bias_NB is None else [features.bias_NB]
     arrays += [array for ragged in features.lists for array in (ragged.ids_M, ragged.offsets)]
     raw_bytes = 0 if columns.raw is None else len(columns.raw.buffer)
     dead_bytes = sum(len(letter.value or b"") + len(letter.key or b"") + 200 for letter in columns.dead_letters)

@@ -420,6 +420,7 @@ class Batch:
                 np.zeros((0, len(schema.categorical)), np.int64),
                 tuple(Ragged(none_N, no_ends_1) for _ in schema.lists),
                 np.zeros((0, len(schema.dense)), np.float32),
+                np.zeros((0, len(schema.bias)), np.int64) if schema.bias else None,
             ),
             labels_NL=np.zeros((0, len(schema.labels)), np.float32),
             weights_N=np.zeros(0, np.float32),

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from springtide.app.config.document import check_keys, has_key, merge_document, unknown_key_error
 from springtide.app.config.memory import MemoryConfig, MemorySections, RememberConfig, SequenceConfig
-from springtide.app.config.schema import FeatureConfig, SchemaConfig, feature_policies, feature_tables
+from springtide.app.config.schema import BiasConfig, FeatureConfig, SchemaConfig, feature_policies, feature_tables
 from springtide.app.errors import UserError, user_errors
 from springtide.app.models.config import MODELS_WITHOUT_WIDE, ModelConfig
 from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of, require_whole_groups
@@ -36,6 +36,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "history": HistoryConfig,
     "negatives": NegativesConfig,
     "schema": SchemaConfig,
+    "bias": BiasConfig,
     "features": FeatureConfig,  # a table by feature
     "labels": LabelConfig,  # a table by label
     "memory": MemoryConfig,
@@ -101,8 +102,11 @@ def load_config(
         for feature, table in _require_table("[features]", document.get("features", {})).items()
     }
     schema_config = bind(SchemaConfig, "[schema]", document.get("schema", {}))
+    bias = bind(BiasConfig, "[bias]", document.get("bias", {}))
+    if "bias" in document and not schema_config.bias:
+        raise UserError("[bias] is for the fields of [schema] bias, and there are none: name them there")
     memories = _memories(document)
-    schema = schema_config.to_schema(features, memories)
+    schema = schema_config.to_schema(features, memories, bias)
     log = bind(LogConfig, "[log]", document.get("log", {}), path=Path("var") / name / "log")
     train = bind(TrainConfig, "[train]", document.get("train", {}))
     labels = {
@@ -148,6 +152,12 @@ def load_config(
     _check_record_fields(source, schema, join, labels, negatives, scores)
     group = scores.group if scores.group not in schema.categorical else None
     source = structs.replace(source, request_field=scores.request, group_field=group)
+    source = structs.replace(source, bias_fields=tuple(schema.bias), bias_drop=bias.drop)
+    if schema.bias and not model.decided().has_wide_part:
+        raise UserError(
+            "[schema] bias: only the wide part has weights for it, and this model has none: leave out [model] wide = "
+            "false, or bias"
+        )
     serve = bind(ServeConfig, "[serve]", document.get("serve", {}))
     if serve.explore:  # without it a model whose labels are all values can still be served
         with user_errors("[serve.explore] "):
@@ -223,7 +233,13 @@ def _check_record_fields(
     scores: ScoresConfig,
 ) -> None:
     """UserError for a key or header of records that is no id."""
-    ids = {*schema.categorical, *(() if negatives is None else negatives.by), scores.request, scores.group}
+    ids = {
+        *schema.categorical,
+        *(() if negatives is None else negatives.by),
+        scores.request,
+        scores.group,
+        *schema.bias,
+    }
     if join is not None:
         ids |= {*join.config.key, *(name for label in labels.values() for name in label.where)}
     for name in source.record_fields:

@@ -77,6 +77,34 @@ class FeatureConfig(Settings, frozen=True, kw_only=True):
         return [key for key in keys if getattr(self, key) is not None]
 
 
+class BiasConfig(Settings, frozen=True, kw_only=True):
+    """How the fields of `[schema] bias` are learned, and what predictions take in their place."""
+
+    serve: Annotated[
+        Literal["none", "request"] | Mapping[str, int | str],
+        Meta(
+            description='What predictions are made for: `{ position = 1 }`; `"none"`, as if the fields were missing, '
+            'which is the mix of presentations that was seen; or `"request"`, what a request says. A field that is not '
+            "named here is missing."
+        ),
+    ] = "none"
+    drop: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="The share of samples that are learned as if these fields were missing, by a hash of where "
+            "they are in the topic: so features must explain what the fields may not, and "
+            '`serve = "none"` is calibrated.',
+        ),
+    ] = 0.1
+
+    @property
+    def values(self) -> Mapping[str, int | str]:
+        """What is served by field; others are missing."""
+        return {} if isinstance(self.serve, str) else self.serve
+
+
 class SchemaConfig(Settings, frozen=True, kw_only=True):
     """Which field of a message is a label, an id, a list of ids, or a number."""
 
@@ -101,6 +129,13 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         ),
     ] = None
     categorical: Annotated[Names, Meta(description="Fields with one id.")] = ()
+    bias: Annotated[
+        Names,
+        Meta(
+            description="Fields with one id that say how a sample was presented, such as its place: only the wide part "
+            "has weights for them, apart from all features. Predictions take what `[bias] serve` says instead."
+        ),
+    ] = ()
     multi_value: Annotated[Names, Meta(description="Fields with a list of ids that is pooled.")] = ()
     sequence: Annotated[Names, Meta(description="Fields with an ordered list of ids.")] = ()
     dense: Annotated[Names, Meta(description="Fields with a number.")] = ()
@@ -109,7 +144,7 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         Meta(description='`{ last_items = "item_id" }`: the feature `last_items` shares the rows of `item_id`.'),
     ] = {}
 
-    def to_schema(self, features: Mapping[str, FeatureConfig], memories: MemorySections) -> Schema:
+    def to_schema(self, features: Mapping[str, FeatureConfig], memories: MemorySections, bias: BiasConfig) -> Schema:
         """Return the schema, with the lengths and pooling of its lists and what is remembered.
 
         UserError where the settings contradict.
@@ -129,6 +164,9 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
                 sequence=self.sequence,
                 dense=self.dense,
                 share=self.share,
+                bias=self.bias,
+                served_values=bias.values,
+                serves_sent_bias=bias.serve == "request",
             )
         lengths = {name: feature.max_length for name, feature in features.items() if feature.max_length is not None}
         schema = memories.added_to(schema, lengths)

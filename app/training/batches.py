@@ -188,13 +188,13 @@ class FeatureValues:
         self.num_samples = 0  # looked at
         self.enough = enough
         self._request, self._group = (None, None) if source is None else (source.request_field, source.group_field)
-        self._has_value = dict.fromkeys((*schema.categorical, *schema.lists, *schema.dense), False)
+        self._has_value = dict.fromkeys((*schema.categorical, *schema.lists, *schema.dense, *schema.bias), False)
         for name in filter(None, (self._request, self._group)):
             self._has_value.setdefault(name, False)
 
     @property
     def without(self) -> list[str]:
-        """The features that have had no value, and such fields."""
+        """The features that have had no value, and such fields, those of bias too."""
         return [name for name, has_value in self._has_value.items() if not has_value]
 
     def add(self, samples: Batch | Columns) -> None:
@@ -208,6 +208,8 @@ class FeatureValues:
             *(len(ragged.ids_M) > 0 for ragged in features.lists),
             *np.any(~np.isnan(features.dense_NF), axis=0).tolist(),
         ]
+        if features.bias_NB is not None:
+            found += np.any(features.bias_NB != MISSING_ID, axis=0).tolist()
         for name, has_value in zip(self._has_value, found, strict=False):
             self._has_value[name] |= has_value
         for field, ids_N in ((self._request, samples.request_N), (self._group, samples.group_N)):

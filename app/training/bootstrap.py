@@ -47,6 +47,7 @@ from springtide_client.rows.table_names import MAIN_TABLE
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
+from springtide_client.wide.slots import all_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -284,7 +285,8 @@ def with_wide_rows(table: TableConfig, schema: Schema, *, crosses: bool) -> Tabl
     """Return the settings with the columns of the wide part; crosses are never held back by admission."""
     num_labels = len(schema.labels)
     table = replace(table, wide_width=wide_width(num_labels))
-    if not crosses or len(WideFields.of(schema)) < 2:
+    fields = WideFields.of(schema)
+    if not crosses or not len(all_pairs(len(fields), fields.num_bias)):
         return table
     main = _main_table(table, schema)
     # no optimizer: the wide part writes the rows itself

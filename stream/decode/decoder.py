@@ -52,7 +52,7 @@ from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
 from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
-from springtide_client.keys import MISSING_ID, encode_id
+from springtide_client.keys import MISSING_ID, encode_id, mix64_array
 from springtide_client.schema import Schema, field_paths
 from springtide_client.system.clock import wall_ms
 from springtide_client.targets import SampleTargets, parse_targets
@@ -80,7 +80,9 @@ class Decoder:
         self.seen_strings = seen_strings or SeenSet()
         self._sample_by, self._rate_field = config.sample_by, config.rate_field
         self._request, self._group = config.request_field, config.group_field
+        self._bias, self._bias_drop = config.bias_fields, config.bias_drop
         asked = (*(key or ()), *config.sample_by, *filter(None, (config.request_field, config.group_field)))
+        asked = (*asked, *config.bias_fields)
         self.only_keys = [name for name in dict.fromkeys(asked) if name not in schema.categorical]
         self._record_fields = [
             name for name in config.record_fields if name in schema.categorical or name in self.only_keys
@@ -260,6 +262,10 @@ class Decoder:
             columns = replace(columns, request_N=self._ids(rows, self._request)[is_sample_N])
         if self._group is not None:
             columns = replace(columns, group_N=self._ids(rows, self._group)[is_sample_N])
+        if self._bias:
+            bias_NB = np.stack([self._ids(rows, name) for name in self._bias], axis=1)[is_sample_N]
+            bias_NB[are_dropped(columns, self._bias_drop)] = MISSING_ID
+            columns = replace(columns, features=replace(columns.features, bias_NB=bias_NB))
         return columns
 
     def _sampled(self, rows: DecodedRows) -> RowSampling | None:
@@ -301,6 +307,16 @@ class Decoder:
         ids = np.array([id_ for _, id_, _ in strings], np.int64)
         is_new = self.seen_strings.add_all(features, ids)
         return IdStrings(features[is_new], ids[is_new], [strings[t][2] for t in np.flatnonzero(is_new)])
+
+
+def are_dropped(columns: Columns, share: float) -> BoolArray:
+    """Which samples are learned without bias: this share of them, the same on every replay."""
+    if share == 0:
+        return np.zeros(len(columns), np.bool_)
+    numbers_P = np.array([partition.number for partition in columns.partitions], np.uint64)
+    hash_N = mix64_array(numbers_P[columns.partition_N]) ^ columns.offset_N.astype(np.uint64)
+    is_dropped_N: BoolArray = mix64_array(hash_N) < np.uint64(share * 2.0**64)
+    return is_dropped_N
 
 
 class ReferenceDecoder:

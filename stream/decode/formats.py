@@ -345,6 +345,9 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
     # the fields with a sample's request and group: `[schema] request` and, if it is no feature, `[scores] group`
     request_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
     group_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
+    # `[schema] bias`, and the share of samples that are learned without
+    bias_fields: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
+    bias_drop: Annotated[float, Meta(extra=INTERNAL)] = 0.0
     # fields with numbers that are no features
     number_fields: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
     # what `[negatives]` says: the fields by which negatives are kept, and the field with the sender's rate

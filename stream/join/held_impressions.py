@@ -302,7 +302,7 @@ def columns_arrays(columns: Columns) -> dict[str, npt.NDArray[Any]]:
         arrays[f"ids_{n}"], arrays[f"offsets_{n}"] = ragged.ids_M, ragged.offsets
     assert columns.key_hash_N is not None
     optional = {"served": columns.served_N, "request": columns.request_N, "group": columns.group_N}
-    optional["numbers"] = columns.numbers_NK
+    optional |= {"numbers": columns.numbers_NK, "bias": columns.features.bias_NB}
     arrays |= {name: array for name, array in optional.items() if array is not None}
     return arrays | {
         "categorical": features.categorical_NC,
@@ -322,7 +322,7 @@ def with_arrays(columns: Columns, arrays: dict[str, npt.NDArray[Any]]) -> Column
     lists = tuple(Ragged(arrays[f"ids_{n}"], arrays[f"offsets_{n}"]) for n in range(len(columns.features.lists)))
     return replace(
         columns,
-        features=Features(arrays["categorical"], lists, arrays["dense"]),
+        features=Features(arrays["categorical"], lists, arrays["dense"], arrays.get("bias")),
         labels_NL=arrays["labels"],
         weights_N=arrays["weights"],
         event_ms_N=arrays["event_ms"],

@@ -387,7 +387,14 @@ class Standstill:
 def event_config(config: SourceConfig, topic: str) -> SourceConfig:
     """How the events of a topic are read: as impressions are, which alone are sampled."""
     return replace(
-        config, topic=topic, sample_by=(), rate_field=None, request_field=None, group_field=None, number_fields=()
+        config,
+        topic=topic,
+        sample_by=(),
+        rate_field=None,
+        request_field=None,
+        group_field=None,
+        number_fields=(),
+        bias_fields=(),
     )
 
 

@@ -112,7 +112,7 @@ def real_cross_id(number_a: int, id_a: int, born_a: int, number_b: int, id_b: in
 
 def parameters_of(oracle: WideOracle) -> WideParameters:
     """Return the oracle's state as the arrays of a version."""
-    fields = WideFields(tuple(map(str, oracle.numbers)), np.array(oracle.numbers))
+    fields = WideFields(tuple(map(str, oracle.numbers)), np.array(oracle.numbers), oracle.B)
     arrays: Mapping[str, Any] = WideParameters.initial(fields, oracle.D, oracle.L).named()
     changed = {
         "slot_totals_4": [oracle.samples, oracle.first_total, oracle.cross_total, oracle.since_choice],

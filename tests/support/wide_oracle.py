@@ -1,6 +1,7 @@
 """The wide part, slowly, in plain Python: dicts of rows, one sample after the other, from the formulas.
 
-A sample is a list of fields, each a list of (number, id), its signed logs (NaN: missing), and the net's logits.
+A sample is a list of fields, each a list of (number, id), its signed logs (NaN: missing), and the net's logits. Its
+last fields may be `num_bias` ones of how it was presented, which nothing else may see: they are behind the bins.
 """
 
 import math
@@ -50,10 +51,14 @@ class Row:
 
 
 class WideOracle:
-    def __init__(self, numbers, num_dense, num_labels, dim, *, first_vector, cross_id, crosses=64, fm_lr=0.1) -> None:
+    def __init__(
+        self, numbers, num_dense, num_labels, dim, *, first_vector, cross_id, crosses=64, fm_lr=0.1, num_bias=0
+    ) -> None:
+        self.B = num_bias
         self.numbers, self.F, self.L, self.D = numbers, len(numbers), num_labels, num_dense
         self.first_vector, self.cross_id, self.K, self.fm_lr, self.dim = first_vector, cross_id, crosses, fm_lr, dim
-        self.pairs = list(combinations(range(self.F), 2)) if crosses else []
+        of_features, of_bias = range(self.F - self.B), range(self.F - self.B, self.F)
+        self.pairs = [*combinations(of_features, 2), *combinations(of_bias, 2)] if crosses else []
         self.live = dict.fromkeys(range(len(self.pairs)), True)
         self.gains = [0.0] * len(self.pairs)
         self.rows: dict[tuple[int, int], Row] = {}
@@ -85,15 +90,16 @@ class WideOracle:
         return x
 
     def bin_keys(self, x):
-        numbers = self.numbers[len(self.numbers) - self.D :]
+        numbers = self.numbers[self.F - self.B - self.D : self.F - self.B]
         return [
             (number, MISSING_ID if missing else math.floor(2 * value))
             for number, (value, missing) in zip(numbers, x, strict=True)
         ]
 
     def slots_and_crosses(self, fields, crossed, x):
-        fields = [*fields, *([key] for key in self.bin_keys(x))]
-        crossed = [*crossed, *([key] for key in self.bin_keys(x))]
+        bins, end = [[key] for key in self.bin_keys(x)], len(fields) - self.B
+        fields = [*fields[:end], *bins, *fields[end:]]
+        crossed = [*crossed[:end], *bins, *crossed[end:]]
         slots = [(f, key) for f, keys in enumerate(fields) for key in keys]
         crosses, potential = [], 0
         for p, (i, j) in enumerate(self.pairs):
@@ -116,7 +122,9 @@ class WideOracle:
         ratio = 6 / mean_slots
         scale = ratio * math.sqrt(ratio)
         sums, squares = [0.0] * self.dim, [0.0] * self.dim
-        for _, key in slots:
+        for f, key in slots:
+            if f >= self.F - self.B:
+                continue
             for d, v in enumerate(self.row(key).v.tolist()):
                 sums[d] += v
                 squares[d] += v * v
@@ -230,8 +238,8 @@ class WideOracle:
                 step = 0.3 / math.sqrt(F) * rq * len(mine) / (math.sqrt(squares) + 0.1)
                 value = row.w[label] + e * sum(mine) / (first + info)
                 changes.append((row, label, f32(value), f32(info), f32(row.plain[label] + step), f32(squares)))
-                for _, k in slots:
-                    if k == key:
+                for f, k in slots:
+                    if k == key and f < self.F - self.B:
                         gradient[key] += e * scale * (np.array(sums) - row.v.astype(float))
             crossed_changes = []
             for id_ in ids:

@@ -2,6 +2,7 @@
 
 # N samples
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -122,12 +123,16 @@ def _with_shared(schema: Schema, own: Features, shared: Features, names: frozens
     for column, name in enumerate(schema.dense):
         if name in names:
             own.dense_NF[:, column] = shared.dense_NF[0, column]
+    if own.bias_NB is not None and shared.bias_NB is not None:
+        for column, name in enumerate(schema.bias):
+            if name in names:
+                own.bias_NB[:, column] = shared.bias_NB[0, column]
     lists = list(own.lists)
     for column, name in enumerate(schema.lists):
         if name in names:
             ids_M = shared.lists[column].ids_M
             lists[column] = Ragged(np.tile(ids_M, num_samples), len(ids_M) * np.arange(num_samples + 1))
-    return Features(categorical_NC=own.categorical_NC, lists=tuple(lists), dense_NF=own.dense_NF)
+    return replace(own, lists=tuple(lists))
 
 
 def _encoded(schema: Schema, instances: Sequence[Mapping[str, Any]], what: str) -> Features:

@@ -25,6 +25,7 @@ from springtide_client.features import Features
 from springtide_client.model.inputs import ModelInputs
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import bin_ids, signed_logs
+from springtide_client.wide.slots import with_bias
 
 Columns = dict[str, npt.NDArray[Any]]
 _NO_IDS = np.empty(0, np.int64)
@@ -109,11 +110,11 @@ class KeyPreparer:
         `wide`: bins of dense features have keys too. `item_column`: the categorical feature whose ids the step needs.
         """
         self._negatives = negatives
-        self._num_bins, self._item_column = len(schema.dense) if wide else 0, item_column
+        self._num_bins, self._item_column = len(schema.dense) + len(schema.bias) if wide else 0, item_column
         self._wide, self._schema, self._ops = wide, schema, ops
         self._buffers = None if transfer is None else PinnedBuffers(transfer)
         self._keys_on_device = transfer is not None and ops.device != "cpu"
-        self._numbers_F = np.array([*schema.feature_numbers, *schema.dense_numbers], np.uint16)
+        self._numbers_F = np.array([*schema.feature_numbers, *schema.dense_numbers, *schema.bias_numbers], np.uint16)
         self._score_column = None if score_field is None else schema.dense.index(score_field)
 
     def num_keys(self, batch: Batch) -> int:
@@ -134,7 +135,7 @@ class KeyPreparer:
             assert statistics_3D is not None
             numbers = wide_numbers(features.dense_NF, statistics_3D)
             if self._num_bins:
-                bins_ND = bin_ids(numbers.x_NX)
+                bins_ND = _int64(with_bias(schema, bin_ids(numbers.x_NX), features.bias_NB))
             slices.append(LookupSlice(slices[-1].stop, slices[-1].stop + bins_ND.size))
         lists = [ragged.ids_M for ragged in features.lists]
         elements_M = lists[0] if len(lists) == 1 else np.concatenate([_NO_IDS, *lists])

@@ -171,7 +171,7 @@ class WideStep:
         slots, usable_from_U, hashes_U, potential_N = prepare_batch(
             self._fields_F3,
             batch.features.categorical_NC.shape[1],
-            len(self.schema.dense),
+            len(self.schema.dense) + len(self.schema.bias),
             list_offsets(batch.features),
             rows.inverse_K,
             rows.features_U,
@@ -179,6 +179,7 @@ class WideStep:
             rows.columns.states_NS,
             int(self.arrays.num_samples_1[0]),
             self.is_of_ranks,  # samples of other ranks have no order
+            len(self.schema.bias),
         )
         prepared = PreparedBatch(keys, lookup, rows.columns, Slots(*slots), usable_from_U, hashes_U, potential_N)
         if self.by_request and batch.request_N is not None:

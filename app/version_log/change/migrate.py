@@ -39,7 +39,7 @@ from springtide_client.wide.layout import COLUMNS_OF_A_LABEL
 from springtide_client.wide.parameters import PREFIX
 
 WIDE = f"dense.{PREFIX}"
-OF_THE_SCHEMA = ("numbers_F", "pair_fields_P2")  # they say what the places of the other arrays mean
+OF_THE_SCHEMA = ("numbers_F", "num_bias_1", "pair_fields_P2")  # they say what the places of the other arrays mean
 OPTIMIZER, SCORES = "state.optimizer.", "state.scores."
 OF_PARAMETERS = (AVERAGE, "state.accumulated.gradient.")
 CROSS_COLUMNS = 2  # numbers of a cross for each label
@@ -65,7 +65,7 @@ def migrate_wide(
     either has no wide part.
     """
     before, begun = _wide(arrays), _wide(otherwise)
-    if not before or before.keys() != begun.keys():
+    if not before or before.keys() - OF_THE_SCHEMA != begun.keys() - OF_THE_SCHEMA:
         return {f"{WIDE}{name}": array for name, array in begun.items()}
     axes = _places(before, begun, old, new, numbers)
     migrated = {}

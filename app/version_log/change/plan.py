@@ -123,11 +123,11 @@ def optimizer_name(table: TableSpec) -> str:
 
 
 def row_owners(signature: ModelSignature) -> dict[int, str]:
-    """Return the features that have rows, by number; dense ones have rows, of their bins, in the wide part."""
+    """Return the features that have rows, by number; dense and bias ones have rows in the wide part."""
     return {
         feature: name
         for feature, name in signature.schema.row_names().items()
-        if feature != CROSSES and (signature.is_wide or name not in signature.schema.dense)
+        if feature != CROSSES and (signature.is_wide or name not in (*signature.schema.dense, *signature.schema.bias))
     }
 
 
@@ -192,6 +192,8 @@ def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
     names = {
+        "served_values": "[bias] serve",
+        "serves_sent_bias": "[bias] serve",
         "memories": "[memory], [sequences] or [remember]",
         "max_length": "[features.*] max_length",
         "pooling": "[features.*] pooling",

@@ -31,6 +31,7 @@ class EncodedInstance(NamedTuple):
     lists: list[list[int]]
     dense: list[float]
     id_strings: list[tuple[int, int, str]]
+    bias: Sequence[int] = ()  # of schema.bias, where predictions take them from a request
 
 
 class EncodedValues:
@@ -110,7 +111,8 @@ def flatten(paths: Mapping[str, tuple[str, ...]], record: Mapping[str, Any]) -> 
 class InstanceEncoder:
     """Encodes instances of one schema, one at a time."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, *, sent_bias: bool = False) -> None:
+        """`sent_bias`: the fields of schema.bias are encoded too."""
         schema = schema.recorded
         self._paths = field_paths(schema.names)
         self._categorical = [(name, schema.number(name)) for name in schema.categorical]
@@ -118,6 +120,7 @@ class InstanceEncoder:
         last = [(name, schema.number(name), slice(-schema.length_limit(name), None)) for name in schema.sequence]
         self._lists = [*first, *last]
         self._dense = schema.dense
+        self._bias = schema.bias if sent_bias else ()
 
     def encode(self, instance: Mapping[str, Any], shared: EncodedValues | None = None) -> EncodedInstance:
         """Encode one instance; EncodeError names the field that cannot be encoded.
@@ -127,7 +130,8 @@ class InstanceEncoder:
         if not isinstance(instance, Mapping):
             raise EncodeError("wrong_type", f"an instance is an object of fields, not {type(instance).__name__}")
         instance = flatten(self._paths, instance)
-        encoded = EncodedInstance([], [], [], [])
+        bias: list[int] = []
+        encoded = EncodedInstance([], [], [], [], bias)
         name, strings = "", encoded.id_strings
         try:
             for name, number in self._categorical:
@@ -145,6 +149,8 @@ class InstanceEncoder:
             for name in self._dense:
                 value = instance.get(name)
                 encoded.dense.append(math.nan if value is None else parse_number(value))
+            for name in self._bias:
+                bias.append(_encode_id(instance.get(name), 0, []))  # nothing is noted of its string
         except EncodeError as error:
             raise error.in_field(name) from None
         return encoded
@@ -163,6 +169,9 @@ class InstanceEncoder:
             categorical_NC=categorical.reshape(num_instances, len(self._categorical)),
             lists=tuple(lists),
             dense_NF=dense.reshape(num_instances, len(self._dense)),
+            bias_NB=np.array([encoded.bias for encoded in encoded_N], np.int64).reshape(num_instances, -1)
+            if self._bias
+            else None,
         )
 
 
@@ -172,9 +181,9 @@ def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]], *, 
     A categorical that is missing or null is `MISSING_ID`; a list that is missing or null is empty, its null elements
     are skipped, and it is cut to its limit (multi_value keeps the first, sequence the last elements); a number that is
     missing or null is NaN. Set `share_values` when many instances hold the same strings and the same list objects.
-    Raises EncodeError with reason, field and index.
+    Fields of schema.bias are ignored unless schema.serves_sent_bias. Raises EncodeError with reason, field and index.
     """
-    encoder = InstanceEncoder(schema)
+    encoder = InstanceEncoder(schema, sent_bias=schema.serves_sent_bias)
     shared = EncodedValues() if share_values else None
     encoded = []
     for index, instance in enumerate(instances):

@@ -44,6 +44,7 @@ class Features:
     categorical_NC: Int64Array  # ids; a missing one is keys.MISSING_ID
     lists: tuple[Ragged, ...]  # schema.lists: multi_value, then sequence; a missing list is empty
     dense_NF: Float32Array  # raw numbers, untransformed; NaN where missing
+    bias_NB: Int64Array | None = None  # ids of schema.bias; None: what is served
 
     def __len__(self) -> int:
         return len(self.categorical_NC)
@@ -51,22 +52,27 @@ class Features:
     def slice(self, start: int, stop: int) -> "Features":
         """Return samples start to stop, as views."""
         lists = tuple(ragged.slice(start, stop) for ragged in self.lists)
-        return Features(self.categorical_NC[start:stop], lists, self.dense_NF[start:stop])
+        bias_NB = None if self.bias_NB is None else self.bias_NB[start:stop]
+        return Features(self.categorical_NC[start:stop], lists, self.dense_NF[start:stop], bias_NB)
 
     def take(self, rows_N: Int64Array) -> "Features":
         """Return copies of these samples, in that order."""
         lists = tuple(ragged.take(rows_N) for ragged in self.lists)
-        return Features(self.categorical_NC[rows_N], lists, self.dense_NF[rows_N])
+        bias_NB = None if self.bias_NB is None else self.bias_NB[rows_N]
+        return Features(self.categorical_NC[rows_N], lists, self.dense_NF[rows_N], bias_NB)
 
     @staticmethod
     def concatenate(parts: Sequence["Features"]) -> "Features":
         """Return the samples of all parts, in order; at least one part. A single part is returned as it is."""
         if len(parts) == 1:
             return parts[0]
+        biases = [part.bias_NB for part in parts if part.bias_NB is not None]
+        assert len(biases) in (0, len(parts))
         return Features(
             np.concatenate([part.categorical_NC for part in parts]),
             tuple(Ragged.concatenate(lists) for lists in zip(*(part.lists for part in parts), strict=True)),
             np.concatenate([part.dense_NF for part in parts]),
+            None if len(biases) < len(parts) else np.concatenate(biases),
         )
 
 

@@ -5,6 +5,7 @@ Servers and HotModel read rows with it; the trainer, which has compiled the read
 
 # N samples, K values of an element, L elements that a sample reads at most, D numbers of a row, M elements
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ def with_recalled(schema: Schema, features: Features, found: Sequence[Recalled],
             dense_NF[:, schema.dense.index(name)] = np.where(is_known_N, numbers_N, np.float32(np.nan))
         else:
             lists[schema.lists.index(name)] = _list(newest_NK)
-    return Features(categorical_NC=categorical_NC, lists=tuple(lists), dense_NF=dense_NF)
+    return replace(features, categorical_NC=categorical_NC, lists=tuple(lists), dense_NF=dense_NF)
 
 
 def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int) -> Int64Array:

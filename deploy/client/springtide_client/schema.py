@@ -8,7 +8,7 @@ from functools import cached_property
 import msgspec
 
 from springtide_client.errors import SpringtideError
-from springtide_client.keys import CROSSES
+from springtide_client.keys import CROSSES, encode_id
 from springtide_client.memory import Memory
 from springtide_client.system.json_text import decode_json
 
@@ -41,6 +41,12 @@ class Schema:
     max_length: Mapping[str, int] = field(default_factory=dict)
     # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
+    # ids of how a sample was presented, such as its place: only the wide part has weights for them, apart from all
+    # features. Predictions are for the values in `served_values`, missing ones where a field has none there, and only
+    # with `serves_sent_bias` for what a request says
+    bias: tuple[str, ...] = ()
+    served_values: Mapping[str, int | str] = field(default_factory=dict)
+    serves_sent_bias: bool = False
     # of labels that are values and not probabilities: LINKS
     links: Mapping[str, str] = field(default_factory=dict)
     # what is remembered of ids: sequences, the last ones of `sequence`, and fields that requests need not bring
@@ -58,7 +64,7 @@ class Schema:
         if self._num_numbered > CROSSES:
             num_features = self._num_numbered
             raise ValueError(f"[schema] has {num_features} features: at most {CROSSES} are possible")
-        roles = [*self.labels, *self.features, *self.dense]
+        roles = [*self.labels, *self.features, *self.dense, *self.bias]
         roles += [name for name in (self.timestamp, self.weight) if name is not None]
         for name in roles:
             if roles.count(name) > 1:
@@ -76,6 +82,9 @@ class Schema:
                 raise ValueError(f"pooling of {name!r}: only multi_value features are pooled")
             if pooling not in POOLINGS:
                 raise ValueError(f"pooling of {name!r} must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        for name in self.served_values:
+            if name not in self.bias:
+                raise ValueError(f"[bias] serve has {name!r}, which is not in [schema] bias")
         for name, link in self.links.items():
             if name not in self.labels or link not in LINKS:
                 raise ValueError(f"link {link!r} of {name!r} must be of a label, and one of {', '.join(LINKS)}")
@@ -95,11 +104,11 @@ class Schema:
     @cached_property
     def _numbered(self) -> tuple[str, ...]:
         """What has a number."""
-        return (*self.owners, *self.dense, *(memory.row_name for memory in self.memories))
+        return (*self.owners, *self.dense, *self.bias, *(memory.row_name for memory in self.memories))
 
     @property
     def _num_numbered(self) -> int:
-        return len(self.features) + len(self.dense) + len(self.memories)
+        return len(self.features) + len(self.dense) + len(self.bias) + len(self.memories)
 
     @cached_property
     def recorded(self) -> "Schema":
@@ -120,6 +129,7 @@ class Schema:
         )
         numbers = {name: self.number(name) for name in schema.owners}
         numbers |= {name: self.dense_number(name) for name in schema.dense}
+        numbers |= {name: self.bias_number(name) for name in schema.bias}
         return replace(schema, numbers=numbers, next_number=self.unused_number)
 
     @cached_property
@@ -148,10 +158,20 @@ class Schema:
         return tuple(self.dense_number(name) for name in self.dense)
 
     @cached_property
+    def bias_numbers(self) -> tuple[int, ...]:
+        """The number of each of `bias` in the keys of its ids."""
+        return tuple(self.bias_number(name) for name in self.bias)
+
+    @cached_property
+    def served_bias(self) -> tuple[int, ...]:
+        """The id of each of `bias` that samples are scored with."""
+        return tuple(encode_id(self.served_values.get(name))[0] for name in self.bias)
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of all fields."""
         others = tuple(name for name in (self.timestamp, self.weight) if name is not None)
-        return (*self.labels, *self.features, *self.dense, *others)
+        return (*self.labels, *self.features, *self.dense, *self.bias, *others)
 
     def number(self, feature: str) -> int:
         """Return the feature's number in a row's key; KeyError if there is no id feature of this name."""
@@ -169,6 +189,14 @@ class Schema:
             raise KeyError(name)
         return self.numbers[name] if self.numbers else len(self.features) + self.dense.index(name)
 
+    def bias_number(self, name: str) -> int:
+        """Return the number in the keys of a bias field's ids; KeyError if there is none of this name."""
+        if name not in self.bias:
+            raise KeyError(name)
+        if self.numbers:
+            return self.numbers[name]
+        return len(self.features) + len(self.dense) + self.bias.index(name)
+
     @property
     def unused_number(self) -> int:
         """The lowest number that no feature of the log ever had."""
@@ -178,7 +206,7 @@ class Schema:
         """Return the number in the keys of a memory's rows."""
         if self.numbers:
             return self.numbers[memory.row_name]
-        return len(self.features) + len(self.dense) + self.memories.index(memory)
+        return len(self.features) + len(self.dense) + len(self.bias) + self.memories.index(memory)
 
     def owner_names(self) -> dict[int, str]:
         """Return the id features that own rows by their numbers."""
@@ -187,8 +215,9 @@ class Schema:
     def row_names(self) -> dict[int, str]:
         """Return what rows can belong to by number: id features, dense features (their bins), memories, crosses."""
         bins = {self.dense_number(name): name for name in self.dense}
+        biases = {self.bias_number(name): name for name in self.bias}
         memories = {self.memory_number(memory): memory.row_name for memory in self.memories}
-        return self.owner_names() | bins | memories | {CROSSES: "crosses"}
+        return self.owner_names() | bins | biases | memories | {CROSSES: "crosses"}
 
     def continuing(self, before: "Schema") -> "Schema":
         """Return this schema numbered as the next one of a log whose newest is `before`.
@@ -204,13 +233,14 @@ class Schema:
                 if number not in heirs or name in before.owners:
                     heirs[number] = name
         heirs |= {before.dense_number(name): name for name in self.dense if name in before.dense}
+        heirs |= {before.bias_number(name): name for name in self.bias if name in before.bias}
         heirs |= {before.memory_number(one): one.row_name for one in self.memories if one in before.memories}
         numbers, unused = {name: number for number, name in heirs.items()}, before.unused_number
         for name in self._numbered:
             if name not in numbers:
                 numbers[name], unused = unused, unused + 1
         ordered = {name: numbers[name] for name in self._numbered}
-        in_order = (*self.features, *self.dense, *(memory.row_name for memory in self.memories))
+        in_order = (*self.features, *self.dense, *self.bias, *(memory.row_name for memory in self.memories))
         as_new = {name: place for place, name in enumerate(in_order) if name not in self.share}
         is_as_new = unused == self._num_numbered and ordered == as_new
         return replace(self, numbers={} if is_as_new else ordered, next_number=0 if is_as_new else unused)
@@ -233,6 +263,12 @@ class Schema:
         document = msgspec.to_builtins(self)
         if not self.pooling:
             del document["pooling"]  # the default is left out, so that logs written before it was an option match
+        if not self.bias:
+            del document["bias"]  # as before it was an option
+        if not self.served_values:
+            del document["served_values"]
+        if not self.serves_sent_bias:
+            del document["serves_sent_bias"]
         if not self.links:
             del document["links"]  # as before it was an option
         if not self.memories:

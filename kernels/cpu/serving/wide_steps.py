@@ -53,7 +53,7 @@ class CompiledSlots:
         found = _slots_and_crosses(
             fields_F3,
             features.categorical_NC.shape[1],
-            len(schema.dense),
+            len(schema.dense) + len(schema.bias),
             list_offsets(features),
             parameters.pair_fields_P2,
             parameters.pair_is_live_P,

@@ -406,7 +406,7 @@ def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: f
     if not batch.has_squares:
         return
     first = batch.offsets_N1[n]
-    for k in range(batch.offsets_N1[n + 1] - first):
+    for k in range(batch.offsets_N1[n + 1] - first - data.arrays.num_bias_1[0]):
         if has_repeats and first_K[k] < k:
             continue
         u, total, remembered = np.uint64(rows_S[first + k]), 0.0, 1.0 - 1 / SQUARES_MEMORY

@@ -30,7 +30,7 @@ def fields_of(schema: Schema) -> Int64Array:
         for place, name in enumerate(schema.lists)
         if name not in schema.share
     ]
-    lines += [(DENSE, place, 0) for place in range(len(schema.dense))]
+    lines += [(DENSE, place, 0) for place in range(len(schema.dense) + len(schema.bias))]
     return np.array(lines, np.int64).reshape(-1, 3)
 
 
@@ -98,6 +98,7 @@ def prepare_batch(
     states_US: Any,
     samples_before: Any,
     born_together: Any,
+    num_bias: Any,
 ) -> Any:
     """Return the slots of a batch as `sample_slots` does, at its unique keys, and of each row the parts of crosses.
 
@@ -125,7 +126,7 @@ def prepare_batch(
             born = np.float32(1 + before % BORN_PERIOD)
             states_US[u, born_at] = born
         hashes_U[u] = row_hash(features_U[u], ids_U[u], born)
-    potential_N = potential_crosses(num_crossed_NF)
+    potential_N = potential_crosses(num_crossed_NF, num_bias)
     return (
         (rows_S, fields_S, offsets_N1, crossed_from_NF, num_crossed_NF),
         usable_from_U,
@@ -161,15 +162,17 @@ def running_numbers(logs_ND: Any, statistics_3D: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def potential_crosses(num_crossed_NF: Any) -> Any:
-    """Return how many crosses each sample had if all pairs lived, int64 (N)."""
+def potential_crosses(num_crossed_NF: Any, num_bias: Any) -> Any:
+    """Return how many crosses each sample had if all pairs lived, int64 (N). The last fields, of one slot each, are
+    crossed among themselves alone.
+    """
     potential_N = np.zeros(len(num_crossed_NF), np.int64)
     for n in range(len(num_crossed_NF)):
         total, squares = 0, 0
         for f in range(num_crossed_NF.shape[1]):
             total += num_crossed_NF[n, f]
             squares += num_crossed_NF[n, f] * num_crossed_NF[n, f]
-        potential_N[n] = (total * total - squares) // 2
+        potential_N[n] = (total * total - squares) // 2 - (total - num_bias) * num_bias
     return potential_N
 
 

@@ -50,7 +50,8 @@ def strengths_of(arrays: WideParameters, num_live: int) -> Strengths:
     if samples > 0:
         first = max(1.0, arrays.slot_totals_4[1] / samples)
         crossed = arrays.slot_totals_4[2] / samples
-    num_possible = num_fields * (num_fields - 1) // 2
+    num_bias = arrays.num_bias_1[0]
+    num_possible = num_fields * (num_fields - 1) // 2 - (num_fields - num_bias) * num_bias
     if num_pairs < num_possible:  # of many fields not all pairs are tried
         crossed *= num_pairs / num_possible
     ratio, live = 6.0 / first, max(num_live / max(1, num_pairs), 0.1)
@@ -161,13 +162,13 @@ def standardize_counts(data: WidePass, n: int) -> None:
 
 @in_place
 def factorize(data: WidePass, n: int) -> Any:
-    """Add up the vectors of sample n; return the sum of the dot products of all pairs."""
+    """Add up the vectors of sample n, without those of bias; return the sum of the dot products of all pairs."""
     batch, work = data.batch, data.work
     sums_D, squares_D, values_UD, rows_S = work.sums_D, work.squares_D, batch.values_UD, batch.rows_S
     dim = len(sums_D)
     for d in range(dim):
         sums_D[d], squares_D[d] = 0.0, 0.0
-    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
+    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1] - data.arrays.num_bias_1[0]):
         u = rows_S[s]
         for d in range(dim):
             v = np.float64(values_UD[u, d])

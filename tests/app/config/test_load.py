@@ -9,6 +9,7 @@ import pytest
 from springtide.app.config.load import Config, load_config
 from springtide.app.errors import UserError
 from springtide.embeddings.config import FeaturePolicy
+from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 
 ROOT = Path(__file__).parents[3]
@@ -264,3 +265,32 @@ def test_loading_a_configuration_imports_no_heavy_library() -> None:
     code = f"import sys, springtide.app.config.load; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_bias_fields_and_what_is_served_in_their_place(tmp_path: Path) -> None:
+    biased = SMALLEST + 'bias = ["position", "layout"]\n'
+    config = load(tmp_path, biased)
+    assert (config.schema.bias, config.schema.served_bias) == (("position", "layout"), (MISSING_ID, MISSING_ID))
+    assert (config.source.bias_fields, config.source.bias_drop) == (("position", "layout"), 0.1)
+    config = load(tmp_path, biased + "[bias]\nserve = { position = 1 }\ndrop = 0.25\n")
+    assert (config.schema.served_bias, config.source.bias_drop) == ((1, MISSING_ID), 0.25)
+    assert not config.schema.serves_sent_bias
+    assert load(tmp_path, biased + '[bias]\nserve = "request"\n').schema.serves_sent_bias
+    assert load(tmp_path, SMALLEST).schema.bias == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[bias]\ndrop = 0.2\n", ["[bias]", "[schema] bias"]),
+        ('bias = ["position"]\n[model]\nwide = false\n', ["[schema] bias", "wide part"]),
+        ('bias = ["position"]\n[bias]\nserve = { place = 1 }\n', ["'place'", "[schema] bias"]),
+        ('bias = ["position"]\n[bias]\nserve = { position = 1.5 }\n', ["[bias]", "serve"]),
+        ('bias = ["position"]\n[bias]\nserve = "first"\n', ["[bias]", "serve"]),
+        ('bias = ["position"]\n[bias]\ndrop = 1.0\n', ["[bias]", "drop"]),
+        ('bias = ["item_id"]\n', ["'item_id'", "one role"]),
+        ('bias = ["position"]\n[features.position]\nttl_seconds = 3\n', ["position"]),
+    ],
+)
+def test_bias_that_cannot_be_learned_or_served_is_refused(tmp_path: Path, text: str, words: list[str]) -> None:
+    assert_refused(tmp_path, SMALLEST + text, words)

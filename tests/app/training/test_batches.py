@@ -12,6 +12,7 @@ from springtide.stream.batcher import GROWTH, BatchSize
 from springtide.stream.columns import Batch, Columns, RawRecords
 from springtide.stream.config import SourceConfig
 from springtide.stream.decode.decoder import Decoder
+from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.positions import Partition, Position
 from springtide_client.encode import encode_instances
 from springtide_client.keys import MISSING_ID
@@ -149,6 +150,15 @@ def test_features_without_any_value_are_named_until_there_were_enough_samples():
     values.add(batch_of([{"age": 3}, {}]))
     values.add(batch_of([{"country": "is"}]))
     assert (values.num_samples, values.without) == (4, ["country", "words"])
+
+
+def test_bias_fields_without_any_value_are_named_too():
+    schema = Schema(labels=("click",), categorical=("user",), bias=("position", "layout"))
+    values = FeatureValues(schema)
+    decoder = Decoder(schema, DecodeConfig(bias_fields=schema.bias))
+    records = [json.dumps({"click": 1, "user": 1, "position": 2}).encode()]
+    values.add(decoder.decode(RawRecords.from_messages(Partition("clicks", 0), records), NOW_MS))
+    assert values.without == ["layout"]
 
 
 def test_of_several_ranks_only_what_no_rank_has_seen_is_without_a_value():

@@ -9,7 +9,7 @@ from springtide.stream.decode.erasure_filter import Erasure, ErasureFilter
 from springtide.stream.decode.formats import DecodeConfig
 from springtide.stream.positions import Partition, Position
 from springtide_client.encode import encode_instances
-from springtide_client.keys import hash_string
+from springtide_client.keys import MISSING_ID, encode_id, hash_string
 from springtide_client.schema import Schema
 
 NOW_MS = 1_700_000_000_000
@@ -162,3 +162,39 @@ def test_the_string_of_an_erased_id_is_emitted_when_the_id_returns():
     assert pipeline.decode(records("ann", "bob", first=0), "t").id_strings.strings == ["ann"]
     assert sorted(pipeline.decode(records("bob", "ann", first=2), "t").id_strings.strings) == ["ann", "bob"]
     assert pipeline.decode(records("bob", first=4), "t").id_strings.strings == []
+
+
+BIASED = Schema(labels=("click",), categorical=("user",), bias=("position", "layout"))
+PRESENTED = [{"click": 1, "user": n, "position": n % 4, "layout": None if n % 5 else "grid"} for n in range(3000)]
+
+
+def decode_presented(values, drop=0.0, first=0, number=3, **settings):
+    raw = RawRecords.from_messages(
+        Partition("clicks", number), list(map(dumps, values)), offsets=range(first, first + len(values))
+    )
+    config = DecodeConfig(bias_fields=BIASED.bias, bias_drop=drop, **settings)
+    return Decoder(BIASED, config).decode(raw, NOW_MS)
+
+
+def test_bias_fields_are_decoded_beside_the_features():
+    columns = decode_presented([{"click": 2, "user": 1}, *PRESENTED[:20], {"click": 0, "position": "top"}])
+    assert len(columns.dead_letters) == 1
+    wanted = [(row["position"], row["layout"]) for row in PRESENTED[:20]] + [("top", None)]
+    assert columns.features.bias_NB.tolist() == [[encode_id(value)[0] for value in row] for row in wanted]
+    assert columns.features.categorical_NC[:20, 0].tolist() == list(range(20))
+    assert decode_presented([{"click": 1, "position": 0.5}]).dead_letters[0].reason == "wrong_type"
+    assert decode([dumps(GOOD)]).features.bias_NB is None
+
+
+def test_a_share_of_samples_is_learned_without_bias_the_same_ones_on_every_replay():
+    whole = decode_presented(PRESENTED, drop=0.1)
+    kept = decode_presented(PRESENTED).features.bias_NB
+    is_dropped_N = (whole.features.bias_NB == MISSING_ID).all(axis=1)
+    assert abs(is_dropped_N.mean() - 0.1) < 0.02
+    np.testing.assert_array_equal(whole.features.bias_NB[~is_dropped_N], kept[~is_dropped_N])
+    parts = [decode_presented(PRESENTED[start : start + 77], 0.1, start) for start in range(0, 3000, 77)]
+    np.testing.assert_array_equal(np.concatenate([part.features.bias_NB for part in parts]), whole.features.bias_NB)
+    other = (decode_presented(PRESENTED, drop=0.1, number=4).features.bias_NB == MISSING_ID).all(axis=1)
+    assert 0 < (other & is_dropped_N).sum() < 100
+    more = (decode_presented(PRESENTED, drop=0.5).features.bias_NB == MISSING_ID).all(axis=1)
+    assert more[is_dropped_N].all()

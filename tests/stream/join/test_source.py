@@ -1,5 +1,6 @@
 """The joined stream over a real broker: impressions of one topic, clicks and dwell times of others."""
 
+import dataclasses
 import json
 import random
 from collections import Counter, defaultdict
@@ -21,6 +22,7 @@ from springtide.stream.kafka.config import KafkaConfig
 from springtide.stream.kafka.producer import Producer
 from springtide.stream.negatives import NegativeSampling, NegativesConfig
 from springtide.stream.positions import Partition
+from springtide_client.keys import encode_id
 from springtide_client.schema import Schema
 from tests.stream.join.batch_join import Label, Log, Record, batch_join
 from tests.support.waiting import wait_until
@@ -86,6 +88,7 @@ class Topics:
         join: JoinConfig = JOIN,
         of_labels: Mapping[str, LabelSource] = LABELS,
         scratch: Path | None = None,
+        schema: Schema = SCHEMA,
         **settings: Any,
     ) -> JoinSource:
         labels = {
@@ -94,9 +97,9 @@ class Topics:
         }
         servers = self.kafka.bootstrap_servers
         config = SourceConfig(topic=f"{self.prefix}-impressions", bootstrap_servers=servers, **settings)
-        plan = JoinPlan.of(join, labels, SCHEMA)
+        plan = JoinPlan.of(join, labels, schema)
         assert plan is not None
-        return JoinSource(config, plan, SCHEMA, state, scratch=scratch)
+        return JoinSource(config, plan, schema, state, scratch=scratch)
 
 
 def vars_of(source: LabelSource) -> dict[str, Any]:
@@ -219,6 +222,38 @@ def test_impressions_that_wait_for_late_events_are_in_files_and_read_again_after
     samples = [item for item, _ in (*first, *rest)]
     assert [item for item in samples[2000:] if item != 999] == list(range(0, 2000, 4))
     assert reasons == []
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 16, 1 << 30])
+def test_impressions_keep_how_they_were_presented_until_their_windows_are_over(
+    topics: Topics, tmp_path: Path, memory_bytes: int
+) -> None:
+    shown: list[dict[str, Any]] = []
+    for n in range(2000):
+        row = {"request": f"r{n}", "item_id": n, "user_id": n, "tags": [n], "ts": NOW_MS + n}
+        shown.append({**row, "position": n % 7, "layout": "grid" if n % 2 else None})
+    for partition in (0, 1):
+        topics.send("impressions", partition, *shown[partition::2])
+    topics.act(7, 1000)
+    topics.pass_time(90_000)
+    schema = dataclasses.replace(SCHEMA, bias=("position", "layout"))
+    join = msgspec.structs.replace(JOIN, memory_bytes=memory_bytes)
+    found: dict[int, list[int]] = {}
+    clicks: list[int] = []
+    with topics.source(join=join, scratch=tmp_path, schema=schema, bias_fields=schema.bias) as source:
+
+        def has_all() -> bool:
+            for columns in source.poll(0.05):
+                assert columns.features.bias_NB is not None
+                items = columns.features.categorical_NC[:, 1]
+                found.update(zip(items.tolist(), columns.features.bias_NB.tolist(), strict=True))
+                clicks.extend(items[columns.labels_NL[:, 0] > 0].tolist())
+            return len(found) >= len(shown)
+
+        wait_until(has_all)
+    layouts = [encode_id(value)[0] for value in (None, "grid")]
+    assert [found[n] for n in range(2000)] == [[n % 7, layouts[n % 2]] for n in range(2000)]
+    assert clicks == [7]
 
 
 def test_silent_events_end_no_window_before_its_time(topics: Topics) -> None:

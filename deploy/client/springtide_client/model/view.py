@@ -307,7 +307,8 @@ def wide_of(dense: Mapping[str, npt.NDArray[Any]], schema: Schema) -> WideParame
         raise LogError(f"the version lacks the array {missing} of its wide part") from None
     if wide is None:
         return None
-    if not np.array_equal(wide.numbers_F, WideFields.of(schema).numbers_F):
+    fields = WideFields.of(schema)
+    if not np.array_equal(wide.numbers_F, fields.numbers_F) or wide.num_bias_1[0] != fields.num_bias:
         raise LogError("the wide part's arrays are of other features than the schema's")
     return WideParameters(*map(np.array, wide))
 

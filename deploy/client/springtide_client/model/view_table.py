@@ -236,9 +236,9 @@ class ModelRows:
 
     @staticmethod
     def of(tables: Mapping[str, ViewTable], names: TableNames, dim: int, schema: Schema) -> "ModelRows":
-        """Find out where the features' rows are, those of the bins of dense ones included."""
+        """Find out where the features' rows are, those of bins and of bias fields included."""
         numbers = [schema.number(name) for name in schema.features]
-        numbers += [schema.dense_number(name) for name in schema.dense]
+        numbers += [*schema.dense_numbers, *schema.bias_numbers]
         used = {names.name_of(number) for number in numbers} or {MAIN_TABLE}
         first = tables[used.pop()]
         return ModelRows(tables, names, dim, first if not used and first.dim == dim else None)

@@ -14,7 +14,7 @@ from springtide_client.schema import Schema
 from springtide_client.wide.fields import Float64Array
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows, WideSteps
-from springtide_client.wide.slots import bin_keys
+from springtide_client.wide.slots import bin_keys, with_bias
 
 
 class WidePrediction(NamedTuple):
@@ -36,7 +36,8 @@ def predict_wide(
     x_NX, bins_ND = steps.numbers(features.dense_NF, wide.number_statistics_3D)
     features_K, ids_K = lookup_keys(schema, features)
     num_ids = len(ids_K)
-    bin_features_B, bins_B = bin_keys(schema, bins_ND)
+    bias_NB = features.bias_NB if schema.serves_sent_bias else None  # else samples that have some are served alike
+    bin_features_B, bins_B = bin_keys(schema, with_bias(schema, bins_ND, bias_NB))
     keys = rows.wide_rows(np.concatenate([features_K, bin_features_B]), np.concatenate([ids_K, bins_B]))
     found = keys.found
     net_NL = net(assemble(schema, features, found.rows_KD[:num_ids]))

@@ -1,4 +1,4 @@
-"""The fields of the wide part: id features that own rows, then dense features, as numbers and as ids of bins."""
+"""The fields of the wide part: id features that own rows, dense ones as numbers and as ids of bins, bias fields."""
 
 # F fields, N samples, D dense features, X numbers of a sample (2 D: value and missing indicator of each dense feature)
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ class WideFields:
 
     names: tuple[str, ...]
     numbers_F: Int64Array
+    num_bias: int = 0  # of the last fields: their weights stand alone, in crosses among themselves, and in no vectors
 
     def __len__(self) -> int:
         return len(self.names)
@@ -28,7 +29,9 @@ class WideFields:
     def of(schema: Schema) -> "WideFields":
         """Return the fields in the order of their slots."""
         numbers = [schema.number(name) for name in schema.owners]
-        return WideFields((*schema.owners, *schema.dense), np.array([*numbers, *schema.dense_numbers], np.int64))
+        numbers += [*schema.dense_numbers, *schema.bias_numbers]
+        names = (*schema.owners, *schema.dense, *schema.bias)
+        return WideFields(names, np.array(numbers, np.int64), len(schema.bias))
 
 
 Float64Array = npt.NDArray[np.float64]

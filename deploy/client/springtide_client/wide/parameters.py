@@ -22,6 +22,7 @@ PLAIN_FIRST_ORDER, PLAIN_NUMBERS = range(2)  # those of the plain learner
 PRIOR_CLICKS, PRIOR_SAMPLES = 1.0, 4.0
 PRIOR_BIAS_INFORMATION = 100.0
 PRIOR_GROUP_INFORMATION = 100.0 / 3
+NO_BIAS = np.zeros(1, np.int64)
 
 
 class WideParameters(NamedTuple):
@@ -56,6 +57,7 @@ class WideParameters(NamedTuple):
     plain_number_information_LX: Float64Array
     loss_difference_L: Float64Array  # summed loss of the plain learner less that of the other
     mixture_L: Float64Array  # weight of the other in the mixture
+    num_bias_1: Int64Array = NO_BIAS  # of the last fields: WideFields.num_bias; versions without such fields lack it
 
     @staticmethod
     def initial(wide_fields: WideFields, num_dense: int, num_labels: int, *, crosses: int = 64) -> "WideParameters":
@@ -65,7 +67,9 @@ class WideParameters(NamedTuple):
         """
         num_fields = len(wide_fields)
         pairs_P2 = (
-            pairs_to_try(wide_fields.numbers_F, max(MAX_PAIRS, crosses)) if crosses else np.zeros((0, 2), np.int64)
+            pairs_to_try(wide_fields.numbers_F, max(MAX_PAIRS, crosses), wide_fields.num_bias)
+            if crosses
+            else np.zeros((0, 2), np.int64)
         )
         num_pairs, num_numbers = len(pairs_P2), 2 * num_dense
 
@@ -106,6 +110,7 @@ class WideParameters(NamedTuple):
             plain_number_information_LX=zeros(num_numbers),
             loss_difference_L=zeros(),
             mixture_L=full(0.5),
+            num_bias_1=np.array([wide_fields.num_bias]),
         )
 
     @staticmethod
@@ -116,11 +121,16 @@ class WideParameters(NamedTuple):
         """
         if f"{PREFIX}base_L" not in tensors:
             return None
-        return WideParameters(*(tensors[PREFIX + name] for name in WideParameters._fields))
+        defaults = WideParameters._field_defaults
+        names = [name for name in WideParameters._fields if name not in defaults or PREFIX + name in tensors]
+        return WideParameters(**{name: tensors[PREFIX + name] for name in names})
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays by name, without the prefix."""
-        return self._asdict()
+        """Return the arrays by name, without the prefix, as versions have them."""
+        named = self._asdict()
+        if not self.num_bias_1[0]:
+            del named["num_bias_1"]  # as before bias fields were an option
+        return named
 
     @property
     def num_labels(self) -> int:

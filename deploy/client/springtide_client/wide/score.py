@@ -52,7 +52,7 @@ def score(
     row. `x_NX`: bins.standardize. `net_NL`: the deep net's logits, the offset.
     """
     num_samples, num_labels = len(slots.offsets_N1) - 1, parameters.num_labels
-    factorized_N = _factorized(slots, rows.values_UD) * parameters.factorization_scale
+    factorized_N = _factorized(slots, rows.values_UD, int(parameters.num_bias_1[0])) * parameters.factorization_scale
     standard_S, never_S = _seen(parameters, slots, rows.counts_U)
     wide_SW, fields_S = rows.wide_UW[slots.rows_S], slots.fields_S
     num_fields = len(parameters.numbers_F)
@@ -109,10 +109,10 @@ def _last_of_running_sums(values: Float64Array) -> Float64Array:
     return sums
 
 
-def _factorized(slots: Slots, values_UD: Float32Array) -> Float64Array:
-    """Return the sum of the dot products of all pairs of a sample's vectors, (N)."""
+def _factorized(slots: Slots, values_UD: Float32Array, num_bias: int) -> Float64Array:
+    """Return the sum of the dot products of all pairs of a sample's vectors, (N), without its last slots: of bias."""
     num_samples = len(slots.offsets_N1) - 1
-    lengths_N = np.diff(slots.offsets_N1)
+    lengths_N = np.diff(slots.offsets_N1) - num_bias
     longest, dim = int(lengths_N.max(initial=0)), values_UD.shape[1]
     sums_ND, squares_ND = np.zeros((num_samples, dim)), np.zeros((num_samples, dim))
     for place in range(longest):  # one slot after the other; an addition of zero changes nothing

@@ -32,9 +32,20 @@ class Slots(NamedTuple):
         return self._replace(rows_S=rows_K[self.rows_S])
 
 
+def with_bias(schema: Schema, bins_ND: Int64Array, bias_NB: Int64Array | None = None) -> Int64Array:
+    """Return the ids of bins and then of bias fields, (N, D + B). `bias_NB`: None stands for what is served."""
+    if not schema.bias:
+        return bins_ND
+    if bias_NB is None:
+        bias_NB = np.tile(np.array(schema.served_bias, np.int64), (len(bins_ND), 1))
+    return np.concatenate([bins_ND, bias_NB], axis=1)
+
+
 def bin_keys(schema: Schema, bins_ND: Int64Array) -> tuple[UInt16Array, Int64Array]:
-    """Return the keys of the bins: features and ids (N * D), sample by sample. They follow those of `lookup_keys`."""
-    numbers_D = np.array(schema.dense_numbers, np.uint16)
+    """Return the keys of the bins, and of the ids that `with_bias` has appended: features and ids (N * D), sample by
+    sample. They follow those of `lookup_keys`.
+    """
+    numbers_D = np.array([*schema.dense_numbers, *schema.bias_numbers], np.uint16)
     return np.tile(numbers_D, len(bins_ND)), np.ascontiguousarray(bins_ND).reshape(-1)
 
 
@@ -46,7 +57,7 @@ def num_crossed(schema: Schema, features: Features) -> Int64Array:
 def slots_of(schema: Schema, features: Features) -> Slots:
     """Return the slots; their rows are places among the keys of `lookup_keys`, followed by those of `bin_keys`."""
     num_samples, num_categorical = features.categorical_NC.shape
-    num_dense, lengths_NF = len(schema.dense), _lengths(schema, features)
+    num_binned, lengths_NF = len(schema.dense) + len(schema.bias), _lengths(schema, features)
     num_fields = lengths_NF.shape[1]
     samples_N = np.arange(num_samples)
     starts_FN: list[Int64Array] = []  # of each field, the key of its first slot in each sample
@@ -61,8 +72,8 @@ def slots_of(schema: Schema, features: Features) -> Slots:
             starts_FN.append(start + ragged.offsets[:-1])
             takes_last.append(name in schema.sequence)
         start += len(ragged.ids_M)
-    starts_FN += list(start + samples_N * num_dense + np.arange(num_dense)[:, None])
-    takes_last += [False] * num_dense
+    starts_FN += list(start + samples_N * num_binned + np.arange(num_binned)[:, None])
+    takes_last += [False] * num_binned
     starts_NF = np.stack(starts_FN, axis=1)
 
     ends_G = np.cumsum(lengths_NF.reshape(-1))  # of each sample's fields, one after the other
@@ -82,7 +93,8 @@ def slots_of(schema: Schema, features: Features) -> Slots:
 
 def _lengths(schema: Schema, features: Features) -> Int64Array:
     """Return how many slots each sample and field has, (N, F)."""
-    lengths_NF = np.ones((len(features), len(schema.owners) + len(schema.dense)), np.int64)
+    num_fields = len(schema.owners) + len(schema.dense) + len(schema.bias)
+    lengths_NF = np.ones((len(features), num_fields), np.int64)
     for name, ragged in zip(schema.lists, features.lists, strict=True):
         if name not in schema.share:
             lengths_NF[:, schema.owners.index(name)] = np.diff(ragged.offsets)
@@ -101,17 +113,23 @@ class CrossSlots(NamedTuple):
     offsets_N1: Int64Array
 
 
-def all_pairs(num_fields: int) -> Int64Array:
-    """Return every pair of fields, int64 (P, 2), the lower first, in order."""
-    return np.stack(np.triu_indices(num_fields, 1), axis=1).astype(np.int64)
+def all_pairs(num_fields: int, num_bias: int = 0) -> Int64Array:
+    """Return every pair of fields, int64 (P, 2), the lower first, in order; none of a bias field and another one.
+
+    `num_bias`: of the fields the last ones.
+    """
+    pairs_P2 = np.stack(np.triu_indices(num_fields, 1), axis=1).astype(np.int64)
+    is_bias_P2 = pairs_P2 >= num_fields - num_bias
+    apart_P2: Int64Array = pairs_P2[is_bias_P2[:, 0] == is_bias_P2[:, 1]]
+    return apart_P2
 
 
-def pairs_to_try(numbers_F: Int64Array, at_most: int) -> Int64Array:
+def pairs_to_try(numbers_F: Int64Array, at_most: int, num_bias: int = 0) -> Int64Array:
     """Return the pairs of fields that live at first, int64 (P, 2): all, or of too many those of the smallest hashes.
 
     The same ones whatever the order of the fields: the hash is of both feature numbers, the smaller one first.
     """
-    pairs_P2 = all_pairs(len(numbers_F))
+    pairs_P2 = all_pairs(len(numbers_F), num_bias)
     if len(pairs_P2) <= at_most:
         return pairs_P2
     numbers_P2 = np.sort(numbers_F[pairs_P2], axis=1)

@@ -66,6 +66,7 @@ def union_of(parts: list[Batch]) -> Batch:
         np.concatenate([one.categorical_NC for one in features]),
         tuple(joined_list([one.lists[number] for one in features]) for number in range(len(SCHEMA.lists))),
         np.concatenate([one.dense_NF for one in features]),
+        None if features[0].bias_NB is None else np.concatenate([one.bias_NB for one in features]),
     )
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])

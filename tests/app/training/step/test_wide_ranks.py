@@ -16,6 +16,7 @@ from springtide.app.training.step.learner import Learner
 from springtide.embeddings.sharding.exchange import Exchange
 from springtide.stream.columns import Batch
 from springtide_client.features import Features
+from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 from tests.app.training.random_clicks import SCHEMA, make_batch
 from tests.app.training.step.rank_learners import (
@@ -69,6 +70,52 @@ def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
         assert len(other_rows[name].rows) > 10
         keys = [{*zip(one.rows.feature, one.rows.id, strict=True)} for one in (delta, other_rows[name])]
         assert not keys[0] & keys[1], "two ranks have a row of this id"
+
+
+BIASED = dataclasses.replace(SCHEMA, bias=("position", "layout"))
+
+
+def presented(batch: Batch, seed: int) -> Batch:
+    """Clicks that depend on the place too, of which a tenth is not known."""
+    random = np.random.default_rng([seed, 1])
+    bias_NB = random.integers(0, 3, (len(batch), 2))
+    is_seen_N = random.random(len(batch)) < np.array([1.0, 0.5, 0.1])[bias_NB[:, 0]]
+    bias_NB[random.random(len(batch)) < 0.1] = MISSING_ID
+    labels_NL = batch.labels_NL * is_seen_N[:, None]
+    return dataclasses.replace(
+        batch, labels_NL=labels_NL, features=dataclasses.replace(batch.features, bias_NB=bias_NB)
+    )
+
+
+def test_ranks_learn_bias_fields_nearly_as_one_process() -> None:
+    parts = [
+        [presented(make_batch(2 * step + rank, 200 if step % 5 else 200 * rank), 2 * step + rank) for rank in range(2)]
+        for step in range(12)
+    ]
+    alone = make_wide_learner(schema=BIASED)
+    expected = [alone.step(union_of(part)) for part in parts]
+
+    def work(exchange: Exchange) -> Any:
+        learner = make_wide_learner(exchange, schema=BIASED)
+        batches = [part[exchange.rank] for part in parts]
+        reports = [
+            learner.step(batch, following) for batch, following in zip(batches, [*batches[1:], None], strict=True)
+        ]
+        learner.require_same_net()
+        return reports, learner.table.tables[""].take_delta().rows
+
+    (reports, rows), (_, other_rows) = on_ranks(2, work)
+    assert abs(loss_of(reports[4:]) - loss_of(expected[4:])) < 0.03
+    number, weights = BIASED.bias_number("position"), {}
+    for block in (rows, other_rows, alone.table.tables[""].take_delta().rows):
+        own = block.feature == number
+        weights |= {
+            (block is rows or block is other_rows, int(row_id)): state
+            for row_id, state in zip(block.id[own], block.state[own, 1], strict=True)
+        }
+    of_ranks, of_one = (np.array([weights[which, place] for place in (0, 1, 2, MISSING_ID)]) for which in (True, False))
+    assert of_one[0] - of_one[2] > 1
+    np.testing.assert_allclose(of_ranks, of_one, atol=0.35)
 
 
 def test_many_ranks_that_correct_the_same_error_do_not_overshoot() -> None:

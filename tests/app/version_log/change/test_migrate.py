@@ -1,6 +1,9 @@
 """The wide part's arrays go on by field, pair, label and number, wherever these are in the new signature."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from springtide.app.version_log.change.migrate import WIDE, migrate_wide, same_numbers
 from springtide_client.schema import Schema
@@ -21,7 +24,7 @@ def learned(schema: Schema) -> WideParameters:
         name: rng.permutation(array.size).reshape(array.shape).astype(array.dtype)
         % (2 if array.dtype == np.uint8 else 997)
         for name, array in begun.named().items()
-        if name not in ("numbers_F", "pair_fields_P2")
+        if name not in ("numbers_F", "num_bias_1", "pair_fields_P2")
     }
     return begun._replace(**changes)
 
@@ -32,7 +35,9 @@ def named(parameters: WideParameters) -> dict[str, np.ndarray]:
 
 def migrated(old: Schema, new: Schema, was: WideParameters, begun: WideParameters) -> WideParameters:
     arrays = migrate_wide(named(was), named(begun), old, new, same_numbers(old, new))
-    return WideParameters(*(arrays[f"{WIDE}{name}"] for name in WideParameters._fields))
+    found = WideParameters.of({name.removeprefix("dense."): array for name, array in arrays.items()})
+    assert found is not None
+    return found
 
 
 def places(schema: Schema, parameters: WideParameters) -> tuple[dict, dict, dict, dict]:
@@ -82,6 +87,23 @@ def test_what_stays_keeps_its_numbers_and_the_rest_begins() -> None:
     for number, place in dense_now.items():
         source = was.number_statistics_3D[:, dense_was[number]] if number in dense_was else [0, 1, 0]
         assert now.number_statistics_3D[:, place].tolist() == list(source)
+
+
+@pytest.mark.parametrize("bias", [("place", "layout"), ("layout",)])
+def test_bias_fields_come_and_go_and_the_other_fields_go_on(bias: tuple[str, ...]) -> None:
+    biased = replace(OLD, bias=("place", "layout"))
+    new = replace(OLD, bias=bias).continuing(biased)
+    for old, later in ((OLD, biased.continuing(OLD)), (biased, OLD.continuing(biased)), (biased, new)):
+        was, begun = learned(old), initial(later)
+        now = migrated(old, later, was, begun)
+        assert now.num_bias_1.tolist() == begun.num_bias_1.tolist() == [len(later.bias)]
+        (fields_was, pairs_was, *_), (fields_now, pairs_now, *_) = places(old, was), places(later, now)
+        for field, place in fields_now.items():
+            source = was.seen_statistics_3F[:, fields_was[field]] if field in fields_was else [0, 1, 0]
+            assert now.seen_statistics_3F[:, place].tolist() == list(source)
+        for pair, place in pairs_now.items():
+            assert len(pair & {"place", "layout"}) in (0, 2)
+            assert now.pair_gains_P[place] == (was.pair_gains_P[pairs_was[pair]] if pair in pairs_was else 0)
 
 
 def test_crosses_may_be_turned_off_and_on() -> None:

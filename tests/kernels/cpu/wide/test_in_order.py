@@ -1,6 +1,7 @@
 """The pass against the plain oracle, and its scores against the client's reference, bit by bit."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,19 +13,20 @@ from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETT
 from springtide.kernels.cpu.wide.in_order import in_order_pass
 from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, running_numbers
 from springtide_client.features import Features, Ragged
-from springtide_client.keys import CROSSES
+from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields, bin_ids, signed_logs, standardize
 from springtide_client.wide.layout import born_column, born_of, wide_width
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows, score
-from springtide_client.wide.slots import MAX_CROSSED, bin_keys, cross_ids, cross_slots, row_hashes, slots_of
+from springtide_client.wide.slots import MAX_CROSSED, bin_keys, cross_ids, cross_slots, row_hashes, slots_of, with_bias
 from tests.support.wide_oracle import WideOracle
 
 DIM = 4
 SCHEMA = Schema(
     labels=("click", "buy"), categorical=("user", "item"), multi_value=("genres",), sequence=("last",), dense=("price",)
 )
+BIASED = replace(SCHEMA, bias=("position", "layout"))
 
 
 def vector(number: int, id_: int) -> np.ndarray:  # type: ignore[type-arg]
@@ -71,7 +73,8 @@ class SmallTable:
     def slots(self, features: Features, x_NX: np.ndarray):  # type: ignore[type-arg, no-untyped-def]
         from springtide_client.model.inputs import lookup_keys
 
-        keys = zip(lookup_keys(self.schema, features), bin_keys(self.schema, bin_ids(x_NX)), strict=True)
+        bins_ND = with_bias(self.schema, bin_ids(x_NX), features.bias_NB)
+        keys = zip(lookup_keys(self.schema, features), bin_keys(self.schema, bins_ND), strict=True)
         rows_K = self.rows_of(*(np.concatenate(parts) for parts in keys))
         return slots_of(self.schema, features).at(rows_K), rows_K
 
@@ -81,8 +84,10 @@ class SmallTable:
         slots, rows_K = self.slots(features, x_NX)
         numbers, ids = self.keys()
         states = self.states[: len(numbers)].copy()
+        num_bias = len(self.schema.bias)
         own, usable_U, hashes_U, potential_N = prepare_batch(
-            fields_of(self.schema), 2, 1, list_offsets(features), rows_K, numbers, ids, states, self.samples, False
+            *(fields_of(self.schema), 2, 1 + num_bias, list_offsets(features), rows_K, numbers, ids, states),
+            *(self.samples, False, num_bias),
         )
         for array, expected in zip(own, slots, strict=True):
             np.testing.assert_array_equal(array, expected)
@@ -176,19 +181,33 @@ def as_oracle(features: Features, n: int):  # type: ignore[no-untyped-def]
         ids = ragged.ids_M[ragged.offsets[n] : ragged.offsets[n + 1]].tolist()
         fields.append([(number, id_) for id_ in ids])
         crossed.append([(number, id_) for id_ in (ids[:MAX_CROSSED] if number == 2 else ids[-MAX_CROSSED:])])
-    return fields, [*fields[:2], *crossed], signed_logs(features.dense_NF[n : n + 1])[0].tolist()
+    bias = [] if features.bias_NB is None else [[(5 + b, id_)] for b, id_ in enumerate(features.bias_NB[n].tolist())]
+    logs = signed_logs(features.dense_NF[n : n + 1])[0].tolist()
+    return [*fields, *bias], [*fields[:2], *crossed, *bias], logs
 
 
-@pytest.mark.parametrize("longest", [(3, 11), (1, 1), (1, 2)])
+def with_random_bias(features: Features, seed: int) -> Features:
+    rng = np.random.default_rng([seed, 7])
+    bias_NB = rng.integers(0, 4, (len(features), 2))
+    bias_NB[rng.random(bias_NB.shape) < 0.2] = MISSING_ID
+    return replace(features, bias_NB=bias_NB)
+
+
+@pytest.mark.parametrize(
+    ("longest", "schema"), [((3, 11), SCHEMA), ((1, 1), SCHEMA), ((1, 2), SCHEMA), ((3, 11), BIASED), ((1, 1), BIASED)]
+)
 def test_the_pass_learns_what_the_oracle_learns_and_scores_what_the_reference_scores(
-    longest: tuple[int, int],
+    longest: tuple[int, int], schema: Schema
 ) -> None:
+    num_bias = len(schema.bias)
+    numbers = list(range(5 + num_bias))
     table, oracle = (
-        SmallTable(SCHEMA),
-        WideOracle([0, 1, 2, 3, 4], 1, 2, DIM, first_vector=vector, cross_id=oracle_cross),
+        SmallTable(schema),
+        WideOracle(numbers, 1, 2, DIM, first_vector=vector, cross_id=oracle_cross, num_bias=num_bias),
     )
     for number, num in enumerate((1, 40, 1, 100, 1)):
         features, net, labels, weights = samples(num, seed=number, longest=longest)
+        features = with_random_bias(features, number) if num_bias else features
         reference = table.score(features, net) if num == 1 else None
         most = 1 << 20 if number < 3 else 100
         logits, errors = table.learn(features, net, labels, weights, most=most)
@@ -211,6 +230,8 @@ def test_the_pass_learns_what_the_oracle_learns_and_scores_what_the_reference_sc
         np.testing.assert_allclose(table.values[place], row.v, rtol=1e-3, atol=1e-5)
         assert (table.counts[place], table.wide[place, born_column(2)]) == (row.n, row.born)
         np.testing.assert_allclose(table.wide[place, :8:4], row.w, rtol=1e-3, atol=1e-5)
+        if key[0] >= 5:
+            np.testing.assert_array_equal(table.values[place], vector(*key))  # no net and no machine sees them
     assert table.cross_places.keys() == oracle.cross_rows.keys()
     assert CROSSES not in table.fields.numbers_F
 
