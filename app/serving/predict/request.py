@@ -110,8 +110,7 @@ def _with_shared(schema: Schema, own: Features, shared: Features, names: frozens
     lists = list(own.lists)
     for column, name in enumerate(schema.lists):
         if name in names:
-            ids_M = shared.lists[column].ids_M
-            lists[column] = Ragged(np.tile(ids_M, num_samples), len(ids_M) * np.arange(num_samples + 1))
+            lists[column] = shared.lists[column].repeat(num_samples)
     return Features(categorical_NC=own.categorical_NC, lists=tuple(lists), dense_NF=own.dense_NF)
 
 

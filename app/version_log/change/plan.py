@@ -190,7 +190,7 @@ def plan_change(old: ModelSignature, new: ModelSignature) -> Plan:
 def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
-    names = {"max_length": "[features.*] max_length", "pooling": "[features.*] pooling", "links": "[labels.*] loss"}
+    names = {key: f"[features.*] {key}" for key in ("max_length", "pooling", "weighted")} | {"links": "[labels.*] loss"}
     for key in before:
         if key not in ("numbers", "next_number") and before[key] != after[key]:
             yield names.get(key, f"[schema] {key}")

@@ -40,6 +40,8 @@ class Schema:
     max_length: Mapping[str, int] = field(default_factory=dict)
     # how a multi_value list becomes one vector, if not by the mean
     pooling: Mapping[str, str] = field(default_factory=dict)
+    # multi_value features whose ids come with weights
+    weighted: tuple[str, ...] = ()
     # of labels that are values and not probabilities: LINKS
     links: Mapping[str, str] = field(default_factory=dict)
     # of the features that own rows and of the dense ones, where they are not as in a new log; and the lowest number
@@ -73,6 +75,14 @@ class Schema:
                 raise ValueError(f"pooling of {name!r}: only multi_value features are pooled")
             if pooling not in POOLINGS:
                 raise ValueError(f"pooling of {name!r} must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        for name in self.weighted:
+            if name not in self.multi_value:
+                raise ValueError(f"weighted of {name!r}: only ids of multi_value features have weights")
+            if self.pooling_of(name) == "max":
+                raise ValueError(
+                    f'weighted of {name!r}: pooling = "max" takes the greatest number and no weights: use "sum" or '
+                    '"mean", or leave weighted out'
+                )
         for name, link in self.links.items():
             if name not in self.labels or link not in LINKS:
                 raise ValueError(f"link {link!r} of {name!r} must be of a label, and one of {', '.join(LINKS)}")
@@ -187,6 +197,8 @@ class Schema:
         document = msgspec.to_builtins(self)
         if not self.pooling:
             del document["pooling"]  # the default is left out, so that logs written before it was an option match
+        if not self.weighted:
+            del document["weighted"]  # likewise
         if not self.links:
             del document["links"]  # as before it was an option
         if not self.next_number:

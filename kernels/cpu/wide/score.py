@@ -98,24 +98,25 @@ def sizes_of(data: WidePass, n: int) -> tuple[int, int]:
 def find_repeats(data: WidePass, n: int) -> Any:
     """Find items that have a row in common; return whether there may be such, or gates in common.
 
-    There are none where no field of the sample has two slots, and no pair of fields two crosses.
+    There are none where no field of the sample has two slots, and no pair of fields two crosses. With weights there
+    may be such always.
     """
     batch, crosses, work = data.batch, data.crosses, data.work
-    fields_S, pairs_C, r, repeated = batch.fields_S, crosses.pairs_C, n - crosses.start, 0
+    fields_S, pairs_C, r, repeated = batch.fields_S, crosses.pairs_C, n - crosses.start, len(batch.weights_S)
     for s in range(batch.offsets_N1[n] + 1, batch.offsets_N1[n + 1]):
         repeated += fields_S[s] == fields_S[s - 1]
     for c in range(crosses.offsets_R1[r] + 1, crosses.offsets_R1[r + 1]):
         repeated += pairs_C[c] == pairs_C[c - 1]
     num_slots, num = sizes_of(data, n)
-    times_K, first_K = work.times_K, work.first_K
+    times_K, first_K, x_K = work.times_K, work.first_K, work.x_K
     if repeated:
         for k in range(num):
-            times_K[k] = 1.0
+            times_K[k] = x_K[k]
         find_first(batch.rows_S[batch.offsets_N1[n] :], work.first_of_U, first_K, 0, num_slots)
         find_first(crosses.rows_C[crosses.offsets_R1[r] :], work.first_of_Q, first_K, num_slots, num)
         for k in range(num):
             if first_K[k] < k:
-                times_K[first_K[k]] += 1.0
+                times_K[first_K[k]] += x_K[k]
         for k in range(num):
             times_K[k] = times_K[first_K[k]]
     return repeated > 0
@@ -131,6 +132,23 @@ def find_first(places_K: Any, first_of: Any, first_K: Any, start: int, stop: int
         first_K[k] = first_of[place]
     for k in range(start, stop):
         first_of[np.uint64(places_K[k - start])] = -1
+
+
+@in_place
+def take_weights(data: WidePass, n: int) -> Any:
+    """Take the weights of sample n's items; return the largest square of one, at least 1."""
+    batch, crosses, x_K, largest = data.batch, data.crosses, data.work.x_K, 1.0
+    if len(batch.weights_S) == 0:
+        return largest
+    num_slots, num = sizes_of(data, n)
+    first, first_cross = batch.offsets_N1[n], crosses.offsets_R1[n - crosses.start]
+    for k in range(num_slots):
+        x_K[k] = batch.weights_S[first + k]
+    for c in range(num - num_slots):
+        x_K[num_slots + c] = crosses.weights_C[first_cross + c]
+    for k in range(num):
+        largest = max(largest, x_K[k] * x_K[k])
+    return largest
 
 
 @in_place
@@ -157,6 +175,10 @@ def standardize_counts(data: WidePass, n: int) -> None:
         standard = seen_K[k] / math.sqrt(moves_K[k] + 0.01)
         standard = standard if standard > -3.0 else -3.0
         seen_K[k] = standard if standard < 3.0 else 3.0
+    if len(batch.weights_S) > 0:
+        for k in range(num_slots):
+            seen_K[k] *= work.x_K[k]
+            never_K[k] *= work.x_K[k]
 
 
 @in_place
@@ -167,16 +189,31 @@ def factorize(data: WidePass, n: int) -> Any:
     dim = len(sums_D)
     for d in range(dim):
         sums_D[d], squares_D[d] = 0.0, 0.0
-    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
-        u = rows_S[s]
-        for d in range(dim):
-            v = np.float64(values_UD[u, d])
-            sums_D[d] += v
-            squares_D[d] += v * v
+    if len(batch.weights_S) > 0:
+        _add_weighted_vectors(data, n)
+    else:
+        for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
+            u = rows_S[s]
+            for d in range(dim):
+                v = np.float64(values_UD[u, d])
+                sums_D[d] += v
+                squares_D[d] += v * v
     pairs = 0.0
     for d in range(dim):
         pairs += sums_D[d] * sums_D[d] - squares_D[d]
     return 0.5 * pairs
+
+
+@in_place
+def _add_weighted_vectors(data: WidePass, n: int) -> None:
+    batch, work = data.batch, data.work
+    sums_D, squares_D, values_UD, rows_S = work.sums_D, work.squares_D, batch.values_UD, batch.rows_S
+    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1]):
+        u, x = rows_S[s], batch.weights_S[s]
+        for d in range(len(sums_D)):
+            v = np.float64(values_UD[u, d]) * x
+            sums_D[d] += v
+            squares_D[d] += v * v
 
 
 @in_place
@@ -227,25 +264,30 @@ def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool,
     num_slots, num = sizes_of(data, n)
     weights_K, gates_K, parts_K, moves_K = work.weights_K, work.gates_K, work.parts_K, work.moves_K
     informations_K, strengths_K, times_K = work.informations_K, work.strengths_K, work.times_K
-    gate_moves_K, gate_informations_K = work.gate_moves_K, work.gate_informations_K
+    gate_moves_K, gate_informations_K, x_K = work.gate_moves_K, work.gate_informations_K, work.x_K
     for k in range(num):
         parts_K[k] = gates_K[k] * weights_K[k]
     for k in range(num):
         moves_K[k] = gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
     if has_repeats:
         for k in range(num):
-            moves_K[k] = times_K[k] * gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
+            moves_K[k] = x_K[k] * times_K[k] * gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
     for k in range(num):
         gate_moves_K[k] = weights_K[k] * weights_K[k] / (GATE_PRIOR + gate_informations_K[k])
+    is_weighted = len(batch.weights_S) > 0
+    if is_weighted:
+        for k in range(num):
+            parts_K[k] *= x_K[k]
+            gate_moves_K[k] *= x_K[k] * x_K[k]
     seen_F2, seen_informations_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
     seen_K, never_K, seen_parts_K = work.seen_K, work.never_K, work.seen_parts_K
     seen_moves_K, never_moves_K = work.seen_moves_K, work.never_moves_K
     for k in range(num_slots):
         f, x = np.uint64(fields_S[first + k]), seen_K[k]
         part = seen_F2[f, 0] * x
-        seen_parts_K[k] = part + seen_F2[f, 1] if never_K[k] > 0.0 else part
+        seen_parts_K[k] = part + seen_F2[f, 1] * never_K[k] if never_K[k] != 0.0 else part
         seen_moves_K[k] = x * x / (strengths.seen + seen_informations_F2[f, 0])
-        never_moves_K[k] = never_K[k] / (strengths.seen + seen_informations_F2[f, 1])
+        never_moves_K[k] = never_K[k] * never_K[k] / (strengths.seen + seen_informations_F2[f, 1])
     summed, seen, plain, damping, gate_damping, moved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     plain_weights_K = work.plain_weights_K
     for k in range(num_slots):
@@ -256,6 +298,10 @@ def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool,
         gate_damping += gate_moves_K[k]
         moved += seen_moves_K[k]
         moved += never_moves_K[k]  # 0 changes nothing: the sum is not -0
+    if is_weighted:
+        plain = 0.0
+        for k in range(num_slots):
+            plain += plain_weights_K[k] * x_K[k]
     crossed = 0.0
     for k in range(num_slots, num):
         crossed += parts_K[k]
@@ -301,6 +347,7 @@ def _score_samples(data: WidePass) -> None:
 @in_place
 def score_sample(data: WidePass, strengths: Strengths, n: int) -> None:
     """Write the logits of sample n by weights that stay as they are."""
+    take_weights(data, n)
     standardize_counts(data, n)
     pairs = factorize(data, n)
     for label in range(len(data.arrays.base_L)):
