@@ -1,5 +1,6 @@
 """Several ranks learn what one process learns from all their batches."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gathered": {"accumulate_batches": 2, "ema_half_life_samples": 50},
     "admission": {"table": replace(TABLE, admission={"min_count": 4, "sketch_bytes": 64 * 64})},
     "two widths": {"table": replace(TABLE, tables={"": MAIN, "narrow": NARROW})},
+    "weighted mean": {"schema": dataclasses.replace(SCHEMA, weighted=("genres",))},
+    "weighted sum": {"schema": dataclasses.replace(SCHEMA, weighted=("genres",), pooling={"genres": "sum"})},
 }
 
 
@@ -51,7 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("train", SETTINGS.values(), ids=SETTINGS)
 def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, Any]) -> None:
     alone = make_learner(**train)
-    expected = [alone.step(union_of(parts_of(step))) for step in range(6)]
+    expected = [alone.step(union_of(parts_of(step, alone.schema))) for step in range(6)]
 
     def work(exchange: Exchange) -> Any:
         learner = make_learner(exchange, **train)
