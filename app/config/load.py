@@ -11,7 +11,7 @@ from msgspec import structs
 from springtide.app.config.document import check_keys, has_key, merge_document, unknown_key_error
 from springtide.app.config.schema import FeatureConfig, SchemaConfig, feature_policies, feature_tables
 from springtide.app.errors import UserError, user_errors
-from springtide.app.models.config import ModelConfig
+from springtide.app.models.config import MODELS_WITHOUT_WIDE, ModelConfig
 from springtide.app.models.losses.config import LabelConfig, LabelLoss, label_losses, links_of, require_whole_groups
 from springtide.app.scores.config import PolicyConfig, ScoresConfig
 from springtide.app.scores.policy_value import PolicyFields
@@ -125,7 +125,7 @@ def load_config(
     table.check_schedule(train.schedule)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
-    model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses)
+    model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses, schema)
     source = bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path)
     join = _join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema, source.topic)
     history = _history(bind(HistoryConfig, "[history]", document.get("history", {})), schema)
@@ -264,8 +264,18 @@ def _history(history: HistoryConfig, schema: Schema) -> HistoryConfig:
     return history
 
 
-def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:
-    """Return the settings; without the wide part if it would have no label to learn. UserError if it is asked for."""
+def _model(model: ModelConfig, losses: Sequence[LabelLoss], schema: Schema) -> ModelConfig:
+    """Return the settings; without the wide part if it would have no label to learn. UserError if it is asked for.
+
+    Or if items would have weighted lists, of which what servers know of items has no weights.
+    """
+    items = model.options.get("item", ()) if model.name in MODELS_WITHOUT_WIDE else ()
+    for name in schema.weighted:
+        if isinstance(items, (list, tuple)) and name in items:
+            raise UserError(
+                f"[features.{name}] weighted: lists of items have no weights: leave it out, or {name} out of [model] "
+                "options item"
+            )
     if not all(loss.is_value for loss in losses):
         return model
     if model.wide is True:

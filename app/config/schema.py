@@ -38,8 +38,8 @@ class FeatureConfig(Settings, frozen=True, kw_only=True):
     weighted: Annotated[
         bool,
         Meta(
-            description="The ids of a `multi_value` list come with weights: an object `{id: weight}` or a list of `[id, "
-            "weight]`. Not with `pooling = \"max\"`."
+            description="The ids of a `multi_value` list come with weights: an object `{id: weight}` or a list "
+            'of `[id, weight]`. Not with `pooling = "max"`.'
         ),
     ] = False
     ttl_seconds: Annotated[

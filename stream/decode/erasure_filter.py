@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from springtide.stream.columns import Columns
 from springtide.stream.positions import Partition, Position
-from springtide_client.features import Features, IdStrings, Ragged
+from springtide_client.features import Features, IdStrings
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 

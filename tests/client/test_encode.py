@@ -155,7 +155,11 @@ def test_shared_values_equal_values_encoded_one_by_one():
 
 
 WEIGHTED = Schema(
-    labels=("click",), multi_value=("tags", "genres"), weighted=("tags",), max_length={"tags": 3}, pooling={"tags": "sum"}
+    labels=("click",),
+    multi_value=("tags", "genres"),
+    weighted=("tags",),
+    max_length={"tags": 3},
+    pooling={"tags": "sum"},
 )
 
 

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
 from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
 from springtide_client.encode import encode_instances
 from springtide_client.errors import EncodeError
-from springtide_client.features import Features, Ragged
+from springtide_client.features import Features
 from springtide_client.schema import Schema
 
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'

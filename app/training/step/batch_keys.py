@@ -215,7 +215,9 @@ def lookup_slices(schema: Schema, features: Features) -> list[LookupSlice]:
 
 
 def input_columns(schema: Schema, features: Features) -> Columns:
-    """Return the other inputs: dense values, offsets and factors of pooled lists, lengths of sequences and places of their rows."""
+    """Return the other inputs: dense values; offsets, and factors if there are any, of pooled lists; lengths of
+    sequences and places of their rows.
+    """
     num_pooled = len(schema.multi_value)
     pooled, sequences = features.lists[:num_pooled], features.lists[num_pooled:]
     lengths_NS = np.zeros((len(features), len(sequences)), np.int64)

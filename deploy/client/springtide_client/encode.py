@@ -186,7 +186,8 @@ def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]], *, 
     A categorical that is missing or null is `MISSING_ID`; a list that is missing or null is empty, its null elements
     are skipped, and it is cut to its limit (multi_value keeps the first, sequence the last elements); a number that is
     missing or null is NaN. A weighted list is an object of weights by id, or a list of [id, weight]; weights of one id
-    add up, and sums beyond MAX_LIST_WEIGHT are cut to it. Set `share_values` when many instances hold the same strings and the same list objects.
+    add up, and sums beyond MAX_LIST_WEIGHT are cut to it. Set `share_values` when many instances hold the same strings
+    and the same list objects.
     Raises EncodeError with reason, field and index.
     """
     encoder = InstanceEncoder(schema)

@@ -16,7 +16,14 @@ from springtide.kernels.cpu.wide.arrays import (
     CrossBatch,
     WideBatch,
 )
-from springtide.kernels.cpu.wide.prepare import cross_weights, crosses_of, fields_of, list_offsets, row_hash, sample_slots
+from springtide.kernels.cpu.wide.prepare import (
+    cross_weights,
+    crosses_of,
+    fields_of,
+    list_offsets,
+    row_hash,
+    sample_slots,
+)
 from springtide.kernels.cpu.wide.score import score_samples
 from springtide.kernels.njit import njit
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array

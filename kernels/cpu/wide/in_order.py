@@ -134,8 +134,8 @@ def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: 
             weight *= late
         errors_NL[n, label] = np.float64(batch.weights_NL[n, label]) * late * (p - y)
         residual, curvature = weight * (y - p), weight * max(p * (1.0 - p), MIN_CURVATURE)
-        # a sample of weight 1,000 must not overshoot 1,000 times as far, nor one with an id of such a weight: 1/4 is the
-        # largest curvature on the way
+        # a sample of weight 1,000, or one with an id of such a weight, must not overshoot 1,000 times as far: 1/4 is
+        # the largest curvature on the way
         most = max(0.0, 0.25 * (weight - 1.0 / largest))
         asked = Correction(
             weight,

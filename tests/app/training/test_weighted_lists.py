@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from springtide.app.config.load import Config
@@ -130,6 +129,15 @@ def onnx_logit(content: bytes, trainer: LearnedLog, view: View, instance: dict[s
 def test_weights_that_cannot_be_are_refused_by_name(features: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says):
         config_in(tmp_path, RANDOM_CLICKS, {"features": features})
+
+
+def test_weighted_lists_of_items_are_refused_and_of_users_are_not(tmp_path: Path) -> None:
+    model = {"name": "two_tower", "options": {"item": ["item_id", "genres"]}}
+    weighted = {"genres": {"weighted": True}}
+    with pytest.raises(UserError, match="lists of items have no weights"):
+        config_in(tmp_path, RANDOM_CLICKS, {"model": model, "features": weighted})
+    model["options"] = {"item": ["item_id"]}
+    config_in(tmp_path, RANDOM_CLICKS, {"model": model, "features": weighted})
 
 
 def test_a_log_goes_on_with_its_rows_when_lists_become_weighted_and_when_they_no_longer_are(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def score(
         groups_GN[3] = factorized_N
         groups_GN[4] = net_NL[:, label]
         seen_F2 = parameters.seen_weights_LF2[label]
-        parts_S = seen_F2[fields_S, 0] * standard_S + np.where(never_S, weighed(seen_F2[fields_S, 1], slots.weights_S), 0.0)
+        parts_S = seen_F2[fields_S, 0] * standard_S + np.where(
+            never_S, weighed(seen_F2[fields_S, 1], slots.weights_S), 0.0
+        )
         groups_GN[5] = ordered_sums(parts_S, slots.offsets_N1)
         logits_N = np.full(num_samples, parameters.base_L[label] + parameters.bias_L[label])
         for weight, group_N in zip(parameters.group_weights_LG[label], groups_GN, strict=True):
