@@ -32,6 +32,7 @@ from springtide.kernels.cpu.wide.score import (
     sizes_of,
     standardize_counts,
     strengths_of,
+    sum_squared_weights,
     take_weights,
 )
 from springtide.kernels.njit import njit
@@ -215,18 +216,22 @@ def _step_repeated_items(data: WidePass, n: int, asked: Correction, plain_rate: 
     work, (num_slots, num) = data.work, sizes_of(data, n)
     weights_K, gates_K, first_K, gate_first_K = work.weights_K, work.gates_K, work.first_K, work.gate_first_K
     slopes_K, added_K, gate_slopes_K, gate_added_K = work.slopes_K, work.added_K, work.gate_slopes_K, work.gate_added_K
-    plain_slopes_K, x_K = work.plain_slopes_K, work.x_K
+    plain_slopes_K = work.plain_slopes_K
     find_first(work.places_K, work.first_of_TB, gate_first_K, 0, num)
     for k in range(num):
         slopes_K[k], added_K[k], gate_slopes_K[k], gate_added_K[k], plain_slopes_K[k] = 0.0, 0.0, 0.0, 0.0, 0.0
-    for k in range(num):
+    if len(data.batch.weights_S) > 0:
+        _sum_weighted_slopes(data, n, asked)
+        num_summed = 0
+    else:
+        num_summed = num
+    for k in range(num_summed):
         first, gate_first = first_K[k], gate_first_K[k]
-        x = x_K[k]
-        slopes_K[first] += asked.step * gates_K[k] * x
-        added_K[first] += _added(asked.curvature, gates_K[k]) * (x * x)
-        gate_slopes_K[gate_first] += asked.gate_step * weights_K[k] * x
-        gate_added_K[gate_first] += asked.curvature * weights_K[k] * weights_K[k] * (x * x)
-        plain_slopes_K[first] += asked.plain_residual * x
+        slopes_K[first] += asked.step * gates_K[k]
+        added_K[first] += _added(asked.curvature, gates_K[k])
+        gate_slopes_K[gate_first] += asked.gate_step * weights_K[k]
+        gate_added_K[gate_first] += asked.curvature * weights_K[k] * weights_K[k]
+        plain_slopes_K[first] += asked.plain_residual
     informations_K, strengths_K, gate_informations_K = work.informations_K, work.strengths_K, work.gate_informations_K
     plain_weights_K, plain_squares_K = work.plain_weights_K, work.plain_squares_K
     for k in range(num):
@@ -241,6 +246,21 @@ def _step_repeated_items(data: WidePass, n: int, asked: Correction, plain_rate: 
             slope = plain_slopes_K[first]
             plain_squares_K[k] += slope * slope
             plain_weights_K[k] += plain_rate * slope / (math.sqrt(plain_squares_K[k]) + PLAIN_EPS)
+
+
+@in_place
+def _sum_weighted_slopes(data: WidePass, n: int, asked: Correction) -> None:
+    """Add up, at the first of the items with a row or a gate in common, what each asks for by its weight."""
+    work, (_, num) = data.work, sizes_of(data, n)
+    weights_K, gates_K, x_K = work.weights_K, work.gates_K, work.x_K
+    first_K, gate_first_K = work.first_K, work.gate_first_K
+    for k in range(num):
+        first, gate_first, x = first_K[k], gate_first_K[k], x_K[k]
+        work.slopes_K[first] += asked.step * gates_K[k] * x
+        work.added_K[first] += _added(asked.curvature, gates_K[k]) * (x * x)
+        work.gate_slopes_K[gate_first] += asked.gate_step * weights_K[k] * x
+        work.gate_added_K[gate_first] += asked.curvature * weights_K[k] * weights_K[k] * (x * x)
+        work.plain_slopes_K[first] += asked.plain_residual * x
 
 
 @in_place
@@ -296,16 +316,16 @@ def _step_seen(data: WidePass, strengths: Strengths, n: int, label: int, asked: 
     batch, arrays, work = data.batch, data.arrays, data.work
     fields_S, first, step, curvature = batch.fields_S, batch.offsets_N1[n], asked.step, asked.curvature
     weights_F2, informations_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
-    seen_K, never_K = work.seen_K, work.never_K
+    seen_K, never_K, x_K = work.seen_K, work.never_K, work.x_K
     num_slots = batch.offsets_N1[n + 1] - first
     slope, added, never_slope, never_added = 0.0, 0.0, 0.0, 0.0
     for k in range(num_slots):
         f, x = np.uint64(fields_S[first + k]), seen_K[k]
         slope += step * x
         added += curvature * x * x
-        if never_K[k] != 0.0:
-            never_slope += step * never_K[k]
-            never_added += curvature * never_K[k] * never_K[k]
+        if never_K[k] > 0.0:
+            never_slope += step * x_K[k]  # 1 without weights
+            never_added += curvature * x_K[k] * x_K[k]
         if k + 1 < num_slots and fields_S[first + k + 1] == fields_S[first + k]:
             continue
         if added > 0.0:
@@ -414,7 +434,7 @@ def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: f
         return
     first, is_weighted, energies_K = batch.offsets_N1[n], len(batch.weights_S) > 0, work.added_K
     if is_weighted:
-        _sum_squared_weights(data, n)
+        sum_squared_weights(data, n)
     for k in range(batch.offsets_N1[n + 1] - first):
         if has_repeats and first_K[k] < k:
             continue
@@ -439,17 +459,6 @@ def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: f
             rate = lr / (math.sqrt(squares) + eps)
             for d in range(dim):
                 values_D[d] += rate * gradients_D[d]
-
-
-@in_place
-def _sum_squared_weights(data: WidePass, n: int) -> None:
-    """Add up the squared weights of slots with a row in common, at the first of them, in `added_K`."""
-    work, (num_slots, _) = data.work, sizes_of(data, n)
-    first_K, x_K, energies_K = work.first_K, work.x_K, work.added_K
-    for k in range(num_slots):
-        energies_K[k] = 0.0
-    for k in range(num_slots):
-        energies_K[first_K[k]] += x_K[k] * x_K[k]
 
 
 @in_place

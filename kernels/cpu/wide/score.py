@@ -111,12 +111,15 @@ def find_repeats(data: WidePass, n: int) -> Any:
     times_K, first_K, x_K = work.times_K, work.first_K, work.x_K
     if repeated:
         for k in range(num):
-            times_K[k] = x_K[k]
+            times_K[k] = 1.0
+        if len(batch.weights_S) > 0:
+            for k in range(num):
+                times_K[k] = x_K[k]
         find_first(batch.rows_S[batch.offsets_N1[n] :], work.first_of_U, first_K, 0, num_slots)
         find_first(crosses.rows_C[crosses.offsets_R1[r] :], work.first_of_Q, first_K, num_slots, num)
         for k in range(num):
             if first_K[k] < k:
-                times_K[first_K[k]] += x_K[k]
+                times_K[first_K[k]] += x_K[k]  # 1 without weights
         for k in range(num):
             times_K[k] = times_K[first_K[k]]
     return repeated > 0
@@ -152,6 +155,17 @@ def take_weights(data: WidePass, n: int) -> Any:
 
 
 @in_place
+def sum_squared_weights(data: WidePass, n: int) -> None:
+    """Add up the squared weights of slots with a row in common, at the first of them, in `added_K`."""
+    work, (num_slots, _) = data.work, sizes_of(data, n)
+    first_K, x_K, energies_K = work.first_K, work.x_K, work.added_K
+    for k in range(num_slots):
+        energies_K[k] = 0.0
+    for k in range(num_slots):
+        energies_K[first_K[k]] += x_K[k] * x_K[k]
+
+
+@in_place
 def standardize_counts(data: WidePass, n: int) -> None:
     """Say of each slot how often its id was seen before, beside the other ids of its field."""
     batch, arrays, work = data.batch, data.arrays, data.work
@@ -178,7 +192,6 @@ def standardize_counts(data: WidePass, n: int) -> None:
     if len(batch.weights_S) > 0:
         for k in range(num_slots):
             seen_K[k] *= work.x_K[k]
-            never_K[k] *= work.x_K[k]
 
 
 @in_place
@@ -254,6 +267,34 @@ def gather(data: WidePass, strengths: Strengths, n: int, label: int) -> None:
 
 
 @in_place
+def _weigh(data: WidePass, n: int, label: int) -> None:
+    """Multiply what items add, and how far steps move that, by their weights."""
+    batch, work, (num_slots, num) = data.batch, data.work, sizes_of(data, n)
+    parts_K, moves_K, gate_moves_K, x_K = work.parts_K, work.moves_K, work.gate_moves_K, work.x_K
+    for k in range(num):
+        parts_K[k] *= x_K[k]
+        moves_K[k] *= x_K[k]
+        gate_moves_K[k] *= x_K[k] * x_K[k]
+    never_K, seen_parts_K, never_moves_K = work.never_K, work.seen_parts_K, work.never_moves_K
+    seen_F2, first = data.arrays.seen_weights_LF2[label], batch.offsets_N1[n]
+    for k in range(num_slots):
+        f = np.uint64(batch.fields_S[first + k])
+        never = seen_F2[f, 1] * x_K[k] if never_K[k] > 0.0 else 0.0
+        seen_parts_K[k] = seen_F2[f, 0] * work.seen_K[k] + never
+        never_moves_K[k] *= x_K[k] * x_K[k]
+
+
+@in_place
+def _weighted_plain(data: WidePass, n: int) -> Any:
+    """Return what the plain learner's weights add up to."""
+    work, (num_slots, _) = data.work, sizes_of(data, n)
+    plain = 0.0
+    for k in range(num_slots):
+        plain += work.plain_weights_K[k] * work.x_K[k]
+    return plain
+
+
+@in_place
 def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool, label: int, pairs: float) -> Any:
     """Write the parts of the score and the mixed logit; return both learners' logits, and how far a step moves them.
 
@@ -264,30 +305,28 @@ def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool,
     num_slots, num = sizes_of(data, n)
     weights_K, gates_K, parts_K, moves_K = work.weights_K, work.gates_K, work.parts_K, work.moves_K
     informations_K, strengths_K, times_K = work.informations_K, work.strengths_K, work.times_K
-    gate_moves_K, gate_informations_K, x_K = work.gate_moves_K, work.gate_informations_K, work.x_K
+    gate_moves_K, gate_informations_K = work.gate_moves_K, work.gate_informations_K
     for k in range(num):
         parts_K[k] = gates_K[k] * weights_K[k]
     for k in range(num):
         moves_K[k] = gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
     if has_repeats:
         for k in range(num):
-            moves_K[k] = x_K[k] * times_K[k] * gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
+            moves_K[k] = times_K[k] * gates_K[k] * gates_K[k] / (strengths_K[k] + informations_K[k])
     for k in range(num):
         gate_moves_K[k] = weights_K[k] * weights_K[k] / (GATE_PRIOR + gate_informations_K[k])
-    is_weighted = len(batch.weights_S) > 0
-    if is_weighted:
-        for k in range(num):
-            parts_K[k] *= x_K[k]
-            gate_moves_K[k] *= x_K[k] * x_K[k]
     seen_F2, seen_informations_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
     seen_K, never_K, seen_parts_K = work.seen_K, work.never_K, work.seen_parts_K
     seen_moves_K, never_moves_K = work.seen_moves_K, work.never_moves_K
     for k in range(num_slots):
         f, x = np.uint64(fields_S[first + k]), seen_K[k]
         part = seen_F2[f, 0] * x
-        seen_parts_K[k] = part + seen_F2[f, 1] * never_K[k] if never_K[k] != 0.0 else part
+        seen_parts_K[k] = part + seen_F2[f, 1] if never_K[k] > 0.0 else part
         seen_moves_K[k] = x * x / (strengths.seen + seen_informations_F2[f, 0])
-        never_moves_K[k] = never_K[k] * never_K[k] / (strengths.seen + seen_informations_F2[f, 1])
+        never_moves_K[k] = never_K[k] / (strengths.seen + seen_informations_F2[f, 1])
+    is_weighted = len(batch.weights_S) > 0
+    if is_weighted:
+        _weigh(data, n, label)
     summed, seen, plain, damping, gate_damping, moved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     plain_weights_K = work.plain_weights_K
     for k in range(num_slots):
@@ -299,9 +338,7 @@ def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool,
         moved += seen_moves_K[k]
         moved += never_moves_K[k]  # 0 changes nothing: the sum is not -0
     if is_weighted:
-        plain = 0.0
-        for k in range(num_slots):
-            plain += plain_weights_K[k] * x_K[k]
+        plain = _weighted_plain(data, n)
     crossed = 0.0
     for k in range(num_slots, num):
         crossed += parts_K[k]
