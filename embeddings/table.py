@@ -127,7 +127,7 @@ class EmbeddingTable(BulkOperations, StepTable[TableLookup]):
         if part.offsets_B1 is None:
             out_KD = self.output_buffers.take(len(inverse_K), self.dim)
             return self.ops.gather(self.memory.store, slots_U, inverse_K, out_KD), None
-        return self.ops.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode)
+        return self.ops.gather_pooled(self.memory.store, slots_U, inverse_K, part.offsets_B1, part.mode, part.scales_K)
 
     @on_current_stream
     def update(

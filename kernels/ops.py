@@ -210,11 +210,18 @@ class Ops(Protocol):
         ...
 
     def gather_pooled(
-        self, store: Store, slots_U: Array, inverse_K: Array, offsets_B1: Array, mode: str
+        self,
+        store: Store,
+        slots_U: Array,
+        inverse_K: Array,
+        offsets_B1: Array,
+        mode: str,
+        scales_K: Array | None = None,
     ) -> tuple[Array, Array | None]:
         """The rows of keys offsets_B1[b]..offsets_B1[b + 1] pooled into row b, float32 (B, D), in the batch's order.
 
         mode: "sum", "mean" (of the keys that have a row) or "max". NO_SLOT is skipped; an empty bag gives zeros.
+        With "sum" the row of key k may be multiplied by scales_K[k], float32.
         "max" also returns the position k of each maximum, int64 (B, D): the first of equals, -1 if there is none.
         """
         ...

@@ -168,6 +168,7 @@ def columns_bytes(columns: Columns) -> int:
     arrays += [columns.record_ms_N, columns.partition_N, columns.offset_N]
     arrays += [] if features.bias_NB is None else [features.bias_NB]
     arrays += [array for ragged in features.lists for array in (ragged.ids_M, ragged.offsets)]
+    arrays += [ragged.weights_M for ragged in features.lists if ragged.weights_M is not None]
     raw_bytes = 0 if columns.raw is None else len(columns.raw.buffer)
     dead_bytes = sum(len(letter.value or b"") + len(letter.key or b"") + 200 for letter in columns.dead_letters)
     return sum(array.nbytes for array in arrays) + raw_bytes + dead_bytes + 80 * len(columns.id_strings.strings) + 1000

@@ -418,7 +418,10 @@ class Batch:
         return Batch(
             features=Features(
                 np.zeros((0, len(schema.categorical)), np.int64),
-                tuple(Ragged(none_N, no_ends_1) for _ in schema.lists),
+                tuple(
+                    Ragged(none_N, no_ends_1, np.zeros(0, np.float32) if name in schema.weighted else None)
+                    for name in schema.lists
+                ),
                 np.zeros((0, len(schema.dense)), np.float32),
                 np.zeros((0, len(schema.bias)), np.int64) if schema.bias else None,
             ),

@@ -135,7 +135,7 @@ def load_config(
     table.check_schedule(train.schedule)
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
-    model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses)
+    model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses, schema)
     if schema.memories and model.name in MODELS_WITHOUT_WIDE:
         raise UserError(
             f'[sequences] and [remember] do not go with [model] name = "{model.name}" yet: let records and requests '
@@ -307,8 +307,18 @@ def _history(history: HistoryConfig, schema: Schema) -> HistoryConfig:
     return history
 
 
-def _model(model: ModelConfig, losses: Sequence[LabelLoss]) -> ModelConfig:
-    """Return the settings; without the wide part if it would have no label to learn. UserError if it is asked for."""
+def _model(model: ModelConfig, losses: Sequence[LabelLoss], schema: Schema) -> ModelConfig:
+    """Return the settings; without the wide part if it would have no label to learn. UserError if it is asked for.
+
+    Or if items would have weighted lists, of which what servers know of items has no weights.
+    """
+    items = model.options.get("item", ()) if model.name in MODELS_WITHOUT_WIDE else ()
+    for name in schema.weighted:
+        if isinstance(items, (list, tuple)) and name in items:
+            raise UserError(
+                f"[features.{name}] weighted: lists of items have no weights: leave it out, or {name} out of [model] "
+                "options item"
+            )
     if not all(loss.is_value for loss in losses):
         return model
     if model.wide is True:

@@ -36,6 +36,13 @@ class FeatureConfig(Settings, frozen=True, kw_only=True):
         Literal["mean", "sum", "max"] | None,
         Meta(description="How a `multi_value` list becomes one vector; an empty list gives zeros. Default: mean."),
     ] = None
+    weighted: Annotated[
+        bool,
+        Meta(
+            description="The ids of a `multi_value` list come with weights: an object `{id: weight}` or a list "
+            'of `[id, weight]`. Not with `pooling = "max"`.'
+        ),
+    ] = False
     ttl_seconds: Annotated[
         Ttl | None,
         Meta(
@@ -175,10 +182,22 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
                 raise unknown_key_error("[features]", name, schema.features)
         lengths |= memories.lengths()
         pooling = {name: feature.pooling for name, feature in features.items() if feature.pooling is not None}
+        weighted = [name for name, feature in features.items() if feature.weighted]
+        for memory in schema.memories:
+            if not memory.is_sequence and memory.keep[0] in weighted:
+                raise UserError(
+                    f"[remember] {memory.of}: the weights of {memory.keep[0]!r} cannot be remembered yet: leave out one "
+                    "of both"
+                )
         with user_errors("[features] "):
             # checked with all, kept without what is the default: equal schemas have one fingerprint
-            replace(schema, pooling=pooling)
-            return replace(schema, max_length=lengths, pooling={n: way for n, way in pooling.items() if way != "mean"})
+            replace(schema, pooling=pooling, weighted=tuple(weighted))
+            return replace(
+                schema,
+                max_length=lengths,
+                pooling={name: way for name, way in pooling.items() if way != "mean"},
+                weighted=tuple(name for name in schema.multi_value if name in weighted),
+            )
 
 
 def feature_policies(schema: Schema, features: Mapping[str, FeatureConfig]) -> dict[int, FeaturePolicy]:

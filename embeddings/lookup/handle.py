@@ -21,13 +21,15 @@ POOLING_MODES = ("sum", "mean", "max")
 class LookupSlice(NamedTuple):
     """Keys start..stop of a lookup: a row each, or pooled into bags.
 
-    Bag b has the keys offsets_B1[b] to offsets_B1[b + 1], counted from `start`. An empty bag gives zeros.
+    Bag b has the keys offsets_B1[b] to offsets_B1[b + 1], counted from `start`. An empty bag gives zeros. `scales_K`,
+    float32, of bags with mode "sum": by what each key's row is multiplied.
     """
 
     start: int
     stop: int
     offsets_B1: Array | None = None
     mode: str = "mean"  # one of POOLING_MODES
+    scales_K: Array | None = None
 
 
 class Lookup(Protocol):

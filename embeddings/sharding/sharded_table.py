@@ -35,7 +35,8 @@ def pooled(ops: Ops, rows_UD: Tensor, inverse_K: Tensor, part: LookupSlice) -> T
         return rows_UD.new_zeros(0, rows_UD.shape[1])
     (offsets_B1,) = ops.put(part.offsets_B1)
     starts_B = ops.tensor_of(offsets_B1[:-1])
-    return functional.embedding_bag(inverse_K, rows_UD, starts_B, mode=part.mode)
+    scales_K = None if part.scales_K is None else ops.tensor_of(*ops.put(part.scales_K))
+    return functional.embedding_bag(inverse_K, rows_UD, starts_B, mode=part.mode, per_sample_weights=scales_K)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,9 @@ def flatten_gradients(
         else:
             (offsets_B1,) = ops.put(part.offsets_B1)
             bag_K = ops.bags_of_keys(offsets_B1, num_keys)
-            if part.mode == "mean":
+            if part.scales_K is not None:
+                (scale_K,) = ops.put(part.scales_K)
+            elif part.mode == "mean":
                 lengths_B = offsets_B1[1:] - offsets_B1[:-1]
                 scale_K = (np.float32(1) / xp.maximum(lengths_B, 1).astype(np.float32))[bag_K]
         rows.append(grads_BD)

@@ -10,7 +10,7 @@ from springtide.kernels.cpu import hashing
 from springtide.kernels.cpu.index import unique as uniques
 from springtide.kernels.cpu.index.index_ops import IndexOps
 from springtide.kernels.cpu.rows import learned_rows, rows
-from springtide.kernels.cpu.rows.gather import MODES, compiled_gather, compiled_pool
+from springtide.kernels.cpu.rows.gather import MODES, compiled_gather, compiled_pool, compiled_scaled_sum
 from springtide.kernels.cpu.rows.optimizers import check_step, constants_of, corrections
 from springtide.kernels.cpu.rows.update import GradientBatch, RowArrays, UpdateKeyArrays, compiled_update
 from springtide.kernels.cpu.sketch import SketchOps
@@ -56,7 +56,13 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         return out_KD
 
     def gather_pooled(
-        self, store: Store, slots_U: Array, inverse_K: Array, offsets_B1: Array, mode: str
+        self,
+        store: Store,
+        slots_U: Array,
+        inverse_K: Array,
+        offsets_B1: Array,
+        mode: str,
+        scales_K: Array | None = None,
     ) -> tuple[Array, Array | None]:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
@@ -64,6 +70,14 @@ class CpuOps(HostArrays, StoreOps, IndexOps, SketchOps):
         if not len(offsets_B1) or (offsets_B1[0], offsets_B1[-1]) != ends or (np.diff(offsets_B1) < 0).any():
             raise ValueError(f"offsets must go from 0 to the number of keys, {len(inverse_K)}, never back")
         out_BD = np.empty((len(offsets_B1) - 1, store.dim), np.float32)
+        if scales_K is not None:
+            if mode != "sum":
+                raise ValueError(f'mode must be "sum" where keys have factors, not {mode!r}')
+            scales_K, values_CD = _of_length(scales_K, len(inverse_K), np.float32), arrays_of(store).values_CD
+            compiled_scaled_sum(store.dim)(
+                values_CD.reshape(-1), slots_U, inverse_K, offsets_B1, scales_K, out_BD.reshape(-1)
+            )
+            return out_BD, None
         winners_BD = np.empty(out_BD.shape if mode == "max" else (0, 0), np.int64)
         values_CD = arrays_of(store).values_CD
         compiled_pool(store.dim, mode)(

@@ -57,6 +57,8 @@ class TableWriter:
         """
         import pyarrow as pa
 
+        if self.schema.weighted:
+            return np.ones(table.num_rows, np.bool_), []
         try:
             return self._write(table, rows, first, record_ms_R, now_ms)
         except (pa.ArrowException, NotImplementedError):  # a type that has no such function

@@ -11,6 +11,8 @@ servers use too. Tests hold them equal for any bytes: columns, dead letters, id 
                  max_future_seconds after the record's own time and after now
     categorical  integer, integral float, string, boolean; missing = MISSING_ID wrong_type
     lists        of these, nulls skipped, cut to the limit; missing = empty    wrong_type
+    weighted     objects of numbers by id, or lists of [id, number]; of one id wrong_type
+                 all add up; null elements skipped, cut; missing = empty
     dense        number, boolean, decimal string; missing = NaN                wrong_type
     the record   an object; of duplicate names the last counts; unknown names  empty (null), too_large, wrong_type,
                  are skipped                                                   bad_json (as the format has it)
@@ -18,7 +20,7 @@ servers use too. Tests hold them equal for any bytes: columns, dead letters, id 
 
 JSON's fast path leaves to the reference, among others, records with a known name twice or a name with escapes, numbers
 of more than 19 digits, subnormal or near the end of float64's range, unknown values nested deeper than 63 levels, and
-whatever makes a record a dead letter.
+whatever makes a record a dead letter. Where a list is weighted, the reference decodes every record.
 
 The string behind a hashed id is delivered beside the columns at the first sight of the id; `SeenSet` remembers up to
 half a million ids and is then cleared.
@@ -96,10 +98,14 @@ class Decoder:
         row_schema, keys = renamed(row_schema, outside), [outside.get(name, name) for name in self.only_keys]
         self.row_schema, self.codec = row_schema, config.open_codec()
         self.reference = ReferenceDecoder(row_schema, config, self.codec, keys=keys, has_labels=key is None)
-        self.fast_path = self.codec.fast_path(row_schema, config, self.seen_strings, keys=keys, has_labels=key is None)
+        self.fast_path, self.table_parser = None, None
+        if not schema.weighted:
+            self.fast_path = self.codec.fast_path(
+                row_schema, config, self.seen_strings, keys=keys, has_labels=key is None
+            )
         self.table_writer = self.codec.table_writer(row_schema, config, keys=keys)
-        # further ids are left to pyarrow
-        self.table_parser = None if self.only_keys else self.codec.table_parser(row_schema, config, self.seen_strings)
+        if not schema.weighted and not self.only_keys:  # further ids are left to pyarrow
+            self.table_parser = self.codec.table_parser(row_schema, config, self.seen_strings)
         if key is not None and self.table_writer is not None:
             raise FormatError(f'format = "{config.format}" cannot be joined: its messages hold several samples')
 

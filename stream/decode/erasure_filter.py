@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from springtide.stream.columns import Columns
 from springtide.stream.positions import Partition, Position
-from springtide_client.features import Features, IdStrings, Ragged
+from springtide_client.features import Features, IdStrings
 from springtide_client.keys import MISSING_ID
 from springtide_client.schema import Schema
 
@@ -86,8 +86,7 @@ class ErasureFilter:
             if feature in ids:
                 lengths_N = np.diff(ragged.offsets)
                 kept_M = ~(np.repeat(before_N, lengths_N) & np.isin(ragged.ids_M, ids[feature]))
-                offsets = np.concatenate([[0], np.cumsum(kept_M)]).astype(np.int64)[ragged.offsets]
-                ragged = Ragged(ragged.ids_M[kept_M], offsets)
+                ragged = ragged.keep(kept_M)
             lists.append(ragged)
         return replace(features, categorical_NC=categorical_NC, lists=tuple(lists))
 

@@ -29,6 +29,8 @@ class DecodedRows:
         self.length_NP = np.empty((num_records, len(schema.lists)), np.int64)
         self.elements_E = np.empty(0, np.int64)
         self.num_elements = 0
+        self.weighted = [place for place, name in enumerate(schema.lists) if name in schema.weighted]
+        self.weights_E = np.empty(0, np.float32)  # of elements, where a list is weighted
 
     def reserve(self, num_elements: int) -> None:
         """Make room for `num_elements` more elements."""
@@ -36,6 +38,10 @@ class DecodedRows:
             larger_E = np.empty(max(2 * len(self.elements_E), self.num_elements + num_elements), np.int64)
             larger_E[: self.num_elements] = self.elements_E[: self.num_elements]
             self.elements_E = larger_E
+            if self.weighted:
+                weights_E = np.empty(len(larger_E), np.float32)
+                weights_E[: self.num_elements] = self.weights_E[: self.num_elements]
+                self.weights_E = weights_E
 
     def write(self, n: int, sample: SampleTargets, encoded: EncodedInstance, keys: Sequence[int] = ()) -> None:
         """Write record n as the reference encoder has encoded it."""
@@ -50,6 +56,9 @@ class DecodedRows:
             self.start_NP[n, p] = self.num_elements
             self.length_NP[n, p] = len(ids)
             self.elements_E[self.num_elements : self.num_elements + len(ids)] = ids
+            if p in self.weighted:
+                weights = encoded.weights[self.weighted.index(p)]
+                self.weights_E[self.num_elements : self.num_elements + len(ids)] = weights
             self.num_elements += len(ids)
 
     def columns(
@@ -64,7 +73,7 @@ class DecodedRows:
         """The rows that are samples, in their order. `record_R`: the record of each row, where it may have several."""
         kept = slice(None) if is_sample_N.all() else is_sample_N
         start_NP, length_NP = self.start_NP[kept], self.length_NP[kept]
-        lists = tuple(Ragged(*gather_lists(self.elements_E, start_NP, length_NP, p)) for p in range(start_NP.shape[1]))
+        lists = tuple(self._list(start_NP, length_NP, p) for p in range(start_NP.shape[1]))
         record_N = kept if record_R is None else record_R[kept]
         offset_N = raw.offset_N[record_N]
         return Columns(
@@ -80,6 +89,13 @@ class DecodedRows:
             end_offsets={raw.partition: raw.end},
             id_strings=id_strings,
         )
+
+    def _list(self, start_NP: npt.NDArray[np.int64], length_NP: npt.NDArray[np.int64], p: int) -> Ragged:
+        ids_M, offsets = gather_lists(self.elements_E, start_NP, length_NP, p)
+        if p not in self.weighted:
+            return Ragged(ids_M, offsets)
+        weights_M, _ = gather_lists(self.weights_E, start_NP, length_NP, p)
+        return Ragged(ids_M, offsets, weights_M)
 
 
 class RecordParser(Protocol):
@@ -100,7 +116,7 @@ def gather_lists(elements_E: Any, start_NP: Any, length_NP: Any, p: Any) -> Any:
     offsets[0] = 0
     for n in range(len(start_NP)):
         offsets[n + 1] = offsets[n] + length_NP[n, p]
-    ids_M = np.empty(offsets[-1], np.int64)
+    ids_M = np.empty(offsets[-1], elements_E.dtype)
     for n in range(len(start_NP)):
         for i in range(length_NP[n, p]):
             ids_M[np.uint64(offsets[n] + i)] = elements_E[np.uint64(start_NP[n, p] + i)]

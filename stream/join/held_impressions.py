@@ -300,6 +300,8 @@ def columns_arrays(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for n, ragged in enumerate(features.lists):
         arrays[f"ids_{n}"], arrays[f"offsets_{n}"] = ragged.ids_M, ragged.offsets
+        if ragged.weights_M is not None:
+            arrays[f"weights_{n}"] = ragged.weights_M
     assert columns.key_hash_N is not None
     optional = {"served": columns.served_N, "request": columns.request_N, "group": columns.group_N}
     optional |= {"numbers": columns.numbers_NK, "bias": columns.features.bias_NB}
@@ -319,7 +321,10 @@ def columns_arrays(columns: Columns) -> dict[str, npt.NDArray[Any]]:
 
 def with_arrays(columns: Columns, arrays: dict[str, npt.NDArray[Any]]) -> Columns:
     """The same columns in other arrays."""
-    lists = tuple(Ragged(arrays[f"ids_{n}"], arrays[f"offsets_{n}"]) for n in range(len(columns.features.lists)))
+    lists = tuple(
+        Ragged(arrays[f"ids_{n}"], arrays[f"offsets_{n}"], arrays.get(f"weights_{n}"))
+        for n in range(len(columns.features.lists))
+    )
     return replace(
         columns,
         features=Features(arrays["categorical"], lists, arrays["dense"], arrays.get("bias")),

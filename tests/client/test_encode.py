@@ -3,6 +3,7 @@
 import math
 import struct
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from springtide_client.encode import (
     parse_number,
 )
 from springtide_client.errors import EncodeError
-from springtide_client.keys import MISSING_ID, hash_string
+from springtide_client.keys import MISSING_ID, encode_id, hash_string
 from springtide_client.schema import Schema
 
 SCHEMA = Schema(
@@ -151,6 +152,68 @@ def test_shared_values_equal_values_encoded_one_by_one():
     for own, shared in zip(one.lists, other.lists, strict=True):
         assert (own.ids_M == shared.ids_M).all()
         assert (own.offsets == shared.offsets).all()
+
+
+WEIGHTED = Schema(
+    labels=("click",),
+    multi_value=("tags", "genres"),
+    weighted=("tags",),
+    max_length={"tags": 3},
+    pooling={"tags": "sum"},
+)
+
+
+def tags_of(*values: Any) -> tuple[list[int], list[int], list[float]]:
+    (tags, _) = encode_instances(WEIGHTED, [{"tags": value} for value in values]).lists
+    assert tags.weights_M.dtype == np.float32
+    return tags.offsets.tolist(), tags.ids_M.tolist(), tags.weights_M.tolist()
+
+
+def test_weights_come_in_an_object_or_in_pairs():
+    rock, jazz = (encode_id(text)[0] for text in ("rock", "jazz"))
+    expected = [0, 2, 2, 2], [rock, jazz], [np.float32(0.8), np.float32(0.2)]
+    assert tags_of({"rock": 0.8, "jazz": "0.2"}, {}, None) == expected
+    assert tags_of([["rock", 0.8], None, ("jazz", 0.2), [None, 3]], [], None) == expected
+    assert tags_of(np.array([[7, 0.5], [8, 2]])) == ([0, 2], [7, 8], [0.5, 2.0])
+
+
+def test_weights_of_one_id_add_up_and_are_cut_to_the_limits():
+    assert tags_of([[7, 1], ["7", 0.25], [8, 0], [9, -1], [9, 1]]) == ([0, 3], [7, 8, 9], [1.25, 0.0, 0.0])
+    assert tags_of([[1, 3e38], [2, -1e9], [3, 999], [3, 999]]) == ([0, 3], [1, 2, 3], [1000.0, -1000.0, 1000.0])
+    assert tags_of([[1, 3e38], [1, -3e38], [1, 5]]) == ([0, 1], [1], [5.0])
+
+
+def test_of_a_weighted_list_the_first_ids_are_kept_whose_weights_are_whole():
+    assert tags_of([[1, 1], [2, 1], [3, 1], [4, 1], [1, 1]]) == ([0, 3], [1, 2, 3], [2.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "says"),
+    [
+        ("rock", "wrong_type", "expected an object of weights by id, or a list of"),
+        (["rock"], "wrong_type", r"an element of a weighted list is \[id, weight\], not rock"),
+        ([["rock"]], "wrong_type", r"is \[id, weight\], not"),
+        ([["rock", 1, 2]], "wrong_type", r"is \[id, weight\], not"),
+        ([["rock", None]], "wrong_type", "the weight of 'rock': NoneType is not a number"),
+        ({"rock": "much"}, "wrong_type", "the weight of 'rock'"),
+        ({"rock": [1]}, "wrong_type", "the weight of 'rock'"),
+        ([[{}, 1]], "wrong_type", "dict"),
+        ({"rock": math.nan}, "not_finite", "the weight of 'rock': nan is not a finite"),
+        ([[None, math.inf]], "not_finite", "the weight of 'None': inf"),
+        ({"rock": 1e39}, "not_finite", "the weight of 'rock'"),
+        ({"rock": "Infinity"}, "not_finite", "the weight of 'rock'"),
+    ],
+)
+def test_a_weighted_list_that_is_none_is_refused(value, reason, says):
+    with pytest.raises(EncodeError, match=says) as error:
+        encode_instances(WEIGHTED, [{"tags": value}])
+    assert (error.value.reason, error.value.field) == (reason, "tags")
+
+
+def test_a_list_without_weights_takes_no_objects_and_no_pairs():
+    for value in ({"rock": 1}, [["rock", 1]]):
+        with pytest.raises(EncodeError):
+            encode_instances(WEIGHTED, [{"genres": value}])
 
 
 def test_the_first_overflowing_number_is_where_float32_becomes_infinite():

@@ -1,7 +1,8 @@
 """The wide part, slowly, in plain Python: dicts of rows, one sample after the other, from the formulas.
 
 A sample is a list of fields, each a list of (number, id), its signed logs (NaN: missing), and the net's logits. Its
-last fields may be `num_bias` ones of how it was presented, which nothing else may see: they are behind the bins.
+last fields may be `num_bias` ones of how it was presented, which nothing else may see: they are behind the bins. Where
+lists are weighted, `weights` has those of each (number, id); what is not in it weighs 1.
 """
 
 import math
@@ -77,6 +78,7 @@ class WideOracle:
         self.pc, self.pC = [[1.0] * 2 for _ in range(L)], [[100 / 3] * 2 for _ in range(L)]
         self.pwn, self.pHn = np.zeros((L, num_dense, 2)), np.zeros((L, num_dense, 2))
         self.difference, self.mixture, self.X = [0.0] * L, [0.5] * L, X
+        self.weights: dict[tuple[int, int], float] | None = None  # of the next sample's keys
 
     def standard(self, logs):
         x = []
@@ -101,7 +103,7 @@ class WideOracle:
         fields = [*fields[:end], *bins, *fields[end:]]
         crossed = [*crossed[:end], *bins, *crossed[end:]]
         slots = [(f, key) for f, keys in enumerate(fields) for key in keys]
-        crosses, potential = [], 0
+        crosses, potential, self.cross_x = [], 0, []
         for p, (i, j) in enumerate(self.pairs):
             potential += len(crossed[i]) * len(crossed[j])
             if not self.live[p]:
@@ -111,7 +113,11 @@ class WideOracle:
                     born = [self.rows[key].born if key in self.rows else 0 for key in (left, right)]
                     if all(born):
                         crosses.append((p, self.cross_id(*left, born[0], *right, born[1])))
+                        self.cross_x.append(self.x_of(left) * self.x_of(right))
         return slots, crosses, potential
+
+    def x_of(self, key):
+        return 1.0 if self.weights is None else self.weights.get(key, 1.0)
 
     def row(self, key):
         return self.rows.get(key) or Row(self.first_vector(*key), self.L)
@@ -126,6 +132,7 @@ class WideOracle:
             if f >= self.F - self.B:
                 continue
             for d, v in enumerate(self.row(key).v.tolist()):
+                v *= self.x_of(key)
                 sums[d] += v
                 squares[d] += v * v
         pairs = 0.0
@@ -136,12 +143,12 @@ class WideOracle:
             z = [0.0] * 6
             for f, key in slots:
                 row = self.row(key)
-                z[0] += self.a[label, f, bucket(row.h[label])].item() * row.w[label]
-                xn, never = self.seen_of(f, row.n)
-                z[5] += self.u[label, f, 0].item() * xn + (self.u[label, f, 1].item() if never else 0.0)
-            for p, id_ in crosses:
+                z[0] += self.a[label, f, bucket(row.h[label])].item() * row.w[label] * self.x_of(key)
+                xn, never = self.seen_of(f, row.n, key)
+                z[5] += self.u[label, f, 0].item() * xn + (self.u[label, f, 1].item() * never if never else 0.0)
+            for (p, id_), cross_x in zip(crosses, self.cross_x, strict=True):
                 w, h = self.cross_rows.get(id_, [[0.0, 0.0]] * self.L)[label]
-                z[1] += self.a[label, self.F + p, bucket(h)].item() * w
+                z[1] += self.a[label, self.F + p, bucket(h)].item() * w * cross_x
             plain = [0.0, 0.0]
             for d, values in enumerate(x):
                 for side, value in enumerate(values):
@@ -149,7 +156,7 @@ class WideOracle:
                     plain[1] += self.pwn[label, d, side].item() * value
             z[3], z[4] = 0.5 * pairs * scale, net[label]
             for _, key in slots:
-                plain[0] += self.row(key).plain[label]
+                plain[0] += self.row(key).plain[label] * self.x_of(key)
             logit = self.base[label] + self.bias[label]
             for c, part in zip(self.c[label], z, strict=True):
                 logit += c * part
@@ -160,9 +167,9 @@ class WideOracle:
             results.append((z, plain, logit, other, share * logit + (1.0 - share) * other))
         return results, sums, scale, mean_slots
 
-    def seen_of(self, f, count):
-        s, bits = self.seen[f], min(count.bit_length(), 15)
-        return min(max((bits - s.mean) / math.sqrt(s.variance + 0.01), -3.0), 3.0), bits == 0
+    def seen_of(self, f, count, key):
+        s, bits, x = self.seen[f], min(count.bit_length(), 15), self.x_of(key)
+        return min(max((bits - s.mean) / math.sqrt(s.variance + 0.01), -3.0), 3.0) * x, (bits == 0) * x
 
     def predict(self, fields, crossed, logs, net):
         x = self.standard(logs)
@@ -184,7 +191,9 @@ class WideOracle:
         for id_ in ids:
             self.cross_rows.setdefault(id_, [[0.0, 0.0] for _ in range(self.L)])
         # everything is read before anything is written: changes are collected, then made
-        seen = [(f, *self.seen_of(f, self.rows[key].n)) for f, key in slots]
+        seen = [(f, *self.seen_of(f, self.rows[key].n, key)) for f, key in slots]
+        x_slots, x_crosses = [self.x_of(key) for _, key in slots], self.cross_x
+        largest = max([1.0, *(each**2 for each in (*x_slots, *x_crosses))])
         changes, errors, gradient = [], [], {key: np.zeros(self.dim) for key in keys}
         for label, (z, plain, logit, other, _) in enumerate(results):
             y = labels[label]
@@ -201,21 +210,21 @@ class WideOracle:
             t = g2 = 0.0
             for f, key, b in gated:
                 row = self.rows[key]
-                times = sum(other_key == key for _, other_key in slots)
+                times = self.x_of(key) * sum(self.x_of(k) for _, k in slots if k == key)
                 t += times * a[f, b] ** 2 / (first + row.h[label])
-                g2 += row.w[label] ** 2 / (2 + A[f, b])
-            for f, id_, b in crossed_:
+                g2 += (row.w[label] * self.x_of(key)) ** 2 / (2 + A[f, b])
+            for (f, id_, b), cross_x in zip(crossed_, x_crosses, strict=True):
                 w, info = self.cross_rows[id_][label]
-                times = sum(other_id == id_ for _, other_id in crosses)
+                times = cross_x * sum(each for (_, i), each in zip(crosses, x_crosses, strict=True) if i == id_)
                 t += times * a[f, b] ** 2 / (cross + info)
-                g2 += w**2 / (2 + A[f, b])
+                g2 += (w * cross_x) ** 2 / (2 + A[f, b])
             for d, values in enumerate(x):
                 for side, value in enumerate(values):
                     t += value**2 / (F + self.Hn[label, d, side])
             for f, xn, never in seen:
-                t += xn**2 / (5 * F + self.Hu[label, f, 0]) + never / (5 * F + self.Hu[label, f, 1])
-            extra = max(0.25 * (weight - 1), 0)
-            most, most_q = max(h, extra), max(hq, extra)
+                t += xn**2 / (5 * F + self.Hu[label, f, 0]) + never**2 / (5 * F + self.Hu[label, f, 1])
+            extra, steepest = max(0.25 * (weight - 1), 0), max(0.25 * (weight - 1 / largest), 0)
+            most, most_q = max(h, steepest), max(hq, steepest)
             e, eg = r / (1 + most * t), r / (1 + most * g2)
             ec = r / (1 + most * sum(part**2 / info for part, info in zip(z, C, strict=True)))
             eq = rq / (1 + most_q * sum(v**2 / i for v, i in zip(plain, self.pC[label], strict=True)))
@@ -232,31 +241,36 @@ class WideOracle:
             # rows
             for key in keys:
                 row = self.rows[key]
-                mine = [a[f, b] for f, k, b in gated if k == key]
-                info = min(row.h[label] + sum(max(h * g * g, 1e-6) for g in mine), INFORMATION_CAP)
-                squares = row.plain_squares[label] + (rq * len(mine)) ** 2
-                step = 0.3 / math.sqrt(F) * rq * len(mine) / (math.sqrt(squares) + 0.1)
-                value = row.w[label] + e * sum(mine) / (first + info)
+                mine, own_x = [a[f, b] for f, k, b in gated if k == key], self.x_of(key)
+                info = min(row.h[label] + sum(max(h * g * g, 1e-6) * own_x**2 for g in mine), INFORMATION_CAP)
+                squares = row.plain_squares[label] + (rq * len(mine) * own_x) ** 2
+                step = 0.3 / math.sqrt(F * largest) * rq * len(mine) * own_x / (math.sqrt(squares) + 0.1)
+                value = row.w[label] + e * sum(mine) * own_x / (first + info)
                 changes.append((row, label, f32(value), f32(info), f32(row.plain[label] + step), f32(squares)))
                 for f, k in slots:
                     if k == key and f < self.F - self.B:
-                        gradient[key] += e * scale * (np.array(sums) - row.v.astype(float))
+                        gradient[key] += e * scale * own_x * (np.array(sums) - own_x * row.v.astype(float))
             crossed_changes = []
             for id_ in ids:
                 w, info = self.cross_rows[id_][label]
-                mine = [a[f, b] for f, i, b in crossed_ if i == id_]
-                info = min(info + sum(max(h * g * g, 1e-6) for g in mine), INFORMATION_CAP)
-                crossed_changes.append((id_, [f32(w + e * sum(mine) / (cross + info)), f32(info)]))
+                mine = [(a[f, b], each) for (f, i, b), each in zip(crossed_, x_crosses, strict=True) if i == id_]
+                info = min(info + sum(max(h * g * g, 1e-6) * each**2 for g, each in mine), INFORMATION_CAP)
+                slope = sum(g * each for g, each in mine)
+                crossed_changes.append((id_, [f32(w + e * slope / (cross + info)), f32(info)]))
             # what pairs are worth
             for p_ in {p_ for p_, _ in crosses}:
-                part = sum(a[f, b] * self.cross_rows[i][label][0] for f, i, b in crossed_ if f == self.F + p_)
+                part = sum(
+                    a[f, b] * self.cross_rows[i][label][0] * each
+                    for (f, i, b), each in zip(crossed_, x_crosses, strict=True)
+                    if f == self.F + p_
+                )
                 self.gains[p_] += r * part + 0.5 * h * part**2
             # gates
             slopes: dict[tuple[int, int], list[float]] = {}
             for f, key, b in gated:
-                slopes.setdefault((f, b), []).append(self.rows[key].w[label])
-            for f, id_, b in crossed_:
-                slopes.setdefault((f, b), []).append(self.cross_rows[id_][label][0])
+                slopes.setdefault((f, b), []).append(self.rows[key].w[label] * self.x_of(key))
+            for (f, id_, b), each in zip(crossed_, x_crosses, strict=True):
+                slopes.setdefault((f, b), []).append(self.cross_rows[id_][label][0] * each)
             for (f, b), weights in slopes.items():
                 if added := h * sum(w * w for w in weights):
                     A[f, b] = min(A[f, b] + added, INFORMATION_CAP)
@@ -304,9 +318,9 @@ class WideOracle:
             row, g = self.rows[key], gradient[key]
             if not g.any():
                 continue
-            times = sum(other_key == key for _, other_key in slots)
+            times = 1 if self.weights is not None else sum(other_key == key for _, other_key in slots)
             row.squares = f32(row.squares * max(1 - times / SQUARES_MEMORY, 0) + float((g * g).mean()))
-            row.v = (row.v + self.fm_lr * g / (math.sqrt(row.squares) + FM_EPS)).astype(np.float32)
+            row.v = (row.v + self.fm_lr / largest * g / (math.sqrt(row.squares) + FM_EPS)).astype(np.float32)
         for f, key in slots:
             self.seen[f].add(min(self.rows[key].n.bit_length(), 15))
         for _, key in slots:

@@ -30,6 +30,7 @@ class SchemaPart(Schema):
             dense=part(schema.dense),
             max_length=schema.max_length,
             pooling=schema.pooling,
+            weighted=part(schema.weighted),
             key_numbers={name: schema.number(name) for name in schema.features if name in names},
         )
 

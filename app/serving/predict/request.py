@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
@@ -14,7 +13,7 @@ from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_
 from springtide_client.array_types import Int64Array
 from springtide_client.encode import encode_instances
 from springtide_client.errors import EncodeError
-from springtide_client.features import Features, Ragged
+from springtide_client.features import Features
 from springtide_client.recall import times_of
 from springtide_client.schema import Schema
 
@@ -130,8 +129,7 @@ def _with_shared(schema: Schema, own: Features, shared: Features, names: frozens
     lists = list(own.lists)
     for column, name in enumerate(schema.lists):
         if name in names:
-            ids_M = shared.lists[column].ids_M
-            lists[column] = Ragged(np.tile(ids_M, num_samples), len(ids_M) * np.arange(num_samples + 1))
+            lists[column] = shared.lists[column].repeat(num_samples)
     return replace(own, lists=tuple(lists))
 
 

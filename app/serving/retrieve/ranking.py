@@ -14,11 +14,10 @@ from springtide.app.serving.http.route import RequestId
 from springtide.app.serving.model.served_view import ServedView
 from springtide.app.serving.retrieve.retriever import Retriever
 from springtide.app.serving.retrieve.served_items import ItemFilter, NumberRange, ServedItems
-from springtide.app.serving.retrieve.towers import TowerTemplate, UserInputs
+from springtide.app.serving.retrieve.towers import TowerTemplate, UserInputs, user_rows
 from springtide_client.encode import encode_instances, parse_number
 from springtide_client.errors import EncodeError
 from springtide_client.keys import encode_id
-from springtide_client.model.inputs import lookup_keys
 from springtide_client.parts.rankings import ItemsRequest, RankedIds, ask_rankings
 
 EXAMPLE = 'send {"user": {...}, "k": 10, "filter": {"genre": ["jazz"], "price": {"max": 20}}, "exclude": [17]}'
@@ -79,7 +78,7 @@ def encode_request(body: RetrieveBody, template: TowerTemplate, view: ServedView
         raise ApiError(422, error.reason, f"user: {error}", "correct or remove this field", details=details) from None
     wanted = {name: _condition(name, value, template.layout.part) for name, value in body.filter.items()}
     excluded = np.array(_ids("exclude", body.exclude), "<i8")
-    rows_KD, _ = view.client_view.rows_for_model(*lookup_keys(template.user_part, user))
+    rows_KD = user_rows(view, template.user_part, user)
     return ItemsRequest(
         k=body.k,
         exact=body.exact,

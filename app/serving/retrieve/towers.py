@@ -29,7 +29,7 @@ from springtide.kernels.cpu.serving.towers import (
 )
 from springtide_client.errors import VersionsDifferError
 from springtide_client.features import Features
-from springtide_client.model.inputs import lookup_keys
+from springtide_client.model.inputs import lookup_keys, scaled_rows
 from springtide_client.model.view import KNOWN
 
 FloatArray = npt.NDArray[np.float32]
@@ -97,6 +97,15 @@ class CompiledTower:
             vectors_NO,
         )
         return vectors_NO
+
+
+def user_rows(view: ServedView, part: SchemaPart, features: Features) -> FloatArray:
+    """Return the rows of users in the order of `lookup_keys`, weighted ones such that a tower pools them by weight.
+
+    PartError: a part's rows lack.
+    """
+    rows_KD, _ = view.client_view.rows_for_model(*lookup_keys(part, features))
+    return scaled_rows(part, features, rows_KD)
 
 
 CHUNK_ITEMS = 2_048  # encoded at once: other work of the thread waits so long
@@ -173,7 +182,7 @@ class Towers:
 
     def user_inputs(self, features: Features) -> UserInputs:
         """Return the inputs of users, whose features are those of the user's fields. PartError: a part's rows lack."""
-        rows_KD, _ = self.view.client_view.rows_for_model(*lookup_keys(self.template.user_part, features))
+        rows_KD = user_rows(self.view, self.template.user_part, features)
         offsets_LN1 = np.empty((len(features.lists), len(features) + 1), np.int64)
         for place, ragged in enumerate(features.lists):
             offsets_LN1[place] = ragged.offsets

@@ -22,7 +22,7 @@ from springtide.kernels.types import Array
 from springtide.stream.columns import Batch
 from springtide.stream.negatives import NegativeSampling
 from springtide_client.features import Features
-from springtide_client.model.inputs import ModelInputs
+from springtide_client.model.inputs import ModelInputs, list_scales
 from springtide_client.schema import Schema
 from springtide_client.wide.fields import bin_ids, signed_logs
 from springtide_client.wide.slots import with_bias
@@ -191,6 +191,10 @@ class KeyPreparer:
             part if part.offsets_B1 is None else part._replace(offsets_B1=array_of(columns[f"offsets.{number}"]))
             for number, part in enumerate(keys.slices)
         ]
+        slices = [
+            part if part.scales_K is None else part._replace(scales_K=array_of(columns[f"scales.{number}"]))
+            for number, part in enumerate(slices)
+        ]
         own = {name: array_of(columns[name]) for name in KEY_COLUMNS if name in columns}
         return replace(keys, slices=slices, **own)
 
@@ -201,21 +205,30 @@ def lookup_slices(schema: Schema, features: Features) -> list[LookupSlice]:
     for name, ragged in zip(schema.lists, features.lists, strict=True):
         start = slices[-1].stop
         stop = start + len(ragged.ids_M)
-        is_pooled = name in schema.multi_value
-        slices.append(
-            LookupSlice(start, stop, ragged.offsets, schema.pooling_of(name)) if is_pooled else LookupSlice(start, stop)
-        )
+        if name not in schema.multi_value:
+            slices.append(LookupSlice(start, stop))
+        elif ragged.weights_M is None:
+            slices.append(LookupSlice(start, stop, ragged.offsets, schema.pooling_of(name)))
+        else:
+            scales_M = list_scales(ragged, schema.pooling_of(name))
+            slices.append(LookupSlice(start, stop, ragged.offsets, "sum", scales_M))
     return slices
 
 
 def input_columns(schema: Schema, features: Features) -> Columns:
-    """Return the other inputs: dense values, offsets of pooled lists, lengths of sequences and places of their rows."""
+    """Return the other inputs: dense values; offsets, and factors if there are any, of pooled lists; lengths of
+    sequences and places of their rows.
+    """
     num_pooled = len(schema.multi_value)
     pooled, sequences = features.lists[:num_pooled], features.lists[num_pooled:]
     lengths_NS = np.zeros((len(features), len(sequences)), np.int64)
     columns: Columns = {"dense": features.dense_NF, "lengths": lengths_NS}
     for number, ragged in enumerate(pooled, 1):  # slice 0 has the categorical rows
         columns[f"offsets.{number}"] = ragged.offsets
+        if ragged.weights_M is not None:
+            scales_M = list_scales(ragged, schema.pooling_of(schema.multi_value[number - 1]))
+            assert scales_M is not None
+            columns[f"scales.{number}"] = scales_M
     for s, ragged in enumerate(sequences):
         lengths_NS[:, s] = np.diff(ragged.offsets)
     longest = longest_sequence(lengths_NS)

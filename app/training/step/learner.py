@@ -180,7 +180,8 @@ class Learner:
         self.compiled: CompiledObjective | None = None
         self.max_compiled_samples = 0  # of a batch; larger ones learn by autograd
         self.autograd_reason = ""  # why every batch learns by autograd; empty if small ones do not
-        self._poolings = [schema.pooling_of(name) for name in schema.multi_value] + ["mean"] * len(schema.sequence)
+        poolings = ["sum" if name in schema.weighted else schema.pooling_of(name) for name in schema.multi_value]
+        self._poolings = poolings + ["mean"] * len(schema.sequence)
         takes_greatest, self._is_mean_P = "max" in self._poolings, np.array([one == "mean" for one in self._poolings])
         try:
             if self.device.transfer is not None:
@@ -416,6 +417,9 @@ class Learner:
             )
         outcome = self.learning_step(objective, columns, bfloat16=False)
         own = gradient_rows(num, num_categorical, keys.offsets_PN1, self._is_mean_P, len(keys.ids_K))
+        for part in slices:
+            if part.scales_K is not None:
+                own[1][part.start : part.stop] = part.scales_K
         if sharded is None:
             self.table.rows.update(lookup, objective.grads_BD, *own)
         else:

@@ -21,16 +21,30 @@ from springtide.embeddings.lookup.handle import Lookup
 from springtide.embeddings.sharding.sharded_table import ShardedTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
-from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETTLED, CrossBatch, WideBatch
+from springtide.kernels.cpu.wide.arrays import (
+    ALL_COUNTED,
+    NO_SHARES,
+    NO_WEIGHTS,
+    NONE_SETTLED,
+    CrossBatch,
+    WideBatch,
+)
 from springtide.kernels.cpu.wide.in_order import in_order_pass
-from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, repeated
+from springtide.kernels.cpu.wide.prepare import (
+    cross_weights,
+    crosses_of,
+    fields_of,
+    list_offsets,
+    prepare_batch,
+    repeated,
+)
 from springtide.kernels.row_optimizers import OPTIMIZERS
 from springtide.kernels.types import RowColumns
 from springtide.stream.columns import Batch
 from springtide.stream.negatives import NegativeSampling
 from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
-from springtide_client.wide.slots import Slots, num_crossed
+from springtide_client.wide.slots import Slots, num_crossed, slot_weights
 
 MAX_CROSSES = 1 << 18  # looked up at once
 MIN_SAMPLES_AHEAD = 512  # of a batch that is prepared by a thread of its own, where its rows are on the host
@@ -181,7 +195,10 @@ class WideStep:
             self.is_of_ranks,  # samples of other ranks have no order
             len(self.schema.bias),
         )
-        prepared = PreparedBatch(keys, lookup, rows.columns, Slots(*slots), usable_from_U, hashes_U, potential_N)
+        own = Slots(*slots)
+        if self.schema.weighted:
+            own = own._replace(weights_S=slot_weights(self.schema, batch.features, own.fields_S))
+        prepared = PreparedBatch(keys, lookup, rows.columns, own, usable_from_U, hashes_U, potential_N)
         if self.by_request and batch.request_N is not None:
             prepared.request_ends_N = run_ends(batch.request_N)
         prepared.crosses = self._find_crosses(prepared, 0)
@@ -217,6 +234,7 @@ class WideStep:
             self.is_settled_L,
             ALL_COUNTED if batch.is_counted_N is None else batch.is_counted_N,
             self.steps_rows,
+            NO_WEIGHTS if slots.weights_S is None else slots.weights_S,
         )
         request_ends_N, scored_NL = prepared.request_ends_N, logits_NL
         if len(request_ends_N):
@@ -270,7 +288,13 @@ class WideStep:
         event_ms_C = repeated(prepared.keys.batch.event_ms_N, offsets_R1, start)
         lookup, columns, weights_Q2L = self._look_up_crosses(ids_C, event_ms_C)
         rows_C = lookup.unique.inverse_K
-        crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, prepared.potential_N, weights_Q2L)
+        weights_C = NO_WEIGHTS
+        if slots.weights_S is not None:
+            weights_C = cross_weights(
+                *(slots.weights_S, slots.rows_S, slots.crossed_from_NF, slots.num_crossed_NF),
+                *(arrays.pair_fields_P2, arrays.pair_is_live_P, prepared.usable_from_U, start, len(ids_C)),
+            )
+        crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, prepared.potential_N, weights_Q2L, weights_C)
         return RangeCrosses(crosses, lookup, columns)
 
     # what differs where many ranks learn together

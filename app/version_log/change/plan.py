@@ -191,14 +191,9 @@ def plan_change(old: ModelSignature, new: ModelSignature) -> Plan:
 def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
-    names = {
-        "served_values": "[bias] serve",
-        "serves_sent_bias": "[bias] serve",
-        "memories": "[memory], [sequences] or [remember]",
-        "max_length": "[features.*] max_length",
-        "pooling": "[features.*] pooling",
-        "links": "[labels.*] loss",
-    }
+    names = {key: f"[features.*] {key}" for key in ("max_length", "pooling", "weighted")}
+    names |= {"links": "[labels.*] loss", "memories": "[memory], [sequences] or [remember]"}
+    names |= dict.fromkeys(("served_values", "serves_sent_bias"), "[bias] serve")
     for key in before:
         if key not in ("numbers", "next_number") and before[key] != after[key]:
             yield names.get(key, f"[schema] {key}")

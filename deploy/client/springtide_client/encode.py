@@ -20,17 +20,23 @@ from springtide_client.schema import Schema, field_paths
 # the smallest number that rounds to infinity in float32: its largest value and half a step more
 FLOAT32_OVERFLOW = 2.0**128 - 2.0**103
 
+MAX_LIST_WEIGHT = 1000.0  # of an id in a list, and its negative the least
+
 DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
 class EncodedInstance(NamedTuple):
-    """One instance in the schema's order; `id_strings`: (feature number, id, string) of each hashed id."""
+    """One instance in the schema's order; `id_strings`: (feature number, id, string) of each hashed id.
+
+    `weights`: those of the ids of each weighted list, in the order of these lists.
+    """
 
     categorical: list[int]
     lists: list[list[int]]
     dense: list[float]
     id_strings: list[tuple[int, int, str]]
+    weights: list[list[float]]
     bias: Sequence[int] = ()  # of schema.bias, where predictions take them from a request
 
 
@@ -119,6 +125,7 @@ class InstanceEncoder:
         first = [(name, schema.number(name), slice(schema.length_limit(name))) for name in schema.multi_value]
         last = [(name, schema.number(name), slice(-schema.length_limit(name), None)) for name in schema.sequence]
         self._lists = [*first, *last]
+        self._weighted = frozenset(schema.weighted)
         self._dense = schema.dense
         self._bias = schema.bias if sent_bias else ()
 
@@ -131,7 +138,7 @@ class InstanceEncoder:
             raise EncodeError("wrong_type", f"an instance is an object of fields, not {type(instance).__name__}")
         instance = flatten(self._paths, instance)
         bias: list[int] = []
-        encoded = EncodedInstance([], [], [], [], bias)
+        encoded = EncodedInstance([], [], [], [], [], bias)
         name, strings = "", encoded.id_strings
         try:
             for name, number in self._categorical:
@@ -142,7 +149,11 @@ class InstanceEncoder:
                     encoded.categorical.append(shared.encode_id(name, value, number, strings))
             for name, number, kept in self._lists:
                 value = instance.get(name)
-                if shared is None or not isinstance(value, list):
+                if name in self._weighted:
+                    ids, weights = _encode_weighted_ids(value, number, kept, strings)
+                    encoded.lists.append(ids)
+                    encoded.weights.append(weights)
+                elif shared is None or not isinstance(value, list):
                     encoded.lists.append(_encode_ids(value, number, kept, strings))
                 else:
                     encoded.lists.append(shared.encode_ids(name, value, number, kept, strings))
@@ -158,11 +169,15 @@ class InstanceEncoder:
     def pack(self, encoded_N: Sequence[EncodedInstance]) -> Features:
         """Return encoded instances as the arrays that models take."""
         num_instances = len(encoded_N)
-        lists = []
-        for column in range(len(self._lists)):
-            offsets = np.zeros(num_instances + 1, np.int64)
+        lists, num_weighted = [], 0
+        for column, (name, _, _) in enumerate(self._lists):
+            offsets, weights_M = np.zeros(num_instances + 1, np.int64), None
             np.cumsum([len(encoded.lists[column]) for encoded in encoded_N], out=offsets[1:])
-            lists.append(Ragged(np.array([i for e in encoded_N for i in e.lists[column]], np.int64), offsets))
+            if name in self._weighted:
+                weights_M = np.array([w for e in encoded_N for w in e.weights[num_weighted]], np.float32)
+                num_weighted += 1
+            ids_M = np.array([i for e in encoded_N for i in e.lists[column]], np.int64)
+            lists.append(Ragged(ids_M, offsets, weights_M))
         categorical = np.array([encoded.categorical for encoded in encoded_N], np.int64)
         dense = np.array([encoded.dense for encoded in encoded_N], np.float32)
         return Features(
@@ -180,8 +195,10 @@ def encode_instances(schema: Schema, instances: Sequence[Mapping[str, Any]], *, 
 
     A categorical that is missing or null is `MISSING_ID`; a list that is missing or null is empty, its null elements
     are skipped, and it is cut to its limit (multi_value keeps the first, sequence the last elements); a number that is
-    missing or null is NaN. Set `share_values` when many instances hold the same strings and the same list objects.
-    Fields of schema.bias are ignored unless schema.serves_sent_bias. Raises EncodeError with reason, field and index.
+    missing or null is NaN. A weighted list is an object of weights by id, or a list of [id, weight]; weights of one id
+    add up, and sums beyond MAX_LIST_WEIGHT are cut to it. Set `share_values` when many instances hold the same strings
+    and the same list objects. Fields of schema.bias are ignored unless schema.serves_sent_bias. Raises EncodeError with
+    reason, field and index.
     """
     encoder = InstanceEncoder(schema, sent_bias=schema.serves_sent_bias)
     shared = EncodedValues() if share_values else None
@@ -211,3 +228,34 @@ def _encode_ids(value: Any, number: int, kept: slice, strings: list[tuple[int, i
         raise EncodeError("wrong_type", f"expected a list, got {type(value).__name__}")
     # elements beyond the limit are encoded too: whether a record is valid must not depend on the limit
     return [_encode_id(element, number, strings) for element in value if element is not None][kept]
+
+
+def _encode_weighted_ids(
+    value: Any, number: int, kept: slice, strings: list[tuple[int, int, str]]
+) -> tuple[list[int], list[float]]:
+    """Return the ids of a list, each once, and their weights."""
+    if value is None:
+        return [], []
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        pairs: Sequence[Any] = [*value.items()]
+    elif isinstance(value, (list, tuple)):
+        pairs = [pair for pair in value if pair is not None]
+    else:
+        raise EncodeError(
+            "wrong_type", f"expected an object of weights by id, or a list of [id, weight], got {type(value).__name__}"
+        )
+    weights: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise EncodeError("wrong_type", f"an element of a weighted list is [id, weight], not {str(pair)[:40]}")
+        try:
+            weight = parse_number(pair[1])
+        except EncodeError as error:
+            raise EncodeError(error.reason, f"the weight of {str(pair[0])[:40]!r}: {error}") from None
+        if pair[0] is not None:
+            row_id = _encode_id(pair[0], number, strings)
+            weights[row_id] = weights.get(row_id, 0.0) + weight
+    clipped = [max(-MAX_LIST_WEIGHT, min(MAX_LIST_WEIGHT, weight)) for weight in weights.values()]
+    return [*weights][kept], clipped[kept]

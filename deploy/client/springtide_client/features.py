@@ -6,35 +6,58 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """One list of ids per sample: sample n has ids_M[offsets[n]:offsets[n + 1]]; offsets is int64 (N + 1)."""
+    """One list of ids per sample: sample n has ids_M[offsets[n]:offsets[n + 1]]; offsets is int64 (N + 1).
+
+    `weights_M`: of a weighted feature, the weight of each id in its list, finite.
+    """
 
     ids_M: Int64Array
     offsets: Int64Array
+    weights_M: Float32Array | None = None
 
     def slice(self, start: int, stop: int) -> "Ragged":
         """Return the lists of samples start to stop, as views."""
         first, last = self.offsets[start], self.offsets[stop]
-        return Ragged(self.ids_M[first:last], self.offsets[start : stop + 1] - first)
+        weights_M = None if self.weights_M is None else self.weights_M[first:last]
+        return Ragged(self.ids_M[first:last], self.offsets[start : stop + 1] - first, weights_M)
 
     def take(self, rows_N: Int64Array) -> "Ragged":
         """Return copies of the lists of these samples, in that order."""
         starts_N, lengths_N = self.offsets[rows_N], np.diff(self.offsets)[rows_N]
         offsets = np.zeros(len(rows_N) + 1, np.int64)
         np.cumsum(lengths_N, out=offsets[1:])
-        return Ragged(self.ids_M[np.repeat(starts_N - offsets[:-1], lengths_N) + np.arange(offsets[-1])], offsets)
+        elements_M = np.repeat(starts_N - offsets[:-1], lengths_N) + np.arange(offsets[-1])
+        weights_M = None if self.weights_M is None else self.weights_M[elements_M]
+        return Ragged(self.ids_M[elements_M], offsets, weights_M)
+
+    def repeat(self, num_samples: int) -> "Ragged":
+        """Return the list of the only sample, as many times."""
+        weights_M = None if self.weights_M is None else np.tile(self.weights_M, num_samples)
+        offsets = len(self.ids_M) * np.arange(num_samples + 1)
+        return Ragged(np.tile(self.ids_M, num_samples), offsets, weights_M)
+
+    def keep(self, kept_M: BoolArray) -> "Ragged":
+        """Return the lists without the elements that are not kept."""
+        offsets = np.concatenate([[0], np.cumsum(kept_M)]).astype(np.int64)[self.offsets]
+        weights_M = None if self.weights_M is None else self.weights_M[kept_M]
+        return Ragged(self.ids_M[kept_M], offsets, weights_M)
 
     @staticmethod
     def concatenate(parts: Sequence["Ragged"]) -> "Ragged":
-        """Return the lists of all parts, in order; at least one part."""
+        """Return the lists of all parts, in order; at least one part. All parts have weights, or none has."""
         lengths_N = np.concatenate([np.diff(part.offsets) for part in parts])
         offsets = np.zeros(len(lengths_N) + 1, np.int64)
         np.cumsum(lengths_N, out=offsets[1:])
-        return Ragged(np.concatenate([part.ids_M for part in parts]), offsets)
+        weights = [part.weights_M for part in parts if part.weights_M is not None]
+        if weights and len(weights) < len(parts):
+            raise ValueError("some lists have weights and others have none")
+        weights_M = np.concatenate(weights) if weights else None
+        return Ragged(np.concatenate([part.ids_M for part in parts]), offsets, weights_M)
 
 
 @dataclass(frozen=True)
@@ -42,7 +65,7 @@ class Features:
     """The features of N samples, in the schema's order."""
 
     categorical_NC: Int64Array  # ids; a missing one is keys.MISSING_ID
-    lists: tuple[Ragged, ...]  # schema.lists: multi_value, then sequence; a missing list is empty
+    lists: tuple[Ragged, ...]  # schema.lists: multi_value, then sequence; a missing one is empty
     dense_NF: Float32Array  # raw numbers, untransformed; NaN where missing
     bias_NB: Int64Array | None = None  # ids of schema.bias; None: what is served
 

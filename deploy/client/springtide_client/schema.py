@@ -47,6 +47,8 @@ class Schema:
     bias: tuple[str, ...] = ()
     served_values: Mapping[str, int | str] = field(default_factory=dict)
     serves_sent_bias: bool = False
+    # multi_value features whose ids come with weights
+    weighted: tuple[str, ...] = ()
     # of labels that are values and not probabilities: LINKS
     links: Mapping[str, str] = field(default_factory=dict)
     # what is remembered of ids: sequences, the last ones of `sequence`, and fields that requests need not bring
@@ -85,6 +87,14 @@ class Schema:
         for name in self.served_values:
             if name not in self.bias:
                 raise ValueError(f"[bias] serve has {name!r}, which is not in [schema] bias")
+        for name in self.weighted:
+            if name not in self.multi_value:
+                raise ValueError(f"weighted of {name!r}: only ids of multi_value features have weights")
+            if self.pooling_of(name) == "max":
+                raise ValueError(
+                    f'weighted of {name!r}: pooling = "max" takes the greatest number and no weights: use "sum" or '
+                    '"mean", or leave weighted out'
+                )
         for name, link in self.links.items():
             if name not in self.labels or link not in LINKS:
                 raise ValueError(f"link {link!r} of {name!r} must be of a label, and one of {', '.join(LINKS)}")
@@ -269,6 +279,8 @@ class Schema:
             del document["served_values"]
         if not self.serves_sent_bias:
             del document["serves_sent_bias"]
+        if not self.weighted:
+            del document["weighted"]  # likewise
         if not self.links:
             del document["links"]  # as before it was an option
         if not self.memories:

@@ -117,3 +117,31 @@ def compiled_pool(dim: int, mode: str) -> Any:
                 store(out, to, rest, pooled)
 
     return njit(nogil=True, cache=True)(named_specialization(pool, dim, mode))
+
+
+@cache
+def compiled_scaled_sum(dim: int) -> Any:
+    """Bags offsets_B1[b]..offsets_B1[b + 1] of the keys into out, each row times the factor of its key."""
+    num = num_lanes(dim)
+    num_pieces, even, width, lanes = -(-dim // num), dim % num == 0, np.uint64(dim), np.uint64(num)
+
+    def scaled_sum(values: Any, slots_U: Any, inverse_K: Any, offsets_B1: Any, scales_K: Any, out: Any) -> None:
+        blank = zeros(num)
+        num_keys = len(inverse_K)
+        for b in range(len(offsets_B1) - 1):
+            for piece in range(num_pieces):
+                d = np.uint64(piece) * lanes
+                rest = lanes if even else min(lanes, width - d)
+                summed = blank
+                for k in range(offsets_B1[b], offsets_B1[b + 1]):
+                    if k + AHEAD < num_keys:
+                        ahead = slots_U[np.uint64(inverse_K[k + AHEAD])]
+                        if ahead >= 0:
+                            prefetch_lanes(blank, values, np.uint64(ahead) * width + d)
+                    slot = slots_U[np.uint64(inverse_K[k])]
+                    if slot >= 0:
+                        row = load(blank, values, np.uint64(slot) * width + d, rest)
+                        summed = summed + row * scales_K[np.uint64(k)]
+                store(out, np.uint64(b) * width + d, rest, summed)
+
+    return njit(nogil=True, cache=True)(named_specialization(scaled_sum, dim))

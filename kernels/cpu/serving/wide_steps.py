@@ -8,8 +8,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETTLED, CrossBatch, WideBatch
-from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, row_hash, sample_slots
+from springtide.kernels.cpu.wide.arrays import (
+    ALL_COUNTED,
+    NO_SHARES,
+    NO_WEIGHTS,
+    NONE_SETTLED,
+    CrossBatch,
+    WideBatch,
+)
+from springtide.kernels.cpu.wide.prepare import (
+    cross_weights,
+    crosses_of,
+    fields_of,
+    list_offsets,
+    row_hash,
+    sample_slots,
+)
 from springtide.kernels.cpu.wide.score import score_samples
 from springtide.kernels.njit import njit
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
@@ -19,7 +33,7 @@ from springtide_client.schema import Schema
 from springtide_client.wide.fields import Float64Array, signed_logs
 from springtide_client.wide.parameters import WideParameters
 from springtide_client.wide.score import WideRows, WideSteps
-from springtide_client.wide.slots import CrossSlots, Slots
+from springtide_client.wide.slots import CrossSlots, Slots, slot_weights
 
 ALL_CROSSES = 1 << 62
 
@@ -50,7 +64,7 @@ class CompiledSlots:
         if known is not schema:
             fields_F3 = fields_of(schema)
             self._known = schema, fields_F3
-        found = _slots_and_crosses(
+        own, found, usable_from_K = _slots_and_crosses(
             fields_F3,
             features.categorical_NC.shape[1],
             len(schema.dense) + len(schema.bias),
@@ -61,7 +75,16 @@ class CompiledSlots:
             ids_K,
             wide_KW,
         )
-        return Slots(*found[:5]), CrossSlots(*found[5:])
+        slots, crosses = Slots(*own), CrossSlots(*found)
+        weights_S = slot_weights(schema, features, slots.fields_S) if schema.weighted else None
+        if weights_S is None:
+            return slots, crosses
+        pairs = parameters.pair_fields_P2, parameters.pair_is_live_P
+        weights_C = cross_weights(
+            *(weights_S, slots.rows_S, slots.crossed_from_NF, slots.num_crossed_NF),
+            *(*pairs, usable_from_K, 0, len(crosses.ids_C)),
+        )
+        return slots._replace(weights_S=weights_S), crosses._replace(weights_C=weights_C)
 
 
 @njit(nogil=True, cache=True)
@@ -118,7 +141,8 @@ def _slots_and_crosses(
         num_samples,
         ALL_CROSSES,
     )
-    return rows_S, fields_S, offsets_N1, crossed_from_NF, num_crossed_NF, ids_C, pairs_C, cross_offsets_N1
+    slots = rows_S, fields_S, offsets_N1, crossed_from_NF, num_crossed_NF
+    return slots, (ids_C, pairs_C, cross_offsets_N1), usable_from_K
 
 
 def compiled_score(
@@ -153,8 +177,10 @@ def compiled_score(
         is_settled_L=NONE_SETTLED,
         is_counted_N=ALL_COUNTED,
         has_squares=False,
+        weights_S=NO_WEIGHTS if slots.weights_S is None else contiguous(slots.weights_S),
     )
-    own = CrossBatch(0, len(logits_NL), rows_C, crosses.pairs_C, crosses.offsets_N1, rows_C, rows_C2L)
+    weights_C = NO_WEIGHTS if crosses.weights_C is None else contiguous(crosses.weights_C)
+    own = CrossBatch(0, len(logits_NL), rows_C, crosses.pairs_C, crosses.offsets_N1, rows_C, rows_C2L, weights_C)
     score_samples(batch, own, WideParameters(*map(contiguous, parameters)), logits_NL)
     return logits_NL
 

@@ -15,6 +15,7 @@ in_place = njit(nogil=True, cache=True, _nrt=False)
 
 
 NO_SHARES, NONE_SETTLED, ALL_COUNTED = np.empty((0, 0), np.float32), np.empty(0, np.uint8), np.empty(0, np.bool_)
+NO_WEIGHTS = np.empty(0)
 
 
 class WideBatch(NamedTuple):
@@ -37,6 +38,7 @@ class WideBatch(NamedTuple):
     is_settled_L: Any  # uint8
     is_counted_N: Any  # bool, samples whose ids count; empty: all
     has_squares: bool  # the first state is the summed squared gradients of row-wise Adagrad: vectors are stepped
+    weights_S: Any = NO_WEIGHTS  # float64, by which all that a slot adds is multiplied; empty: by 1
 
 
 class CrossBatch(NamedTuple):
@@ -49,6 +51,7 @@ class CrossBatch(NamedTuple):
     offsets_R1: Any  # int64, from `start` on
     potential_N: Any  # int64, of every sample of the batch: its crosses if all pairs lived
     weights_Q2L: Any  # float32: weight and information of label 0, then of label 1, ...
+    weights_C: Any = NO_WEIGHTS  # float64, of crosses, as WideBatch.weights_S; empty: 1
 
 
 class SampleWorkspace(NamedTuple):
@@ -76,7 +79,8 @@ class SampleWorkspace(NamedTuple):
     seen_parts_K: Any
     seen_moves_K: Any
     never_moves_K: Any
-    times_K: Any  # how often the sample has the item's row
+    times_K: Any  # how often the sample has the item's row: the sum of x_K
+    x_K: Any  # by what an item is multiplied: the weight of an id in its list, otherwise 1
     information_bits_K: Any  # int64, the memory of informations_K
     places_K: Any  # int64, of an item's gate
     first_K: Any  # int64, the first item with the same row; not written where no field has two slots
@@ -112,7 +116,7 @@ def new_pass(batch: WideBatch, crosses: CrossBatch, arrays: WideParameters, logi
     k, i, d = np.zeros((23, most)), np.zeros((3, most), np.int64), np.zeros((3, batch.values_UD.shape[1]))
     work = SampleWorkspace(
         *(k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11]),
-        *(k[12], k[13], k[14], k[15], k[16], k[17], k[18], k[19], k[20], k[21], k[22]),
+        *(k[12], k[13], k[14], k[15], k[16], k[17], k[18], k[19], k[20], k[21], k[22], np.ones(most)),
         *(k[1].view(np.int64), i[0], i[1], i[2], np.zeros(6), np.zeros(2), d[0], d[1], d[2]),
         np.full(len(batch.values_UD), -1, np.int64),
         np.full(len(crosses.weights_Q2L), -1, np.int64),

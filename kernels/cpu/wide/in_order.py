@@ -32,6 +32,8 @@ from springtide.kernels.cpu.wide.score import (
     sizes_of,
     standardize_counts,
     strengths_of,
+    sum_squared_weights,
+    take_weights,
 )
 from springtide.kernels.njit import njit
 from springtide_client.wide.parameters import WideParameters
@@ -59,6 +61,7 @@ class Correction(NamedTuple):
     weight: float  # of the sample, and of a label that may come late
     residual: float
     curvature: float
+    most: float  # the largest curvature on the way of a step, where a sample or an id in it weighs more than 1
     step: float  # of weights: the residual, less where the step itself moves the logit far
     gate_step: float
     plain_residual: float
@@ -108,6 +111,7 @@ def _pass(data: WidePass, lr: float, eps: float, errors_NL: Any, request_ends_N:
 @in_place
 def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: float, errors_NL: Any) -> None:
     batch, arrays = data.batch, data.arrays
+    largest = take_weights(data, n)
     has_repeats = find_repeats(data, n)
     standardize_counts(data, n)
     pairs, factorized = factorize(data, n), 0.0
@@ -131,21 +135,24 @@ def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: 
             weight *= late
         errors_NL[n, label] = np.float64(batch.weights_NL[n, label]) * late * (p - y)
         residual, curvature = weight * (y - p), weight * max(p * (1.0 - p), MIN_CURVATURE)
-        # a sample of weight 1,000 must not overshoot 1,000 times as far: 1/4 is the largest curvature on the way
-        most = max(curvature, 0.25 * (weight - 1.0))
+        # a sample of weight 1,000, or one with an id of such a weight, must not overshoot 1,000 times as far: 1/4 is
+        # the largest curvature on the way
+        most = max(0.0, 0.25 * (weight - 1.0 / largest))
         asked = Correction(
             weight,
             residual,
             curvature,
-            residual / (1.0 + most * damping),
-            residual / (1.0 + most * gate_damping),
+            most,
+            residual / (1.0 + max(curvature, most) * damping),
+            residual / (1.0 + max(curvature, most) * gate_damping),
             weight * (y - q),
             weight * max(q * (1.0 - q), MIN_CURVATURE),
         )
         factorized += asked.step
         _count_gains(data, n, asked)
         if has_repeats:
-            _step_repeated_items(data, n, asked, strengths.plain)
+            # the plain learner's steps have no curvature to be damped by
+            _step_repeated_items(data, n, asked, strengths.plain / math.sqrt(largest))
         else:
             _step_items(data, n, asked, strengths.plain)
         _scatter(data, n, label)
@@ -155,7 +162,7 @@ def _learn_sample(data: WidePass, strengths: Strengths, n: int, lr: float, eps: 
         counted = weight * (np.float64(batch.counted_N[n]) / np.float64(batch.weights_NL[n, label]))
         _mix_and_count(arrays, label, y, weight, counted, p, q)
     if factorized != 0.0:
-        _step_vectors(data, n, has_repeats, factorized * strengths.factorized, lr, eps)
+        _step_vectors(data, n, has_repeats, factorized * strengths.factorized, lr / largest, eps)
     if len(batch.is_counted_N) == 0 or batch.is_counted_N[n]:
         _count(data, n)
 
@@ -213,7 +220,12 @@ def _step_repeated_items(data: WidePass, n: int, asked: Correction, plain_rate: 
     find_first(work.places_K, work.first_of_TB, gate_first_K, 0, num)
     for k in range(num):
         slopes_K[k], added_K[k], gate_slopes_K[k], gate_added_K[k], plain_slopes_K[k] = 0.0, 0.0, 0.0, 0.0, 0.0
-    for k in range(num):
+    if len(data.batch.weights_S) > 0:
+        _sum_weighted_slopes(data, n, asked)
+        num_summed = 0
+    else:
+        num_summed = num
+    for k in range(num_summed):
         first, gate_first = first_K[k], gate_first_K[k]
         slopes_K[first] += asked.step * gates_K[k]
         added_K[first] += _added(asked.curvature, gates_K[k])
@@ -234,6 +246,21 @@ def _step_repeated_items(data: WidePass, n: int, asked: Correction, plain_rate: 
             slope = plain_slopes_K[first]
             plain_squares_K[k] += slope * slope
             plain_weights_K[k] += plain_rate * slope / (math.sqrt(plain_squares_K[k]) + PLAIN_EPS)
+
+
+@in_place
+def _sum_weighted_slopes(data: WidePass, n: int, asked: Correction) -> None:
+    """Add up, at the first of the items with a row or a gate in common, what each asks for by its weight."""
+    work, (_, num) = data.work, sizes_of(data, n)
+    weights_K, gates_K, x_K = work.weights_K, work.gates_K, work.x_K
+    first_K, gate_first_K = work.first_K, work.gate_first_K
+    for k in range(num):
+        first, gate_first, x = first_K[k], gate_first_K[k], x_K[k]
+        work.slopes_K[first] += asked.step * gates_K[k] * x
+        work.added_K[first] += _added(asked.curvature, gates_K[k]) * (x * x)
+        work.gate_slopes_K[gate_first] += asked.gate_step * weights_K[k] * x
+        work.gate_added_K[gate_first] += asked.curvature * weights_K[k] * weights_K[k] * (x * x)
+        work.plain_slopes_K[first] += asked.plain_residual * x
 
 
 @in_place
@@ -289,7 +316,7 @@ def _step_seen(data: WidePass, strengths: Strengths, n: int, label: int, asked: 
     batch, arrays, work = data.batch, data.arrays, data.work
     fields_S, first, step, curvature = batch.fields_S, batch.offsets_N1[n], asked.step, asked.curvature
     weights_F2, informations_F2 = arrays.seen_weights_LF2[label], arrays.seen_information_LF2[label]
-    seen_K, never_K = work.seen_K, work.never_K
+    seen_K, never_K, x_K = work.seen_K, work.never_K, work.x_K
     num_slots = batch.offsets_N1[n + 1] - first
     slope, added, never_slope, never_added = 0.0, 0.0, 0.0, 0.0
     for k in range(num_slots):
@@ -297,8 +324,8 @@ def _step_seen(data: WidePass, strengths: Strengths, n: int, label: int, asked: 
         slope += step * x
         added += curvature * x * x
         if never_K[k] > 0.0:
-            never_slope += step
-            never_added += curvature
+            never_slope += step * x_K[k]  # 1 without weights
+            never_added += curvature * x_K[k] * x_K[k]
         if k + 1 < num_slots and fields_S[first + k + 1] == fields_S[first + k]:
             continue
         if added > 0.0:
@@ -349,9 +376,9 @@ def _step_biases_and_groups(data: WidePass, label: int, asked: Correction) -> No
     _step_bias(arrays.bias_L, arrays.bias_information_L, label, most, residual, curvature)
     _step_bias(arrays.plain_bias_L, arrays.plain_bias_information_L, label, most, plain, plain_curvature)
     weights_G, informations_G = arrays.group_weights_LG[label], arrays.group_information_LG[label]
-    _step_groups(weights_G, informations_G, work.parts_G, NUM_PARTS, most, residual, curvature)
+    _step_groups(weights_G, informations_G, work.parts_G, NUM_PARTS, asked.most, residual, curvature)
     weights_2, informations_2 = arrays.plain_group_weights_L2[label], arrays.plain_group_information_L2[label]
-    _step_groups(weights_2, informations_2, work.plain_parts_G, 2, most, plain, plain_curvature)
+    _step_groups(weights_2, informations_2, work.plain_parts_G, 2, asked.most, plain, plain_curvature)
 
 
 @in_place
@@ -405,7 +432,9 @@ def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: f
     sums_D, gradients_D, dim = work.sums_D, work.gradients_D, values_UD.shape[1]
     if not batch.has_squares:
         return
-    first = batch.offsets_N1[n]
+    first, is_weighted, energies_K = batch.offsets_N1[n], len(batch.weights_S) > 0, work.added_K
+    if is_weighted:
+        sum_squared_weights(data, n)
     for k in range(batch.offsets_N1[n + 1] - first - data.arrays.num_bias_1[0]):
         if has_repeats and first_K[k] < k:
             continue
@@ -413,7 +442,10 @@ def _step_vectors(data: WidePass, n: int, has_repeats: bool, scale: float, lr: f
         values_D = values_UD[u]
         for d in range(dim):
             gradients_D[d] = 0.0 + scale * (sums_D[d] - values_D[d])
-        if has_repeats and work.times_K[k] > 1.0:
+        if is_weighted:
+            for d in range(dim):
+                gradients_D[d] = 0.0 + scale * (work.times_K[k] * sums_D[d] - energies_K[k] * values_D[d])
+        elif has_repeats and work.times_K[k] > 1.0:
             remembered = max(1.0 - work.times_K[k] / SQUARES_MEMORY, 0.0)
             for d in range(dim):
                 gradient = gradients_D[d]

@@ -281,6 +281,35 @@ def _crosses_of_lists(
 
 
 @njit(nogil=True, cache=True)
+def cross_weights(
+    weights_S: Any,
+    rows_S: Any,
+    crossed_from_NF: Any,
+    num_crossed_NF: Any,
+    pair_fields_P2: Any,
+    pair_is_live_P: Any,
+    usable_from_U: Any,
+    start: Any,
+    num_crosses: Any,
+) -> Any:
+    """Return the products of the weights of each cross's two slots, float64, for what `crosses_of` has returned."""
+    weights_C, live_P, c, n = np.empty(num_crosses), np.flatnonzero(pair_is_live_P), 0, start
+    while c < num_crosses:
+        for p in live_P:
+            i, j = pair_fields_P2[p, 0], pair_fields_P2[p, 1]
+            i_from, j_from = crossed_from_NF[n, i], crossed_from_NF[n, j]
+            for s in range(i_from, i_from + num_crossed_NF[n, i]):
+                if usable_from_U[rows_S[s]] > n:
+                    continue
+                for t in range(j_from, j_from + num_crossed_NF[n, j]):
+                    if usable_from_U[rows_S[t]] <= n:
+                        weights_C[c] = weights_S[s] * weights_S[t]
+                        c += 1
+        n += 1
+    return weights_C
+
+
+@njit(nogil=True, cache=True)
 def _longer(array_C: Any, num: Any, num_allocated: Any) -> Any:
     longer_C = np.empty(num_allocated, np.int64)
     longer_C[:num] = array_C[:num]

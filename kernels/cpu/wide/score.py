@@ -99,24 +99,28 @@ def sizes_of(data: WidePass, n: int) -> tuple[int, int]:
 def find_repeats(data: WidePass, n: int) -> Any:
     """Find items that have a row in common; return whether there may be such, or gates in common.
 
-    There are none where no field of the sample has two slots, and no pair of fields two crosses.
+    There are none where no field of the sample has two slots, and no pair of fields two crosses. With weights there
+    may be such always.
     """
     batch, crosses, work = data.batch, data.crosses, data.work
-    fields_S, pairs_C, r, repeated = batch.fields_S, crosses.pairs_C, n - crosses.start, 0
+    fields_S, pairs_C, r, repeated = batch.fields_S, crosses.pairs_C, n - crosses.start, len(batch.weights_S)
     for s in range(batch.offsets_N1[n] + 1, batch.offsets_N1[n + 1]):
         repeated += fields_S[s] == fields_S[s - 1]
     for c in range(crosses.offsets_R1[r] + 1, crosses.offsets_R1[r + 1]):
         repeated += pairs_C[c] == pairs_C[c - 1]
     num_slots, num = sizes_of(data, n)
-    times_K, first_K = work.times_K, work.first_K
+    times_K, first_K, x_K = work.times_K, work.first_K, work.x_K
     if repeated:
         for k in range(num):
             times_K[k] = 1.0
+        if len(batch.weights_S) > 0:
+            for k in range(num):
+                times_K[k] = x_K[k]
         find_first(batch.rows_S[batch.offsets_N1[n] :], work.first_of_U, first_K, 0, num_slots)
         find_first(crosses.rows_C[crosses.offsets_R1[r] :], work.first_of_Q, first_K, num_slots, num)
         for k in range(num):
             if first_K[k] < k:
-                times_K[first_K[k]] += 1.0
+                times_K[first_K[k]] += x_K[k]  # 1 without weights
         for k in range(num):
             times_K[k] = times_K[first_K[k]]
     return repeated > 0
@@ -132,6 +136,34 @@ def find_first(places_K: Any, first_of: Any, first_K: Any, start: int, stop: int
         first_K[k] = first_of[place]
     for k in range(start, stop):
         first_of[np.uint64(places_K[k - start])] = -1
+
+
+@in_place
+def take_weights(data: WidePass, n: int) -> Any:
+    """Take the weights of sample n's items; return the largest square of one, at least 1."""
+    batch, crosses, x_K, largest = data.batch, data.crosses, data.work.x_K, 1.0
+    if len(batch.weights_S) == 0:
+        return largest
+    num_slots, num = sizes_of(data, n)
+    first, first_cross = batch.offsets_N1[n], crosses.offsets_R1[n - crosses.start]
+    for k in range(num_slots):
+        x_K[k] = batch.weights_S[first + k]
+    for c in range(num - num_slots):
+        x_K[num_slots + c] = crosses.weights_C[first_cross + c]
+    for k in range(num):
+        largest = max(largest, x_K[k] * x_K[k])
+    return largest
+
+
+@in_place
+def sum_squared_weights(data: WidePass, n: int) -> None:
+    """Add up the squared weights of slots with a row in common, at the first of them, in `added_K`."""
+    work, (num_slots, _) = data.work, sizes_of(data, n)
+    first_K, x_K, energies_K = work.first_K, work.x_K, work.added_K
+    for k in range(num_slots):
+        energies_K[k] = 0.0
+    for k in range(num_slots):
+        energies_K[first_K[k]] += x_K[k] * x_K[k]
 
 
 @in_place
@@ -158,6 +190,9 @@ def standardize_counts(data: WidePass, n: int) -> None:
         standard = seen_K[k] / math.sqrt(moves_K[k] + 0.01)
         standard = standard if standard > -3.0 else -3.0
         seen_K[k] = standard if standard < 3.0 else 3.0
+    if len(batch.weights_S) > 0:
+        for k in range(num_slots):
+            seen_K[k] *= work.x_K[k]
 
 
 @in_place
@@ -168,16 +203,31 @@ def factorize(data: WidePass, n: int) -> Any:
     dim = len(sums_D)
     for d in range(dim):
         sums_D[d], squares_D[d] = 0.0, 0.0
-    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1] - data.arrays.num_bias_1[0]):
-        u = rows_S[s]
-        for d in range(dim):
-            v = np.float64(values_UD[u, d])
-            sums_D[d] += v
-            squares_D[d] += v * v
+    if len(batch.weights_S) > 0:
+        _add_weighted_vectors(data, n)
+    else:
+        for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1] - data.arrays.num_bias_1[0]):
+            u = rows_S[s]
+            for d in range(dim):
+                v = np.float64(values_UD[u, d])
+                sums_D[d] += v
+                squares_D[d] += v * v
     pairs = 0.0
     for d in range(dim):
         pairs += sums_D[d] * sums_D[d] - squares_D[d]
     return 0.5 * pairs
+
+
+@in_place
+def _add_weighted_vectors(data: WidePass, n: int) -> None:
+    batch, work = data.batch, data.work
+    sums_D, squares_D, values_UD, rows_S = work.sums_D, work.squares_D, batch.values_UD, batch.rows_S
+    for s in range(batch.offsets_N1[n], batch.offsets_N1[n + 1] - data.arrays.num_bias_1[0]):
+        u, x = rows_S[s], batch.weights_S[s]
+        for d in range(len(sums_D)):
+            v = np.float64(values_UD[u, d]) * x
+            sums_D[d] += v
+            squares_D[d] += v * v
 
 
 @in_place
@@ -218,6 +268,34 @@ def gather(data: WidePass, strengths: Strengths, n: int, label: int) -> None:
 
 
 @in_place
+def _weigh(data: WidePass, n: int, label: int) -> None:
+    """Multiply what items add, and how far steps move that, by their weights."""
+    batch, work, (num_slots, num) = data.batch, data.work, sizes_of(data, n)
+    parts_K, moves_K, gate_moves_K, x_K = work.parts_K, work.moves_K, work.gate_moves_K, work.x_K
+    for k in range(num):
+        parts_K[k] *= x_K[k]
+        moves_K[k] *= x_K[k]
+        gate_moves_K[k] *= x_K[k] * x_K[k]
+    never_K, seen_parts_K, never_moves_K = work.never_K, work.seen_parts_K, work.never_moves_K
+    seen_F2, first = data.arrays.seen_weights_LF2[label], batch.offsets_N1[n]
+    for k in range(num_slots):
+        f = np.uint64(batch.fields_S[first + k])
+        never = seen_F2[f, 1] * x_K[k] if never_K[k] > 0.0 else 0.0
+        seen_parts_K[k] = seen_F2[f, 0] * work.seen_K[k] + never
+        never_moves_K[k] *= x_K[k] * x_K[k]
+
+
+@in_place
+def _weighted_plain(data: WidePass, n: int) -> Any:
+    """Return what the plain learner's weights add up to."""
+    work, (num_slots, _) = data.work, sizes_of(data, n)
+    plain = 0.0
+    for k in range(num_slots):
+        plain += work.plain_weights_K[k] * work.x_K[k]
+    return plain
+
+
+@in_place
 def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool, label: int, pairs: float) -> Any:
     """Write the parts of the score and the mixed logit; return both learners' logits, and how far a step moves them.
 
@@ -247,6 +325,9 @@ def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool,
         seen_parts_K[k] = part + seen_F2[f, 1] if never_K[k] > 0.0 else part
         seen_moves_K[k] = x * x / (strengths.seen + seen_informations_F2[f, 0])
         never_moves_K[k] = never_K[k] / (strengths.seen + seen_informations_F2[f, 1])
+    is_weighted = len(batch.weights_S) > 0
+    if is_weighted:
+        _weigh(data, n, label)
     summed, seen, plain, damping, gate_damping, moved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     plain_weights_K = work.plain_weights_K
     for k in range(num_slots):
@@ -257,6 +338,8 @@ def score_label(data: WidePass, strengths: Strengths, n: int, has_repeats: bool,
         gate_damping += gate_moves_K[k]
         moved += seen_moves_K[k]
         moved += never_moves_K[k]  # 0 changes nothing: the sum is not -0
+    if is_weighted:
+        plain = _weighted_plain(data, n)
     crossed = 0.0
     for k in range(num_slots, num):
         crossed += parts_K[k]
@@ -302,6 +385,7 @@ def _score_samples(data: WidePass) -> None:
 @in_place
 def score_sample(data: WidePass, strengths: Strengths, n: int) -> None:
     """Write the logits of sample n by weights that stay as they are."""
+    take_weights(data, n)
     standardize_counts(data, n)
     pairs = factorize(data, n)
     for label in range(len(data.arrays.base_L)):

@@ -47,7 +47,13 @@ class RowOps(Launcher):
         return out_KD
 
     def gather_pooled(
-        self, store: Store, slots_U: Array, inverse_K: Array, offsets_B1: Array, mode: str
+        self,
+        store: Store,
+        slots_U: Array,
+        inverse_K: Array,
+        offsets_B1: Array,
+        mode: str,
+        scales_K: Array | None = None,
     ) -> tuple[Array, Array | None]:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
@@ -56,12 +62,15 @@ class RowOps(Launcher):
         offsets_B1 = self._array("offsets", offsets_B1, np.int64, -1)
         if not len(offsets_B1):
             raise ValueError(f"offsets must go from 0 to the number of keys, {len(inverse_K)}: there are none")
+        if scales_K is not None and mode != "sum":
+            raise ValueError(f'mode must be "sum" where keys have factors, not {mode!r}')
+        scales = NULL if scales_K is None else self._array("scales", scales_K, np.float32, len(inverse_K))
         num, is_max = len(offsets_B1) - 1, mode == "max"
         out_BD = self._device.empty((num, store.dim), np.float32)
         winners_BD = self._device.empty((num, store.dim), np.int64) if is_max else None
         batch = (slots_U, inverse_K, offsets_B1, np.int64(num), np.int32(MODES.index(mode)))
         winners = NULL if winners_BD is None else winners_BD
-        arguments = (arrays_of(store).values_CD, *batch, out_BD, winners)
+        arguments = (arrays_of(store).values_CD, *batch, scales, out_BD, winners)
         self._launch("rows", "pool", num * vectors_of(store.dim), *arguments, defines=defines_of(store))
         return out_BD, winners_BD
 

@@ -16,9 +16,9 @@ extern "C" __global__ void gather(const Value* values, const i64* slots_U, const
 #define MAX 2
 
 // The rows of keys offsets_B1[b]..offsets_B1[b + 1] pooled into row b, in the order of the batch; a thread has a vector
-// of a bag.
+// of a bag. scales_K, of a sum: by what each row is multiplied, or null.
 extern "C" __global__ void pool(const Value* values, const i64* slots_U, const i64* inverse_K, const i64* offsets_B1,
-                                i64 num_bags, i32 mode, float* out, i64* winners) {
+                                i64 num_bags, i32 mode, const float* scales_K, float* out, i64* winners) {
   for (i64 i = thread_number(); i < num_bags * VECTORS; i += num_threads()) {
     i64 b = i / VECTORS, num_rows = 0, won[VECTOR];
     i32 d = (i32)(i % VECTORS) * VECTOR;
@@ -32,7 +32,9 @@ extern "C" __global__ void pool(const Value* values, const i64* slots_U, const i
       Four row = load_four(values + slot * DIM, d);
 #pragma unroll
       for (i32 j = 0; j < VECTOR; j++) {
-        if (mode != MAX) {
+        if (scales_K) {
+          pooled.at[j] = pooled.at[j] + row.at[j] * scales_K[k];
+        } else if (mode != MAX) {
           pooled.at[j] = pooled.at[j] + row.at[j];
         } else if (!(row.at[j] <= pooled.at[j])) {  // NaN in the pooled row is less than anything
           pooled.at[j] = row.at[j], won[j] = k;

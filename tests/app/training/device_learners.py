@@ -13,18 +13,21 @@ from springtide.app.training.step.learner import Learner
 from springtide.app.training.step.learning_step import StepReport
 from springtide.embeddings.config import TableConfig
 from springtide.embeddings.table import EmbeddingTable
+from springtide_client.schema import Schema
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 TABLE = TableConfig(dim=4, device_bytes="8MiB")
 BATCH_SIZE = 32
 
 
-def learner_on(place: TrainDevice | None, *, name: str = "dlrm", optimizer: str = "adam") -> Learner:
+def learner_on(
+    place: TrainDevice | None, *, name: str = "dlrm", optimizer: str = "adam", schema: Schema = SCHEMA
+) -> Learner:
     rows_on = "cpu" if place is None else place.table
     table = EmbeddingTable(with_adagrad_eps(TABLE), seed=0, tracked=False, device=rows_on)
-    net = build_model(ModelConfig(name=name), ModelSpec.of(SCHEMA, TABLE.dim), seed=0)
+    net = build_model(ModelConfig(name=name), ModelSpec.of(schema, TABLE.dim), seed=0)
     config = TrainConfig(batch_size=BATCH_SIZE, optimizer={"name": optimizer, "lr": 0.01})
-    return by_autograd(Learner(net, table, config, SCHEMA, device=place))
+    return by_autograd(Learner(net, table, config, schema, device=place))
 
 
 def by_autograd(learner: Learner) -> Learner:

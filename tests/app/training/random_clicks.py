@@ -41,9 +41,14 @@ def make_batch(number: int, samples: int = 32, schema: Schema = SCHEMA) -> Batch
     users, items = random.integers(0, 40, samples), random.integers(0, 2000, samples)
     lengths = random.integers(0, 4, (len(schema.lists), samples))
     lists = []
-    for lengths_N in lengths:
+    for name, lengths_N in zip(schema.lists, lengths, strict=True):
         offsets = np.concatenate([[0], np.cumsum(lengths_N)]).astype(np.int64)
-        lists.append(Ragged(random.integers(0, 30, offsets[-1]).astype(np.int64), offsets))
+        ids_M, weights_M = random.integers(0, 30, offsets[-1]).astype(np.int64), None
+        if name in schema.weighted:
+            own = np.random.default_rng(number)
+            ids_M = (ids_M[:1].sum() + np.arange(offsets[-1])) % 30  # no id twice in a list
+            weights_M = own.choice(np.array([0.8, 0.2, -0.5, 0, 2], np.float32), offsets[-1])
+        lists.append(Ragged(ids_M, offsets, weights_M))
     dense = random.normal(30, 10, (samples, len(schema.dense))).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
     chance = 1 / (1 + np.exp(-(users % 5 - 2.0)))

@@ -79,6 +79,7 @@ EDITS = {
     ("[schema] weight", "another field"): schema(weight=None),
     ("[features.*] max_length", "another value"): genres(max_length=30),
     ("[features.*] pooling", "another value"): genres(pooling="sum"),
+    ("[features.*] weighted", "now true"): genres(weighted=True),
     ("[features.*] ttl_seconds", "another value"): genres(ttl_seconds=1e9),
     ("[features.*] quota_bytes", "another value"): genres(quota_bytes="1MiB"),
     ("[features.*] admission", "another value"): genres(admission={"min_count": 3}),

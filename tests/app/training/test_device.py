@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,12 +96,15 @@ def test_a_step_reads_its_labels_for_the_report_before_it_gives_their_buffer_bac
     assert order == ["read", "released"] * 3
 
 
-def test_rows_on_the_device_take_their_keys_from_the_same_copy() -> None:
+@pytest.mark.parametrize("weighted", [(), ("genres",)], ids=["plain", "weighted"])
+def test_rows_on_the_device_take_their_keys_from_the_same_copy(weighted: tuple[str, ...]) -> None:
     """The table's kernels run as host C++: what they wait for is counted."""
     emulated = CudaOps(device_of_tests("host"), late=True)
     place = emulated_device(captures=True)._replace(table=emulated)
-    host, there = learner_on(None), learner_on(place)
-    for mine, other in zip(learned(there, BATCHES), learned(host, BATCHES), strict=True):
+    schema = replace(SCHEMA, weighted=weighted)
+    batches = [make_batch(number, len(batch), schema) for number, batch in enumerate(BATCHES)]
+    host, there = learner_on(None, schema=schema), learner_on(place, schema=schema)
+    for mine, other in zip(learned(there, batches), learned(host, batches), strict=True):
         np.testing.assert_allclose(mine.logits_NL, other.logits_NL, rtol=1e-4, atol=1e-5)
     assert_same(there, host, rtol=1e-4, atol=1e-5)
     assert place.transfer.num_copies == sum(len(batch) > 0 for batch in BATCHES)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,6 +45,16 @@ def test_an_erased_id_is_dropped_before_its_erasure_and_kept_after_it():
     assert tags.offsets.tolist() == [0, 2, 2, 3]  # the string of another feature is another key
     assert (last.ids_M.tolist(), last.offsets.tolist()) == ([7, 7, TEA, 8], [0, 1, 1, 4])
     assert len(columns) == 3
+
+
+def test_the_weight_of_an_erased_id_goes_with_it():
+    schema = replace(SCHEMA, weighted=("tags",))
+    record = json.dumps({"click": 1, "tags": {"red": 0.5, "bob": 2, "7": -1}}).encode()
+    columns = Decoder(schema).decode(RawRecords.from_messages(CLICKS, [record, record]), 0)
+    erased = ErasureFilter(schema, [Erasure([(2, BOB)], {CLICKS: Position("t", 1)})])
+    (tags, _) = erased.apply(columns, CLICKS, "t").features.lists
+    assert tags.offsets.tolist() == [0, 2, 5]
+    assert tags.weights_M.tolist() == [0.5, -1, 0.5, 2, -1]
 
 
 def test_the_string_of_an_erased_id_is_dropped_and_replayed_before_the_id_can_return():

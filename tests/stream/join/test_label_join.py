@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from springtide.stream.join.held_bytes import HeldBytes
 from springtide.stream.join.label_join import LabelJoin
 from springtide.stream.join_state import EventCount, JoinState, WindowShare
 from springtide.stream.positions import ALL_PARTITIONS, Partition, PartitionShare
+from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
 from tests.stream.join.batch_join import FIRST, Label, Log, Record, batch_join, cursor_of
 from tests.support.scale import NUM_EXAMPLES
@@ -407,3 +409,17 @@ def test_the_order_of_samples_does_not_depend_on_the_interleaving() -> None:
     one, other = (learn(random.Random(seed), logs, kills=0.0, idles=0.0)[0].samples for seed in (1, 2))
     assert one == other
     assert len(one) > 200
+
+
+def test_held_lists_keep_their_weights_in_other_memory() -> None:
+    schema = Schema(labels=("click",), categorical=("id",), multi_value=("tags", "kinds"), weighted=("kinds",))
+    tags = Ragged(np.array([1, 2, 3]), np.array([0, 3, 3]))
+    kinds = Ragged(np.array([4, 5]), np.array([0, 0, 2]), np.array([0.5, -2], np.float32))
+    features = Features(np.zeros((2, 1), np.int64), (tags, kinds), np.zeros((2, 0), np.float32))
+    columns = replace(Columns.empty(schema), features=features, key_hash_N=np.zeros(2, np.uint64))
+    arrays = {name: array.copy() for name, array in held_impressions.columns_arrays(columns).items()}
+    held = held_impressions.with_arrays(columns, arrays).features.lists
+    assert held[0].weights_M is None
+    assert held[1].weights_M is not None
+    assert (held[1].ids_M.tolist(), held[1].weights_M.tolist()) == ([4, 5], [0.5, -2.0])
+    assert held[1].weights_M is not kinds.weights_M

@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array, UInt16Array
-from springtide_client.features import Features
+from springtide_client.features import Features, Ragged
 from springtide_client.schema import Schema
+
+MIN_SIZE = 1e-12  # of what a mean by weights divides by
 
 
 class ModelInputs(NamedTuple):
     """The arguments of a model's forward, in order; arrays or tensors. A kind that is absent has an axis of size 0."""
 
     categorical: Any  # [N, C, D]
-    pooled: Any  # [N, P, D], the mean, sum or max of each multi_value list, zeros for an empty one
+    pooled: Any  # [N, P, D], the mean, sum or max of each multi_value list by its weights, zeros for an empty one
     sequence: Any  # [N, S, T, D], padded with zeros on the right, T at least 1
     sequence_length: Any  # [N, S] int64
     dense: Any  # [N, F], raw; NaN where missing
@@ -52,7 +54,10 @@ def assemble(schema: Schema, features: Features, rows_KD: Float32Array) -> Model
     pooled_NPD = np.zeros((num_samples, num_pooled, dim), np.float32)
     for p, (name, ragged) in enumerate(zip(schema.multi_value, features.lists[:num_pooled], strict=True)):
         end = start + len(ragged.ids_M)
-        pooled_NPD[:, p] = _pool(rows_KD[start:end], ragged.offsets, schema.pooling_of(name))
+        rows_MD, pooling = rows_KD[start:end], schema.pooling_of(name)
+        if (scales_M := list_scales(ragged, pooling)) is not None:
+            rows_MD, pooling = rows_MD * scales_M[:, None], "sum"
+        pooled_NPD[:, p] = _pool(rows_MD, ragged.offsets, pooling)
         start = end
     sequences = features.lists[num_pooled:]
     lengths_NS = np.zeros((num_samples, num_sequence), np.int64)
@@ -67,6 +72,36 @@ def assemble(schema: Schema, features: Features, rows_KD: Float32Array) -> Model
         sequence_NSTD[samples_M, s, positions_M] = rows_KD[start:end]
         start = end
     return ModelInputs(categorical_NCD, pooled_NPD, sequence_NSTD, lengths_NS, features.dense_NF)
+
+
+def list_scales(ragged: Ragged, pooling: str) -> Float32Array | None:
+    """Return by what the row of each element is multiplied before a list's rows are added, float32 (M).
+
+    None of lists without weights. `pooling`: "sum", or "mean", which divides by the sum of the weights' sizes.
+    """
+    if ragged.weights_M is None or pooling == "sum":
+        return ragged.weights_M
+    lengths_N, sizes_M = np.diff(ragged.offsets), np.abs(ragged.weights_M.astype(np.float64))
+    sums_N = np.bincount(np.repeat(np.arange(len(lengths_N)), lengths_N), sizes_M, len(lengths_N))
+    scales_M: Float32Array = (ragged.weights_M / np.maximum(np.repeat(sums_N, lengths_N), MIN_SIZE)).astype(np.float32)
+    return scales_M
+
+
+def scaled_rows(schema: Schema, features: Features, rows_KD: Float32Array) -> Float32Array:
+    """Return the rows of `lookup_keys` such that their plain mean or sum in a list is the one by its weights."""
+    if not schema.weighted:
+        return rows_KD
+    rows_KD, start = rows_KD.copy(), features.categorical_NC.size
+    for name, ragged in zip(schema.lists, features.lists, strict=True):
+        end = start + len(ragged.ids_M)
+        if ragged.weights_M is not None:
+            scales_M, lengths_N = list_scales(ragged, schema.pooling_of(name)), np.diff(ragged.offsets)
+            assert scales_M is not None
+            if schema.pooling_of(name) == "mean":
+                scales_M = scales_M * np.repeat(lengths_N, lengths_N).astype(np.float32)
+            rows_KD[start:end] *= scales_M[:, None]
+        start = end
+    return rows_KD
 
 
 def _pool(rows_MD: Float32Array, offsets: Int64Array, pooling: str) -> Float32Array:

@@ -54,6 +54,7 @@ def score(
     num_samples, num_labels = len(slots.offsets_N1) - 1, parameters.num_labels
     factorized_N = _factorized(slots, rows.values_UD, int(parameters.num_bias_1[0])) * parameters.factorization_scale
     standard_S, never_S = _seen(parameters, slots, rows.counts_U)
+    standard_S = weighed(standard_S, slots.weights_S)
     wide_SW, fields_S = rows.wide_UW[slots.rows_S], slots.fields_S
     num_fields = len(parameters.numbers_F)
     logits_NL = np.empty((num_samples, num_labels))
@@ -62,27 +63,34 @@ def score(
         gates_TB = parameters.gates_LTB[label]
         groups_GN = np.empty((NUM_GROUPS, num_samples))
         gates_S = gates_TB[fields_S, buckets_of(wide_SW[:, first + INFORMATION])]
-        groups_GN[0] = ordered_sums(gates_S * wide_SW[:, first + WEIGHT], slots.offsets_N1)
+        groups_GN[0] = ordered_sums(weighed(gates_S * wide_SW[:, first + WEIGHT], slots.weights_S), slots.offsets_N1)
         weights_C, information_C = cross_rows_C2L[:, 2 * label], cross_rows_C2L[:, 2 * label + 1]
         gates_C = gates_TB[num_fields + crosses.pairs_C, buckets_of(information_C)]
-        groups_GN[1] = ordered_sums(gates_C * weights_C, crosses.offsets_N1)
+        groups_GN[1] = ordered_sums(weighed(gates_C * weights_C, crosses.weights_C), crosses.offsets_N1)
         groups_GN[2] = _last_of_running_sums(x_NX * parameters.number_weights_LX[label])
         groups_GN[3] = factorized_N
         groups_GN[4] = net_NL[:, label]
         seen_F2 = parameters.seen_weights_LF2[label]
-        parts_S = seen_F2[fields_S, 0] * standard_S + np.where(never_S, seen_F2[fields_S, 1], 0.0)
+        parts_S = seen_F2[fields_S, 0] * standard_S + np.where(
+            never_S, weighed(seen_F2[fields_S, 1], slots.weights_S), 0.0
+        )
         groups_GN[5] = ordered_sums(parts_S, slots.offsets_N1)
         logits_N = np.full(num_samples, parameters.base_L[label] + parameters.bias_L[label])
         for weight, group_N in zip(parameters.group_weights_LG[label], groups_GN, strict=True):
             logits_N += weight * group_N
         plain_N = np.full(num_samples, parameters.base_L[label] + parameters.plain_bias_L[label])
         plain_weights_2 = parameters.plain_group_weights_L2[label]
-        plain_S = wide_SW[:, first + PLAIN_WEIGHT].astype(np.float64)
+        plain_S = weighed(wide_SW[:, first + PLAIN_WEIGHT].astype(np.float64), slots.weights_S)
         plain_N += plain_weights_2[0] * ordered_sums(plain_S, slots.offsets_N1)
         plain_N += plain_weights_2[1] * _last_of_running_sums(x_NX * parameters.plain_number_weights_LX[label])
         share = parameters.mixture_L[label]
         logits_NL[:, label] = share * logits_N + (1.0 - share) * plain_N
     return logits_NL
+
+
+def weighed(parts_S: Float64Array, weights_S: Float64Array | None) -> Float64Array:
+    """Return what slots, or crosses, add, times their weights; None: as it is."""
+    return parts_S if weights_S is None else parts_S * weights_S
 
 
 def bit_lengths(counts: Int64Array) -> Int64Array:
@@ -118,7 +126,10 @@ def _factorized(slots: Slots, values_UD: Float32Array, num_bias: int) -> Float64
     for place in range(longest):  # one slot after the other; an addition of zero changes nothing
         has_N = place < lengths_N
         slots_N = np.where(has_N, slots.offsets_N1[:-1] + place, 0)
-        vectors_ND = np.where(has_N[:, None], values_UD[slots.rows_S[slots_N]].astype(np.float64), 0.0)
+        vectors_ND = values_UD[slots.rows_S[slots_N]].astype(np.float64)
+        if slots.weights_S is not None:
+            vectors_ND *= slots.weights_S[slots_N, None]
+        vectors_ND = np.where(has_N[:, None], vectors_ND, 0.0)
         sums_ND += vectors_ND
         squares_ND += vectors_ND * vectors_ND
     return 0.5 * _last_of_running_sums(sums_ND * sums_ND - squares_ND)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from springtide_client.array_types import Float32Array, Indices, Int64Array, UInt16Array, UInt64Array
+from springtide_client.array_types import Float32Array, Float64Array, Indices, Int64Array, UInt16Array, UInt64Array
 from springtide_client.features import Features
 from springtide_client.keys import GOLDEN_64, hash_keys, mix64_array
 from springtide_client.schema import Schema
@@ -26,6 +26,7 @@ class Slots(NamedTuple):
     offsets_N1: Int64Array
     crossed_from_NF: Int64Array  # the first slot of each field that takes part in crosses
     num_crossed_NF: Int64Array
+    weights_S: Float64Array | None = None  # by which all that a slot adds is multiplied; None: by 1
 
     def at(self, rows_K: Int64Array) -> "Slots":
         """Return the same slots for rows of which key k has number rows_K[k] (`inverse_K` of unique keys)."""
@@ -88,7 +89,18 @@ def slots_of(schema: Schema, features: Features) -> Slots:
     num_crossed_NF = np.minimum(lengths_NF, MAX_CROSSED)
     skipped_NF = np.where(np.array(takes_last), lengths_NF - num_crossed_NF, 0)
     offsets_N1 = np.append(offsets_NF[:, 0], num_slots)
-    return Slots(rows_S, fields_S, offsets_N1, offsets_NF + skipped_NF, num_crossed_NF)
+    weights_S = slot_weights(schema, features, fields_S)
+    return Slots(rows_S, fields_S, offsets_N1, offsets_NF + skipped_NF, num_crossed_NF, weights_S)
+
+
+def slot_weights(schema: Schema, features: Features, fields_S: Int64Array) -> Float64Array | None:
+    """Return the weight of each slot, (S): that of a weighted list's id, otherwise 1. None: there are no such lists."""
+    weights_S = None
+    for name, ragged in zip(schema.lists, features.lists, strict=True):
+        if ragged.weights_M is not None and name not in schema.share:
+            weights_S = np.ones(len(fields_S)) if weights_S is None else weights_S
+            weights_S[fields_S == schema.owners.index(name)] = ragged.weights_M
+    return weights_S
 
 
 def _lengths(schema: Schema, features: Features) -> Int64Array:
@@ -111,6 +123,7 @@ class CrossSlots(NamedTuple):
     ids_C: Int64Array  # of their rows, whose feature number is keys.CROSSES
     pairs_C: Int64Array
     offsets_N1: Int64Array
+    weights_C: Float64Array | None = None  # the products of their slots' weights; None: 1
 
 
 def all_pairs(num_fields: int, num_bias: int = 0) -> Int64Array:
@@ -164,14 +177,16 @@ def cross_slots(
     longest = int(slots.num_crossed_NF.max(initial=0))
     if longest == 0 or len(live_P) == 0:
         none = np.zeros(0, np.int64)
-        return CrossSlots(none, none, np.zeros(num_samples + 1, np.int64))
+        weights_C = None if slots.weights_S is None else np.zeros(0)
+        return CrossSlots(none, none, np.zeros(num_samples + 1, np.int64), weights_C)
     places_E = np.arange(longest)
     part = max(1, MAX_CELLS // (len(live_P) * longest * longest))
-    ids, pairs, counts = [], [], []
+    ids, pairs, counts, weights = [], [], [], []
     for start in range(0, num_samples, part):
         first_NF, num_NF = slots.crossed_from_NF[start : start + part], slots.num_crossed_NF[start : start + part]
         used_NFE = places_E < num_NF[:, :, None]
-        rows_NFE = slots.rows_S[np.where(used_NFE, first_NF[:, :, None] + places_E, 0)]
+        slots_NFE = np.where(used_NFE, first_NF[:, :, None] + places_E, 0)
+        rows_NFE = slots.rows_S[slots_NFE]
         used_NFE &= born_U[rows_NFE] != 0
         used_NPEE = used_NFE[:, left_P, :, None] & used_NFE[:, right_P, None, :]
         n_C, p_C, i_C, j_C = np.nonzero(used_NPEE)
@@ -179,8 +194,12 @@ def cross_slots(
         ids.append(cross_ids(lefts_C, hashes_U[rows_NFE[n_C, right_P[p_C], j_C]]))
         pairs.append(live_P[p_C].astype(np.int64))
         counts.append(np.bincount(n_C, minlength=len(first_NF)))
+        if slots.weights_S is not None:
+            weights_NFE = slots.weights_S[slots_NFE]
+            weights.append(weights_NFE[n_C, left_P[p_C], i_C] * weights_NFE[n_C, right_P[p_C], j_C])
     offsets_N1 = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
-    return CrossSlots(np.concatenate(ids), np.concatenate(pairs), offsets_N1)
+    weights_C = np.concatenate(weights) if weights else None
+    return CrossSlots(np.concatenate(ids), np.concatenate(pairs), offsets_N1, weights_C)
 
 
 def born_of_rows(wide_UW: Float32Array, num_labels: int) -> Float32Array:

@@ -22,6 +22,7 @@ from springtide.kernels.backend import backend
 from springtide.kernels.ops import Ops
 from springtide.stream.columns import Batch
 from springtide_client.features import Features, Ragged
+from springtide_client.schema import Schema
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 BUILDING = threading.Lock()  # torch has one generator for all threads
@@ -43,28 +44,25 @@ def make_learner(
     precision: Precision | None = None,
     table: TableConfig = TABLE,
     device: TrainDevice | None = None,
+    schema: Schema = SCHEMA,
     **train: Any,
 ) -> Learner:
     with BUILDING:
-        net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(SCHEMA, TABLE.dim, table.dims), seed=0)
+        net = build_model(ModelConfig(name="dlrm"), ModelSpec.of(schema, TABLE.dim, table.dims), seed=0)
     own = open_table(table, backend("cpu" if device is None else device.table))
-    return Learner(net, own, TrainConfig(**train), SCHEMA, device=device, exchange=exchange, precision=precision)
+    return Learner(net, own, TrainConfig(**train), schema, device=device, exchange=exchange, precision=precision)
 
 
-def parts_of(step: int) -> list[Batch]:
+def parts_of(step: int, schema: Schema = SCHEMA) -> list[Batch]:
     lengths = np.roll(LENGTHS, step)
-    return [make_batch(10 * step + number, int(length)) for number, length in enumerate(lengths)]
+    return [make_batch(10 * step + number, int(length), schema) for number, length in enumerate(lengths)]
 
 
 def union_of(parts: list[Batch]) -> Batch:
-    def joined_list(ragged: list[Ragged]) -> Ragged:
-        lengths = np.concatenate([np.diff(one.offsets) for one in ragged])
-        return Ragged(np.concatenate([one.ids_M for one in ragged]), np.concatenate([[0], np.cumsum(lengths)]))
-
     features = [part.features for part in parts]
     together = Features(
         np.concatenate([one.categorical_NC for one in features]),
-        tuple(joined_list([one.lists[number] for one in features]) for number in range(len(SCHEMA.lists))),
+        tuple(Ragged.concatenate([one.lists[number] for one in features]) for number in range(len(SCHEMA.lists))),
         np.concatenate([one.dense_NF for one in features]),
         None if features[0].bias_NB is None else np.concatenate([one.bias_NB for one in features]),
     )
@@ -75,9 +73,9 @@ def union_of(parts: list[Batch]) -> Batch:
     return dataclasses.replace(parts[0], features=together, **columns)
 
 
-def batch_of(step: int, rank: int, num_ranks: int) -> Batch:
+def batch_of(step: int, rank: int, num_ranks: int, schema: Schema = SCHEMA) -> Batch:
     """The part of a rank: every `num_ranks`-th in a row."""
-    parts = parts_of(step)
+    parts = parts_of(step, schema)
     bounds = np.linspace(0, len(parts), num_ranks + 1).round().astype(int)
     return union_of(parts[bounds[rank] : bounds[rank + 1]])
 
@@ -93,7 +91,7 @@ def rows_of(learner: Learner) -> dict[tuple[int, int], tuple[Any, ...]]:
 
 def learn(learner: Learner, rank: int, num_ranks: int, steps: int = 6, lookahead: bool = True) -> list[Any]:
     reports = []
-    batches = [batch_of(step, rank, num_ranks) for step in range(steps)]
+    batches = [batch_of(step, rank, num_ranks, learner.schema) for step in range(steps)]
     for step, batch in enumerate(batches):
         following = batches[step + 1] if lookahead and step + 1 < steps else None
         if step == 3 and rank == 0:

@@ -24,12 +24,14 @@ from tests.app.training.random_clicks import SCHEMA, make_batch
 
 NUM_STEPS = 25
 SUMMED = dataclasses.replace(SCHEMA, pooling={"genres": "sum"})
+WEIGHTED = dataclasses.replace(SCHEMA, weighted=("genres",))
+WEIGHTED_SUMS = dataclasses.replace(SUMMED, weighted=("genres",))
 GREATEST = dataclasses.replace(SCHEMA, pooling={"genres": "max"})
 
 
-def batches_of(num: int) -> list:
+def batches_of(num: int, schema: Schema = SCHEMA) -> list:
     """Batches of 1 to 40 samples; some have weights, and labels that are masked."""
-    batches = [make_batch(number, 1 + 13 * number % 40) for number in range(num)]
+    batches = [make_batch(number, 1 + 13 * number % 40, schema) for number in range(num)]
     draw = np.random.default_rng(0)
     for batch in batches[::3]:
         batch.weights_N[:] = draw.uniform(0, 2, len(batch))
@@ -61,7 +63,9 @@ def make_learner(
 
 
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("schema", [SCHEMA, SUMMED], ids=["mean", "sum"])
+@pytest.mark.parametrize(
+    "schema", [SCHEMA, SUMMED, WEIGHTED, WEIGHTED_SUMS], ids=["mean", "sum", "mean by weights", "sum by weights"]
+)
 @pytest.mark.parametrize(
     ("losses", "train"),
     [
@@ -76,7 +80,7 @@ def test_it_learns_what_autograd_learns(schema, wide, losses, train):
     compiled, other = (make_learner(schema, wide=wide, losses=losses, **train) for _ in range(2))
     assert compiled.compiled is not None
     other.compiled = None
-    for batch in batches_of(NUM_STEPS):
+    for batch in batches_of(NUM_STEPS, schema):
         ours, wanted = compiled.step(batch), other.step(batch)
         np.testing.assert_allclose(ours.logits_NL, wanted.logits_NL, rtol=2e-3, atol=2e-3)
         np.testing.assert_allclose(ours.loss, wanted.loss, rtol=2e-3, atol=2e-3)

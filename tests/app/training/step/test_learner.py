@@ -80,6 +80,34 @@ def test_pooled_rows_get_their_part_of_the_gradient(pooling):
     np.testing.assert_allclose(moved, np.array(expected, np.float32), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "sum"])
+@pytest.mark.parametrize("weights", [[0.8, 0.2, -0.5, 3], [0, 0, 0, 1], [1000, -1000, 1e-30, 0], [1e-30, 0, 0, 2]])
+def test_rows_are_pooled_by_weights_and_get_the_gradients_of_torch(pooling, weights):
+    """Lists [3, 4, 5], none and [3], sgd with lr 1, a loss of random factors of the pooled vectors."""
+    schema = Schema(labels=("click",), multi_value=("genres",), pooling={"genres": pooling}, weighted=("genres",))
+    weights_M = np.array(weights, np.float32)
+    ragged = Ragged(np.array([3, 4, 5, 3]), np.array([0, 3, 3, 4]), weights_M)
+    features = Features(np.zeros((3, 0), np.int64), (ragged,), np.zeros((3, 0), np.float32))
+    table = EmbeddingTable(msgspec.structs.replace(TABLE, optimizer={"name": "sgd", "lr": 1.0}), seed=0, tracked=False)
+    keys = keys_of(schema, features)
+    lookup = table.lookup(keys.features_K, keys.ids_K, keys.event_ms_K)
+    before = table.find(keys.features_K, keys.ids_K)[0][:3]
+    mine = assemble_tensors(keys, schema, embed_slices(table, lookup, keys.slices)).pooled[:, 0]
+    rows = torch.tensor(before, requires_grad=True)
+    lists = [[(rows[i], w) for i, w in zip(range(3), weights_M.tolist(), strict=False)], [], [(rows[0], weights[3])]]
+    sums = [sum((w * row for row, w in one), torch.zeros(4)) for one in lists]
+    sizes = [max(sum(abs(w) for _, w in one), 1e-12) if pooling == "mean" else 1.0 for one in lists]
+    pooled = torch.stack([each / size for each, size in zip(sums, sizes, strict=True)])
+    np.testing.assert_allclose(mine.detach().numpy(), pooled.detach().numpy(), rtol=1e-5, atol=1e-7)
+    reference = assemble(schema, features, table.find(keys.features_K, keys.ids_K)[0]).pooled[:, 0]
+    np.testing.assert_allclose(reference, mine.detach().numpy(), rtol=1e-6, atol=1e-7)
+    factors = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)) / 1000
+    (mine * factors).sum().backward()
+    (pooled * factors).sum().backward()
+    after = table.find(keys.features_K, keys.ids_K)[0][:3]
+    np.testing.assert_allclose(after, before - rows.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_lists_that_are_all_empty_assemble_too():
     none = Ragged(np.zeros(0, np.int64), np.zeros(4, np.int64))
     features = Features(np.ones((3, 2), np.int64), (none, none), np.zeros((3, 2), np.float32))

@@ -1,5 +1,6 @@
 """Several ranks learn what one process learns from all their batches."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,19 @@ from tests.support.one_rank import one_rank
 from tests.support.thread_ranks import on_ranks
 
 MAIN, NARROW = FeatureTable(dim=4, features=(0, 2)), FeatureTable(dim=2, features=(1,))
+OTHERS, LISTS = FeatureTable(dim=4, features=(0, 1)), FeatureTable(dim=2, features=(2,))
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipped, with a schedule": {"clip_norm": 0.01, "lr_schedule": {"warmup_samples": 100, "rows": True}},
     "gathered": {"accumulate_batches": 2, "ema_half_life_samples": 50},
     "admission": {"table": replace(TABLE, admission={"min_count": 4, "sketch_bytes": 64 * 64})},
     "two widths": {"table": replace(TABLE, tables={"": MAIN, "narrow": NARROW})},
+    "weighted mean": {"schema": dataclasses.replace(SCHEMA, weighted=("genres",))},
+    "weighted sum": {"schema": dataclasses.replace(SCHEMA, weighted=("genres",), pooling={"genres": "sum"})},
+    "two widths, weighted": {
+        "table": replace(TABLE, tables={"": OTHERS, "narrow": LISTS}),
+        "schema": dataclasses.replace(SCHEMA, weighted=("genres",)),
+    },
 }
 
 
@@ -51,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("train", SETTINGS.values(), ids=SETTINGS)
 def test_ranks_learn_what_one_process_learns(num_ranks: int, train: dict[str, Any]) -> None:
     alone = make_learner(**train)
-    expected = [alone.step(union_of(parts_of(step))) for step in range(6)]
+    expected = [alone.step(union_of(parts_of(step, alone.schema))) for step in range(6)]
 
     def work(exchange: Exchange) -> Any:
         learner = make_learner(exchange, **train)
@@ -186,19 +194,21 @@ def test_ranks_learn_the_same_on_devices_that_report_late(settings: str, rows_on
         np.testing.assert_allclose(rows[key][1], states, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("weighted", [(), ("genres",)], ids=["plain", "weighted"])
 @pytest.mark.parametrize("name", ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_a_device_that_exchanges_with_itself_learns_what_the_host_learns(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, weighted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    schema = dataclasses.replace(SCHEMA, weighted=weighted)
     ops = ops_of(name)
     place = resolve_device(TrainConfig(device="cuda")) if name == "gpu" else emulated_device()._replace(table=ops)
-    batches = [union_of(parts_of(step)) for step in range(3)]
-    alone = make_learner(bfloat16=False)
+    batches = [union_of(parts_of(step, schema)) for step in range(3)]
+    alone = make_learner(bfloat16=False, schema=schema)
     expected = [alone.step(batch) for batch in batches]
     if name == "emulated":  # its tensors are taken for those of a device
         monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     with one_rank("cuda" if name == "gpu" else "cpu") as exchange:
-        learner = make_learner(exchange, device=place, bfloat16=False)
+        learner = make_learner(exchange, device=place, bfloat16=False, schema=schema)
         pairs = zip(batches, [*batches[1:], None], strict=True)
         late = [learner.start_step(batch, following) for batch, following in pairs]
         reports = [report() for report in late]

@@ -40,14 +40,18 @@ def make_wide_learner(
     return Learner(net, table, TrainConfig(), schema, exchange=exchange)
 
 
-@pytest.mark.parametrize("crosses", [64, 3, 0])
-def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int) -> None:
-    parts = [[make_batch(2 * step + rank, 200 if step % 5 else 200 * rank) for rank in range(2)] for step in range(12)]
-    alone = make_wide_learner(crosses=crosses)
+@pytest.mark.parametrize(("crosses", "weighted"), [(64, ()), (3, ()), (0, ()), (64, ("genres",))])
+def test_ranks_learn_the_wide_part_nearly_as_one_process(crosses: int, weighted: tuple[str, ...]) -> None:
+    schema = dataclasses.replace(SCHEMA, weighted=weighted)
+    parts = [
+        [make_batch(2 * step + rank, 200 if step % 5 else 200 * rank, schema) for rank in range(2)]
+        for step in range(12)
+    ]
+    alone = make_wide_learner(crosses=crosses, schema=schema)
     expected = [alone.step(union_of(part)) for part in parts]
 
     def work(exchange: Exchange) -> Any:
-        learner = make_wide_learner(exchange, crosses)
+        learner = make_wide_learner(exchange, crosses, schema)
         batches = [part[exchange.rank] for part in parts]
         assert not learner.count_keys(batches[0]).need_checkpoint
         reports = [

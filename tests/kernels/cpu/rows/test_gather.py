@@ -55,6 +55,32 @@ def test_bags_are_pooled_in_the_order_of_the_batch(dim: int, mode: str, dtype: s
         assert winners is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [1, 3, 16, 100])
+def test_rows_are_summed_by_the_factors_of_their_keys(dim: int, dtype: str) -> None:
+    store, slots, _ = filled(RowLayout(dim, 1, dtype))
+    slots[::5] = NO_SLOT
+    rng = np.random.default_rng(2)
+    inverse, offsets = rng.integers(0, 30, 200), bags(rng, 200, 60)
+    scales = rng.choice(np.array([0, 1, -2.5, 0.3, 1000], np.float32), 200)
+    out, winners = OPS.gather_pooled(store, slots, inverse, offsets, "sum", scales)
+    expected, _ = pooled(OPS.gather(store, slots, inverse) * scales[:, None], offsets, "sum")
+    assert winners is None
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
+    ones, _ = OPS.gather_pooled(store, slots, inverse, offsets, "sum", np.ones(200, np.float32))
+    np.testing.assert_array_equal(ones, OPS.gather_pooled(store, slots, inverse, offsets, "sum")[0])
+
+
+def test_factors_are_refused_where_rows_are_not_summed_and_where_their_number_is_not_that_of_the_keys() -> None:
+    store, slots, _ = filled(RowLayout(4, 1))
+    batch = store, slots, np.arange(3), np.array([0, 3])
+    for mode in ("mean", "max"):
+        with pytest.raises(ValueError, match='must be "sum"'):
+            OPS.gather_pooled(*batch, mode, np.ones(3, np.float32))
+    with pytest.raises(ValueError, match="shape"):
+        OPS.gather_pooled(*batch, "sum", np.ones(2, np.float32))
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_pooling_equals_torchs_embedding_bag(mode: str) -> None:
     store, slots, columns = filled(RowLayout(16, 1))

@@ -1,4 +1,6 @@
-"""Compiled numbers, slots and crosses equal the reference bit by bit, for every kind of feature."""
+"""Compiled numbers, slots, crosses and scores equal the reference bit by bit, for every kind of feature."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,15 +11,19 @@ from springtide_client.schema import Schema
 from springtide_client.wide.fields import WideFields
 from springtide_client.wide.layout import wide_width
 from springtide_client.wide.parameters import WideParameters
-from springtide_client.wide.score import NUMPY_STEPS
+from springtide_client.wide.score import NUMPY_STEPS, WideRows
 from springtide_client.wide.slots import bin_keys
 from tests.app.training.random_clicks import SCHEMA, make_batch
 
 PLAIN = Schema(labels=("click", "order"), categorical=("user_id", "item_id"))
 LISTS = Schema(labels=("click",), multi_value=("genres",), sequence=("last_items",), max_length={"last_items": 20})
+WEIGHTED = replace(SCHEMA, weighted=("genres",))
+DIM = 3
 
 
-@pytest.mark.parametrize("schema", [SCHEMA, PLAIN, LISTS], ids=["all kinds", "categorical", "lists"])
+@pytest.mark.parametrize(
+    "schema", [SCHEMA, PLAIN, LISTS, WEIGHTED], ids=["all kinds", "categorical", "lists", "weighted"]
+)
 @pytest.mark.parametrize("num_samples", [0, 1, 40])
 def test_compiled_steps_equal_the_reference(schema: Schema, num_samples: int) -> None:
     random, compiled = np.random.default_rng(num_samples), compiled_steps()
@@ -37,9 +43,20 @@ def test_compiled_steps_equal_the_reference(schema: Schema, num_samples: int) ->
         )
         wide_KW = random.integers(0, 3, (len(ids_K), wide_width(num_labels))).astype(np.float32)
         arguments = schema, features, parameters, features_K, ids_K, wide_KW
-        for ours, theirs in zip(compiled.slots(*arguments), NUMPY_STEPS.slots(*arguments), strict=True):
+        slots, crosses = NUMPY_STEPS.slots(*arguments)
+        for ours, theirs in zip(compiled.slots(*arguments), (slots, crosses), strict=True):
             for name in theirs._fields:
                 np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), name)
+        assert (slots.weights_S is None) == (not schema.weighted)
+        vectors_KD = random.normal(size=(len(ids_K), DIM)).astype(np.float32)
+        rows = WideRows(vectors_KD, wide_KW, random.integers(0, 9, len(ids_K)))
+        cross_rows = random.random((len(crosses.ids_C), 2 * num_labels)).astype(np.float32)
+        net_NL = random.normal(size=(num_samples, num_labels))
+        scored = [
+            steps.score(parameters, slots, rows, crosses, cross_rows, found[0], net_NL)
+            for steps in (compiled, NUMPY_STEPS)
+        ]
+        np.testing.assert_array_equal(*scored)
 
 
 def test_another_schema_is_noticed() -> None:

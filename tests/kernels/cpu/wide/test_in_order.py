@@ -9,9 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.app.training.step.wide_step import NO_ENDS
-from springtide.kernels.cpu.wide.arrays import ALL_COUNTED, NO_SHARES, NONE_SETTLED, CrossBatch, WideBatch
+from springtide.kernels.cpu.wide.arrays import (
+    ALL_COUNTED,
+    NO_SHARES,
+    NO_WEIGHTS,
+    NONE_SETTLED,
+    CrossBatch,
+    WideBatch,
+)
 from springtide.kernels.cpu.wide.in_order import in_order_pass
-from springtide.kernels.cpu.wide.prepare import crosses_of, fields_of, list_offsets, prepare_batch, running_numbers
+from springtide.kernels.cpu.wide.prepare import (
+    cross_weights,
+    crosses_of,
+    fields_of,
+    list_offsets,
+    prepare_batch,
+    running_numbers,
+)
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import CROSSES, MISSING_ID
 from springtide_client.schema import Schema
@@ -89,7 +103,7 @@ class SmallTable:
             *(fields_of(self.schema), 2, 1 + num_bias, list_offsets(features), rows_K, numbers, ids, states),
             *(self.samples, False, num_bias),
         )
-        for array, expected in zip(own, slots, strict=True):
+        for array, expected in zip(own, slots[:5], strict=True):
             np.testing.assert_array_equal(array, expected)
         first_U = np.full(len(numbers), num)
         np.minimum.at(first_U, slots.rows_S, np.repeat(np.arange(num), np.diff(slots.offsets_N1)))
@@ -117,6 +131,7 @@ class SmallTable:
             NONE_SETTLED,
             ALL_COUNTED,
             True,
+            NO_WEIGHTS if slots.weights_S is None else slots.weights_S,
         )
         start = 0
         while start < num:
@@ -133,7 +148,12 @@ class SmallTable:
                 most,
             )
             rows_C = np.array([self.cross_places.setdefault(i, len(self.cross_places)) for i in ids_C.tolist()], int)
-            crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, self.crosses)
+            weights_C = NO_WEIGHTS
+            if slots.weights_S is not None:
+                of_slots = slots.weights_S, slots.rows_S, slots.crossed_from_NF, slots.num_crossed_NF
+                pairs = self.parameters.pair_fields_P2, self.parameters.pair_is_live_P
+                weights_C = cross_weights(*of_slots, *pairs, usable_U, start, len(ids_C))
+            crosses = CrossBatch(start, stop, rows_C, pairs_C, offsets_R1, potential_N, self.crosses, weights_C)
             in_order_pass(batch, crosses, self.parameters, 0.1, 0.1, logits_NL, errors_NL, NO_ENDS, logits_NL)
             start = stop
         self.samples += num
@@ -355,7 +375,98 @@ def test_whatever_comes_numbers_stay_finite(
         logits, errors = table.learn(features, net_NL, labels, weights)
         assert np.isfinite(logits).all()
         assert np.isfinite(errors).all()
-        largest = max(largest, float(np.abs(logits).max()))
     for array in (table.values, table.squares, table.wide, table.crosses, *table.parameters.named().values()):
         assert np.isfinite(array).all()
     assert net or largest < 100 or weight > 1000
+
+
+WEIGHTED = replace(SCHEMA, weighted=("genres",))
+
+
+def weighted_samples(num: int, seed: int, choices=(0.0, 0.2, 1.0, -0.7, 2.5), longest=(3, 11)):  # type: ignore[no-untyped-def]
+    """Samples whose genres, each at most once, have weights; the other list is without."""
+    features, *others = samples(num, seed=seed, longest=longest)
+    rng, lists = np.random.default_rng(seed), []
+    for _ in range(num):
+        lists.append(rng.permutation(6)[: rng.integers(0, 4)])
+    offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in lists])])
+    weights = rng.choice(choices, offsets[-1]).astype(np.float32)
+    genres = Ragged(np.concatenate(lists), offsets, weights)
+    return replace(features, lists=(genres, features.lists[1])), *others
+
+
+def weights_of(features: Features, n: int) -> dict[tuple[int, int], float]:
+    genres = features.lists[0].slice(n, n + 1)
+    assert genres.weights_M is not None
+    return {(2, id_): weight for id_, weight in zip(genres.ids_M.tolist(), genres.weights_M.tolist(), strict=True)}
+
+
+def test_ids_with_weights_are_scored_and_learned_as_the_oracle_does() -> None:
+    table, oracle = (
+        SmallTable(WEIGHTED),
+        WideOracle([0, 1, 2, 3, 4], 1, 2, DIM, first_vector=vector, cross_id=oracle_cross),
+    )
+    for number, num in enumerate((1, 40, 1, 100, 1)):
+        features, net, labels, weights = weighted_samples(num, seed=number)
+        reference = table.score(features, net) if num == 1 else None
+        logits, errors = table.learn(features, net, labels, weights, most=1 << 20 if number < 3 else 100)
+        if reference is not None:
+            assert logits.tolist() == reference.tolist()
+        for n in range(num):
+            oracle.weights = weights_of(features, n)
+            own = oracle.learn(*as_oracle(features, n), net[n].tolist(), labels[n].tolist(), float(weights[n]))
+            np.testing.assert_allclose(logits[n], own[0], rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(errors[n], own[1], rtol=1e-4, atol=1e-6)
+    p = table.parameters
+    np.testing.assert_allclose(p.gates_LTB, oracle.a, rtol=1e-4)
+    np.testing.assert_allclose(p.pair_gains_P, oracle.gains, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(p.group_weights_LG, oracle.c, rtol=1e-4)
+    np.testing.assert_allclose(p.seen_weights_LF2, oracle.u, rtol=1e-3, atol=1e-7)
+    for key, row in oracle.rows.items():
+        place = table.places[key]
+        np.testing.assert_allclose(table.values[place], row.v, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(table.wide[place, :8:4], row.w, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(table.wide[place, 1:8:4], row.h, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(table.wide[place, 2:8:4], row.plain, rtol=1e-3, atol=1e-5)
+    for id_, row in oracle.cross_rows.items():
+        np.testing.assert_allclose(table.crosses[table.cross_places[id_]], np.ravel(row), rtol=1e-3, atol=1e-5)
+
+
+def test_weights_of_one_give_the_bits_of_lists_without_weights() -> None:
+    weighted, plain = SmallTable(WEIGHTED), SmallTable(SCHEMA)
+    for seed in range(3):
+        # no id repeats within a list: the step of its vector would be a sum that is rounded otherwise
+        features, *others = weighted_samples(60, seed, choices=(1.0,), longest=(3, 1))
+        genres = features.lists[0]
+        without = replace(features, lists=(Ragged(genres.ids_M, genres.offsets), features.lists[1]))
+        of_weighted, of_plain = weighted.learn(features, *others), plain.learn(without, *others)
+        assert [each.tolist() for each in of_weighted] == [each.tolist() for each in of_plain]
+    assert weighted.wide.tolist() == plain.wide.tolist()
+
+
+def test_an_id_of_weight_zero_changes_no_number_but_its_count() -> None:
+    table = SmallTable(WEIGHTED)
+    features, *others = weighted_samples(80, seed=1, choices=(0.0,))
+    table.learn(features, *others)
+    places = [place for (number, _), place in table.places.items() if number == 2]
+    assert places
+    assert not table.wide[places, :8].any()
+    assert (table.counts[places] > 0).all()
+    for (number, id_), place in table.places.items():
+        if number == 2:
+            assert table.values[place].tolist() == vector(number, id_).tolist()
+
+
+def test_the_largest_weights_do_not_make_logits_run_away() -> None:
+    table = SmallTable(WEIGHTED)
+    losses = []
+    for seed in range(20):
+        features, net, labels, weights = weighted_samples(50, seed, choices=(1000.0, -1000.0, 1.0, 0.5))
+        logits, errors = table.learn(features, net, labels, weights)
+        assert np.isfinite(logits).all()
+        assert np.isfinite(errors).all()
+        y = np.where(np.isnan(labels), 0.0, labels)
+        losses.append(np.mean((np.logaddexp(0, logits) - y * logits)[~np.isnan(labels)]))
+    assert np.isfinite(table.wide).all()
+    assert np.isfinite(table.values).all()
+    assert max(losses[-5:]) < 3  # labels are random: more than 0.7 is what such weights cost

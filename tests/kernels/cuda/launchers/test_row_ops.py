@@ -166,6 +166,13 @@ def test_rows_come_out_as_they_were_written(name: str, dim: int, dtype: str) -> 
     rows = np.where((slots >= 0)[:, None], values, np.nan)[inverse]
     np.testing.assert_array_equal(host(filled.ops.gather(filled.store, *batch[:2])), rows)
     bags = [rows[start:stop] for start, stop in itertools.pairwise(offsets)]
+    scales = rng.normal(size=90).astype(np.float32)
+    scaled, _ = filled.ops.gather_pooled(filled.store, *batch, "sum", filled.put(scales))
+    for b, (start, stop) in enumerate(itertools.pairwise(offsets)):
+        weighed = (rows * scales[:, None])[start:stop]
+        weighed = weighed[~np.isnan(weighed).any(1)]
+        sums = np.add.accumulate(weighed, axis=0)[-1:] if len(weighed) else np.zeros((1, dim), np.float32)
+        np.testing.assert_array_equal(host(scaled)[b], sums[0])
     for mode in ("sum", "mean", "max"):
         pooled, winners = filled.ops.gather_pooled(filled.store, *batch, mode)
         for b, bag in enumerate(bags):
