@@ -186,8 +186,8 @@ class SchemaConfig(Settings, frozen=True, kw_only=True):
         for memory in schema.memories:
             if not memory.is_sequence and memory.keep[0] in weighted:
                 raise UserError(
-                    f"[remember] {memory.of}: the weights of {memory.keep[0]!r} cannot be remembered yet: leave out one "
-                    "of both"
+                    f"[remember] {memory.of}: the weights of {memory.keep[0]!r} cannot be remembered yet: leave one of "
+                    "both out"
                 )
         with user_errors("[features] "):
             # checked with all, kept without what is the default: equal schemas have one fingerprint

@@ -21,6 +21,7 @@ from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, Verdict, oldest_restorable
 from springtide.app.training.session import TrainingSession
 from springtide.app.training.state.training_state import TrainingState
+from springtide.app.training.step.memory_step import COUNTERS
 from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
     Blocker,
@@ -253,6 +254,7 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         ),
         dead_letters=dict(state.stream.dead_letters),
         dropped_negatives=state.stream.num_dropped,
+        memory={} if state.learner.memory is None else {name: state.learner.memory.counts[name] for name in COUNTERS},
         topic_resets=max(rank.num_resets for rank in facts.ranks),
         records_deleted_unread=sum(rank.num_deleted_unread for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),

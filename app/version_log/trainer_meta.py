@@ -69,6 +69,7 @@ class TrainerMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     served: ServedScores = ServedScores()  # scores of what was served for joined impressions, if they have it
     policies: dict[str, PolicyTotals] = {}  # what other policies would have earned
     num_late: int = 0  # samples learned for an event that came after the window
+    memory: dict[str, int] = {}  # what could not be read as event times say: MemoryStep.counts
     num_settled: int = 0  # samples learned again once no more of their events count
     join: JoinState | None = None  # of a stream whose labels are joined; `positions` say from where it is read again
 

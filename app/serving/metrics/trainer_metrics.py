@@ -203,6 +203,12 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     metrics.counter(
         "springtide_dead_letters_total", "Records that could not be learned, by reason.", aggregation="local"
     )
+    metrics.counter(
+        "springtide_memory_exceptions_total",
+        "What samples could not read of [sequences] and [remember] as event times say, by reason: late, an element "
+        "came after samples that should have read it; dropped, a row had no room for it; early, a sample came too late.",
+        aggregation="local",
+    )
     _declare_join_metrics(metrics)
     declare_score_metrics(metrics)
     metrics.gauge("springtide_learning_rate", "The present learning rate, of: net, rows.")
@@ -244,6 +250,7 @@ def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_
     lags = {name: float(offsets.lag) for name, offsets in status.positions.items() if offsets.lag is not None}
     metrics.replace_all("springtide_consumer_lag_records", "partition", lags)
     metrics.replace_all("springtide_dead_letters_total", "reason", status.dead_letters)
+    metrics.replace_all("springtide_memory_exceptions_total", "reason", status.memory)
     _update_join_metrics(metrics, status.join, now_ms)
     update_score_metrics(metrics, status.scores)
     _update_net_metrics(metrics, status.net)

@@ -25,6 +25,7 @@ from springtide.app.serving.predict.ranking import (
 )
 from springtide.app.serving.predict.request import PREDICT_BODY, PredictResponse, decode_predict_request
 from springtide_client.model.view import STATUS_NAMES
+from springtide_client.system.clock import wall_ms
 
 routes = Routes("Predictions")
 
@@ -52,7 +53,8 @@ async def predict(request: Request) -> JsonResponse:
     to every candidate. The response is {"predictions": [{"label": probability}, ...], "version"}. X-Springtide-Rows
     counts the rows that were used by status: unknown and forgotten ids use the value they would be created with,
     not_admitted ids the shared row. X-Springtide-Missing counts the instances that have no value of a feature, by
-    feature: a name that is misspelt is found there.
+    feature: a name that is misspelt is found there. X-Springtide-Memory says whether this version has all that
+    an instance of now may read of [sequences] and [remember]: complete, or behind.
     """
     state = request.app.state
     replica: Replica = state.replica
@@ -69,7 +71,7 @@ async def predict(request: Request) -> JsonResponse:
 
     preconditions = preconditions.with_max_staleness(max_staleness_ms)
     view, predictions = await replica.at_one_version(preconditions, score)
-    headers = replica.version_headers(view)
+    headers = replica.version_headers(view) | _memory_headers(view)
     labels, probabilities = view.schema.labels, []
     if predictions is not None:
         probabilities = predictions.probabilities_NL.tolist()
@@ -126,7 +128,16 @@ async def rank(request: Request) -> JsonResponse:
         partial(rank_candidates, asked, view.version, view.schema.labels[label], probabilities_N, explore),
     )
     state.metrics.increment("springtide_rankings_total", policy=response.policy.name)
-    return JsonResponse(response, headers=replica.version_headers(view) | _count_rows(state.metrics, view, predictions))
+    headers = replica.version_headers(view) | _memory_headers(view)
+    return JsonResponse(response, headers=headers | _count_rows(state.metrics, view, predictions))
+
+
+def _memory_headers(view: ServedView) -> dict[str, str]:
+    """Whether this version has all that a request of now may read; {} where nothing is remembered."""
+    if not view.schema.memories:
+        return {}
+    has_all = view.client_view.remembers_all(wall_ms())
+    return {"X-Springtide-Memory": "complete" if has_all else "behind"}
 
 
 async def _inline_or_in_thread(state: State, is_inline: bool, call: Callable[[], Result]) -> Result:

@@ -344,6 +344,8 @@ class TrainingState:
         self.stream.restore(meta, trainer)
         self.gate = trainer.gate
         self.logged.restore(trainer.served, trainer.policies)
+        if self.learner.memory is not None:
+            self.learner.memory.restore(trainer.memory)
         self.published_scores, self._loss = self._scores.document(), trainer.loss
         self._scored = time.monotonic(), meta.samples_trained
         table.restore_clock_state(trainer.table)
@@ -382,6 +384,7 @@ class TrainingState:
             served=self.logged.served,
             policies=self.logged.policies,
             num_late=stream.num_late,
+            memory={} if self.learner.memory is None else dict(self.learner.memory.counts),
             num_settled=stream.num_settled,
         )
 

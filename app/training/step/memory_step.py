@@ -18,6 +18,7 @@ from springtide_client.recall import Recalled, with_recalled
 from springtide_client.schema import Schema
 
 COUNTERS = ("late", "dropped", "early")
+NEWEST = "newest_ms"  # the newest event time of the samples so far
 
 
 def memory_table(schema: Schema, memory: Memory) -> str:
@@ -39,8 +40,11 @@ class MemoryStep:
         self.tables: Mapping[str, EmbeddingTable] = {
             memory.name: table.tables[memory_table(schema, memory)] for memory in schema.memories
         }
-        self.counts = dict.fromkeys(COUNTERS, 0)
-        self._newest_ms = 0  # of the samples so far
+        self.counts = dict.fromkeys(COUNTERS, 0) | {NEWEST: 0}
+
+    def restore(self, counts: Mapping[str, int]) -> None:
+        """Go on from the counts of a version."""
+        self.counts = dict.fromkeys((*COUNTERS, NEWEST), 0) | dict(counts)
 
     def longest(self, batch: Batch) -> Batch:
         """Return the batch with the longest sequences that its samples may read."""
@@ -54,7 +58,7 @@ class MemoryStep:
         """Return the batch with what its samples read; they are remembered then. SpillError ends the process."""
         found = [self._recall(memory, batch) for memory in self.schema.memories]
         if len(batch):
-            self._newest_ms = max(self._newest_ms, int(batch.event_ms_N.max()))
+            self.counts[NEWEST] = max(self.counts[NEWEST], int(batch.event_ms_N.max()))
         return replace(batch, features=with_recalled(self.schema, batch.features, found, batch.event_ms_N))
 
     def _recall(self, memory: Memory, batch: Batch) -> Recalled:
@@ -120,7 +124,7 @@ class MemoryStep:
         """Count the elements that a sample before them should have read."""
         if not len(event_ms_N):
             return
-        before_N = np.maximum.accumulate(np.concatenate([[self._newest_ms], event_ms_N[:-1]])) // memory.tick_ms
+        before_N = np.maximum.accumulate(np.concatenate([[self.counts[NEWEST]], event_ms_N[:-1]])) // memory.tick_ms
         self.counts["late"] += int(np.count_nonzero((known_ms_N >= 0) & (known_ms_N // memory.tick_ms + 2 <= before_N)))
 
 

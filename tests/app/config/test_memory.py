@@ -1,0 +1,66 @@
+"""`[memory]`, `[sequences.*]`, `[remember]`: what they make of the schema, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from springtide.app.config.load import Config
+from springtide.app.errors import UserError
+from springtide_client.schema import Schema
+from tests.support.config import CLICKS, Section, config_in
+
+CLICKED: Section = {"key": "user_id", "when": "click", "keep": ["item_id"], "last": 20}
+
+
+def load(folder: Path, *changes: Section | str) -> Config:
+    return config_in(folder, CLICKS, *changes)
+
+
+def test_a_sequence_is_a_feature_that_shares_rows_and_that_records_do_not_bring(tmp_path: Path) -> None:
+    schema = load(tmp_path, {"sequences": {"clicked": CLICKED}, "remember": {"item_id": ["age", "genres"]}}).schema
+    assert schema.sequence == ("last_items", "clicked.item_id", "clicked.gap")
+    assert schema.number("clicked.item_id") == schema.number("item_id")
+    assert schema.length_limit("clicked.item_id") == 20
+    recorded = schema.recorded
+    assert recorded.sequence == ("last_items",)
+    assert [recorded.number(name) for name in recorded.owners] == [schema.number(name) for name in recorded.owners]
+    assert recorded.dense_number("age") == schema.dense_number("age")
+    numbers = [schema.memory_number(memory) for memory in schema.memories]
+    assert len({*numbers, *map(schema.number, schema.owners), schema.dense_number("age")}) == schema.unused_number - 2
+    assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_without_them_the_schema_is_as_it_was(tmp_path: Path) -> None:
+    schema = load(tmp_path).schema
+    assert schema.recorded is schema
+    assert b"memories" not in schema.to_json()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequences": {"clicked": {**CLICKED, "key": "user"}}}, "key: 'user' is none of"),
+        ({"sequences": {"clicked": {**CLICKED, "keep": ["genres"]}}}, "keep: 'genres' is none of"),
+        ({"sequences": {"clicked": {**CLICKED, "keep": ["item_id", "item_id"]}}}, "names a field twice"),
+        ({"sequences": {"clicked": {**CLICKED, "when": "order"}}}, "when: 'order' is none of"),
+        ({"sequences": {"clicked": {**CLICKED, "distinct": "user_id"}}}, "distinct: 'user_id' is none of"),
+        ({"sequences": {"clicked": {**CLICKED, "last": 4000}}}, "4096 are possible"),
+        ({"sequences": {"clicked": CLICKED}, "memory": {"delay_seconds": 60}}, "raise tick_seconds to"),
+        ({"remember": {"item_id": "age"}}, "must be a list of fields"),
+        ({"remember": {"item": ["age"]}}, "'item' is none of"),
+        ({"remember": {"item_id": ["price"]}}, "'price' is none of"),
+        ({"remember": {"item_id": ["age"], "user_id": ["age"]}}, "names 'age' twice"),
+        ({"remember": {"user_id": ["item_id"]}, "sequences": {"clicked": CLICKED}}, "is in a sequence"),
+        ({"sequences": {"clicked": CLICKED}, "model": {"name": "two_tower"}}, "do not go with"),
+        ({"remember": {"item_id": ["genres"]}, "features": {"genres": {"weighted": True}}}, "cannot be remembered yet"),
+        ({"sequences": {"last": {**CLICKED, "lats": 3}}}, "did you mean"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, changes: Section, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(tmp_path, changes)
+
+
+def test_a_longer_tick_makes_room_for_a_longer_delay(tmp_path: Path) -> None:
+    memory = {"delay_seconds": 60, "tick_seconds": 10}
+    assert load(tmp_path, {"sequences": {"clicked": CLICKED}, "memory": memory}).schema.memories[0].pending_ticks == 10
