@@ -68,8 +68,7 @@ class SequenceConfig(Settings, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             description="`categorical` fields that become sequences: `item_id` of `[sequences.clicked]` is the feature "
-            "`clicked.item_id`, which shares the rows of `item_id`. `clicked.gap` is made besides: the bit length of "
-            "the seconds from the element to the sample.",
+            "`clicked.item_id`, which shares the rows of `item_id`, so the net alone sees it.",
         ),
     ]
     when: Annotated[
@@ -80,6 +79,13 @@ class SequenceConfig(Settings, frozen=True, kw_only=True):
         str | None,
         Meta(description="A field of `keep`: each of its ids is in the sequence once, at its newest. Default: none."),
     ] = None
+    gap: Annotated[
+        bool,
+        Meta(
+            description="Make the feature `clicked.gap` besides, for `time_gaps` of a net: the bit length of the "
+            "seconds from each element to the sample. It has rows of its own, and so weights in the wide part."
+        ),
+    ] = False
     ttl_seconds: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Older elements are not read. Default: no limit.")
     ] = None
@@ -138,7 +144,7 @@ class MemorySections:
         return {
             name: one.last
             for section, one in self.sequences.items()
-            for name in (*(f"{section}.{field}" for field in one.keep), f"{section}.gap")
+            for name in (*(f"{section}.{field}" for field in one.keep), *([f"{section}.gap"] if one.gap else []))
         }
 
     def _common(self) -> dict[str, Any]:
@@ -179,6 +185,7 @@ class MemorySections:
             distinct=config.distinct,
             ttl_ms=1000 * (config.ttl_seconds or 0),
             num_values=len(config.keep),
+            has_gap=config.gap,
             **common,
         )
 

@@ -38,7 +38,8 @@ def with_sequences(rows: Sequence[Mapping[str, Any]], memory: Memory, *, label: 
     for row in rows:
         elements = read(events.get(row[memory.of], []), row["ts"], memory)
         lists = {f"{memory.name}.{field}": [v[k] for _, v in elements] for k, field in enumerate(memory.keep)}
-        lists[memory.gap_name] = [max(0, (row["ts"] - ms) // 1000).bit_length() for ms, _ in elements]
+        if memory.has_gap:
+            lists[memory.gap_name] = [max(0, (row["ts"] - ms) // 1000).bit_length() for ms, _ in elements]
         made.append({**row, **lists})
     return made
 

@@ -11,7 +11,6 @@ kernels/cpu/memory_rows has the same functions for Numba, bitwise equal.
 """
 
 # N samples, K values of an element, M elements, D numbers of a row
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +43,7 @@ class Memory:
     delay_ms: int = 0
     lateness_ms: int = 2000  # disorder that stays exact
     num_values: int = 1  # of an element: its ids; of a list its length, and as many ids as it has at most
+    has_gap: bool = False  # of a sequence: `gap_name` is a feature
     is_sequence: bool = True  # False: the newest element's value takes the place of the field's
 
     @property
@@ -79,7 +79,9 @@ class Memory:
     @property
     def features(self) -> tuple[str, ...]:
         """The sequence features that it makes."""
-        return (*(f"{self.name}.{field}" for field in self.keep), self.gap_name) if self.is_sequence else ()
+        if not self.is_sequence:
+            return ()
+        return (*(f"{self.name}.{field}" for field in self.keep), *([self.gap_name] if self.has_gap else []))
 
 
 class Elements(NamedTuple):
@@ -116,16 +118,7 @@ def read_elements(row_D: Float32Array, memory: Memory, event_ms: int) -> Element
     return Elements(*(column[read] for column in elements))
 
 
-def gap_ids(event_ms_M: Int64Array, event_ms: int) -> Int64Array:
-    """Return the ids of the times from elements to a sample: the bit length of whole seconds."""
-    seconds_M = np.maximum(event_ms - event_ms_M, 0) // 1000
-    # exact below 2**53
-    return np.frexp(seconds_M.astype(np.float64))[1].astype(np.int64)
-
-
-def memories_by_feature(memories: Sequence[Memory]) -> dict[str, list[Memory]]:
-    """Return the memories of each feature's ids."""
-    found: dict[str, list[Memory]] = {}
-    for memory in memories:
-        found.setdefault(memory.of, []).append(memory)
-    return found
+def gap_ids(gap_ms_M: Int64Array) -> Int64Array:
+    """Return the ids of the times from elements to a sample, in ms: the bit length of whole seconds."""
+    seconds_M = np.maximum(gap_ms_M, 0) // 1000
+    return np.frexp(seconds_M.astype(np.float64))[1].astype(np.int64)  # exact below 2**53

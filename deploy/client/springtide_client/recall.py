@@ -118,10 +118,10 @@ def _sequences(memory: Memory, recalled: Recalled, event_ms_N: Int64Array) -> li
     np.cumsum(recalled.lengths_N, out=offsets[1:])
     is_read_NL = np.arange(memory.last) < recalled.lengths_N[:, None]
     values_MK = recalled.values_NLK[is_read_NL]
-    since_M = np.repeat(event_ms_N, recalled.lengths_N)
-    gaps_M = gap_ids(recalled.event_ms_NL[is_read_NL] - since_M, 0)
     columns = [np.ascontiguousarray(values_MK[:, k]) for k in range(len(memory.keep))]
-    return [Ragged(ids_M, offsets) for ids_M in (*columns, gaps_M)]
+    if memory.has_gap:
+        columns.append(gap_ids(np.repeat(event_ms_N, recalled.lengths_N) - recalled.event_ms_NL[is_read_NL]))
+    return [Ragged(ids_M, offsets) for ids_M in columns]
 
 
 def _list(values_NK: Int64Array) -> Ragged:

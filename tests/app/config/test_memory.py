@@ -9,7 +9,7 @@ from springtide.app.errors import UserError
 from springtide_client.schema import Schema
 from tests.support.config import CLICKS, Section, config_in
 
-CLICKED: Section = {"key": "user_id", "when": "click", "keep": ["item_id"], "last": 20}
+CLICKED: Section = {"key": "user_id", "when": "click", "keep": ["item_id"], "last": 20, "gap": True}
 
 
 def load(folder: Path, *changes: Section | str) -> Config:

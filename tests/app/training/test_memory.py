@@ -34,7 +34,9 @@ FEATURES: Section = {
     "features": {"tags": {"max_length": 3}},
 }
 REMEMBERED: Section = {
-    "sequences": {"clicked": {"key": "user_id", "when": "click", "keep": ["item_id", "shop_id"], "last": 5}},
+    "sequences": {
+        "clicked": {"key": "user_id", "when": "click", "keep": ["item_id", "shop_id"], "last": 5, "gap": True}
+    },
     "remember": {"item_id": ["tags", "price"]},
 }
 CLICKED = "clicked.item_id", "clicked.shop_id", "clicked.gap"
