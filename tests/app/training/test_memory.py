@@ -194,6 +194,36 @@ def test_what_is_remembered_does_not_depend_on_batches(tmp_path: Path, env: Trai
     assert {name for name, _ in found[0]} == {"clicked", "item_id.tags", "item_id.price"}
 
 
+def test_restarts_and_kills_remember_what_an_unbroken_run_does(tmp_path: Path) -> None:
+    with LearnedLog(config_in(tmp_path / "whole", RANDOM)) as whole:
+        whole.learn(range(30), every=3)
+        expected = remembered(whole.view())
+    with LearnedLog(config_in(tmp_path / "restarted", RANDOM)) as log:
+        log.learn_interrupted()
+        assert remembered(log.view()) == expected
+    with LearnedLog(config_in(tmp_path / "killed", RANDOM)) as log:
+        for start, stop in [(0, 11), (9, 20), (18, 30)]:
+            log.learn(range(start, stop), every=3)
+            log.log.sync()
+            if stop < 30:
+                log.kill()
+                log.open()
+        assert remembered(log.view()) == expected
+
+
+def test_rows_that_memory_evicts_come_back_from_the_disk(tmp_path: Path) -> None:
+    tight = {"memory": {"bytes": "1MiB"}, "sequences": {"clicked": {"last": 600}}}
+    found = []
+    for name, changes in {"roomy": {"sequences": tight["sequences"]}, "tight": tight}.items():
+        with LearnedLog(config_in(tmp_path / name, RANDOM, changes)) as log:
+            log.learn(range(24), every=4)
+            log.checkpoint()
+            found.append(remembered(log.view()))
+            num_spilled = log.state.learner.memory.tables["clicked"].counters()["spilled"]
+            assert (num_spilled > 0) == (name == "tight")
+    assert found[0] == found[1]
+
+
 def test_a_rollback_and_a_base_have_what_was_remembered_then(tmp_path: Path) -> None:
     with LearnedLog(config_in(tmp_path, RANDOM)) as log:
         first, *_, last = log.learn(range(12), every=4)

@@ -95,6 +95,54 @@ def test_samples_read_what_the_oracle_says_in_any_order_and_any_batches(data: st
         assert list(zip(elements.event_ms_M.tolist(), values, strict=True)) == read(events, event_ms, memory)
 
 
+def auc_of(scores_N, labels_N) -> tuple[float, float]:
+    """AUC, and the standard error that it has where scores say nothing."""
+    positive, negative = scores_N[labels_N > 0][:, None], scores_N[labels_N <= 0][None]
+    pairs = positive.size * negative.size
+    error = np.sqrt((positive.size + negative.size + 1) / (12 * pairs))
+    return float(((positive > negative) + 0.5 * (positive == negative)).sum() / pairs), float(error)
+
+
+def reads_since(samples, memory: Memory, shift_ms: int = 0) -> np.ndarray:
+    """How many elements each sample reads of the last 30 s. `shift_ms`: by so much they are known earlier."""
+    shifted = replace(memory, delay_ms=memory.delay_ms - shift_ms)
+    rules, row_1D, num = rules_of(memory), np.zeros((1, memory.dim), np.float32), len(samples)
+    values_NLK = np.zeros((num, memory.last, memory.num_values), np.int64)
+    event_ms_NL = np.zeros((num, memory.last), np.int64)
+    lengths_N = walk(rules, row_1D, batch_of(samples, shifted), values_NLK, event_ms_NL, np.zeros(2, np.int64))
+    is_read_NL = np.arange(memory.last) < lengths_N[:, None]
+    times_N1 = np.array([ms for ms, *_ in samples])[:, None]
+    return (is_read_NL & (event_ms_NL >= times_N1 - 30_000)).sum(1)
+
+
+@pytest.mark.parametrize(("shift_ms", "sings"), [(0, False), (2000, True)])
+def test_a_request_with_one_random_click_reads_nothing_of_itself(shift_ms: int, sings: bool) -> None:
+    """With the click known two ticks earlier, at w = u // T, the canary sings: the rest of the request reads it."""
+    rng, samples = np.random.default_rng(1), []
+    for request in range(300):
+        clicked, ms = int(rng.integers(10)), START_MS + 40_000 * request
+        samples += [(ms, place == clicked, (place, 0)) for place in range(10)]
+    labels_N = np.array([kept for _, kept, _ in samples])
+    auc, error = auc_of(-reads_since(samples, MEMORY, shift_ms), labels_N)
+    assert (abs(auc - 0.5) > 10 * error) == sings
+    assert sings or abs(auc - 0.5) <= 3 * error
+
+
+@pytest.mark.parametrize(("delay_ms", "sings"), [(60_000, False), (0, True)])
+def test_a_session_whose_labels_come_a_minute_later_reads_nothing_of_itself(delay_ms: int, sings: bool) -> None:
+    """With too short a delay the canary sings: a session has clicks only or none, and samples read those before."""
+    memory = replace(MEMORY, last=20, tick_ms=5000, delay_ms=delay_ms)
+    rng, samples = np.random.default_rng(2), []
+    for session in range(300):
+        clicks, ms = bool(rng.integers(2)), START_MS + 100_000 * session
+        samples += [(ms + 3000 * n, clicks, (n, 0)) for n in range(10)]
+    labels_N = np.array([kept for _, kept, _ in samples])
+    auc, error = auc_of(reads_since(samples, memory), labels_N)
+    # samples of a session are alike, so the error of an AUC of nothing is that of sessions
+    assert (abs(auc - 0.5) > 10 * error) == sings
+    assert sings or abs(auc - 0.5) <= 3 * error
+
+
 def test_a_sample_reads_neither_itself_nor_another_of_its_second() -> None:
     samples = [(START_MS + ms, True, (ms, 0)) for ms in (0, 0, 500, 999, 1000, 1999, 2000)]
     found, _, _ = walk_all(samples, MEMORY)
