@@ -79,8 +79,9 @@ def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int
             if isinstance(value, bool) or not number.is_integer() or not 0 <= number < 1 << 48:
                 raise EncodeError("bad_timestamp", f"{value!r} is no time in whole milliseconds since 1970")
         except EncodeError as error:
-            error.index = index
-            raise error.in_field(schema.timestamp) from None
+            named = error.in_field(schema.timestamp)
+            named.index = index
+            raise named from None
         times_N[index] = int(number)
     return times_N
 

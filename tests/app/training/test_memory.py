@@ -158,6 +158,7 @@ def test_model_and_predictions_are_those_of_records_that_bring_everything(
         np.testing.assert_array_equal(probabilities(answer["predictions"]), expected_N)
         refused = client.post("/v1/predict", json={"instances": [{"user_id": 3, "ts": "yesterday"}]})
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "wrong_type")
+        assert "instance 0: ts: the string" in refused.json()["error"]["message"]
     finally:
         world.close()
 
