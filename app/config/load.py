@@ -145,7 +145,7 @@ def load_config(
     join = _join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema, source.topic)
     history = _history(bind(HistoryConfig, "[history]", document.get("history", {})), schema)
     if join is not None and schema.memories:
-        memories.check_join(join.longest_ms)
+        memories.check_join(join.longest_ms, learns_again=join.learns_again)
     if join is not None and history.path is not None:
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
     negatives = _negatives(bind(NegativesConfig, "[negatives]", document.get("negatives", {})), losses, schema, join)

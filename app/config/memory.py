@@ -131,8 +131,14 @@ class MemorySections:
                 memories=tuple(memories),
             )
 
-    def check_join(self, window_ms: int) -> None:
+    def check_join(self, window_ms: int, *, learns_again: bool) -> None:
         """UserError if impressions are learned later than `[memory]` says. `window_ms`: the longest of their labels."""
+        if learns_again:
+            raise UserError(
+                "[sequences] and [remember] do not go with impressions that are learned more than once yet: what they "
+                'have read is gone by then. Leave out [join] release = "event", and late = "settle" or '
+                '"importance_weighted" of [labels.*]'
+            )
         if self.memory.known != "event" or 1000 * self.memory.delay_seconds < window_ms:
             raise UserError(
                 '[memory]: a joined impression is known when its window ends: set known = "event" and delay_seconds to '

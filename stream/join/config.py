@@ -265,6 +265,11 @@ class JoinPlan:
         return max(label.window_ms for label in self.labels)
 
     @property
+    def learns_again(self) -> bool:
+        """True if impressions may be learned more than once."""
+        return self.config.release == "event" or any(label.is_weighed for label in self.labels)
+
+    @property
     def held_ms(self) -> int:
         """For how long impressions are held until they are learned for the last time, once for each window; 0: none."""
         if self.config.release == "event":

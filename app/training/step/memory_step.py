@@ -8,6 +8,7 @@ import numpy as np
 
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.table import EmbeddingTable
+from springtide.kernels.backend import backend
 from springtide.kernels.cpu.memory_rows import NONE, MemoryBatch, MemoryRules, walk
 from springtide.stream.columns import Batch
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array
@@ -36,7 +37,7 @@ class MemoryStep:
 
     def __init__(self, schema: Schema, table: AnyTable) -> None:
         """`table` has the tables of the schema's memories."""
-        self.schema, self.ops = schema, table.ops
+        self.schema, self.ops = schema, backend("cpu")  # where these tables are, wherever the others
         self.tables: Mapping[str, EmbeddingTable] = {
             memory.name: table.tables[memory_table(schema, memory)] for memory in schema.memories
         }

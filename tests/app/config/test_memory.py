@@ -64,3 +64,30 @@ def test_mistakes_are_named(tmp_path: Path, changes: Section, message: str) -> N
 def test_a_longer_tick_makes_room_for_a_longer_delay(tmp_path: Path) -> None:
     memory = {"delay_seconds": 60, "tick_seconds": 10}
     assert load(tmp_path, {"sequences": {"clicked": CLICKED}, "memory": memory}).schema.memories[0].pending_ticks == 10
+
+
+JOINED: Section = {
+    "join": {"key": ["user_id"]},
+    "labels": {"click": {"topic": "clicked", "window_seconds": 600}},
+    "sequences": {"clicked": CLICKED},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "known when its window ends"),
+        ({"memory": {"delay_seconds": 600, "tick_seconds": 60, "known": "record"}}, "known when its window ends"),
+        (
+            {
+                "memory": {"delay_seconds": 600, "tick_seconds": 60},
+                "labels": {"click": {"until_seconds": 7200, "late": "settle"}},
+            },
+            "learned more than once",
+        ),
+    ],
+)
+def test_joined_impressions_are_known_when_they_are_learned(tmp_path: Path, changes: Section, message: str) -> None:
+    assert load(tmp_path, JOINED, {"memory": {"delay_seconds": 600, "tick_seconds": 60}}).schema.memories
+    with pytest.raises(UserError, match=message):
+        load(tmp_path, JOINED, changes)
