@@ -136,8 +136,8 @@ class MemorySections:
         if learns_again:
             raise UserError(
                 "[sequences] and [remember] do not go with impressions that are learned more than once yet: what they "
-                'have read is gone by then. Leave out [join] release = "event", and late = "settle" or '
-                '"importance_weighted" of [labels.*]'
+                'have read is gone by then. Leave out [join] release = "event" and late = "settle" or '
+                '"importance_weighted" of [labels.*], and give all labels one window_seconds'
             )
         if self.memory.known != "event" or 1000 * self.memory.delay_seconds < window_ms:
             raise UserError(

@@ -267,7 +267,8 @@ class JoinPlan:
     @property
     def learns_again(self) -> bool:
         """True if impressions may be learned more than once."""
-        return self.config.release == "event" or any(label.is_weighed for label in self.labels)
+        several = len({label.window_ms for label in self.labels}) > 1
+        return several or self.config.release == "event" or any(label.is_weighed for label in self.labels)
 
     @property
     def held_ms(self) -> int:
