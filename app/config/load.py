@@ -166,6 +166,11 @@ def load_config(
     policies = _policies(document.get("policies", {}), schema_config.propensity, schema, join, negatives)
     source = structs.replace(source, number_fields=policies.numbers)
     if negatives is not None:
+        if any(memory.is_sequence and memory.when is None for memory in schema.memories):
+            raise UserError(
+                '[sequences.*] when = "shown" does not go with [negatives], which drops most of what was shown before '
+                "it is remembered: name a label"
+            )
         source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
         name=name,

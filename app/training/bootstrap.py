@@ -264,7 +264,7 @@ def with_memory_tables(table: TableConfig, schema: Schema) -> TableConfig:
     features, tables = dict(table.features), dict(table.tables) or {MAIN_TABLE: _main_table(table, schema)}
     for memory in schema.memories:
         number = schema.memory_number(memory)
-        features[number] = FeaturePolicy(min_count=1, ttl_seconds=memory.ttl_ms // 1000 or None)
+        features[number] = FeaturePolicy(min_count=1, ttl_seconds=memory.row_ttl_seconds)
         tables[memory_table(schema, memory)] = FeatureTable(
             dim=memory.dim,
             optimizer={"name": "sgd", "lr": 0.0},

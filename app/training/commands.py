@@ -141,7 +141,8 @@ class CommandExecutor:
         raise ValueError(f"this trainer does not execute {command.kind or 'unreadable'} commands")
 
     def _forget(self, body: dict[str, Any]) -> Result:
-        keys = parse_keys(body, self._state.schema)
+        schema = self._state.schema
+        keys = parse_keys(body, schema)
         features_N = np.array([feature for feature, _ in keys], np.uint16)
         ids_N = np.array([row_id for _, row_id in keys], np.int64)
         own_N = self._ranks.is_own(features_N, ids_N)
@@ -150,7 +151,8 @@ class CommandExecutor:
         if self._ranks.any_rank(not table.has_room(len(ids_N), ROOM_SECONDS)):
             raise PostponedError
         table.forget(features_N, ids_N)
-        return {"keys": len(keys)}
+        memories = {schema.memory_number(memory) for memory in schema.memories}
+        return {"keys": sum(feature not in memories for feature, _ in keys)}
 
     def _change_limits(self, body: dict[str, Any]) -> Result:
         """Change limits on all ranks, or on none: also if a spill cannot take the rows that leave memory."""

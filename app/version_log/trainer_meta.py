@@ -97,13 +97,14 @@ def parse_keys(body: Mapping[str, Any], schema: Schema) -> list[tuple[int, int]]
     for key in named if isinstance(named, list) else []:
         if not isinstance(key, dict) or key.get("feature") not in schema.features or "id" not in key:
             raise ValueError(f"{key!r} is not a valid key of this log")
-        keys |= dict.fromkeys(_keys_of(schema, key["feature"], key["id"]))
+        keys |= dict.fromkeys(keys_of_id(schema, key["feature"], key["id"]))
     if not keys:
         raise ValueError("the command names no keys")
     return list(keys)
 
 
-def _keys_of(schema: Schema, feature: str, given_id: Any) -> list[tuple[int, int]]:
+def keys_of_id(schema: Schema, feature: str, given_id: Any) -> list[tuple[int, int]]:
+    """Return the key of an id, as (feature number, id), and those of what it is remembered for."""
     number, row_id = schema.number(feature), encode_id(given_id)[0]
     memories = [memory for memory in schema.memories if schema.number(memory.of) == number]
     return [(number, row_id), *((schema.memory_number(memory), row_id) for memory in memories)]
@@ -116,7 +117,7 @@ def keys_of_entry(entry: CommandEntry, schema: Schema) -> list[tuple[int, int]]:
     keys = []
     for key in entry.keys:
         try:
-            keys += _keys_of(schema, key.feature, key.id)
+            keys += keys_of_id(schema, key.feature, key.id)
         except (EncodeError, KeyError):
             continue
     return keys

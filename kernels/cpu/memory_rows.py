@@ -143,6 +143,8 @@ def prune(rules: Any, num_elements: int, from_tick_M: Array, event_ms_M: Array, 
 
     Not read is an element if whoever may read it may also read `last` newer ones, or a newer one with its value.
     """
+    if num_elements <= rules.last and rules.distinct < 0 and rules.ttl_ms == 0:
+        return num_elements
     settled = newest_tick(rules, num_elements, event_ms_M) + 1  # every sample that may still come reads up to here
     is_kept_M = np.ones(num_elements, np.bool_)
     oldest_ms = settled * rules.tick_ms - rules.ttl_ms
@@ -152,6 +154,8 @@ def prune(rules: Any, num_elements: int, from_tick_M: Array, event_ms_M: Array, 
             continue
         tick, num_newer = max(from_tick_M[element], settled), 0
         for newer in range(element + 1, num_elements):
+            if num_newer >= rules.last:
+                break
             if not is_kept_M[newer] or from_tick_M[newer] > tick:
                 continue
             if rules.distinct < 0:

@@ -104,7 +104,7 @@ def encode_features(schema: Schema, instances: Instances) -> Features:
 def request_times(schema: Schema, instances: Instances, now_ms: int) -> Int64Array:
     """Return the time of every sample in ms: that of the schema's timestamp field, else now. ApiError 422."""
     own_N, context = instances
-    named = [{**context, **own} for own in own_N] if schema.timestamp in context else own_N
+    named = [{**context, **own} for own in own_N] if context else own_N
     try:
         return times_of(schema, named, now_ms)
     except EncodeError as error:

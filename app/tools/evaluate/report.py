@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from springtide.app.config.load import load_config
+from springtide.app.errors import UserError
 from springtide.app.tools.evaluate.evaluation import Evaluation
 from springtide.app.tools.evaluate.file_source import FileSource
 from springtide.app.tools.evaluate.ranking import ranking_documents, ranking_lines
@@ -206,6 +207,11 @@ def evaluate_files(
         # with a log and a spill of its own: an existing log changes nothing
         paths = {"log": {"path": f"{own}/log"}, "table": {"disk_path": f"{own}/spill"}}
         config = load_config(config_path, paths, assignments)
+        if any(memory.known == "record" for memory in config.schema.memories):
+            raise UserError(
+                '[memory] known = "record" needs the times of Kafka\'s records, which files lack: evaluate with '
+                "--set memory.known=event and a delay_seconds"
+            )
         source = FileSource(
             config.source, config.schema.recorded, files, limit=limit, by=by, negatives=config.negatives
         )

@@ -48,11 +48,15 @@ class MemoryStep:
         self.counts = dict.fromkeys((*COUNTERS, NEWEST), 0) | dict(counts)
 
     def longest(self, batch: Batch) -> Batch:
-        """Return the batch with the longest sequences that its samples may read."""
+        """Return the batch with the longest lists that its samples may read."""
         num, lists = len(batch), list(batch.features.lists)
         for memory in self.schema.memories:
-            ids_M, offsets = np.zeros(num * memory.last, np.int64), np.arange(num + 1) * memory.last
-            lists += [Ragged(ids_M, offsets)] * len(memory.features)
+            is_list = not memory.is_sequence and memory.keep[0] in self.schema.lists
+            longest = memory.num_values - 1 if is_list else memory.last
+            ragged = Ragged(np.zeros(num * longest, np.int64), np.arange(num + 1) * longest)
+            if is_list:
+                lists[self.schema.lists.index(memory.keep[0])] = ragged
+            lists += [ragged] * len(memory.features)
         return replace(batch, features=replace(batch.features, lists=tuple(lists)))
 
     def recall(self, batch: Batch) -> Batch:
@@ -66,9 +70,10 @@ class MemoryStep:
         schema, features = self.schema, batch.features
         of_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
         values_NK, is_present_N = values_of(memory, schema, features)
-        known_ms_N = np.maximum(batch.record_ms_N, batch.event_ms_N)
-        if memory.known == "event":
-            known_ms_N = batch.event_ms_N + memory.delay_ms
+        known_ms_N = batch.event_ms_N + memory.delay_ms
+        if memory.known == "record":  # rows of files have no time of their own
+            has_time_N = batch.record_ms_N > 0
+            known_ms_N = np.where(has_time_N, np.maximum(batch.record_ms_N, batch.event_ms_N), known_ms_N)
         is_added_N = is_present_N & (of_N != MISSING_ID)
         if memory.when is not None:
             is_added_N &= batch.labels_NL[:, schema.labels.index(memory.when)] > 0

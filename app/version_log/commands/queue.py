@@ -4,6 +4,7 @@ Their status says what became of each: waiting, claimed, published or durable; a
 """
 
 import logging
+import math
 import os
 import re
 import secrets
@@ -20,9 +21,9 @@ from springtide.app.version_log.failpoints import failpoint
 from springtide.app.version_log.inspection.id_files import oldest_file_containing
 from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.index_entry import IndexEntry, size_of
+from springtide.app.version_log.trainer_meta import keys_of_id
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, NamedKey, StreamPosition, version_name
-from springtide_client.keys import encode_id
 from springtide_client.log.base import read_base_manifest
 from springtide_client.log.directory import LogDirectory
 from springtide_client.log.frames import sound_frames
@@ -233,9 +234,12 @@ def erased_keys_report(log: LogConfig, schema: Schema, status: CommandStatus) ->
     report = []
     for key in status.entry.keys[:MAX_KEYS] if status.entry else ():
         try:
-            reference = oldest_file_containing(log, schema.number(key.feature), encode_id(key.id)[0])
+            found = [oldest_file_containing(log, *one) for one in keys_of_id(schema, key.feature, key.id)]
         except (EncodeError, KeyError):
             continue
+        held = [one for one in found if one is not None]
+        # the file that goes last; an unknown time may be after all others
+        reference = max(held, key=lambda one: math.inf if one.expected_ms is None else one.expected_ms, default=None)
         erased = ErasedKey(key.feature, key.id, status.version or None)
         if reference is not None:
             erased.oldest_file, erased.expected_ms = reference.file, reference.expected_ms

@@ -57,6 +57,13 @@ class Memory:
         return -(-(self.delay_ms + self.lateness_ms) // self.tick_ms) + 3
 
     @property
+    def row_ttl_seconds(self) -> int | None:
+        """How long after its newest element no sample reads a row any more; None: always one may."""
+        if not self.ttl_ms:
+            return None
+        return -(-(self.ttl_ms + self.pending_ticks * self.tick_ms) // 1000)
+
+    @property
     def capacity(self) -> int:
         """The elements that a row has room for."""
         return self.last + (PENDING_ELEMENTS if self.is_sequence else self.pending_ticks + 1)

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
-from springtide_client.encode import parse_number
+from springtide_client.encode import flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.memory import Memory, gap_ids, read_elements
-from springtide_client.schema import Schema
+from springtide_client.schema import Schema, field_paths
+from springtide_client.targets import parse_event_ms
 
+MAX_TIME_MS = (1 << 48) - 1
 Lookup = Callable[[UInt16Array, Int64Array], tuple[Float32Array, UInt8Array]]
 
 
@@ -65,24 +67,20 @@ def with_recalled(schema: Schema, features: Features, found: Sequence[Recalled],
 def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int) -> Int64Array:
     """Return the event time of each instance in ms: that of the schema's timestamp field, now where it has none.
 
-    EncodeError with the index for a time that is no whole number of ms.
+    EncodeError with the index for a time that is no whole number of ms, or before 1980.
     """
-    times_N = np.full(len(instances), now_ms, np.int64)
-    if schema.timestamp is None:
+    times_N, name = np.full(len(instances), now_ms, np.int64), schema.timestamp
+    if name is None:
         return times_N
+    paths = {field: path for field, path in field_paths(schema.recorded.names).items() if field == name}
     for index, instance in enumerate(instances):
-        value = instance.get(schema.timestamp)
-        if value is None:
-            continue
         try:
-            number = parse_number(value)
-            if isinstance(value, bool) or not number.is_integer() or not 0 <= number < 1 << 48:
-                raise EncodeError("bad_timestamp", f"{value!r} is no time in whole milliseconds since 1970")
+            value = flatten(paths, instance).get(name)
+            if value is not None:
+                times_N[index] = min(parse_event_ms(name, value), MAX_TIME_MS)
         except EncodeError as error:
-            named = error.in_field(schema.timestamp)
-            named.index = index
-            raise named from None
-        times_N[index] = int(number)
+            error.index = index
+            raise
     return times_N
 
 
@@ -101,13 +99,15 @@ def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64A
         return recalled
     numbers_1 = np.full(len(ids_U), schema.memory_number(memory), np.uint16)
     rows_UD, _ = lookup(numbers_1, ids_U)
+    order_N = np.argsort(inverse_N.reshape(-1), kind="stable")
+    ends_U = np.cumsum(np.bincount(inverse_N.reshape(-1), minlength=len(keys_U2)))
     for place, (row_id, event_ms) in enumerate(keys_U2.tolist()):
         if row_id == MISSING_ID:
             continue
         elements = read_elements(rows_UD[at_U[place], : memory.dim], memory, event_ms)
         if not (length := len(elements.event_ms_M)):
             continue
-        samples = np.flatnonzero(inverse_N.reshape(-1) == place)
+        samples = order_N[ends_U[place - 1] if place else 0 : ends_U[place]]
         recalled.lengths_N[samples] = length
         recalled.event_ms_NL[samples, :length] = elements.event_ms_M
         recalled.values_NLK[samples, :length] = elements.values_MK

@@ -52,6 +52,10 @@ def test_without_them_the_schema_is_as_it_was(tmp_path: Path) -> None:
         ({"remember": {"item_id": ["age"], "user_id": ["age"]}}, "names 'age' twice"),
         ({"remember": {"user_id": ["item_id"]}, "sequences": {"clicked": CLICKED}}, "is in a sequence"),
         ({"sequences": {"clicked": CLICKED}, "model": {"name": "two_tower"}}, "do not go with"),
+        (
+            {"sequences": {"shown": {**CLICKED, "when": "shown"}}, "negatives": {"rate": 0.1, "by": ["user_id"]}},
+            "drops",
+        ),
         ({"remember": {"item_id": ["genres"]}, "features": {"genres": {"weighted": True}}}, "cannot be remembered yet"),
         ({"sequences": {"last": {**CLICKED, "lats": 3}}}, "did you mean"),
     ],

@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from springtide.app.errors import UserError
+from springtide.app.tools.evaluate.report import evaluate_files
 from springtide.app.training.commands import CommandExecutor
 from springtide.app.training.trainer import Trainer
 from springtide.app.version_log.commands.queue import submit_command
 from springtide.app.version_log.verify.verify import verify
 from springtide.stream.kafka.admin import Admin
 from springtide.stream.kafka.producer import Producer
+from springtide_client.errors import EncodeError
 from springtide_client.hot_model import HotModel
 from springtide_client.log.directory import LogDirectory
 from springtide_client.memory import Memory
 from springtide_client.model.view import KNOWN, View
+from springtide_client.recall import times_of
 from tests.app.serving.conftest import World
 from tests.app.training.random_clicks import RANDOM_CLICKS
 from tests.app.training.trainer_env import TrainerEnv
@@ -157,8 +161,8 @@ def test_model_and_predictions_are_those_of_records_that_bring_everything(
             expected_N = probabilities(model.predict([{**context, **own} for own in candidates]))
         np.testing.assert_array_equal(probabilities(answer["predictions"]), expected_N)
         refused = client.post("/v1/predict", json={"instances": [{"user_id": 3, "ts": "yesterday"}]})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "wrong_type")
-        assert "instance 0: ts: the string" in refused.json()["error"]["message"]
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "bad_timestamp")
+        assert "instance 0: ts: 'yesterday'" in refused.json()["error"]["message"]
     finally:
         world.close()
 
@@ -272,3 +276,28 @@ def test_forgetting_an_id_forgets_what_it_is_remembered_for(tmp_path: Path) -> N
         log.restart()
         assert remembered(log.view()) == after
         assert errors(log) == []
+
+
+def test_lists_that_records_lack_are_counted_before_a_step(tmp_path: Path) -> None:
+    remember = {"sequences": None, "remember": {"item_id": ["genres"]}, "features": {"genres": {"max_length": 7}}}
+    with LearnedLog(config_in(tmp_path, RANDOM, remember)) as log:
+        batch = log.batch(0)
+        longest = log.state.learner.memory.longest(batch)
+        assert len(longest.features.lists[0].ids_M) == 7 * len(batch)
+        read = log.state.learner.memory.recall(batch)
+        assert log.state.learner.keys.num_keys(read) <= log.state.learner.keys.num_keys(longest)
+
+
+def test_the_time_of_an_instance_is_found_where_records_have_it(tmp_path: Path) -> None:
+    schema = config_in(tmp_path, RANDOM, {"schema": {"timestamp": "request.ts"}}).schema
+    instances = [{"request": {"ts": START_MS}}, {"request.ts": str(START_MS + 1)}, {"request": None}, {}]
+    assert times_of(schema, instances, 5).tolist() == [START_MS, START_MS + 1, 5, 5]
+    with pytest.raises(EncodeError, match="before 1980: give milliseconds") as raised:
+        times_of(schema, [{}, {"request": {"ts": START_MS // 1000}}], 5)
+    assert raised.value.index == 1
+
+
+def test_files_have_no_times_of_records(tmp_path: Path) -> None:
+    config = config_in(tmp_path, RANDOM, {"memory": {"known": "record"}})
+    with pytest.raises(UserError, match="which files lack"):
+        evaluate_files([], config.path)
