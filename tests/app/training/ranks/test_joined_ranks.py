@@ -124,7 +124,7 @@ def test_late_clicks_are_learned_by_two_ranks_each_as_a_join_of_its_impressions_
             if num_ranks == 2 and one.samples:  # what follows, in its order, after what was lost with the process
                 samples = expected[rank][0]
                 start = samples.index(one.samples[0])
-                assert start <= stop_R[rank] < start + len(one.samples)
+                assert start <= stop_R[rank] <= start + len(one.samples)  # a process may die where the last one did
                 stop_R[rank] = start + len(one.samples)
                 assert one.samples == samples[start : stop_R[rank]]
     assert status.samples_trained == num
