@@ -174,14 +174,14 @@ class MemorySections:
         where = f"[sequences.{name}]"
         if not NAME.fullmatch(name):
             raise UserError(f"{where}: the name is letters, digits, - and _")
-        _require(where, "key", [config.key], schema.categorical, "[schema] categorical")
-        _require(where, "keep", config.keep, schema.categorical, "[schema] categorical")
+        _require(f"{where} key", [config.key], schema.categorical, "[schema] categorical")
+        _require(f"{where} keep", config.keep, schema.categorical, "[schema] categorical")
         if len(set(config.keep)) < len(config.keep):
             raise UserError(f"{where} keep names a field twice")
         if config.distinct is not None:
-            _require(where, "distinct", [config.distinct], config.keep, "keep")
+            _require(f"{where} distinct", [config.distinct], config.keep, "keep")
         if config.when != SHOWN:
-            _require(where, "when", [config.when], schema.labels, 'the labels, and "shown"')
+            _require(f"{where} when", [config.when], schema.labels, 'the labels, and "shown"')
         return Memory(
             name=name,
             of=config.key,
@@ -199,9 +199,9 @@ class MemorySections:
         self, of: str, field: str, schema: Schema, lengths: Mapping[str, int], common: Mapping[str, Any]
     ) -> Memory:
         where = "[remember]"
-        _require(where, "", [of], schema.categorical, "[schema] categorical")
+        _require(where, [of], schema.categorical, "[schema] categorical")
         fields = (*schema.categorical, *schema.multi_value, *schema.dense)
-        _require(where, of, [field], fields, "[schema] categorical, multi_value and dense")
+        _require(f"{where} {of}", [field], fields, "[schema] categorical, multi_value and dense")
         if field in self.remember:
             raise UserError(f"{where} {of}: {field!r} is an id that other fields are remembered by")
         if sum(field in own for own in self.remember.values()) > 1 or self.remember[of].count(field) > 1:
@@ -220,8 +220,8 @@ def _where(memory: Memory) -> str:
     return f"[sequences.{memory.name}]" if memory.is_sequence else f"[remember] {memory.of}"
 
 
-def _require(where: str, key: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
+def _require(where: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
     known = tuple(known)
     for name in names:
         if name not in known:
-            raise UserError(f"{where} {key}: {name!r} is none of {what} ({', '.join(known)})".replace(" :", ":"))
+            raise UserError(f"{where}: {name!r} is none of {what} ({', '.join(known)})")

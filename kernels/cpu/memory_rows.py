@@ -141,7 +141,7 @@ def has_value(rules: Any, values_MK: Array, places_L: Array, length: int, value:
 def prune(rules: Any, num_elements: int, from_tick_M: Array, event_ms_M: Array, values_MK: Array) -> int:
     """Drop the elements that no sample can read any more; returns how many are left.
 
-    Not read is an element if whoever may read it may also read `last` newer ones, or a newer one with its value.
+    No sample reads an element if each that could also sees `last` newer ones, or a newer one with the same value.
     """
     if num_elements <= rules.last and rules.distinct < 0 and rules.ttl_ms == 0:
         return num_elements

@@ -40,24 +40,23 @@ import numpy as np
 
 from springtide.kernels.cpu.hashing import hash_tuples
 from springtide.stream.columns import NO_KEY, Columns, DeadLetter, RawRecords
-from springtide.stream.decode.arrow_columns import TableWriter, concatenate_tables, new_strings, rows_of
+from springtide.stream.decode.arrow_columns import TableWriter, concatenate_tables, new_strings
 from springtide.stream.decode.erasure_filter import ErasureFilter
-from springtide.stream.decode.formats import HEADER, KEY, DecodeConfig, MessageCodec
+from springtide.stream.decode.formats import HEADER, KEY, DecodeConfig
 from springtide.stream.decode.parsers.seen_set import SeenSet
 from springtide.stream.decode.protobuf import write_descriptor_set
 from springtide.stream.decode.record_fields import read_ids
+from springtide.stream.decode.reference import ReferenceDecoder
 from springtide.stream.decode.rows import DecodedRows
 from springtide.stream.errors import FormatError
 from springtide.stream.negatives import BAD_RATE_REASON, RowSampling
 from springtide.stream.positions import Partition
 from springtide_client.array_types import BoolArray, Int64Array, UInt64Array
-from springtide_client.encode import EncodedInstance, InstanceEncoder, flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import IdStrings
-from springtide_client.keys import MISSING_ID, encode_id, mix64_array
-from springtide_client.schema import Schema, field_paths
+from springtide_client.keys import MISSING_ID, mix64_array
+from springtide_client.schema import Schema
 from springtide_client.system.clock import wall_ms
-from springtide_client.targets import SampleTargets, parse_targets
 
 MAX_DETAIL_CHARS = 300
 
@@ -323,78 +322,6 @@ def are_dropped(columns: Columns, share: float) -> BoolArray:
     hash_N = mix64_array(numbers_P[columns.partition_N]) ^ columns.offset_N.astype(np.uint64)
     is_dropped_N: BoolArray = mix64_array(hash_N) < np.uint64(share * 2.0**64)
     return is_dropped_N
-
-
-class ReferenceDecoder:
-    """The slow path of decoding, which defines the result: one record at a time, in every case."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        config: DecodeConfig,
-        codec: MessageCodec,
-        *,
-        keys: Sequence[str] = (),
-        has_labels: bool = True,
-    ) -> None:
-        self.schema, self.config, self.format, self.codec = schema, config, config.message_format, codec
-        self.keys, self.has_labels = tuple(keys), has_labels
-        self.paths = field_paths([*schema.names, *keys])
-        self.encoder = InstanceEncoder(schema)
-
-    def decode(
-        self, value: bytes | None, record_ms: int, now_ms: int
-    ) -> tuple[SampleTargets, EncodedInstance, list[int]]:
-        """The record's labels, weight and time, its features, and its keys.
-
-        Raises EncodeError with the dead letter's reason.
-        """
-        return self._decode_object(
-            self.format.load_object(self.codec, self._require(value)), record_ms=record_ms, now_ms=now_ms
-        )
-
-    def load_table(self, value: bytes | None) -> Any:
-        """The table that a record is, of a format that has them. Raises EncodeError with the dead letter's reason."""
-        return self.format.load(self.codec.load_table, self._require(value))
-
-    def decode_table(
-        self, table: Any, record_ms: int, now_ms: int
-    ) -> list[tuple[SampleTargets, EncodedInstance, list[int]]]:
-        """The samples of a table, all or none. Raises EncodeError with the dead letter's reason; it names the row."""
-        decoded = []
-        for row, record in enumerate(self.format.load(lambda _: rows_of(table), b"")):
-            try:
-                decoded.append(self._decode_object(record, record_ms=record_ms, now_ms=now_ms))
-            except EncodeError as error:
-                raise EncodeError(error.reason, f"row {row}: {error}", field=error.field) from None
-        return decoded
-
-    def _require(self, value: bytes | None) -> bytes:
-        if value is None:
-            raise EncodeError("empty", "the record has no value")
-        if len(value) > self.config.max_message_bytes:
-            raise EncodeError("too_large", f"{len(value)} bytes are more than max_message_bytes")
-        return value
-
-    def _decode_object(
-        self, record: Mapping[str, Any], *, record_ms: int, now_ms: int
-    ) -> tuple[SampleTargets, EncodedInstance, list[int]]:
-        record = flatten(self.paths, record)
-        sample = parse_targets(
-            self.schema,
-            record,
-            record_ms=record_ms,
-            now_ms=now_ms,
-            max_future_seconds=self.config.max_future_seconds,
-            has_labels=self.has_labels,
-        )
-        keys = []
-        for name in self.keys:
-            try:
-                keys.append(MISSING_ID if record.get(name) is None else encode_id(record[name])[0])
-            except EncodeError as error:
-                raise error.in_field(name) from None
-        return sample, self.encoder.encode(record), keys
 
 
 def renamed(schema: Schema, names: Mapping[str, str]) -> Schema:

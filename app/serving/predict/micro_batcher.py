@@ -77,15 +77,11 @@ class MicroBatcher:
         for thread in self._threads:
             thread.start()
 
-    async def predict(
-        self, view: View, instances: Instances, *, now_ms: int | None = None, alone: bool = False
-    ) -> Predictions:
+    async def predict(self, view: View, instances: Instances, *, alone: bool = False) -> Predictions:
         """Score one request's instances in this view; ApiError 422 for an invalid one, 503 if the queue is full.
 
-        `now_ms`: the time of instances that name none; by default the clock's. `alone`: in a call of the model
-        without other requests, which may change the last bits of a prediction.
+        `alone`: in a call of the model without other requests, which may change the last bits of a prediction.
         """
-        now_ms = wall_ms() if now_ms is None else now_ms
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Predictions] = loop.create_future()
 
@@ -104,7 +100,7 @@ class MicroBatcher:
             is_full = len(self._waiting) >= self._max_waiting
             if self._is_closed or is_full or (self._waiting and self._waiting_rows >= self._max_waiting_rows):
                 raise busy()
-            self._waiting.append(PendingRequest(view, instances, now_ms, time.monotonic(), respond, alone))
+            self._waiting.append(PendingRequest(view, instances, wall_ms(), time.monotonic(), respond, alone))
             self._waiting_rows += len(instances)
             self._ready.notify()
         return await future

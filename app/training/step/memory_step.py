@@ -9,7 +9,7 @@ import numpy as np
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
-from springtide.kernels.cpu.memory_rows import NONE, MemoryBatch, MemoryRules, walk
+from springtide.kernels.cpu.memory_rows import NONE, VISIBLE_AFTER, MemoryBatch, MemoryRules, walk
 from springtide.stream.columns import Batch
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array
 from springtide_client.features import Features, Ragged
@@ -41,6 +41,7 @@ class MemoryStep:
         self.tables: Mapping[str, EmbeddingTable] = {
             memory.name: table.tables[memory_table(schema, memory)] for memory in schema.memories
         }
+        self._rules = {memory.name: rules_of(memory) for memory in schema.memories}
         self.counts = dict.fromkeys(COUNTERS, 0) | {NEWEST: 0}
 
     def restore(self, counts: Mapping[str, int]) -> None:
@@ -81,20 +82,7 @@ class MemoryStep:
             is_added_N &= batch.is_counted_N
         known_ms_N = np.where(is_added_N, known_ms_N, NONE)
         self._count_late(memory, batch.event_ms_N, known_ms_N)
-        rules = MemoryRules(
-            memory.tick_ms,
-            memory.last,
-            memory.capacity,
-            memory.pending_ticks,
-            memory.ttl_ms,
-            memory.place_of_distinct,
-        )
-        num = len(batch)
-        recalled = Recalled(
-            np.zeros(num, np.int64),
-            np.zeros((num, memory.last), np.int64),
-            np.zeros((num, memory.last, memory.num_values), np.int64),
-        )
+        recalled = Recalled.empty(len(batch), memory)
         counts_2 = np.zeros(2, np.int64)
         is_written_N = np.isin(of_N, of_N[is_added_N])
         table, number = self.tables[memory.name], schema.memory_number(memory)
@@ -114,11 +102,10 @@ class MemoryStep:
                 rows_M = unique.inverse_K
             rows_UD[np.isnan(rows_UD[:, 0])] = 0
             given = MemoryBatch(rows_M.astype(np.int64), event_ms_M, known_ms_N[at_M], values_NK[at_M])
-            values_MLK = np.zeros((len(at_M), memory.last, memory.num_values), np.int64)
-            event_ms_ML = np.zeros((len(at_M), memory.last), np.int64)
-            lengths_M = walk(rules, rows_UD, given, values_MLK, event_ms_ML, counts_2)
-            recalled.lengths_N[at_M], recalled.event_ms_NL[at_M] = lengths_M, event_ms_ML
-            recalled.values_NLK[at_M] = values_MLK
+            _, event_ms_ML, values_MLK = Recalled.empty(len(at_M), memory)
+            lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
+            for column, found in zip(recalled, (lengths_M, event_ms_ML, values_MLK), strict=True):
+                column[at_M] = found
             if writes:
                 table.write_rows(lookup, rows_UD, columns.states_NS)
                 table.touch(lookup)
@@ -131,7 +118,15 @@ class MemoryStep:
         if not len(event_ms_N):
             return
         before_N = np.maximum.accumulate(np.concatenate([[self.counts[NEWEST]], event_ms_N[:-1]])) // memory.tick_ms
-        self.counts["late"] += int(np.count_nonzero((known_ms_N >= 0) & (known_ms_N // memory.tick_ms + 2 <= before_N)))
+        is_late_N = (known_ms_N >= 0) & (known_ms_N // memory.tick_ms + VISIBLE_AFTER <= before_N)
+        self.counts["late"] += int(np.count_nonzero(is_late_N))
+
+
+def rules_of(memory: Memory) -> MemoryRules:
+    """Return a memory's settings as the kernel takes them."""
+    return MemoryRules(
+        memory.tick_ms, memory.last, memory.capacity, memory.pending_ticks, memory.ttl_ms, memory.place_of_distinct
+    )
 
 
 def values_of(memory: Memory, schema: Schema, features: Features) -> tuple[Int64Array, BoolArray]:

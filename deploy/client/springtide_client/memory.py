@@ -18,10 +18,8 @@ import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array
 
-VISIBLE_AFTER = 2  # ticks
 MAX_PENDING_TICKS = 16
 PENDING_ELEMENTS = 16  # of a sequence that are not read yet by every sample
-LIMIT = 1 << 24  # of a whole number that float32 holds, and all below it
 MAX_ROW = 4096  # numbers
 NUM_COUNTS, NUM_TIMES, NUM_VALUE = 1, 3, 3  # numbers of a row, of an element, of each of its values
 ROW_PREFIX = "memory:"  # of what its rows are called; no field is called so

@@ -30,6 +30,14 @@ class Recalled(NamedTuple):
     event_ms_NL: Int64Array
     values_NLK: Int64Array
 
+    @staticmethod
+    def empty(num_samples: int, memory: Memory) -> "Recalled":
+        """Return what samples read where there is nothing, to be filled in."""
+        shape = num_samples, memory.last
+        return Recalled(
+            np.zeros(num_samples, np.int64), np.zeros(shape, np.int64), np.zeros((*shape, memory.num_values), np.int64)
+        )
+
 
 def recall(schema: Schema, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Features:
     """Return the features of the whole schema, from those of records or requests and what is remembered.
@@ -85,12 +93,7 @@ def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int
 
 
 def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Recalled:
-    num = len(features)
-    recalled = Recalled(
-        np.zeros(num, np.int64),
-        np.zeros((num, memory.last), np.int64),
-        np.zeros((num, memory.last, memory.num_values), np.int64),
-    )
+    recalled = Recalled.empty(len(features), memory)
     ids_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
     keys_N2 = np.stack([ids_N, event_ms_N], axis=1)
     keys_U2, inverse_N = np.unique(keys_N2, axis=0, return_inverse=True)

@@ -8,17 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.kernels.cpu.memory_rows import NONE, MemoryBatch, MemoryRules, walk
+from springtide.app.training.step.memory_step import rules_of
+from springtide.kernels.cpu.memory_rows import NONE, MemoryBatch, walk
 from springtide_client.memory import Memory, read_elements
 from tests.support.memory_oracle import read
 
 START_MS = 1_700_000_000_000
 MEMORY = Memory(name="clicked", of="user_id", keep=("item_id", "shop_id"), num_values=2, last=3)
-
-
-def rules_of(memory: Memory) -> MemoryRules:
-    place = memory.place_of_distinct
-    return MemoryRules(memory.tick_ms, memory.last, memory.capacity, memory.pending_ticks, memory.ttl_ms, place)
 
 
 @st.composite
