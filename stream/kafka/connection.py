@@ -3,6 +3,7 @@
 import socket
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from springtide.stream.kafka.config import CONNECT_SECONDS, KafkaConfig, parse_addresses
 from springtide.stream.kafka.connection_check import connection_problem
@@ -37,6 +38,7 @@ def make_client(client: Any, options: dict[str, Any]) -> Any:
 
     def network(**settings: Any) -> Any:
         networks.append(client.DEFAULT_CONFIG["kafka_client"](**settings))
+        close_every_transport(networks[-1])
         return networks[-1]
 
     try:
@@ -46,6 +48,35 @@ def make_client(client: Any, options: dict[str, Any]) -> Any:
             with suppress(Exception):  # the first error says more
                 made.close()
         raise
+
+
+def close_every_transport(network: Any) -> None:
+    """Let a network that is closed close each socket that it has connected.
+
+    kafka-python 3.0 closes connections from the caller's thread while its own may be setting one up, which then keeps
+    its socket until the garbage collector finds it. Only the instance is changed.
+    """
+    manager = getattr(network, "_manager", None)
+    build, close = getattr(manager, "_build_transport", None), network.close
+    if manager is None or build is None:
+        return
+    transports: WeakSet[Any] = WeakSet()
+
+    async def build_and_note(*arguments: Any, **options: Any) -> Any:
+        transport = await build(*arguments, **options)
+        transports.add(transport)
+        return transport
+
+    def close_all(node_id: Any = None) -> None:
+        try:
+            close(node_id)
+        finally:
+            if node_id is None:
+                for transport in list(transports):
+                    if (left := transport._sock) is not None:
+                        left.close()
+
+    manager._build_transport, network.close = build_and_note, close_all
 
 
 def create_no_topics(client: Any) -> Any:

@@ -62,6 +62,17 @@ def test_a_client_that_a_broker_does_not_answer_leaves_nothing_behind(client):
         assert not [name for name in left if "kafka" in name]
 
 
+def test_a_connection_that_the_library_lost_sight_of_is_closed_with_its_client(testbed):
+    with Admin(testbed.kafka) as admin:
+        admin.topic(testbed.name)
+        connections = admin.client._manager._conns
+        sockets = [connection.transport._sock for connection in connections.values()]
+        connections.clear()  # as when another thread was setting it up while the client was closed
+        assert sockets
+        assert all(one.fileno() >= 0 for one in sockets)
+    assert [one.fileno() for one in sockets] == [-1] * len(sockets)
+
+
 def test_asking_for_a_topic_creates_none(testbed):
     consumer = PartitionConsumer(testbed.kafka, {testbed.partition: 0})
     for _ in range(3):  # each asks where the partition is
