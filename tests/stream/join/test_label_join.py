@@ -284,6 +284,9 @@ def learn(
                     reader = start(state)
         elif not unread and not reader.join.is_replaying:
             learned.extend(pending)
+            for name, cursor in reader.join._cursors.items():  # of what came too late to be of any sample, too
+                for partition, clock in cursor.clocks.items():
+                    learned.floors.update({(name, tuple(partition), at): ms for at, ms in clock.floors.items()})
             learned.events.update(reader.join.values.event_counts)
             happened["on_disk"] = reader.join.held.disk_used
             return learned, happened
@@ -354,8 +357,7 @@ def test_late_events_are_learned_as_defined(monkeypatch: pytest.MonkeyPatch, tmp
     assert happened.keys() >= {"kills", "idles", "cuts", "grade 0", "grade 1", "grade 2"}
     assert min(happened.values()) > 5, happened
 
-    # the same examples each time, but at length: a random search has found a schedule that fails, see the decisions
-    @settings(max_examples=NUM_EXAMPLES or 40, deadline=None, derandomize=not NUM_EXAMPLES)
+    @settings(max_examples=NUM_EXAMPLES or 40, deadline=None)
     @given(st.data(), late_labels(), st.integers(0, 1 << 32))
     def learn_anything(data: st.DataObject, labels: dict[str, Label], seed: int) -> None:
         require_as_defined(seed, labels, tmp_path, rows=data.draw(shown_and_clicked(labels)))
