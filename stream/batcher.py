@@ -271,6 +271,7 @@ class Batcher:
             served_N=concatenate_present([piece.served_N for piece in pieces]),
             request_N=concatenate_present([piece.request_N for piece in pieces]),
             group_N=concatenate_present([piece.group_N for piece in pieces]),
+            signals_N=concatenate_present([piece.signals_N for piece in pieces]),
             numbers_NK=concatenate_present([piece.numbers_NK for piece in pieces]),
             join=pieces[-1].joined.state_after(len(pieces[-1])) if pieces[-1].joined is not None else None,
             rates_N=None

@@ -186,6 +186,8 @@ class Columns:
     # where scores are grouped: the id of each sample's request, and of its group if that is no feature; or MISSING_ID
     request_N: npt.NDArray[np.int64] | None = None
     group_N: npt.NDArray[np.int64] | None = None
+    # the hash of what was read of memory when the sample was served (springtide_client.signals), or MISSING_ID
+    signals_N: npt.NDArray[np.int64] | None = None
     numbers_NK: npt.NDArray[np.float32] | None = None  # of `DecodeConfig.number_fields`, NaN: missing
 
     def __len__(self) -> int:
@@ -229,6 +231,7 @@ class Columns:
             served_N=None if self.served_N is None else self.served_N[rows],
             request_N=None if self.request_N is None else self.request_N[rows],
             group_N=None if self.group_N is None else self.group_N[rows],
+            signals_N=None if self.signals_N is None else self.signals_N[rows],
             numbers_NK=None if self.numbers_NK is None else self.numbers_NK[rows],
             raw=None,
             sampled=None if self.sampled is None else self.sampled.take(rows),
@@ -255,6 +258,7 @@ class Columns:
             served_N=concatenate_present([part.served_N for part in parts]),
             request_N=concatenate_present([part.request_N for part in parts]),
             group_N=concatenate_present([part.group_N for part in parts]),
+            signals_N=concatenate_present([part.signals_N for part in parts]),
             numbers_NK=concatenate_present([part.numbers_NK for part in parts]),
         )
 
@@ -355,6 +359,7 @@ class Columns:
             served_N=None if self.served_N is None else self.served_N[start:stop],
             request_N=None if self.request_N is None else self.request_N[start:stop],
             group_N=None if self.group_N is None else self.group_N[start:stop],
+            signals_N=None if self.signals_N is None else self.signals_N[start:stop],
             numbers_NK=None if self.numbers_NK is None else self.numbers_NK[start:stop],
             dead_letters=letters,
             end_offsets=end,
@@ -390,6 +395,7 @@ class Batch:
     served_N: npt.NDArray[np.float32] | None = None
     request_N: npt.NDArray[np.int64] | None = None
     group_N: npt.NDArray[np.int64] | None = None
+    signals_N: npt.NDArray[np.int64] | None = None
     numbers_NK: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:

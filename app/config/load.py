@@ -151,7 +151,7 @@ def load_config(
     negatives = _negatives(bind(NegativesConfig, "[negatives]", document.get("negatives", {})), losses, schema, join)
     _check_record_fields(source, schema, join, labels, negatives, scores)
     group = scores.group if scores.group not in schema.categorical else None
-    source = structs.replace(source, request_field=scores.request, group_field=group)
+    source = structs.replace(source, request_field=scores.request, group_field=group, check_field=memories.memory.check)
     source = structs.replace(source, bias_fields=tuple(schema.bias), bias_drop=bias.drop)
     if schema.bias and not model.decided().has_wide_part:
         raise UserError(

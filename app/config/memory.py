@@ -48,6 +48,13 @@ class MemoryConfig(Settings, frozen=True, kw_only=True):
     lateness_seconds: Annotated[
         float, Meta(ge=0, extra=FINITE, description="Disorder of the topic's event times that changes nothing.")
     ] = 2.0
+    check: Annotated[
+        str | None,
+        Meta(
+            description="The field in which a record brings back `signals` of the answer that it was served with. The "
+            "trainer computes them again and counts how many are equal. Default: no check.",
+        ),
+    ] = None
     bytes: Annotated[
         int,
         Meta(
@@ -109,6 +116,7 @@ class MemorySections:
         `lengths`: the `max_length` of features that have one.
         """
         common = self._common()
+        self._check_field(schema)
         memories = [self._sequence(name, one, schema, common) for name, one in self.sequences.items()]
         for of, fields in self.remember.items():
             memories += [self._field(of, field, schema, lengths, common) for field in fields]
@@ -169,6 +177,19 @@ class MemorySections:
                 f"{MAX_PENDING_TICKS - 3} are possible: raise tick_seconds to {seconds:g} or more"
             )
         return common
+
+    def _check_field(self, schema: Schema) -> None:
+        if (name := self.memory.check) is None:
+            return
+        if name == "":
+            raise UserError('[memory] check must name a field, not ""')
+        if not (self.sequences or self.remember):
+            raise UserError("[memory] check needs [sequences.*] or [remember]: nothing is remembered to check")
+        if name in (*schema.names, *self.sequences):
+            raise UserError(
+                f"[memory] check: {name!r} has another role in [schema]: records bring the signals of an answer in a "
+                "field of their own"
+            )
 
     def _sequence(self, name: str, config: SequenceConfig, schema: Schema, common: Mapping[str, Any]) -> Memory:
         where = f"[sequences.{name}]"

@@ -187,9 +187,9 @@ class FeatureValues:
         """`source`: with the fields that say by what scores are grouped, if they are. `enough`: None looks at all."""
         self.num_samples = 0  # looked at
         self.enough = enough
-        self._request, self._group = (None, None) if source is None else (source.request_field, source.group_field)
+        self._ids = () if source is None else (source.request_field, source.group_field, source.check_field)
         self._has_value = dict.fromkeys((*schema.categorical, *schema.lists, *schema.dense, *schema.bias), False)
-        for name in filter(None, (self._request, self._group)):
+        for name in filter(None, self._ids):
             self._has_value.setdefault(name, False)
 
     @property
@@ -212,7 +212,7 @@ class FeatureValues:
             found += np.any(features.bias_NB != MISSING_ID, axis=0).tolist()
         for name, has_value in zip(self._has_value, found, strict=False):
             self._has_value[name] |= has_value
-        for field, ids_N in ((self._request, samples.request_N), (self._group, samples.group_N)):
+        for field, ids_N in zip(self._ids, (samples.request_N, samples.group_N, samples.signals_N), strict=False):
             if field is not None and ids_N is not None:
                 self._has_value[field] |= bool(np.any(ids_N != MISSING_ID))
 

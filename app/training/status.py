@@ -21,13 +21,14 @@ from springtide.app.training.config import TrainerConfig
 from springtide.app.training.gate import Gate, Verdict, oldest_restorable
 from springtide.app.training.session import TrainingSession
 from springtide.app.training.state.training_state import TrainingState
-from springtide.app.training.step.memory_step import COUNTERS
+from springtide.app.training.step.memory_step import EQUAL, UNEQUAL, MemoryStep
 from springtide.app.version_log.kept_versions import pin_names
 from springtide.app.version_log.trainer_status import (
     Blocker,
     Condition,
     JoinLabelStatus,
     JoinStatus,
+    MemoryCheckStatus,
     NetStatus,
     PartitionStatus,
     PublishStatus,
@@ -38,6 +39,7 @@ from springtide.app.version_log.trainer_status import (
     sign_status,
     write_status,
 )
+from springtide.stream.config import SourceConfig
 from springtide.stream.join_state import JoinReport, JoinState, LabelReport
 from springtide.stream.positions import Partition, Position
 from springtide_client.format.records import version_name
@@ -254,7 +256,8 @@ def trainer_status(facts: TrainerFacts) -> TrainerStatus:
         ),
         dead_letters=dict(state.stream.dead_letters),
         dropped_negatives=state.stream.num_dropped,
-        memory={} if state.learner.memory is None else {name: state.learner.memory.counts[name] for name in COUNTERS},
+        memory={} if state.learner.memory is None else state.learner.memory.exceptions,
+        memory_check=memory_check_status(facts.config.source, state.learner.memory),
         topic_resets=max(rank.num_resets for rank in facts.ranks),
         records_deleted_unread=sum(rank.num_deleted_unread for rank in facts.ranks),
         commands=list(CommandExecutor.kinds),
@@ -287,6 +290,15 @@ def positions_read(session: TrainingSession, ranks: Iterable[RankReport]) -> dic
         for partition, position in rank.read.items():
             of_ranks[partition] = min(of_ranks.get(partition, position), position, key=lambda at: at.offset)
     return {**session.positions_read(), **of_ranks}
+
+
+def memory_check_status(source: SourceConfig, memory: MemoryStep | None) -> MemoryCheckStatus | None:
+    """Return how much was served as it is trained; None where no field of records says."""
+    if memory is None or source.check_field is None:
+        return None
+    equal, unequal = memory.counts[EQUAL], memory.counts[UNEQUAL]
+    share = equal / (equal + unequal) if equal + unequal else None
+    return MemoryCheckStatus(equal, unequal, share, memory.unequal_by_feature)
 
 
 def join_status(reports: Iterable[JoinReport | None], state: TrainingState) -> JoinStatus | None:

@@ -257,6 +257,15 @@ class JoinLabelStatus(msgspec.Struct, frozen=True):
     on_time_share: float | None = None  # F: of the events that count, those within the window; None while not known
 
 
+class MemoryCheckStatus(msgspec.Struct, frozen=True):
+    """Of samples that brought the signals of their answer, how many were trained with the same."""
+
+    equal: int = 0
+    unequal: int = 0
+    share: float | None = None  # of equal ones
+    unequal_by_feature: dict[str, int] = {}  # by the first feature that differs
+
+
 class JoinStatus(msgspec.Struct, frozen=True):
     """The join of labels: what it holds, and what it waits for."""
 
@@ -300,6 +309,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: dict[str, int] = {}  # by reason
     dropped_negatives: int = 0
     memory: dict[str, int] = {}  # of `[sequences]` and `[remember]`: what could not be read as event times say
+    memory_check: MemoryCheckStatus | None = None  # None: no `[memory] check`
     topic_resets: int = 0
     records_deleted_unread: int = 0  # by the broker, before this trainer read them
     commands: list[str] = []  # kinds that this trainer executes

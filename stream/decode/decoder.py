@@ -80,9 +80,9 @@ class Decoder:
         self.schema, self.key = schema, None if key is None else tuple(key)
         self.seen_strings = seen_strings or SeenSet()
         self._sample_by, self._rate_field = config.sample_by, config.rate_field
-        self._request, self._group = config.request_field, config.group_field
+        self._request, self._group, self._check = config.request_field, config.group_field, config.check_field
         self._bias, self._bias_drop = config.bias_fields, config.bias_drop
-        asked = (*(key or ()), *config.sample_by, *filter(None, (config.request_field, config.group_field)))
+        asked = (*(key or ()), *config.sample_by, *filter(None, (self._request, self._group, self._check)))
         asked = (*asked, *config.bias_fields)
         self.only_keys = [name for name in dict.fromkeys(asked) if name not in schema.categorical]
         self._record_fields = [
@@ -262,11 +262,13 @@ class Decoder:
         return rows.categorical_NC[:, self.schema.categorical.index(name)]
 
     def _with_groups(self, columns: Columns, rows: DecodedRows, is_sample_N: BoolArray) -> Columns:
-        """The columns with the ids by which their scores are grouped."""
+        """The columns with the ids by which their scores are grouped, and what else a sample has beside features."""
         if self._request is not None:
             columns = replace(columns, request_N=self._ids(rows, self._request)[is_sample_N])
         if self._group is not None:
             columns = replace(columns, group_N=self._ids(rows, self._group)[is_sample_N])
+        if self._check is not None:
+            columns = replace(columns, signals_N=self._ids(rows, self._check)[is_sample_N])
         if self._bias:
             bias_NB = np.stack([self._ids(rows, name) for name in self._bias], axis=1)[is_sample_N]
             bias_NB[are_dropped(columns, self._bias_drop)] = MISSING_ID

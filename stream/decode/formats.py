@@ -345,6 +345,7 @@ class DecodeConfig(Settings, frozen=True, kw_only=True):
     # the fields with a sample's request and group: `[schema] request` and, if it is no feature, `[scores] group`
     request_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
     group_field: Annotated[str | None, Meta(extra=INTERNAL)] = None
+    check_field: Annotated[str | None, Meta(extra=INTERNAL)] = None  # `[memory] check`
     # `[schema] bias`, and the share of samples that are learned without
     bias_fields: Annotated[tuple[str, ...], Meta(extra=INTERNAL)] = ()
     bias_drop: Annotated[float, Meta(extra=INTERNAL)] = 0.0

@@ -304,7 +304,7 @@ def columns_arrays(columns: Columns) -> dict[str, npt.NDArray[Any]]:
             arrays[f"weights_{n}"] = ragged.weights_M
     assert columns.key_hash_N is not None
     optional = {"served": columns.served_N, "request": columns.request_N, "group": columns.group_N}
-    optional |= {"numbers": columns.numbers_NK, "bias": columns.features.bias_NB}
+    optional |= {"signals": columns.signals_N, "numbers": columns.numbers_NK, "bias": columns.features.bias_NB}
     arrays |= {name: array for name, array in optional.items() if array is not None}
     return arrays | {
         "categorical": features.categorical_NC,
@@ -338,5 +338,6 @@ def with_arrays(columns: Columns, arrays: dict[str, npt.NDArray[Any]]) -> Column
         served_N=arrays.get("served"),
         request_N=arrays.get("request"),
         group_N=arrays.get("group"),
+        signals_N=arrays.get("signals"),
         numbers_NK=arrays.get("numbers"),
     )

@@ -393,6 +393,7 @@ def event_config(config: SourceConfig, topic: str) -> SourceConfig:
         rate_field=None,
         request_field=None,
         group_field=None,
+        check_field=None,
         number_fields=(),
         bias_fields=(),
     )

@@ -8,6 +8,7 @@ from springtide.app.version_log.trainer_status import (
     DriftStatus,
     GateStatus,
     JoinStatus,
+    MemoryCheckStatus,
     MetricStatus,
     NetStatus,
     ScoresStatus,
@@ -209,6 +210,16 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
         "came after samples that should have read it; dropped, a row had no room; early, a sample came too late.",
         aggregation="local",
     )
+    metrics.counter(
+        "springtide_memory_checks_total",
+        "Samples that brought the signals of their answer, by result: equal or unequal to those of training.",
+        aggregation="local",
+    )
+    metrics.counter(
+        "springtide_memory_differences_total",
+        "Samples whose signals were unequal, by the first feature that differed.",
+        aggregation="local",
+    )
     _declare_join_metrics(metrics)
     declare_score_metrics(metrics)
     metrics.gauge("springtide_learning_rate", "The present learning rate, of: net, rows.")
@@ -251,6 +262,10 @@ def update_trainer_metrics(metrics: MetricsRegistry, status: TrainerStatus, now_
     metrics.replace_all("springtide_consumer_lag_records", "partition", lags)
     metrics.replace_all("springtide_dead_letters_total", "reason", status.dead_letters)
     metrics.replace_all("springtide_memory_exceptions_total", "reason", status.memory)
+    check = status.memory_check or MemoryCheckStatus()
+    results = {"equal": check.equal, "unequal": check.unequal} if status.memory_check is not None else {}
+    metrics.replace_all("springtide_memory_checks_total", "result", results)
+    metrics.replace_all("springtide_memory_differences_total", "feature", check.unequal_by_feature)
     _update_join_metrics(metrics, status.join, now_ms)
     update_score_metrics(metrics, status.scores)
     _update_net_metrics(metrics, status.net)

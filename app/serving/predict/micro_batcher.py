@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,9 +22,16 @@ from springtide_client.errors import PartError
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
 from springtide_client.model.view import View
-from springtide_client.system.clock import wall_ms
+from springtide_client.signals import hash_signals
 
 logger = logging.getLogger(__name__)
+
+
+class MemoryRead(NamedTuple):
+    """What the instances of a request read of memory."""
+
+    is_complete: bool  # this version has all that they may read
+    signals_N: npt.NDArray[np.int64] | None  # the hash of it, where that was asked for
 
 
 class Predictions(NamedTuple):
@@ -32,6 +40,14 @@ class Predictions(NamedTuple):
     probabilities_NL: npt.NDArray[np.float32]
     rows_by_status: npt.NDArray[np.int64]  # [4] how many rows were looked up for it, by status code
     missing_F: npt.NDArray[np.int64]  # instances without a value of each feature: categorical, lists, dense
+    recalled: MemoryRead | None = None  # what its instances read of memory
+
+    @property
+    def signals(self) -> list[str] | msgspec.UnsetType:
+        """The signals of each instance as text, which every reader of JSON keeps exactly; unset where not asked for."""
+        if self.recalled is None or self.recalled.signals_N is None:
+            return msgspec.UNSET
+        return list(map(str, self.recalled.signals_N.tolist()))
 
 
 class PendingRequest(NamedTuple):
@@ -39,7 +55,6 @@ class PendingRequest(NamedTuple):
 
     view: View
     instances: Instances
-    now_ms: int  # the time of instances that name none
     arrived: float
     respond: Callable[[Predictions | Exception], None]
     is_alone: bool  # never scored together with others
@@ -100,7 +115,7 @@ class MicroBatcher:
             is_full = len(self._waiting) >= self._max_waiting
             if self._is_closed or is_full or (self._waiting and self._waiting_rows >= self._max_waiting_rows):
                 raise busy()
-            self._waiting.append(PendingRequest(view, instances, wall_ms(), time.monotonic(), respond, alone))
+            self._waiting.append(PendingRequest(view, instances, time.monotonic(), respond, alone))
             self._waiting_rows += len(instances)
             self._ready.notify()
         return await future
@@ -153,25 +168,28 @@ class MicroBatcher:
 
     def _score(self, requests: Sequence[PendingRequest]) -> None:
         view = requests[0].view
-        valid: list[tuple[PendingRequest, Features]] = []
+        valid: list[tuple[PendingRequest, Features, MemoryRead | None]] = []
         for request in requests:
             try:
-                features = encode_features(view.schema, request.instances)
+                features, recalled = encode_features(view.schema, request.instances), None
                 if view.schema.memories:
-                    features = view.recalled(features, request_times(view.schema, request.instances, request.now_ms))
-                valid.append((request, features))
+                    times_N = request_times(view.schema, request.instances)
+                    features = view.recalled(features, times_N)
+                    signals_N = hash_signals(view.schema, features) if request.instances.wants_signals else None
+                    recalled = MemoryRead(view.remembers_all(int(times_N.max())), signals_N)
+                valid.append((request, features, recalled))
             except ApiError as error:
                 _respond(request, error)
         if not valid:
             return
-        features = Features.concatenate([part for _, part in valid])
+        features = Features.concatenate([part for _, part, _ in valid])
         probabilities_NL, status_K = view.predict_with_status(features)
         self.num_batches += 1
-        ends = np.cumsum([len(part) for _, part in valid])
+        ends = np.cumsum([len(part) for _, part, _ in valid])
         rows, missing = count_rows_by_request(features, status_K, ends), count_missing_by_request(features, ends)
         parts = np.split(probabilities_NL, ends[:-1])
-        for (request, _), *outcome in zip(valid, parts, rows, missing, strict=True):
-            _respond(request, Predictions(*outcome))
+        for (request, _, recalled), own_NL, own_rows, own_missing in zip(valid, parts, rows, missing, strict=True):
+            _respond(request, Predictions(own_NL, own_rows, own_missing, recalled))
 
 
 def count_rows_by_request(

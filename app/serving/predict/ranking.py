@@ -13,8 +13,9 @@ from msgspec import Meta
 from springtide.app.serving.config import ExploreConfig
 from springtide.app.serving.http.errors import DECODE_ERRORS, ApiError, bad_request, invalid
 from springtide.app.serving.http.preconditions import MaxStalenessMs, check_max_staleness
-from springtide.app.serving.predict.request import Instances, check_instances
+from springtide.app.serving.predict.request import Instances, Signals, Time, check_instances
 from springtide_client.explore import Policy, expected_reward, first_probabilities, rank, scores_of
+from springtide_client.system.clock import wall_ms
 
 EXAMPLE = 'send {"request_id": "r-17", "context": {...}, "candidates": [{...}, {...}], "k": 1}'
 
@@ -39,6 +40,7 @@ class RankBody(msgspec.Struct, forbid_unknown_fields=True):
         int | None,
         Meta(description="Items in the response. Default: all candidates.", extra_json_schema={"minimum": 1}),
     ] = None
+    signals: Signals = False
     max_staleness_ms: MaxStalenessMs = None
 
 
@@ -51,6 +53,9 @@ class RankedItem(msgspec.Struct, forbid_unknown_fields=True):
     propensity: Annotated[
         float | msgspec.UnsetType,
         Meta(description="Of the drawn places: the chance of this candidate here, given those above it."),
+    ] = msgspec.UNSET
+    signals: Annotated[
+        str | msgspec.UnsetType, Meta(description="What the candidate read of memory, where the request asks for it.")
     ] = msgspec.UNSET
 
 
@@ -71,6 +76,7 @@ class RankResponse(msgspec.Struct, forbid_unknown_fields=True):
     order: Annotated[list[int], Meta(description="Indices of the candidates, the first place first.")]
     items: list[RankedItem]
     targets: dict[str, TargetPolicy]
+    time: Time = msgspec.UNSET
 
 
 def decode_rank_request(body: bytes, max_instances: int) -> RankBody:
@@ -100,7 +106,7 @@ def decode_rank_request(body: bytes, max_instances: int) -> RankBody:
 
 def instances_of(request: RankBody) -> Instances:
     """Return the candidates as they are scored."""
-    return Instances(request.candidates, request.context)
+    return Instances(request.candidates, request.context, wall_ms(), request.signals)
 
 
 def rank_candidates(

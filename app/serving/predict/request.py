@@ -16,8 +16,17 @@ from springtide_client.errors import EncodeError
 from springtide_client.features import Features
 from springtide_client.recall import times_of
 from springtide_client.schema import Schema
+from springtide_client.system.clock import wall_ms
 
 EXAMPLE = 'send {"instances": [{...}]} or {"context": {...}, "candidates": [{...}]}'
+
+
+Signals = Annotated[
+    bool,
+    Meta(description="Add the hash of what each instance reads of memory, for `[memory] check`."),
+]
+Time = Annotated[int | msgspec.UnsetType, Meta(description="In ms since 1970: of instances that name no time.")]
+NO_SIGNALS = "leave signals out, or set [sequences.*] or [remember] for the trainer"
 
 
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,6 +35,7 @@ class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
     instances: Annotated[list[Any] | None, Meta(description="Raw values by field name, as in the stream.")] = None
     context: Annotated[dict[str, Any] | None, Meta(description="Values that all candidates share.")] = None
     candidates: Annotated[list[Any] | None, Meta(description="Instead of instances.")] = None
+    signals: Signals = False
     max_staleness_ms: MaxStalenessMs = None
 
 
@@ -40,6 +50,10 @@ class PredictResponse(msgspec.Struct, forbid_unknown_fields=True):
 
     predictions: list[dict[str, float | None]]
     version: int
+    time: Time = msgspec.UNSET
+    signals: Annotated[
+        list[str] | msgspec.UnsetType, Meta(description="Of each instance, where the request asks for them.")
+    ] = msgspec.UNSET
 
 
 class Instances(NamedTuple):
@@ -47,6 +61,8 @@ class Instances(NamedTuple):
 
     own_N: list[dict[str, Any]]
     context: Mapping[str, Any]
+    now_ms: int  # the time of those that name none
+    wants_signals: bool = False
 
     def __len__(self) -> int:
         return len(self.own_N)
@@ -68,7 +84,14 @@ def decode_predict_request(body: bytes, max_instances: int) -> tuple[Instances, 
     if request.instances is not None and request.context is not None:
         raise invalid("a context needs candidates, not instances", EXAMPLE)
     check_instances(given, max_instances, "instance", EXAMPLE)
-    return Instances(given, request.context or {}), check_max_staleness(request.max_staleness_ms)
+    instances = Instances(given, request.context or {}, wall_ms(), request.signals)
+    return instances, check_max_staleness(request.max_staleness_ms)
+
+
+def check_signals(schema: Schema, instances: Instances) -> None:
+    """Raise ApiError 422 if signals are asked for where nothing is remembered."""
+    if instances.wants_signals and not schema.memories:
+        raise invalid("there are no signals: nothing is remembered", NO_SIGNALS)
 
 
 def check_instances(given: list[Any], max_instances: int, what: str, example: str) -> None:
@@ -88,7 +111,7 @@ def encode_features(schema: Schema, instances: Instances) -> Features:
 
     Raises ApiError 422 with the index and field of what cannot be encoded; without an index if it is in the context.
     """
-    own_N, context = instances
+    own_N, context = instances.own_N, instances.context
     schema = schema.recorded
     if not context:
         return _encoded(schema, own_N, "instance")
@@ -101,12 +124,12 @@ def encode_features(schema: Schema, instances: Instances) -> Features:
     return _with_shared(schema, _encoded(schema, own_N, "candidate"), context_features, frozenset(shared))
 
 
-def request_times(schema: Schema, instances: Instances, now_ms: int) -> Int64Array:
+def request_times(schema: Schema, instances: Instances) -> Int64Array:
     """Return the time of every sample in ms: that of the schema's timestamp field, else now. ApiError 422."""
-    own_N, context = instances
+    own_N, context = instances.own_N, instances.context
     named = [{**context, **own} for own in own_N] if context else own_N
     try:
-        return times_of(schema, named, now_ms)
+        return times_of(schema, named, instances.now_ms)
     except EncodeError as error:
         hint = f"send {error.field} as whole milliseconds since 1970, or leave it out: then it is now"
         details = {"index": error.index, "field": error.field}

@@ -23,9 +23,13 @@ from springtide.app.serving.predict.ranking import (
     instances_of,
     rank_candidates,
 )
-from springtide.app.serving.predict.request import PREDICT_BODY, PredictResponse, decode_predict_request
+from springtide.app.serving.predict.request import (
+    PREDICT_BODY,
+    PredictResponse,
+    check_signals,
+    decode_predict_request,
+)
 from springtide_client.model.view import STATUS_NAMES
-from springtide_client.system.clock import wall_ms
 
 routes = Routes("Predictions")
 
@@ -54,7 +58,8 @@ async def predict(request: Request) -> JsonResponse:
     counts the rows that were used by status: unknown and forgotten ids use the value they would be created with,
     not_admitted ids the shared row. X-Springtide-Missing counts the instances that have no value of a feature, by
     feature: a name that is misspelt is found there. X-Springtide-Memory says whether this version has all that
-    an instance of now may read of [sequences] and [remember]: complete, or behind.
+    the instances may read of [sequences] and [remember] at their times, `time` where they name none: complete, or
+    behind.
     """
     state = request.app.state
     replica: Replica = state.replica
@@ -67,17 +72,19 @@ async def predict(request: Request) -> JsonResponse:
 
     async def score(view: ServedView) -> tuple[ServedView, Predictions | None]:
         view.part.check_knows_all("predictions")
+        check_signals(view.schema, instances)
         return view, await batcher.predict(view.client_view, instances) if len(instances) else None
 
     preconditions = preconditions.with_max_staleness(max_staleness_ms)
     view, predictions = await replica.at_one_version(preconditions, score)
-    headers = replica.version_headers(view) | _memory_headers(view)
-    labels, probabilities = view.schema.labels, []
+    labels, response, headers = view.schema.labels, PredictResponse([], view.version), replica.version_headers(view)
+    if view.schema.memories:
+        response.time = instances.now_ms
     if predictions is not None:
-        probabilities = predictions.probabilities_NL.tolist()
-        headers |= _count_rows(state.metrics, view, predictions)
-    named = [dict(zip(labels, row, strict=True)) for row in probabilities]
-    return JsonResponse(PredictResponse(named, view.version), headers=headers)
+        headers |= _memory_headers(predictions) | _count_rows(state.metrics, view, predictions)
+        response.predictions = [dict(zip(labels, row, strict=True)) for row in predictions.probabilities_NL.tolist()]
+        response.signals = predictions.signals
+    return JsonResponse(response, headers=headers)
 
 
 @routes.add(
@@ -109,6 +116,7 @@ async def rank(request: Request) -> JsonResponse:
     asked = await _inline_or_in_thread(
         state, len(body) < INLINE_BYTES, partial(decode_rank_request, body, state.config.max_instances)
     )
+    instances = instances_of(asked)
 
     async def score(view: ServedView) -> tuple[ServedView, int, Predictions]:
         view.part.check_knows_all("predictions")
@@ -116,8 +124,9 @@ async def rank(request: Request) -> JsonResponse:
             label = explore.place_of_label(view.schema)
         except ValueError as error:
             raise invalid(f"[serve.explore] {error}", "change [serve.explore] label and restart the server") from None
+        check_signals(view.schema, instances)
         # alone: then HotModel computes exactly the same predictions for these candidates
-        return view, label, await batcher.predict(view.client_view, instances_of(asked), alone=True)
+        return view, label, await batcher.predict(view.client_view, instances, alone=True)
 
     preconditions = preconditions.with_max_staleness(asked.max_staleness_ms)
     view, label, predictions = await replica.at_one_version(preconditions, score)
@@ -128,16 +137,22 @@ async def rank(request: Request) -> JsonResponse:
         partial(rank_candidates, asked, view.version, view.schema.labels[label], probabilities_N, explore),
     )
     state.metrics.increment("springtide_rankings_total", policy=response.policy.name)
-    headers = replica.version_headers(view) | _memory_headers(view)
+    if view.schema.memories:
+        response.time = instances.now_ms
+    if instances.wants_signals:
+        signals = predictions.signals
+        assert isinstance(signals, list)
+        for item in response.items:
+            item.signals = signals[item.index]
+    headers = replica.version_headers(view) | _memory_headers(predictions)
     return JsonResponse(response, headers=headers | _count_rows(state.metrics, view, predictions))
 
 
-def _memory_headers(view: ServedView) -> dict[str, str]:
-    """Whether this version has all that a request of now may read; {} where nothing is remembered."""
-    if not view.schema.memories:
+def _memory_headers(predictions: Predictions) -> dict[str, str]:
+    """Whether this version has all that the instances may read; {} where nothing is remembered."""
+    if predictions.recalled is None:
         return {}
-    has_all = view.client_view.remembers_all(wall_ms())
-    return {"X-Springtide-Memory": "complete" if has_all else "behind"}
+    return {"X-Springtide-Memory": "complete" if predictions.recalled.is_complete else "behind"}
 
 
 async def _inline_or_in_thread(state: State, is_inline: bool, call: Callable[[], Result]) -> Result:

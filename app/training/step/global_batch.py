@@ -178,6 +178,7 @@ def without_samples(batch: Batch) -> Batch:
         served_N=None if batch.served_N is None else batch.served_N[:0],
         request_N=None if batch.request_N is None else batch.request_N[:0],
         group_N=None if batch.group_N is None else batch.group_N[:0],
+        signals_N=None if batch.signals_N is None else batch.signals_N[:0],
         numbers_NK=None if batch.numbers_NK is None else batch.numbers_NK[:0],
         shares_NL=None if batch.shares_NL is None else batch.shares_NL[:0],
     )

@@ -17,8 +17,11 @@ from springtide_client.keys import MISSING_ID
 from springtide_client.memory import Memory
 from springtide_client.recall import Recalled, with_recalled
 from springtide_client.schema import Schema
+from springtide_client.signals import first_difference, hash_signals
 
 COUNTERS = ("late", "dropped", "early")
+EQUAL, UNEQUAL = "equal", "unequal"  # samples that bring the hash of what was served, by that of what they read
+OF_FEATURE = "unequal:"  # and the first feature that differs
 NEWEST = "newest_ms"  # the newest event time of the samples so far
 
 
@@ -42,11 +45,21 @@ class MemoryStep:
             memory.name: table.tables[memory_table(schema, memory)] for memory in schema.memories
         }
         self._rules = {memory.name: rules_of(memory) for memory in schema.memories}
-        self.counts = dict.fromkeys(COUNTERS, 0) | {NEWEST: 0}
+        self.counts = dict.fromkeys((*COUNTERS, NEWEST, EQUAL, UNEQUAL), 0)
+
+    @property
+    def exceptions(self) -> dict[str, int]:
+        """What could not be read as event times say, by reason."""
+        return {name: self.counts[name] for name in COUNTERS}
+
+    @property
+    def unequal_by_feature(self) -> dict[str, int]:
+        """The samples that read something else than what was served, by the first feature that differs."""
+        return {key.removeprefix(OF_FEATURE): n for key, n in self.counts.items() if key.startswith(OF_FEATURE)}
 
     def restore(self, counts: Mapping[str, int]) -> None:
         """Go on from the counts of a version."""
-        self.counts = dict.fromkeys((*COUNTERS, NEWEST), 0) | dict(counts)
+        self.counts = dict.fromkeys((*COUNTERS, NEWEST, EQUAL, UNEQUAL), 0) | dict(counts)
 
     def longest(self, batch: Batch) -> Batch:
         """Return the batch with the longest lists that its samples may read."""
@@ -65,7 +78,24 @@ class MemoryStep:
         found = [self._recall(memory, batch) for memory in self.schema.memories]
         if len(batch):
             self.counts[NEWEST] = max(self.counts[NEWEST], int(batch.event_ms_N.max()))
-        return replace(batch, features=with_recalled(self.schema, batch.features, found, batch.event_ms_N))
+        batch = replace(batch, features=with_recalled(self.schema, batch.features, found, batch.event_ms_N))
+        if batch.signals_N is not None:
+            self._compare(batch.features, batch.signals_N)
+        return batch
+
+    def _compare(self, features: Features, served_N: Int64Array) -> None:
+        """Count the samples that bring the hash of what was served, by whether it is that of what they read."""
+        brings_N = served_N != MISSING_ID
+        if not brings_N.any():
+            return
+        trained_N = hash_signals(self.schema, features)
+        is_unequal_N = brings_N & (served_N != trained_N)
+        self.counts[EQUAL] += int(np.count_nonzero(brings_N & ~is_unequal_N))
+        self.counts[UNEQUAL] += int(np.count_nonzero(is_unequal_N))
+        for n in np.flatnonzero(is_unequal_N).tolist():
+            name = first_difference(self.schema, int(served_N[n]), int(trained_N[n]))
+            key = OF_FEATURE + (name or "unknown")
+            self.counts[key] = self.counts.get(key, 0) + 1
 
     def _recall(self, memory: Memory, batch: Batch) -> Recalled:
         schema, features = self.schema, batch.features

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array
 from springtide_client.encode import encode_instances
 from springtide_client.errors import EncodeError, LogError, NoModelError, StaleModelError
+from springtide_client.features import Features
 from springtide_client.follow.follower import Follower
 from springtide_client.http.http_log import HttpLog
 from springtide_client.keys import encode_id
@@ -26,6 +27,7 @@ from springtide_client.parts.rankings import NeighborsRequest, ask_rankings
 from springtide_client.recall import times_of
 from springtide_client.rows.hash_range import ALL_KEYS, NO_KEYS
 from springtide_client.rows.nearest import METRICS
+from springtide_client.signals import hash_signals
 from springtide_client.system.clock import wall_ms
 from springtide_client.system.settings import parse_size
 
@@ -111,16 +113,24 @@ class HotModel:
         def predict(view: View) -> list[dict[str, float]]:
             if not len(instances):
                 return []
-            try:
-                features = encode_instances(view.schema, instances)
-                if view.schema.memories:
-                    features = view.recalled(features, times_of(view.schema, instances, wall_ms()))
-            except EncodeError as error:
-                raise error.in_instance() from None
-            rows = view.predict(features).tolist()
+            rows = view.predict(features_of(view, instances)).tolist()
             return [dict(zip(view.schema.labels, row, strict=True)) for row in rows]
 
         return self._answer(predict)
+
+    def signals(self, instances: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return a hash of what each instance reads of `[sequences]` and `[remember]` at its time, else at present.
+
+        A record that brings it back is checked by the trainer: `[memory] check`. ValueError where nothing is
+        remembered.
+        """
+
+        def signals(view: View) -> list[str]:
+            if not view.schema.memories:
+                raise ValueError("nothing is remembered: set [sequences.*] or [remember] for the trainer")
+            return list(map(str, hash_signals(view.schema, features_of(view, instances)).tolist()))
+
+        return self._answer(signals)
 
     def lookup(self, feature: str, ids: npt.ArrayLike) -> tuple[Float32Array, UInt8Array]:
         """Return rows float32 (*ids.shape, the feature's dim), NaN where there is none, and status uint8 ids.shape.
@@ -243,6 +253,17 @@ def number_of(view: View, feature: str) -> int:
         raise KeyError(f"no id feature {feature!r}: there are {', '.join(view.schema.features)}")
     number: int = view.schema.number(feature)
     return number
+
+
+def features_of(view: View, instances: Sequence[Mapping[str, Any]]) -> Features:
+    """Return the features of the whole schema of raw instances. EncodeError names the index and the field."""
+    try:
+        features = encode_instances(view.schema, instances)
+        if not view.schema.memories:
+            return features
+        return view.recalled(features, times_of(view.schema, instances, wall_ms()))
+    except EncodeError as error:
+        raise error.in_instance() from None
 
 
 def encode_ids(ids: npt.ArrayLike) -> tuple[Int64Array, tuple[int, ...]]:

@@ -102,8 +102,12 @@ def test_features_keep_their_numbers_beside_a_rate():
     assert columns.features.dense_NF.shape == (1, 1)
 
 
-GROUPED: dict[str, Any] = {"request_field": "request", "group_field": "user"}
-SHOWN = [{"item": n, "request": f"r{n // 2}", "user": n % 3 or None, "age": 1.0, "click": 0} for n in range(6)]
+GROUPED: dict[str, Any] = {"request_field": "request", "group_field": "user", "check_field": "signals"}
+SIGNALS = [-(2**63), 2**63 - 1, 0, 2**53 + 1, -5, 7]
+SHOWN = [
+    {"item": n, "request": f"r{n // 2}", "user": n % 3 or None, "signals": str(SIGNALS[n]), "age": 1.0, "click": 0}
+    for n in range(6)
+]
 
 
 @pytest.mark.parametrize("read", [from_json, from_messagepack, from_arrow, from_parquet])
@@ -114,10 +118,13 @@ def test_every_format_gives_the_ids_by_which_scores_are_grouped(read):
     assert columns.request_N.tolist() == [encode_id(row["request"])[0] for row in SHOWN]
     assert columns.group_N.tolist() == [row["user"] or MISSING_ID for row in SHOWN]
     assert columns.id_strings.strings == []  # they are no features
+    assert columns.signals_N.tolist() == SIGNALS  # as text, but exactly those numbers
     part = columns.take(np.array([4, 2]))
+    assert part.signals_N.tolist() == [-5, 0]
     assert part.group_N.tolist() == [1, 2]
     joined = Columns.concatenate([columns.slice(0, 2), columns.slice(2, 6), Columns.empty(SCHEMA)])
     assert joined.request_N.tolist() == columns.request_N.tolist()
+    assert joined.signals_N.tolist() == SIGNALS
 
 
 def test_a_request_may_be_a_feature_too():

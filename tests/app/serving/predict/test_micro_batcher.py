@@ -34,7 +34,7 @@ class View:
 
 
 def instances(*ages, **context):
-    return Instances([{"age": age} for age in ages], context)
+    return Instances([{"age": age} for age in ages], context, 0)
 
 
 def scoring(work, **settings):
@@ -63,7 +63,7 @@ def test_waiting_requests_are_scored_in_one_batch():
         first = await begin(view, instances(1))
         await wait_until_async(view.began.is_set)
         waiting = [await begin(view, instances(*ages, item_id=7, genres=[2, 3])) for ages in ((2, 3), (4,), (5, 6))]
-        bad = await begin(view, Instances([{"age": 7}, {"age": "old"}], {}))
+        bad = await begin(view, Instances([{"age": 7}, {"age": "old"}], {}, 0))
         view.go.set()
         assert (await first).probabilities_NL.tolist() == [[1]]
         found = [await task for task in waiting]

@@ -41,7 +41,7 @@ def same(one, other):
 @given(RECORDS, st.lists(RECORDS, min_size=1, max_size=4))
 def test_a_context_is_added_to_every_candidate(context, candidates):
     whole = [{**context, **candidate} for candidate in candidates]
-    same(encode_features(SCHEMA, Instances(candidates, context)), encode_instances(SCHEMA, whole))
+    same(encode_features(SCHEMA, Instances(candidates, context, 0)), encode_instances(SCHEMA, whole))
 
 
 @given(st.lists(st.lists(RECORDS, min_size=1, max_size=3), min_size=1, max_size=3))
