@@ -101,6 +101,7 @@ torture: setup
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.ranks.hosts --rounds 2
 	TORTURE_EXAMPLES=500 $(BIN)/python -m pytest tests/torture tests/e2e tests/app/commands/test_run.py tests/app/commands/test_init.py tests/app/tools/test_demo.py tests/kernels/cpu/rows/test_update.py tests/app/models/sequence tests/embeddings/torch_api/test_module_state_machine.py -q
 	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.load.mixed_load --seconds 600
+	PYTHONPATH=deploy/package:deploy/client:. OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture.load.served_signals --seconds 3600
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --stands-still
 	PYTHONPATH=deploy/package:deploy/client:. $(BIN)/python -m tests.torture.disk.new_ids --ids 10000000 --disk 512MiB --device 64MiB
