@@ -14,8 +14,8 @@ from springtide.stream.columns import Batch
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
-from springtide_client.memory import Memory
-from springtide_client.recall import Recalled, with_recalled
+from springtide_client.memory import Elements, Memory
+from springtide_client.recall import with_recalled
 from springtide_client.schema import Schema
 from springtide_client.signals import first_difference, hash_signals
 
@@ -97,7 +97,7 @@ class MemoryStep:
             key = OF_FEATURE + (name or "unknown")
             self.counts[key] = self.counts.get(key, 0) + 1
 
-    def _recall(self, memory: Memory, batch: Batch) -> Recalled:
+    def _recall(self, memory: Memory, batch: Batch) -> Elements:
         schema, features = self.schema, batch.features
         of_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
         values_NK, is_present_N = values_of(memory, schema, features)
@@ -112,7 +112,7 @@ class MemoryStep:
             is_added_N &= batch.is_counted_N
         known_ms_N = np.where(is_added_N, known_ms_N, NONE)
         self._count_late(memory, batch.event_ms_N, known_ms_N)
-        recalled = Recalled.empty(len(batch), memory)
+        recalled = Elements.empty(len(batch), memory)
         counts_2 = np.zeros(2, np.int64)
         is_written_N = np.isin(of_N, of_N[is_added_N])
         table, number = self.tables[memory.name], schema.memory_number(memory)
@@ -132,7 +132,7 @@ class MemoryStep:
                 rows_M = unique.inverse_K
             rows_UD[np.isnan(rows_UD[:, 0])] = 0
             given = MemoryBatch(rows_M.astype(np.int64), event_ms_M, known_ms_N[at_M], values_NK[at_M])
-            _, event_ms_ML, values_MLK = Recalled.empty(len(at_M), memory)
+            _, event_ms_ML, values_MLK = Elements.empty(len(at_M), memory)
             lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
             for column, found in zip(recalled, (lengths_M, event_ms_ML, values_MLK), strict=True):
                 column[at_M] = found

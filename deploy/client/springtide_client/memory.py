@@ -10,7 +10,8 @@ the oldest first: from which tick after its own it may be read, its event time (
 kernels/cpu/memory_rows has the same functions for Numba, bitwise equal.
 """
 
-# N samples, K values of an element, M elements, D numbers of a row
+# N samples, K values of an element, L elements that a sample reads at most, M elements; U rows of D numbers, of which
+# each of C elements has W
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,37 +91,63 @@ class Memory:
 
 
 class Elements(NamedTuple):
-    """The elements of a row, or those of them that a sample reads, the oldest first."""
+    """What samples read of a memory, the oldest first; beyond a sample's length there is nothing."""
 
-    from_tick_M: Int64Array  # of what they may be read from
-    event_ms_M: Int64Array
-    values_MK: Int64Array
+    lengths_N: Int64Array
+    event_ms_NL: Int64Array
+    values_NLK: Int64Array
 
-
-def elements_of(row_D: Float32Array, memory: Memory) -> Elements:
-    """Return all elements of a row; none for a row of NaN, which is that of an id without one."""
-    num = 0 if np.isnan(row_D[0]) else int(row_D[0])
-    width = NUM_TIMES + NUM_VALUE * memory.num_values
-    numbers_MW = row_D[NUM_COUNTS : NUM_COUNTS + num * width].reshape(num, width).astype(np.int64)
-    event_ms_M = numbers_MW[:, 1] << 24 | numbers_MW[:, 2]
-    parts_MK3 = numbers_MW[:, NUM_TIMES:].reshape(num, memory.num_values, NUM_VALUE)
-    values_MK = parts_MK3[:, :, 0] << 48 | parts_MK3[:, :, 1] << 24 | parts_MK3[:, :, 2]
-    return Elements(event_ms_M // memory.tick_ms + numbers_MW[:, 0], event_ms_M, values_MK)
+    @staticmethod
+    def empty(num_samples: int, memory: Memory) -> "Elements":
+        """Return what samples read where there is nothing, to be filled in."""
+        shape = num_samples, memory.last
+        return Elements(
+            np.zeros(num_samples, np.int64), np.zeros(shape, np.int64), np.zeros((*shape, memory.num_values), np.int64)
+        )
 
 
-def read_elements(row_D: Float32Array, memory: Memory, event_ms: int) -> Elements:
-    """Return what a sample of this time reads in a row: at most `memory.last` elements, the oldest first."""
-    elements = elements_of(row_D, memory)
-    is_read_M = elements.from_tick_M <= event_ms // memory.tick_ms
+def read_rows(rows_UD: Float32Array, memory: Memory, event_ms_U: Int64Array) -> Elements:
+    """Return what a sample of each time reads in each row; nothing in a row of NaN, which is that of an id without one.
+
+    A row may have further numbers after those of the memory.
+    """
+    num_rows, num_values = len(rows_UD), memory.num_values
+    has_row_U1 = ~np.isnan(rows_UD[:, :1])
+    rows_UD = np.where(has_row_U1, rows_UD[:, : memory.dim], np.float32(0))
+    numbers_UCW = rows_UD[:, NUM_COUNTS:].reshape(num_rows, memory.capacity, NUM_TIMES + NUM_VALUE * num_values)
+    times_UC3 = numbers_UCW[:, :, :NUM_TIMES].astype(np.int64)
+    event_ms_UC = times_UC3[:, :, 1] << 24 | times_UC3[:, :, 2]
+    from_tick_UC = event_ms_UC // memory.tick_ms + times_UC3[:, :, 0]
+    is_read_UC = np.arange(memory.capacity) < rows_UD[:, :1]
+    is_read_UC &= from_tick_UC <= (event_ms_U // memory.tick_ms)[:, None]
     if memory.ttl_ms:
-        is_read_M &= elements.event_ms_M > event_ms - memory.ttl_ms
-    read = np.flatnonzero(is_read_M)
-    if (place := memory.place_of_distinct) >= 0 and len(read):
-        newest_first = elements.values_MK[read[::-1], place]
-        _, first = np.unique(newest_first, return_index=True)
-        read = np.sort(read[::-1][first])
-    read = read[-memory.last :]
-    return Elements(*(column[read] for column in elements))
+        is_read_UC &= event_ms_UC > event_ms_U[:, None] - memory.ttl_ms
+    row_M, place_M = np.nonzero(is_read_UC)
+    if (field := memory.place_of_distinct) >= 0:
+        values_M = _whole(numbers_UCW[row_M, place_M], field)
+        order = np.lexsort((-place_M, values_M, row_M))  # of each value in a row the newest first
+        is_newest_M = np.ones(len(row_M), np.bool_)
+        is_newest_M[order[1:]] = (np.diff(values_M[order]) != 0) | (np.diff(row_M[order]) != 0)
+        row_M, place_M = row_M[is_newest_M], place_M[is_newest_M]
+    ends_U = np.cumsum(np.bincount(row_M, minlength=num_rows))
+    is_last_M = ends_U[row_M] - np.arange(len(row_M)) <= memory.last
+    row_M, place_M = row_M[is_last_M], place_M[is_last_M]
+    found = Elements.empty(num_rows, memory)
+    found.lengths_N[:] = np.bincount(row_M, minlength=num_rows)
+    at_M = np.arange(len(row_M)) - (np.cumsum(found.lengths_N) - found.lengths_N)[row_M]
+    found.event_ms_NL[row_M, at_M] = event_ms_UC[row_M, place_M]
+    numbers_MW = numbers_UCW[row_M, place_M]
+    for field in range(num_values):
+        found.values_NLK[row_M, at_M, field] = _whole(numbers_MW, field)
+    return found
+
+
+def _whole(numbers_MW: Float32Array, field: int) -> Int64Array:
+    """Return one value of each element, from its three numbers."""
+    start = NUM_TIMES + NUM_VALUE * field
+    parts_M3 = numbers_MW[:, start : start + NUM_VALUE].astype(np.int64)
+    whole_M: Int64Array = parts_M3[:, 0] << 48 | parts_M3[:, 1] << 24 | parts_M3[:, 2]
+    return whole_M
 
 
 def gap_ids(gap_ms_M: Int64Array) -> Int64Array:

@@ -6,7 +6,7 @@ Servers and HotModel read rows with it; the trainer, which has compiled the read
 # N samples, K values of an element, L elements that a sample reads at most, D numbers of a row, M elements
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,28 +15,12 @@ from springtide_client.encode import flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
-from springtide_client.memory import Memory, gap_ids, read_elements
+from springtide_client.memory import Elements, Memory, gap_ids, read_rows
 from springtide_client.schema import Schema, field_paths
 from springtide_client.targets import parse_event_ms
 
 MAX_TIME_MS = (1 << 48) - 1
 Lookup = Callable[[UInt16Array, Int64Array], tuple[Float32Array, UInt8Array]]
-
-
-class Recalled(NamedTuple):
-    """What samples read of one memory, the oldest first; beyond a sample's length there is nothing."""
-
-    lengths_N: Int64Array
-    event_ms_NL: Int64Array
-    values_NLK: Int64Array
-
-    @staticmethod
-    def empty(num_samples: int, memory: Memory) -> "Recalled":
-        """Return what samples read where there is nothing, to be filled in."""
-        shape = num_samples, memory.last
-        return Recalled(
-            np.zeros(num_samples, np.int64), np.zeros(shape, np.int64), np.zeros((*shape, memory.num_values), np.int64)
-        )
 
 
 def recall(schema: Schema, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Features:
@@ -50,7 +34,7 @@ def recall(schema: Schema, features: Features, event_ms_N: Int64Array, lookup: L
     return with_recalled(schema, features, found, event_ms_N)
 
 
-def with_recalled(schema: Schema, features: Features, found: Sequence[Recalled], event_ms_N: Int64Array) -> Features:
+def with_recalled(schema: Schema, features: Features, found: Sequence[Elements], event_ms_N: Int64Array) -> Features:
     """Return the features of the whole schema; `found` has what the samples read of each of its memories."""
     categorical_NC, dense_NF = features.categorical_NC, features.dense_NF
     lists = list(features.lists)
@@ -92,32 +76,27 @@ def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int
     return times_N
 
 
-def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Recalled:
-    recalled = Recalled.empty(len(features), memory)
+def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Elements:
     ids_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
-    keys_N2 = np.stack([ids_N, event_ms_N], axis=1)
-    keys_U2, inverse_N = np.unique(keys_N2, axis=0, return_inverse=True)
-    ids_U, at_U = np.unique(keys_U2[:, 0], return_inverse=True)
-    if not len(ids_U):
-        return recalled
-    numbers_1 = np.full(len(ids_U), schema.memory_number(memory), np.uint16)
-    rows_UD, _ = lookup(numbers_1, ids_U)
-    order_N = np.argsort(inverse_N.reshape(-1), kind="stable")
-    ends_U = np.cumsum(np.bincount(inverse_N.reshape(-1), minlength=len(keys_U2)))
-    for place, (row_id, event_ms) in enumerate(keys_U2.tolist()):
-        if row_id == MISSING_ID:
-            continue
-        elements = read_elements(rows_UD[at_U[place], : memory.dim], memory, event_ms)
-        if not (length := len(elements.event_ms_M)):
-            continue
-        samples = order_N[ends_U[place - 1] if place else 0 : ends_U[place]]
-        recalled.lengths_N[samples] = length
-        recalled.event_ms_NL[samples, :length] = elements.event_ms_M
-        recalled.values_NLK[samples, :length] = elements.values_MK
-    return recalled
+    at_M = np.flatnonzero(ids_N != MISSING_ID)
+    found = Elements.empty(len(ids_N), memory)
+    if not len(at_M):
+        return found
+    # an id that many samples have at one time, as the user of a request, is looked up and read once
+    order_M = np.lexsort((event_ms_N[at_M], ids_N[at_M]))
+    ids_M, times_M = ids_N[at_M][order_M], event_ms_N[at_M][order_M]
+    is_other_id_M = np.concatenate([[True], np.diff(ids_M) != 0])
+    is_other_M = is_other_id_M | np.concatenate([[True], np.diff(times_M) != 0])
+    ids_U = ids_M[is_other_id_M]
+    rows_UD, _ = lookup(np.full(len(ids_U), schema.memory_number(memory), np.uint16), ids_U)
+    rows_UD = rows_UD[np.cumsum(is_other_id_M)[is_other_M] - 1]
+    read, of_M = read_rows(rows_UD, memory, times_M[is_other_M]), np.cumsum(is_other_M) - 1
+    for column, own in zip(found, read, strict=True):
+        column[at_M[order_M]] = own[of_M]
+    return found
 
 
-def _sequences(memory: Memory, recalled: Recalled, event_ms_N: Int64Array) -> list[Ragged]:
+def _sequences(memory: Memory, recalled: Elements, event_ms_N: Int64Array) -> list[Ragged]:
     offsets = np.zeros(len(event_ms_N) + 1, np.int64)
     np.cumsum(recalled.lengths_N, out=offsets[1:])
     is_read_NL = np.arange(memory.last) < recalled.lengths_N[:, None]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from springtide.app.training.step.memory_step import rules_of
 from springtide.kernels.cpu.memory_rows import NONE, MemoryBatch, walk
-from springtide_client.memory import Memory, read_elements
+from springtide_client.memory import Memory, read_rows
 from tests.support.memory_oracle import read
 
 START_MS = 1_700_000_000_000
@@ -85,10 +85,15 @@ def test_samples_read_what_the_oracle_says_in_any_order_and_any_batches(data: st
         return
     assert found == [read(events, ms, memory) for ms, *_ in samples]
     newest_ms = max(ms for ms, *_ in samples)
-    for event_ms in (newest_ms, newest_ms + 2000, newest_ms + 9000):
-        elements = read_elements(row_D, memory, event_ms)
-        values = list(map(tuple, elements.values_MK.tolist()))
-        assert list(zip(elements.event_ms_M.tolist(), values, strict=True)) == read(events, event_ms, memory)
+    times = [newest_ms, newest_ms + 2000, newest_ms + 9000]
+    rows_UD = np.stack([row_D, np.full_like(row_D, np.nan), row_D, row_D])
+    wider_UD = np.pad(rows_UD, ((0, 0), (0, 3)), constant_values=7)  # as beside wider rows
+    found = read_rows(wider_UD, memory, np.array([times[0], *times]))
+    assert found.lengths_N[1] == 0
+    for n, event_ms in ((0, times[0]), (2, times[1]), (3, times[2])):
+        length = found.lengths_N[n]
+        values = list(map(tuple, found.values_NLK[n, :length].tolist()))
+        assert list(zip(found.event_ms_NL[n, :length].tolist(), values, strict=True)) == read(events, event_ms, memory)
 
 
 def auc_of(scores_N, labels_N) -> tuple[float, float]:
@@ -151,8 +156,8 @@ def test_elements_beyond_the_room_are_counted_and_the_newest_stay() -> None:
     _, row_D, (dropped, _) = walk_all(samples, memory)
     assert dropped > 0
     assert int(row_D[0]) == memory.capacity
-    elements = read_elements(row_D, memory, START_MS + 10_000)
-    assert elements.values_MK[:, 0].tolist() == list(range(80, 100))
+    found = read_rows(row_D[None], memory, np.array([START_MS + 10_000]))
+    assert found.values_NLK[0, :, 0].tolist() == list(range(80, 100))
 
 
 def test_samples_that_come_too_late_are_counted() -> None:
