@@ -54,7 +54,11 @@ def with_fields(rows: Sequence[Mapping[str, Any]], memory: Memory) -> list[dict[
     made = []
     for row in rows:
         tick = row["ts"] // memory.tick_ms
-        read = [(ms, value) for ms, value in known.get(row[memory.of], []) if ms // memory.tick_ms + 2 <= tick]
+        read = [
+            (ms, value)
+            for ms, value in known.get(row[memory.of], [])
+            if (ms + memory.delay_ms) // memory.tick_ms + 2 <= tick
+        ]
         newest = max(read, key=lambda one: one[0], default=(0, None))[1]
         made.append({name: value for name, value in {**row, field: newest}.items() if value is not None})
     return made

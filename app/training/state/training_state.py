@@ -114,7 +114,8 @@ class TrainingState:
         if has_samples:
             self.learner.table.advance(self.stream.clock.now_ms, self.stream.samples_trained)
         if (memory := self.learner.memory) is not None:
-            batch, next_batch = memory.recall(batch), None  # what the next one reads is not known before
+            # what the next one reads is not known before
+            batch, next_batch = memory.recall(batch, has_samples=has_samples), None
         num_before = self.learner.num_samples
         if has_samples:
             report = self.learner.start_step(batch, next_batch)

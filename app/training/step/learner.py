@@ -36,6 +36,7 @@ from springtide.app.training.step.learning_step import (
     TwoTowerObjective,
     start_report,
 )
+from springtide.app.training.step.memory_ranks import RanksMemoryStep
 from springtide.app.training.step.memory_step import MemoryStep
 from springtide.app.training.step.sample_weights import SampleWeights
 from springtide.app.training.step.wide_ranks import RanksWideStep
@@ -155,11 +156,8 @@ class Learner:
             self._tables.append((self.wide_step.crosses, self.wide_step.max_crosses))
         self.memory: MemoryStep | None = None  # of what samples read that no record brings
         if schema.memories:
-            if not self.exchange.is_alone:
-                raise ValueError(
-                    "[sequences] and [remember] need one rank: several cannot share what they remember yet"
-                )
-            self.memory = MemoryStep(schema, table)
+            is_alone = self.exchange.is_alone
+            self.memory = MemoryStep(schema, table) if is_alone else RanksMemoryStep(schema, table, self.exchange)
             self._tables += [(one, Batch.__len__) for one in self.memory.tables.values()]
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
         self.rows = table.rows if self.sharded_table is None else self.sharded_table

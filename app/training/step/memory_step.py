@@ -3,6 +3,7 @@
 # N samples, K values of an element, U rows, L elements that a sample reads at most
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,9 +26,23 @@ OF_FEATURE = "unequal:"  # and the first feature that differs
 NEWEST = "newest_ms"  # the newest event time of the samples so far
 
 
+def unequal_key(feature: str | None) -> str:
+    """Return the name of the count of samples whose first difference is in a feature; None: it is not known."""
+    return OF_FEATURE + (feature or "unknown")
+
+
 def memory_table(schema: Schema, memory: Memory) -> str:
     """Return the name of the table that has a memory's rows."""
     return f"memory-{schema.memory_number(memory)}"
+
+
+class Samples(NamedTuple):
+    """Samples that have an id of a memory: when they happened and became known (NONE: never), and their values."""
+
+    ids_M: Int64Array
+    event_ms_M: Int64Array
+    known_ms_M: Int64Array
+    values_MK: Int64Array
 
 
 class MemoryStep:
@@ -73,8 +88,11 @@ class MemoryStep:
             lists += [ragged] * len(memory.features)
         return replace(batch, features=replace(batch.features, lists=tuple(lists)))
 
-    def recall(self, batch: Batch) -> Batch:
-        """Return the batch with what its samples read; they are remembered then. SpillError ends the process."""
+    def recall(self, batch: Batch, *, has_samples: bool) -> Batch:
+        """Return the batch with what its samples read; they are remembered then. SpillError ends the process.
+
+        `has_samples`: whether any rank has some.
+        """
         found = [self._recall(memory, batch) for memory in self.schema.memories]
         if len(batch):
             self.counts[NEWEST] = max(self.counts[NEWEST], int(batch.event_ms_N.max()))
@@ -94,8 +112,7 @@ class MemoryStep:
         self.counts[UNEQUAL] += int(np.count_nonzero(is_unequal_N))
         for n in np.flatnonzero(is_unequal_N).tolist():
             name = first_difference(self.schema, int(served_N[n]), int(trained_N[n]))
-            key = OF_FEATURE + (name or "unknown")
-            self.counts[key] = self.counts.get(key, 0) + 1
+            self.counts[unequal_key(name)] = self.counts.get(unequal_key(name), 0) + 1
 
     def _recall(self, memory: Memory, batch: Batch) -> Elements:
         schema, features = self.schema, batch.features
@@ -112,17 +129,23 @@ class MemoryStep:
             is_added_N &= batch.is_counted_N
         known_ms_N = np.where(is_added_N, known_ms_N, NONE)
         self._count_late(memory, batch.event_ms_N, known_ms_N)
-        recalled = Elements.empty(len(batch), memory)
-        counts_2 = np.zeros(2, np.int64)
-        is_written_N = np.isin(of_N, of_N[is_added_N])
-        table, number = self.tables[memory.name], schema.memory_number(memory)
-        for samples, writes in ((is_written_N, True), (~is_written_N & (of_N != MISSING_ID), False)):
-            at_M = np.flatnonzero(samples)
+        recalled, at_M = Elements.empty(len(batch), memory), np.flatnonzero(of_N != MISSING_ID)
+        asked = Samples(of_N[at_M], batch.event_ms_N[at_M], known_ms_N[at_M], values_NK[at_M])
+        for column, found in zip(recalled, self._walk(memory, asked), strict=True):
+            column[at_M] = found
+        return recalled
+
+    def _walk(self, memory: Memory, samples: Samples) -> Elements:
+        """Return what samples read, one after the other; each is remembered then, if it is to be."""
+        recalled, counts_2 = Elements.empty(len(samples.ids_M), memory), np.zeros(2, np.int64)
+        is_written_M = np.isin(samples.ids_M, samples.ids_M[samples.known_ms_M != NONE])
+        table, number = self.tables[memory.name], self.schema.memory_number(memory)
+        for chosen_M, writes in ((is_written_M, True), (~is_written_M, False)):
+            at_M = np.flatnonzero(chosen_M)
             if not len(at_M):
                 continue
-            event_ms_M = np.ascontiguousarray(batch.event_ms_N[at_M])
-            features_M, ids_M = np.full(len(at_M), number, np.uint16), np.ascontiguousarray(of_N[at_M])
-            unique = self.ops.unique(features_M, ids_M, event_ms_M)
+            ids_M, event_ms_M, known_ms_M, values_MK = (np.ascontiguousarray(column[at_M]) for column in samples)
+            unique = self.ops.unique(np.full(len(at_M), number, np.uint16), ids_M, event_ms_M)
             if writes:
                 lookup = table.lookup_unique(unique)
                 columns = table.read_rows(lookup)
@@ -131,7 +154,7 @@ class MemoryStep:
                 rows_UD, _ = table.find_unique(unique._replace(inverse_K=np.arange(len(unique.ids_U))))
                 rows_M = unique.inverse_K
             rows_UD[np.isnan(rows_UD[:, 0])] = 0
-            given = MemoryBatch(rows_M.astype(np.int64), event_ms_M, known_ms_N[at_M], values_NK[at_M])
+            given = MemoryBatch(rows_M.astype(np.int64), event_ms_M, known_ms_M, values_MK)
             _, event_ms_ML, values_MLK = Elements.empty(len(at_M), memory)
             lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
             for column, found in zip(recalled, (lengths_M, event_ms_ML, values_MLK), strict=True):

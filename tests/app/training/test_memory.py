@@ -284,7 +284,7 @@ def test_lists_that_records_lack_are_counted_before_a_step(tmp_path: Path) -> No
         batch = log.batch(0)
         longest = log.state.learner.memory.longest(batch)
         assert len(longest.features.lists[0].ids_M) == 7 * len(batch)
-        read = log.state.learner.memory.recall(batch)
+        read = log.state.learner.memory.recall(batch, has_samples=True)
         assert log.state.learner.keys.num_keys(read) <= log.state.learner.keys.num_keys(longest)
 
 

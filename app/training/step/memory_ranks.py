@@ -1,0 +1,90 @@
+"""What samples of many ranks read of memory: each id has its row at its owner, which all ask and tell.
+
+A value is a function of event times, so it does not matter which rank has a sample, nor in which order the owner gets
+those of a step.
+"""
+
+# M samples of this rank with an id, P samples that the ranks ask this one about, E elements, K values, R ranks
+import numpy as np
+import torch
+
+from springtide.app.training.step.memory_step import COUNTERS, EQUAL, NEWEST, UNEQUAL, MemoryStep, Samples, unequal_key
+from springtide.embeddings.collection import AnyTable
+from springtide.embeddings.sharding.exchange import Exchange
+from springtide.embeddings.sharding.route import owners_of
+from springtide.stream.columns import Batch
+from springtide_client.array_types import Int64Array, UInt64Array
+from springtide_client.keys import hash_keys
+from springtide_client.memory import Elements, Memory
+from springtide_client.schema import Schema
+from springtide_client.signals import recalled_features
+
+KIND = "memory"  # of the bytes that are sent
+
+
+class RanksMemoryStep(MemoryStep):
+    """A MemoryStep of one of many ranks; the counts are those of all."""
+
+    def __init__(self, schema: Schema, table: AnyTable, exchange: Exchange) -> None:
+        """`table`: of this rank."""
+        super().__init__(schema, table)
+        self._exchange = exchange
+        names = [unequal_key(name) for name in (*recalled_features(schema), None)]
+        self._counted = (*COUNTERS, EQUAL, UNEQUAL, *names)
+
+    def recall(self, batch: Batch, *, has_samples: bool) -> Batch:
+        """All ranks together; see MemoryStep."""
+        if not has_samples:
+            return super().recall(batch, has_samples=False)
+        before = [self.counts.get(name, 0) for name in self._counted]
+        batch = super().recall(batch, has_samples=True)
+        added = [self.counts.get(name, 0) - count for name, count in zip(self._counted, before, strict=True)]
+        of_ranks = np.array(self._exchange.all_gather_numbers([*added, self.counts[NEWEST]]))
+        for name, count, more in zip(self._counted, before, of_ranks[:, :-1].sum(0).tolist(), strict=True):
+            if count + more or name in self.counts:
+                self.counts[name] = count + more
+        self.counts[NEWEST] = int(of_ranks[:, -1].max())
+        return batch
+
+    def _walk(self, memory: Memory, samples: Samples) -> Elements:
+        owners_M = owners_of(self._hashes(memory, samples.ids_M), self._exchange.num_ranks)
+        order_M = np.argsort(owners_M, kind="stable")
+        send_R = np.bincount(owners_M, minlength=self._exchange.num_ranks).tolist()
+        receive_R = [count for (count,) in self._exchange.counts(torch.tensor(send_R)[:, None])]
+        asked = np.column_stack([samples.ids_M, samples.event_ms_M, samples.known_ms_M, samples.values_MK])[order_M]
+        told_P = self._send(asked, send_R, receive_R)
+        by_time_P = np.argsort(told_P[:, 1], kind="stable")
+        ids_P, event_ms_P, known_ms_P = (told_P[by_time_P, column] for column in range(3))
+        with self._exchange.failing_together():
+            in_order = super()._walk(memory, Samples(ids_P, event_ms_P, known_ms_P, told_P[by_time_P, 3:]))
+        read_P = Elements.empty(len(told_P), memory)
+        for column, found in zip(read_P, in_order, strict=True):
+            column[by_time_P] = found
+        # the lengths go back, then that many elements of each sample
+        lengths_M = self._send(read_P.lengths_N[:, None], receive_R, send_R)[:, 0]
+        is_read_PL = np.arange(memory.last) < read_P.lengths_N[:, None]
+        elements = np.column_stack([read_P.event_ms_NL[is_read_PL], read_P.values_NLK[is_read_PL]])
+        sent_R, received_R = _sums(read_P.lengths_N, receive_R), _sums(lengths_M, send_R)
+        elements_E = self._send(elements, sent_R, received_R)
+        by_owner_M = Elements(lengths_M, *Elements.empty(len(order_M), memory)[1:])
+        is_read_ML = np.arange(memory.last) < lengths_M[:, None]
+        by_owner_M.event_ms_NL[is_read_ML], by_owner_M.values_NLK[is_read_ML] = elements_E[:, 0], elements_E[:, 1:]
+        read_M = Elements.empty(len(order_M), memory)
+        for column, own in zip(read_M, by_owner_M, strict=True):
+            column[order_M] = own
+        return read_M
+
+    def _hashes(self, memory: Memory, ids_M: Int64Array) -> UInt64Array:
+        return hash_keys(np.full(len(ids_M), self.schema.memory_number(memory), np.uint16), ids_M)
+
+    def _send(self, rows_NX: Int64Array, send_R: list[int], receive_R: list[int]) -> Int64Array:
+        """Send rows of whole numbers, those for rank 0 first; return those received."""
+        rows_NX, width = np.ascontiguousarray(rows_NX, np.int64), 8 * rows_NX.shape[1]
+        bytes_NB = torch.from_numpy(rows_NX.view(np.uint8).reshape(-1, width))
+        received = self._exchange.rows(KIND, bytes_NB, send_R, receive_R)
+        return received.numpy().view(np.int64).reshape(-1, rows_NX.shape[1])
+
+
+def _sums(lengths_N: Int64Array, num_R: list[int]) -> list[int]:
+    """Return the sum of the lengths of each rank's samples."""
+    return [int(part.sum()) for part in np.split(lengths_N, np.cumsum(num_R)[:-1])]

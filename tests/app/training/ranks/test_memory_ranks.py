@@ -1,0 +1,156 @@
+"""Several ranks remember together: what samples read is what one rank reads, and what the oracle says."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from springtide.app.training.trainer import Trainer
+from springtide.app.version_log.trainer_status import TrainerStatus
+from springtide.embeddings.errors import ShardError
+from springtide.stream.columns import Batch
+from springtide.stream.kafka.producer import Producer
+from springtide_client.hot_model import HotModel
+from springtide_client.memory import read_rows
+from springtide_client.model.view import View
+from tests.app.training.ranks.thread_trainers import on_trainers
+from tests.app.training.test_memory import FEATURES, START_MS, with_all
+from tests.app.training.trainer_env import TrainerEnv
+from tests.support.config import Section
+from tests.support.kafka import create_topic
+from tests.support.waiting import DEADLINE_SECONDS
+
+PARTITIONS, NUM, USERS, ITEMS = 4, 480, 60, 12
+# the partitions of a finished topic are read in any order, so all of it may be late
+SETTINGS: Section = {
+    "source": {"topic": "clicks"},
+    "train": {"batch_size": 16, "max_wait_seconds": 0.05},
+    "sequences": {
+        "clicked": {"key": "user_id", "when": "click", "keep": ["item_id", "shop_id"], "last": 5, "gap": True},
+        "shown": {"key": "user_id", "keep": ["item_id"], "last": 4, "distinct": "item_id", "ttl_seconds": 400},
+    },
+    "remember": {"item_id": ["tags", "price"]},
+    "memory": {"tick_seconds": 60, "delay_seconds": 180, "lateness_seconds": 600, "check": "signals"},
+}
+Read = dict[int, dict[str, Any]]  # what was read of memory, by the time of a sample
+
+
+def clicks(num: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Samples of ten minutes, no two at one time."""
+    rng, rows = np.random.default_rng(seed), []
+    for n in range(num):
+        item = int(rng.integers(ITEMS))
+        row = {"user_id": int(rng.integers(USERS)), "item_id": item, "shop_id": item % 3, "ts": START_MS + 1200 * n}
+        row["click"] = int(rng.random() < 0.5)
+        if rng.random() < 0.5:
+            row["price"], row["tags"] = float(n), [item % 4, n]
+        rows.append(row)
+    return rows
+
+
+def send(env: TrainerEnv, rows: Sequence[Mapping[str, Any]]) -> None:
+    create_topic(env.broker.address, "clicks", num_partitions=PARTITIONS)
+    with Producer(env.kafka) as producer:
+        for n, row in enumerate(rows):
+            producer.send("clicks", json.dumps(row).encode(), partition=n % PARTITIONS, record_ms=row["ts"])
+        producer.flush(DEADLINE_SECONDS)
+
+
+def learn(env: TrainerEnv, num_ranks: int) -> tuple[Read, TrainerStatus]:
+    """Learn all that was sent; return what each sample read of memory, and the status."""
+    found: Read = {}
+
+    def work(trainer: Trainer) -> TrainerStatus:
+        schema, learn_batch = env.config.schema, trainer.state.learner.start_step
+
+        def note(batch: Batch, *rest: Any) -> Any:
+            features = batch.features
+            for n, ms in enumerate(batch.event_ms_N.tolist()):
+                lists = zip(schema.lists, features.lists, strict=True)
+                read = {name: one.ids_M[one.offsets[n] : one.offsets[n + 1]].tolist() for name, one in lists}
+                price = float(features.dense_NF[n, schema.dense.index("price")])
+                found[ms] = read | {"price": None if np.isnan(price) else price}
+            return learn_batch(batch, *rest)
+
+        trainer.state.learner.start_step = note
+        return trainer.run()
+
+    status, *_ = on_trainers(env, num_ranks, work, until_end=True)
+    return found, status
+
+
+def expected(env: TrainerEnv, rows: Sequence[Mapping[str, Any]]) -> Read:
+    """What the oracle says."""
+    names = ("clicked.item_id", "clicked.shop_id", "clicked.gap", "shown.item_id", "tags")
+    whole = with_all(rows, env.config.schema.memories)
+    return {row["ts"]: {name: row.get(name) or [] for name in names} | {"price": row.get("price")} for row in whole}
+
+
+def readable(view: View) -> list[Any]:
+    """What samples of several times would read of every row."""
+    found = []
+    for memory in view.schema.memories:
+        number = np.full(USERS, view.schema.memory_number(memory), np.uint16)
+        rows, status = view.lookup(number, np.arange(USERS))
+        for minutes in (6, 9, 11, 30):
+            times_U = np.full(USERS, START_MS + 60_000 * minutes)
+            found.append([status.tolist(), *(column.tolist() for column in read_rows(rows, memory, times_U))])
+    return found
+
+
+def test_samples_of_any_number_of_ranks_read_what_the_oracle_says(env: TrainerEnv) -> None:
+    rows = clicks(NUM)
+    env.configure(FEATURES, SETTINGS, {"source": {"bootstrap_servers": env.broker.address}})
+    send(env, rows)
+    views = []
+    for num_ranks in (1, 2, 4):
+        env.configure({"log": {"path": str(env.config.log.path.parent / f"log-{num_ranks}")}})
+        found, status = learn(env, num_ranks)
+        assert (status.memory["dropped"], status.memory["early"]) == (0, 0)
+        assert found.keys() == {row["ts"] for row in rows}
+        views.append(readable(env.view()))
+    assert views[0] == views[1] == views[2]
+    # within one run samples may come before what they should read, as partitions are read in any order; not after it
+    more = [row | {"ts": row["ts"] + 1_500_000} for row in clicks(120, seed=1)]
+    send(env, more)
+    for num_ranks in (1, 2, 4):
+        env.configure({"log": {"path": str(env.config.log.path.parent / f"log-{num_ranks}")}})
+        found, status = learn(env, num_ranks)
+        wanted = expected(env, [*rows, *more])
+        assert found == {row["ts"]: wanted[row["ts"]] for row in more}
+    assert sum(bool(one["clicked.item_id"]) for one in found.values()) > 60
+
+
+def test_another_number_of_ranks_goes_on_from_what_was_remembered(env: TrainerEnv) -> None:
+    rows = clicks(NUM)
+    env.configure(FEATURES, SETTINGS)
+    send(env, rows[:240])
+    learn(env, 2)
+    later = [row | {"ts": row["ts"] + 900_000} for row in rows[240:]]
+    with HotModel(env.config.log.path) as model:
+        served = model.signals([{name: value for name, value in row.items() if name != "click"} for row in later[:40]])
+    brought = [row | {"signals": text} for row, text in zip(later, served, strict=False)]
+    send(env, [*brought[:39], brought[39] | {"user_id": USERS - 1}])
+    found, status = learn(env, 3)
+    assert (status.memory_check.equal, status.memory_check.unequal) == (39, 1)
+    assert status.memory_check.unequal_by_feature.keys() <= {"clicked.item_id", "shown.item_id"}
+    assert sum(bool(found[row["ts"]]["clicked.item_id"]) for row in later[:40]) > 10
+    send(env, [row | {"signals": served[0]} for row in brought[:1]])
+    _, status = learn(env, 1)
+    assert (status.memory_check.equal, status.memory_check.unequal) == (40, 1)
+
+
+def test_an_owner_that_fails_ends_every_rank(env: TrainerEnv) -> None:
+    env.configure(FEATURES, SETTINGS)
+    send(env, clicks(64))
+
+    def work(trainer: Trainer) -> TrainerStatus:
+        if trainer.ranks.rank == 1:
+            table = trainer.state.learner.memory.tables["clicked"]
+            table.lookup_unique = lambda unique: (_ for _ in ()).throw(RuntimeError("the disk is gone"))
+        return trainer.run()
+
+    with pytest.raises((RuntimeError, ShardError), match=r"the disk is gone|another rank failed"):
+        on_trainers(env, 2, work, until_end=True)
