@@ -30,18 +30,13 @@ ITEMS = {encode_id(n)[0]: n for n in range(2_000)}  # by id
 
 
 def dying(trainer: Trainer, num_samples: float) -> Callable[[], None]:
-    """Return what ends a trainer's process once so many samples are learned, and a version was published since."""
+    """Return what ends a trainer's process once so many samples are learned, and in a version."""
     log = LogDirectory(trainer.config.log.path)
-
-    def newest() -> int:
-        return max((record.number for record in log.records(None)), default=0) if log.path.exists() else 0
-
-    began = newest()
 
     def die() -> None:
         if trainer.state.samples_trained < num_samples:
             return
-        if newest() > began:
+        if [*log.records(None)][-1].meta.samples_trained >= num_samples:
             raise RuntimeError("killed")
         time.sleep(0.3)  # so that a version is due
 
