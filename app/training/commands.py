@@ -151,7 +151,7 @@ class CommandExecutor:
         if self._ranks.any_rank(not table.has_room(len(ids_N), ROOM_SECONDS)):
             raise PostponedError
         table.forget(features_N, ids_N)
-        memories = {schema.memory_number(memory) for memory in schema.memories}
+        memories = {schema.memory_number(memory) for memory in schema.remembered}
         return {"keys": sum(feature not in memories for feature, _ in keys)}
 
     def _change_limits(self, body: dict[str, Any]) -> Result:

@@ -14,9 +14,11 @@ from springtide.app.scores.served import ServedScores
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join_state import JoinState
 from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
+from springtide_client.counters import ALL_ID
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, StreamPosition, VersionMeta
 from springtide_client.keys import encode_id
+from springtide_client.memory import Remembered
 from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
@@ -106,7 +108,9 @@ def parse_keys(body: Mapping[str, Any], schema: Schema) -> list[tuple[int, int]]
 def keys_of_id(schema: Schema, feature: str, given_id: Any) -> list[tuple[int, int]]:
     """Return the key of an id, as (feature number, id), and those of what it is remembered for."""
     number, row_id = schema.number(feature), encode_id(given_id)[0]
-    memories = [memory for memory in schema.memories if schema.number(memory.of) == number]
+    memories: list[Remembered] = [memory for memory in schema.memories if schema.number(memory.of) == number]
+    if row_id != ALL_ID:
+        memories += [one for one in schema.counters if [*map(schema.number, one.key)] == [number]]
     return [(number, row_id), *((schema.memory_number(memory), row_id) for memory in memories)]
 
 

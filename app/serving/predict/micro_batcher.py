@@ -157,7 +157,7 @@ class MicroBatcher:
         for request in requests:
             try:
                 features = encode_features(view.schema, request.instances)
-                if view.schema.memories:
+                if view.schema.remembered:
                     features = view.recalled(features, request_times(view.schema, request.instances, request.now_ms))
                 valid.append((request, features))
             except ApiError as error:

@@ -134,7 +134,7 @@ async def rank(request: Request) -> JsonResponse:
 
 def _memory_headers(view: ServedView) -> dict[str, str]:
     """Whether this version has all that a request of now may read; {} where nothing is remembered."""
-    if not view.schema.memories:
+    if not view.schema.remembered:
         return {}
     has_all = view.client_view.remembers_all(wall_ms())
     return {"X-Springtide-Memory": "complete" if has_all else "behind"}

@@ -154,10 +154,10 @@ class Learner:
         if self.wide_step is not None and self.wide_step.crosses is not None:
             self._tables.append((self.wide_step.crosses, self.wide_step.max_crosses))
         self.memory: MemoryStep | None = None  # of what samples read that no record brings
-        if schema.memories:
+        if schema.remembered:
             if not self.exchange.is_alone:
                 raise ValueError(
-                    "[sequences] and [remember] need one rank: several cannot share what they remember yet"
+                    "[sequences], [remember] and [counters] need one rank: several cannot share what they remember yet"
                 )
             self.memory = MemoryStep(schema, table)
             self._tables += [(one, Batch.__len__) for one in self.memory.tables.values()]

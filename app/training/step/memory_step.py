@@ -1,7 +1,9 @@
 """What samples read of the ids that the stream is remembered for, and what they add to it, before they are learned."""
 
-# N samples, K values of an element, U rows, L elements that a sample reads at most
-from collections.abc import Mapping
+# N samples, K values of an element or reads of rows, U rows, L elements that a sample reads at most
+# M some of N or K, E events, H half-lives, F features
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +11,14 @@ import numpy as np
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
+from springtide.kernels.cpu.counter_rows import CounterBatch, CounterRules, walk_counts
 from springtide.kernels.cpu.memory_rows import NONE, VISIBLE_AFTER, MemoryBatch, MemoryRules, walk
 from springtide.stream.columns import Batch
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array
+from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counted, Counter, ids_of, numbers_of, powers_of
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
-from springtide_client.memory import Memory
+from springtide_client.memory import Memory, Remembered
 from springtide_client.recall import Recalled, with_recalled
 from springtide_client.schema import Schema
 
@@ -22,9 +26,9 @@ COUNTERS = ("late", "dropped", "early")
 NEWEST = "newest_ms"  # the newest event time of the samples so far
 
 
-def memory_table(schema: Schema, memory: Memory) -> str:
-    """Return the name of the table that has a memory's rows."""
-    return f"memory-{schema.memory_number(memory)}"
+def memory_table(schema: Schema, one: Remembered) -> str:
+    """Return the name of the table that has the rows of what is remembered."""
+    return f"memory-{schema.memory_number(one)}"
 
 
 class MemoryStep:
@@ -39,9 +43,10 @@ class MemoryStep:
         """`table` has the tables of the schema's memories."""
         self.schema, self.ops = schema, backend("cpu")  # where these tables are, wherever the others
         self.tables: Mapping[str, EmbeddingTable] = {
-            memory.name: table.tables[memory_table(schema, memory)] for memory in schema.memories
+            one.name: table.tables[memory_table(schema, one)] for one in schema.remembered
         }
         self._rules = {memory.name: rules_of(memory) for memory in schema.memories}
+        self._counter_rules = {counter.name: counter_rules_of(counter) for counter in schema.counters}
         self.counts = dict.fromkeys(COUNTERS, 0) | {NEWEST: 0}
 
     def restore(self, counts: Mapping[str, int]) -> None:
@@ -58,67 +63,110 @@ class MemoryStep:
             if is_list:
                 lists[self.schema.lists.index(memory.keep[0])] = ragged
             lists += [ragged] * len(memory.features)
-        return replace(batch, features=replace(batch.features, lists=tuple(lists)))
+        num_counted = sum(len(counter.features) for counter in self.schema.counters)
+        dense_NF = np.concatenate([batch.features.dense_NF, np.zeros((num, num_counted), np.float32)], axis=1)
+        return replace(batch, features=replace(batch.features, lists=tuple(lists), dense_NF=dense_NF))
 
     def recall(self, batch: Batch) -> Batch:
         """Return the batch with what its samples read; they are remembered then. SpillError ends the process."""
         found = [self._recall(memory, batch) for memory in self.schema.memories]
+        numbers = [self._count(counter, batch) for counter in self.schema.counters]
         if len(batch):
             self.counts[NEWEST] = max(self.counts[NEWEST], int(batch.event_ms_N.max()))
-        return replace(batch, features=with_recalled(self.schema, batch.features, found, batch.event_ms_N))
+        return replace(batch, features=with_recalled(self.schema, batch.features, found, batch.event_ms_N, numbers))
 
     def _recall(self, memory: Memory, batch: Batch) -> Recalled:
         schema, features = self.schema, batch.features
         of_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
         values_NK, is_present_N = values_of(memory, schema, features)
-        known_ms_N = batch.event_ms_N + memory.delay_ms
-        if memory.known == "record":  # rows of files have no time of their own
-            has_time_N = batch.record_ms_N > 0
-            known_ms_N = np.where(has_time_N, np.maximum(batch.record_ms_N, batch.event_ms_N), known_ms_N)
         is_added_N = is_present_N & (of_N != MISSING_ID)
         if memory.when is not None:
             is_added_N &= batch.labels_NL[:, schema.labels.index(memory.when)] > 0
-        if batch.is_counted_N is not None:
-            is_added_N &= batch.is_counted_N
-        known_ms_N = np.where(is_added_N, known_ms_N, NONE)
-        self._count_late(memory, batch.event_ms_N, known_ms_N)
+        known_ms_N = self._known_ms(memory, batch, is_added_N)
         recalled = Recalled.empty(len(batch), memory)
         counts_2 = np.zeros(2, np.int64)
-        is_written_N = np.isin(of_N, of_N[is_added_N])
-        table, number = self.tables[memory.name], schema.memory_number(memory)
-        for samples, writes in ((is_written_N, True), (~is_written_N & (of_N != MISSING_ID), False)):
-            at_M = np.flatnonzero(samples)
-            if not len(at_M):
-                continue
+        for at_M, writes in _written_first(of_N, known_ms_N >= 0, of_N != MISSING_ID):
             event_ms_M = np.ascontiguousarray(batch.event_ms_N[at_M])
-            features_M, ids_M = np.full(len(at_M), number, np.uint16), np.ascontiguousarray(of_N[at_M])
-            unique = self.ops.unique(features_M, ids_M, event_ms_M)
-            if writes:
-                lookup = table.lookup_unique(unique)
-                columns = table.read_rows(lookup)
-                rows_UD, rows_M = columns.values_ND, lookup.unique.inverse_K
-            else:
-                rows_UD, _ = table.find_unique(unique._replace(inverse_K=np.arange(len(unique.ids_U))))
-                rows_M = unique.inverse_K
-            rows_UD[np.isnan(rows_UD[:, 0])] = 0
-            given = MemoryBatch(rows_M.astype(np.int64), event_ms_M, known_ms_N[at_M], values_NK[at_M])
-            _, event_ms_ML, values_MLK = Recalled.empty(len(at_M), memory)
-            lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
+            with self._rows(memory, np.ascontiguousarray(of_N[at_M]), event_ms_M, writes=writes) as (rows_UD, rows_M):
+                given = MemoryBatch(rows_M, event_ms_M, known_ms_N[at_M], values_NK[at_M])
+                _, event_ms_ML, values_MLK = Recalled.empty(len(at_M), memory)
+                lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
             for column, found in zip(recalled, (lengths_M, event_ms_ML, values_MLK), strict=True):
                 column[at_M] = found
-            if writes:
-                table.write_rows(lookup, rows_UD, columns.states_NS)
-                table.touch(lookup)
         self.counts["dropped"] += int(counts_2[0])
         self.counts["early"] += int(counts_2[1])
         return recalled
 
-    def _count_late(self, memory: Memory, event_ms_N: Int64Array, known_ms_N: Int64Array) -> None:
+    def _count(self, counter: Counter, batch: Batch) -> Float32Array:
+        """Return the counter's features of each sample, (N, F); the samples are counted then."""
+        num = len(batch)
+        ids_N, has_row_N = ids_of(counter, self.schema.categorical, batch.features)
+        all_ms_N = self._known_ms(counter, batch, np.ones(num, np.bool_))
+        known_ms_N = np.where(has_row_N, all_ms_N, NONE)
+        ids_K, has_row_K, known_ms_K = ids_N, has_row_N, known_ms_N
+        event_ms_K, amounts_KE = batch.event_ms_N, amounts_of(counter, self.schema, batch)
+        if counter.reads_all:
+            ids_K = np.concatenate([ids_N, np.full(num, ALL_ID, np.int64)])
+            has_row_K = np.concatenate([has_row_N, np.ones(num, np.bool_)])
+            known_ms_K = np.concatenate([known_ms_N, all_ms_N])
+            event_ms_K, amounts_KE = np.tile(event_ms_K, 2), np.tile(amounts_KE, (2, 1))
+        counts_KEH = np.zeros((len(ids_K), len(counter.count), len(counter.half_lives)), np.float32)
+        age_K, early_K = np.full(len(ids_K), NONE, np.int64), np.zeros(len(ids_K), np.bool_)
+        num_dropped_1 = np.zeros(1, np.int64)
+        for at_M, writes in _written_first(ids_K, known_ms_K >= 0, has_row_K):
+            event_ms_M = np.ascontiguousarray(event_ms_K[at_M])
+            with self._rows(counter, np.ascontiguousarray(ids_K[at_M]), event_ms_M, writes=writes) as (rows_UD, rows_M):
+                given = CounterBatch(rows_M, event_ms_M, known_ms_K[at_M], amounts_KE[at_M])
+                found = counts_KEH[at_M], age_K[at_M], early_K[at_M]
+                walk_counts(self._counter_rules[counter.name], rows_UD, given, *found, num_dropped_1)
+            counts_KEH[at_M], age_K[at_M], early_K[at_M] = found
+        self.counts["dropped"] += int(num_dropped_1[0])
+        self.counts["early"] += int(np.count_nonzero(early_K.reshape(-1, num).any(axis=0)))
+        own, everything = Counted(counts_KEH[:num], age_K[:num]), None
+        if counter.reads_all:
+            everything = Counted(counts_KEH[num:], age_K[num:])
+        numbers_NF = numbers_of(counter, own, everything)
+        numbers_NF[~has_row_N] = np.nan
+        return numbers_NF
+
+    @contextmanager
+    def _rows(
+        self, one: Remembered, ids_M: Int64Array, event_ms_M: Int64Array, *, writes: bool
+    ) -> Iterator[tuple[Float32Array, Int64Array]]:
+        """Yield the rows of these ids, (U, D), and the row of each, (M). With `writes` they are written afterwards."""
+        table, number = self.tables[one.name], self.schema.memory_number(one)
+        unique = self.ops.unique(np.full(len(ids_M), number, np.uint16), ids_M, event_ms_M)
+        if not writes:
+            rows_UD, _ = table.find_unique(unique._replace(inverse_K=np.arange(len(unique.ids_U))))
+            rows_UD[np.isnan(rows_UD[:, 0])] = 0
+            yield rows_UD, unique.inverse_K.astype(np.int64)
+            return
+        lookup = table.lookup_unique(unique)
+        columns = table.read_rows(lookup)
+        rows_UD = columns.values_ND
+        rows_UD[np.isnan(rows_UD[:, 0])] = 0
+        yield rows_UD, lookup.unique.inverse_K.astype(np.int64)
+        table.write_rows(lookup, rows_UD, columns.states_NS)
+        table.touch(lookup)
+
+    def _known_ms(self, one: Remembered, batch: Batch, is_added_N: BoolArray) -> Int64Array:
+        """Return when samples became known, in ms; NONE for those that are not remembered. Late ones are counted."""
+        known_ms_N = batch.event_ms_N + one.delay_ms
+        if one.known == "record":  # rows of files have no time of their own
+            has_time_N = batch.record_ms_N > 0
+            known_ms_N = np.where(has_time_N, np.maximum(batch.record_ms_N, batch.event_ms_N), known_ms_N)
+        if batch.is_counted_N is not None:
+            is_added_N = is_added_N & batch.is_counted_N
+        known_ms_N = np.where(is_added_N, known_ms_N, NONE)
+        self._count_late(one, batch.event_ms_N, known_ms_N)
+        return known_ms_N
+
+    def _count_late(self, one: Remembered, event_ms_N: Int64Array, known_ms_N: Int64Array) -> None:
         """Count the elements that a sample before them should have read."""
         if not len(event_ms_N):
             return
-        before_N = np.maximum.accumulate(np.concatenate([[self.counts[NEWEST]], event_ms_N[:-1]])) // memory.tick_ms
-        is_late_N = (known_ms_N >= 0) & (known_ms_N // memory.tick_ms + VISIBLE_AFTER <= before_N)
+        before_N = np.maximum.accumulate(np.concatenate([[self.counts[NEWEST]], event_ms_N[:-1]])) // one.tick_ms
+        is_late_N = (known_ms_N >= 0) & (known_ms_N // one.tick_ms + VISIBLE_AFTER <= before_N)
         self.counts["late"] += int(np.count_nonzero(is_late_N))
 
 
@@ -127,6 +175,33 @@ def rules_of(memory: Memory) -> MemoryRules:
     return MemoryRules(
         memory.tick_ms, memory.last, memory.capacity, memory.pending_ticks, memory.ttl_ms, memory.place_of_distinct
     )
+
+
+def counter_rules_of(counter: Counter) -> CounterRules:
+    """Return a counter's settings as the kernel takes them."""
+    powers = powers_of(counter.half_life_ticks)
+    return CounterRules(counter.tick_ms, counter.num_slots, counter.settled_after, counter.vanishes_after, *powers)
+
+
+def amounts_of(counter: Counter, schema: Schema, batch: Batch) -> Int64Array:
+    """Return what samples add to each event of a counter, (N, E), in 256ths; labels without a value add nothing."""
+    columns = []
+    for event in counter.count:
+        if event == SHOWN:
+            columns.append(np.full(len(batch), PARTS, np.int64))
+        else:
+            label_N = batch.labels_NL[:, schema.labels.index(event)]
+            columns.append(np.rint(np.nan_to_num(label_N) * PARTS).astype(np.int64))
+    return np.stack(columns, axis=1)
+
+
+def _written_first(ids_K: Int64Array, is_added_K: BoolArray, has_row_K: BoolArray) -> Iterator[tuple[Int64Array, bool]]:
+    """Yield the places of ids that are written, then of those that are only read; and whether they are written."""
+    is_written_K = np.isin(ids_K, ids_K[is_added_K])
+    for samples, writes in ((is_written_K & has_row_K, True), (~is_written_K & has_row_K, False)):
+        at_M = np.flatnonzero(samples)
+        if len(at_M):
+            yield at_M, writes
 
 
 def values_of(memory: Memory, schema: Schema, features: Features) -> tuple[Int64Array, BoolArray]:

@@ -113,7 +113,7 @@ class HotModel:
                 return []
             try:
                 features = encode_instances(view.schema, instances)
-                if view.schema.memories:
+                if view.schema.remembered:
                     features = view.recalled(features, times_of(view.schema, instances, wall_ms()))
             except EncodeError as error:
                 raise error.in_instance() from None

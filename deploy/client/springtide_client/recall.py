@@ -1,4 +1,4 @@
-"""Fill in what samples read of the ids that the stream is remembered for: sequences, and fields of remembered values.
+"""Fill in what samples read of the ids that the stream is remembered for: sequences, remembered fields, counters.
 
 Servers and HotModel read rows with it; the trainer, which has compiled the reading, fills in with it too.
 """
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.counters import ALL_ID, Counted, Counter, ids_of, numbers_of, read_counts
 from springtide_client.encode import flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
@@ -44,14 +45,24 @@ def recall(schema: Schema, features: Features, event_ms_N: Int64Array, lookup: L
 
     `lookup` returns rows (K, D), NaN without one, and their status, of keys.
     """
-    if not schema.memories:
+    if not schema.remembered:
         return features
     found = [_read(schema, memory, features, event_ms_N, lookup) for memory in schema.memories]
-    return with_recalled(schema, features, found, event_ms_N)
+    numbers = [_read_counter(schema, counter, features, event_ms_N, lookup) for counter in schema.counters]
+    return with_recalled(schema, features, found, event_ms_N, numbers)
 
 
-def with_recalled(schema: Schema, features: Features, found: Sequence[Recalled], event_ms_N: Int64Array) -> Features:
-    """Return the features of the whole schema; `found` has what the samples read of each of its memories."""
+def with_recalled(
+    schema: Schema,
+    features: Features,
+    found: Sequence[Recalled],
+    event_ms_N: Int64Array,
+    numbers: Sequence[Float32Array] = (),
+) -> Features:
+    """Return the features of the whole schema; `found` has what the samples read of each of its memories.
+
+    `numbers`: the features of each of its counters, (N, F).
+    """
     categorical_NC, dense_NF = features.categorical_NC, features.dense_NF
     lists = list(features.lists)
     if any(not memory.is_sequence for memory in schema.memories):
@@ -69,6 +80,8 @@ def with_recalled(schema: Schema, features: Features, found: Sequence[Recalled],
             dense_NF[:, schema.dense.index(name)] = np.where(is_known_N, numbers_N, np.float32(np.nan))
         else:
             lists[schema.lists.index(name)] = _list(newest_NK)
+    if numbers:
+        dense_NF = np.concatenate([dense_NF, *numbers], axis=1)
     return replace(features, categorical_NC=categorical_NC, lists=tuple(lists), dense_NF=dense_NF)
 
 
@@ -115,6 +128,32 @@ def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64A
         recalled.event_ms_NL[samples, :length] = elements.event_ms_M
         recalled.values_NLK[samples, :length] = elements.values_MK
     return recalled
+
+
+def _read_counter(
+    schema: Schema, counter: Counter, features: Features, event_ms_N: Int64Array, lookup: Lookup
+) -> Float32Array:
+    """Return the counter's features, (N, F)."""
+    ids_N, has_row_N = ids_of(counter, schema.categorical, features)
+    ids_K = np.concatenate([ids_N, [ALL_ID]]) if counter.reads_all else ids_N
+    if not len(ids_N):
+        return np.zeros((0, len(counter.features)), np.float32)
+    ids_U, at_K = np.unique(ids_K, return_inverse=True)
+    rows_UD, _ = lookup(np.array([schema.memory_number(counter)], np.uint16), ids_U)
+    rows_KD = rows_UD[at_K, : counter.dim]
+    own, everything = read_counts(rows_KD[: len(ids_N)], counter, event_ms_N), None
+    if counter.reads_all:
+        everything = _read_all(rows_KD[-1:], counter, event_ms_N)
+    numbers_NF = numbers_of(counter, own, everything)
+    numbers_NF[~has_row_N] = np.nan
+    return numbers_NF
+
+
+def _read_all(row_1D: Float32Array, counter: Counter, event_ms_N: Int64Array) -> Counted:
+    """Return what samples read of one row, each time once."""
+    times_U, at_N = np.unique(event_ms_N, return_inverse=True)
+    read = read_counts(np.repeat(row_1D, len(times_U), axis=0), counter, times_U)
+    return Counted(read.counts_NEH[at_N], read.age_N[at_N])
 
 
 def _sequences(memory: Memory, recalled: Recalled, event_ms_N: Int64Array) -> list[Ragged]:

@@ -229,7 +229,7 @@ class View:
 
     def remembers_all(self, event_ms: int) -> bool:
         """Return True if whatever a sample of this time may read is in this version."""
-        return all(self.meta.complete_until_ms >= event_ms - memory.tick_ms for memory in self.schema.memories)
+        return all(self.meta.complete_until_ms >= event_ms - memory.tick_ms for memory in self.schema.remembered)
 
     def predict(self, features: Features) -> Float32Array:
         """Return predictions float32 (N, L) in the order of the schema's labels: probabilities, or values."""
