@@ -99,7 +99,7 @@ def read_row(rules: Any, row_D: Array, tick: int, counts_EH: Array) -> int:
                 counts_EH[e, h] = np.float64(counts_EH[e, h]) * left + sum_256ths / PARTS
         at = from_tick
         place += 1 + 2 * num_events
-    ticks = max(tick - at, 0)
+    ticks: Any = max(tick - at, 0)
     for h in range(num_half_lives):
         left = decay(rules, ticks, h)
         for e in range(num_events):

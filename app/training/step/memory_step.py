@@ -2,24 +2,25 @@
 
 # N samples, K values of an element or reads of rows, U rows, L elements that a sample reads at most
 # M some of N or K, E events, H half-lives, F features
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
+from springtide.app.version_log.trainer_meta import are_pairs
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
 from springtide.kernels.cpu.counter_rows import CounterBatch, CounterRules, walk_counts
 from springtide.kernels.cpu.memory_rows import NONE, VISIBLE_AFTER, MemoryBatch, MemoryRules, walk
 from springtide.stream.columns import Batch
-from springtide_client.array_types import BoolArray, Float32Array, Int64Array
-from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counted, Counter, ids_of, numbers_of, powers_of
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
+from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counted, Counter, PairHalf, numbers_of, powers_of
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.memory import Memory, Remembered
-from springtide_client.recall import Recalled, with_recalled
+from springtide_client.recall import Recalled, ids_of, with_recalled
 from springtide_client.schema import Schema
 
 COUNTERS = ("late", "dropped", "early")
@@ -67,6 +68,18 @@ class MemoryStep:
         dense_NF = np.concatenate([batch.features.dense_NF, np.zeros((num, num_counted), np.float32)], axis=1)
         return replace(batch, features=replace(batch.features, lists=tuple(lists), dense_NF=dense_NF))
 
+    def keys_of_pairs(self, halves: Sequence[PairHalf]) -> tuple[UInt16Array, Int64Array]:
+        """Return the features and ids of the rows of pairs with one of these halves, wherever they are."""
+        features, ids = [np.zeros(0, np.uint16)], [np.zeros(0, np.int64)]
+        for counter in self.schema.counters:
+            own = [half for half in halves if half.number == self.schema.memory_number(counter)]
+            if own:
+                features_K, ids_K = self.tables[counter.name].keys()
+                is_pair_K = are_pairs(own, features_K, ids_K)
+                features.append(features_K[is_pair_K])
+                ids.append(ids_K[is_pair_K])
+        return np.concatenate(features), np.concatenate(ids)
+
     def recall(self, batch: Batch) -> Batch:
         """Return the batch with what its samples read; they are remembered then. SpillError ends the process."""
         found = [self._recall(memory, batch) for memory in self.schema.memories]
@@ -100,7 +113,7 @@ class MemoryStep:
     def _count(self, counter: Counter, batch: Batch) -> Float32Array:
         """Return the counter's features of each sample, (N, F); the samples are counted then."""
         num = len(batch)
-        ids_N, has_row_N = ids_of(counter, self.schema.categorical, batch.features)
+        ids_N, has_row_N = ids_of(counter, self.schema, batch.features)
         all_ms_N = self._known_ms(counter, batch, np.ones(num, np.bool_))
         known_ms_N = np.where(has_row_N, all_ms_N, NONE)
         ids_K, has_row_K, known_ms_K = ids_N, has_row_N, known_ms_N

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from springtide_client.array_types import BoolArray, Float32Array, Float64Array, Int64Array, UInt64Array
-from springtide_client.features import Features
+from springtide_client.array_types import BoolArray, Float32Array, Float64Array, Int64Array, UInt16Array, UInt64Array
 from springtide_client.keys import MISSING_ID, mix64_array
 from springtide_client.memory import Remembered
 
@@ -37,6 +36,7 @@ VISIBLE_AFTER = 2  # ticks
 VANISHES = 24  # half-lives, after which a count is 0
 HALF_LIFE = re.compile(r"([0-9]+)(s|m|h|d)")
 UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+LOW_32 = np.uint64(0xFFFF_FFFF)
 LN_2 = 0.6931471805599453
 SQRT_HALF = 0.7071067811865476
 LOG_TERMS = tuple(1.0 / odd for odd in range(21, 0, -2))
@@ -251,14 +251,18 @@ def numbers_of(counter: Counter, own: Counted, everything: Counted | None) -> Fl
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def ids_of(counter: Counter, categorical: tuple[str, ...], features: Features) -> tuple[Int64Array, BoolArray]:
-    """Return the id of each sample's row, (N), and which samples have one: of a pair neither id is missing."""
-    columns = [features.categorical_NC[:, categorical.index(name)] for name in counter.key]
-    num = len(features)
-    if not columns:
-        return np.full(num, ALL_ID, np.int64), np.ones(num, np.bool_)
-    has_row_N = np.all([ids_N != MISSING_ID for ids_N in columns], axis=0)
-    return (columns[0] if len(columns) == 1 else pair_ids(*columns)), has_row_N
+class PairHalf(NamedTuple):
+    """What the ids of all pairs with one id have in common."""
+
+    number: int  # of the counter's rows
+    place: int  # of the id in the pair: 0 or 1
+    half: int
+
+    def holds(self, features_K: UInt16Array, ids_K: Int64Array) -> BoolArray:
+        """Return which keys are those of such pairs; one other pair in 2**32 is taken for one."""
+        half_K = ids_K.astype(np.uint64) >> np.uint64(32) if self.place == 0 else ids_K.astype(np.uint64) & LOW_32
+        is_held_K: BoolArray = (features_K == self.number) & (half_K == self.half) & (ids_K != ALL_ID)
+        return is_held_K
 
 
 def half_ids(ids_N: Int64Array) -> UInt64Array:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
-from springtide_client.counters import ALL_ID, Counted, Counter, ids_of, numbers_of, read_counts
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.counters import ALL_ID, Counted, Counter, numbers_of, pair_ids, read_counts
 from springtide_client.encode import flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
@@ -85,6 +85,16 @@ def with_recalled(
     return replace(features, categorical_NC=categorical_NC, lists=tuple(lists), dense_NF=dense_NF)
 
 
+def ids_of(counter: Counter, schema: Schema, features: Features) -> tuple[Int64Array, BoolArray]:
+    """Return the id of each sample's row, (N), and which samples have one: of a pair neither id is missing."""
+    columns = [features.categorical_NC[:, schema.categorical.index(name)] for name in counter.key]
+    num = len(features)
+    if not columns:
+        return np.full(num, ALL_ID, np.int64), np.ones(num, np.bool_)
+    has_row_N = np.all([ids_N != MISSING_ID for ids_N in columns], axis=0)
+    return (columns[0] if len(columns) == 1 else pair_ids(*columns)), has_row_N
+
+
 def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int) -> Int64Array:
     """Return the event time of each instance in ms: that of the schema's timestamp field, now where it has none.
 
@@ -134,7 +144,7 @@ def _read_counter(
     schema: Schema, counter: Counter, features: Features, event_ms_N: Int64Array, lookup: Lookup
 ) -> Float32Array:
     """Return the counter's features, (N, F)."""
-    ids_N, has_row_N = ids_of(counter, schema.categorical, features)
+    ids_N, has_row_N = ids_of(counter, schema, features)
     ids_K = np.concatenate([ids_N, [ALL_ID]]) if counter.reads_all else ids_N
     if not len(ids_N):
         return np.zeros((0, len(counter.features)), np.float32)

@@ -1,5 +1,6 @@
 """Counters and rates: trainers, servers, HotModel and `evaluate` read what an oracle brings, bit by bit."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from springtide.app.config.load import Config
+from springtide.app.config.load import load_config
+from springtide.app.tools.evaluate.evaluation import Evaluation
+from springtide.app.tools.evaluate.file_source import FileSource
 from springtide.app.training.commands import CommandExecutor
+from springtide.app.version_log.commands.offline import execute_pending
 from springtide.app.version_log.commands.queue import submit_command
-from springtide_client.counters import Counter, natural_log
+from springtide.stream.history.input_file import InputFile
+from springtide_client.counters import ALL_ID, Counter, natural_log, pair_ids
 from springtide_client.encode import encode_instances
 from springtide_client.hot_model import HotModel
 from springtide_client.model.view import KNOWN, View
@@ -53,6 +58,7 @@ NAMES = (
     *("user_shop.age", "user_shop.shown.1m", "user_shop.ctr.1m", "all.shown.30s", "all.age"),
 )
 BROUGHT: Section = {"schema": {"dense": list(NAMES)}}
+MANY_TICKS: Section = {"memory": {"tick_seconds": 0.001, "lateness_seconds": 0.01}}
 # of random clicks, which come one a millisecond: 32 ms a batch
 RANDOM: Section = {
     **RANDOM_CLICKS,
@@ -149,13 +155,20 @@ def test_model_and_predictions_are_those_of_records_that_bring_everything(
         world.close()
 
 
+def row_ids(counter: Counter) -> np.ndarray:
+    """Return the ids of all rows that a counter may have here."""
+    grid = np.array([[user, other] for user in range(40) for other in range(2000 if counter.name == "pair" else 3)])
+    own = np.arange(40) if len(counter.key) == 1 else pair_ids(grid[:, 0], grid[:, 1])
+    return np.unique(np.append(own if counter.key else own[:0], ALL_ID))
+
+
 def counted(view: View) -> dict[tuple[str, int], bytes]:
-    """Return the rows of counters by name and id, those of pairs by the ids of random clicks."""
+    """Return the rows of counters by name and id."""
     found = {}
     for counter in view.schema.counters:
-        ids = np.arange(40)
+        ids = row_ids(counter)
         rows, status = view.lookup(np.array([view.schema.memory_number(counter)], np.uint16), ids)
-        found |= {(counter.name, n): rows[n].tobytes() for n in ids.tolist() if status[n] == KNOWN}
+        found |= {(counter.name, n): rows[k].tobytes() for k, n in enumerate(ids.tolist()) if status[k] == KNOWN}
     return found
 
 
@@ -168,7 +181,7 @@ def test_counts_do_not_depend_on_batches(tmp_path: Path, env: TrainerEnv) -> Non
         one.configure(FEATURES, COUNTED, common)
         found.append(counted(learn(one, rows, f"by-{size}")))
     assert found[0] == found[1] == found[2]
-    assert {name for name, _ in found[0]} == {"item"}
+    assert {name for name, _ in found[0]} == {"item", "user_shop", "all"}
 
 
 def test_restarts_and_kills_count_to_the_unit_what_the_topic_has(tmp_path: Path) -> None:
@@ -200,3 +213,129 @@ def test_restarts_and_kills_count_to_the_unit_what_the_topic_has(tmp_path: Path)
         expected = [number_of(user, number, own, every) for number in user.numbers]
         np.testing.assert_array_equal(found[2 : 2 + len(expected)], np.array(expected, np.float32))
     assert pair.features == ("pair.shown.1s", "pair.age")
+
+
+def test_rows_that_memory_evicts_come_back_from_the_disk(tmp_path: Path) -> None:
+    found = []
+    for name, changes in {"roomy": {}, "tight": {"memory": {"bytes": "1MiB"}}}.items():
+        with LearnedLog(config_in(tmp_path / name, RANDOM, MANY_TICKS, changes)) as log:
+            log.learn(range(200), every=4)
+            log.checkpoint()
+            found.append(counted(log.view()))
+            num_spilled = log.state.learner.memory.tables["pair"].counters()["spilled"]
+            assert (num_spilled > 0) == (name == "tight")
+    assert found[0] == found[1]
+
+
+def test_a_rollback_and_a_base_have_the_counts_of_then(tmp_path: Path) -> None:
+    with LearnedLog(config_in(tmp_path, RANDOM)) as log:
+        first, *_, last = log.learn(range(12), every=4)
+        then, now = counted(log.view_at(first)), counted(log.view_at(last))
+        assert then != now
+        log.compact()
+        assert counted(log.view()) == now
+        log.roll_back(first)
+        log.restart()
+        assert counted(log.view()) == then
+        log.learn(range(4, 12), every=4)
+        assert counted(log.view()) == now
+        assert errors(log) == []
+
+
+def test_other_half_lives_begin_one_counter_anew_and_other_rates_none(tmp_path: Path) -> None:
+    with LearnedLog(config_in(tmp_path, RANDOM)) as log:
+        log.learn(range(4))
+        before = counted(log.view())
+    prior = {"counters": {"user": {"prior": 3.0, "features": ["ctr.1m", "age"]}}}
+    with LearnedLog(config_in(tmp_path, RANDOM, prior)) as log:
+        change = log.directory.open_base().manifest.meta.change
+        assert {"[memory] or [counters]", "[schema] dense"} <= set(change["changed"])
+        assert "rows of memory:user, with counts, last-seen times and admission" in " ".join(change["kept"]) or any(
+            "rows of memory:user" in line for line in change["kept"]
+        )
+        assert counted(log.view()) == before
+    with LearnedLog(config_in(tmp_path, RANDOM, {"counters": {"user": {"half_lives": ["2s", "1m"]}}})) as log:
+        change = log.directory.open_base().manifest.meta.change
+        assert "rows of memory:user" in change["begun"]
+        assert "rows of memory:user" in change["dropped"]
+        assert counted(log.view()) == {key: row for key, row in before.items() if key[0] != "user"}
+        log.learn(range(4, 8))
+        assert {name for name, _ in counted(log.view())} == {"user", "pair"}
+
+
+def test_forgetting_an_id_leaves_no_row_of_it(tmp_path: Path) -> None:
+    with LearnedLog(config_in(tmp_path, RANDOM)) as log:
+        log.learn(range(4))
+        before = counted(log.view())
+        pairs = set(pair_ids(np.full(2000, 3), np.arange(2000)).tolist())
+        gone = {("user", 3), *(("pair", n) for n in pairs)}
+        assert len(gone & before.keys()) > 2
+        executor = CommandExecutor(log.config.log.path, log.log.epoch, log.state)
+        submit_command(log.config.log.path, "forget", {"keys": [{"feature": "user_id", "id": 3}]})
+        executor.execute()
+        log.checkpoint()
+        after = {key: row for key, row in before.items() if key not in gone}
+        assert counted(log.view()) == after
+        log.roll_back(log.log.last_number - 1)  # what is forgotten stays forgotten
+        log.restart()
+        assert counted(log.view()) == after
+        log.compact()
+        log.restart()
+        assert counted(log.view()) == after
+        assert errors(log) == []
+
+
+@pytest.mark.parametrize("feature", ["user_id", "item_id"])
+def test_an_id_is_forgotten_wherever_its_rows_are(tmp_path: Path, feature: str) -> None:
+    """In memory, on the disk, in the base; and without a trainer."""
+    with LearnedLog(config_in(tmp_path, RANDOM, MANY_TICKS, {"memory": {"bytes": "1MiB"}})) as log:
+        log.learn(range(100), every=4)
+        log.compact()
+        log.restart()
+        log.learn(range(100, 200), every=4)
+        before = counted(log.view())
+        assert log.state.learner.memory.tables["pair"].counters()["spilled"] > 0
+        executor = CommandExecutor(log.config.log.path, log.log.epoch, log.state)
+        submit_command(log.config.log.path, "forget", {"keys": [{"feature": feature, "id": 7}]})
+        executor.execute()
+        log.checkpoint()
+        after = without(before, feature, 7)
+        assert counted(log.view()) == after != before
+        before = after
+    submit_command(log.config.log.path, "forget", {"keys": [{"feature": feature, "id": 8}]})
+    assert execute_pending(log.config.log, window_samples=100) == 1
+    with LearnedLog(log.config) as log:
+        after = without(before, feature, 8)
+        assert counted(log.view()) == after != before
+        assert errors(log) == []
+
+
+def without(rows: Mapping[tuple[str, int], bytes], feature: str, row_id: int) -> dict[tuple[str, int], bytes]:
+    """Return the rows that are left once an id is forgotten."""
+    own, others = np.full(2000, row_id), np.arange(2000)
+    pairs = pair_ids(own, others) if feature == "user_id" else pair_ids(others, own)
+    gone = {("pair", n) for n in pairs.tolist()} | ({("user", row_id)} if feature == "user_id" else set())
+    return {key: row for key, row in rows.items() if key not in gone}
+
+
+def test_evaluate_counts_as_the_live_run_does(tmp_path: Path, env: TrainerEnv) -> None:
+    rows = clicks(300)
+    env.configure(FEATURES, COUNTED, {"train": {"batch_size": 32}})
+    live = counted(learn(env, rows, "live"))
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load_config(env.config.path, {"log": {"path": str(tmp_path / "none")}})
+    source = FileSource(config.source, config.schema.recorded, [InputFile(path)], limit=None, by=None)
+    evaluation = Evaluation(config, source)
+    try:
+        evaluation.run()
+        found = {}
+        for counter in config.schema.counters:
+            ids = row_ids(counter)
+            numbers = np.full(len(ids), config.schema.memory_number(counter), np.uint16)
+            table = evaluation.state.learner.memory.tables[counter.name]
+            rows_ND, status_N = table.find(numbers, ids)
+            found |= {(counter.name, n): rows_ND[k].tobytes() for k, n in enumerate(ids.tolist()) if not status_N[k]}
+        assert found == live
+    finally:
+        evaluation.close()
