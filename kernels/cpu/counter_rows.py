@@ -5,6 +5,8 @@ sample comes any more that must not read it.
 """
 
 # K reads of rows, U rows, D numbers of a row, E events, H half-lives, X numbers of the tables of powers
+# N samples, F features
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,8 @@ LOW_24 = 0xFFFFFF
 NUM_HEAD = 5
 PARTS = 256.0
 TICK_OFFSET, MAX_AFTER, VISIBLE_AFTER, VANISHES = 64, 1 << 23, 2, 24
+COUNT, RATE = 0, 1  # kinds of numbers
+LN_2, SQRT_HALF = 0.6931471805599453, 0.7071067811865476
 HALVES = np.array([2.0**-n for n in range(VANISHES)])
 Array = npt.NDArray[Any]
 
@@ -190,3 +194,41 @@ def fold(rules: Any, row_D: Array, from_tick: int, sums_E: Array) -> None:
                 row_D[place] = np.float64(row_D[place]) + sums_E[e] / PARTS * left
     if from_tick > at:
         row_D[3], row_D[4] = from_tick >> 24, from_tick & LOW_24
+
+
+@njit(nogil=True, cache=True)
+def write_numbers(
+    places_4F: Array, prior: float, tick_ms: int, counts_KEH: Array, age_K: Array, has_row_N: Array, numbers_NF: Array
+) -> None:
+    """Write the features of samples, float32: springtide_client.counters.numbers_of; NaN for those without a row.
+
+    Of N samples: `counts_KEH` has what they read of their rows, then, where there are rates, of that of everything.
+    """
+    num_samples, num_features = numbers_NF.shape
+    for n in range(num_samples):
+        for f in range(num_features):
+            kind, first, second, h = places_4F[0, f], places_4F[1, f], places_4F[2, f], places_4F[3, f]
+            if not has_row_N[n]:
+                numbers_NF[n, f] = np.nan
+            elif kind == COUNT:
+                numbers_NF[n, f] = counts_KEH[n, first, h]
+            elif kind == RATE:
+                num, den = np.float64(counts_KEH[n, first, h]), np.float64(counts_KEH[n, second, h])
+                every = counts_KEH[num_samples + n]
+                rate = (np.float64(every[first, h]) + 1.0) / (np.float64(every[second, h]) + 2.0)
+                numbers_NF[n, f] = natural_log((num + prior * rate) / (den + prior) / rate)
+            else:
+                numbers_NF[n, f] = age_K[n] * tick_ms / 1000.0 if age_K[n] >= 0 else np.nan
+
+
+@njit(nogil=True, cache=True)
+def natural_log(x: float) -> float:
+    """Return the logarithm of a number above 0, the same bits on every machine: springtide_client.counters."""
+    mantissa, exponent = math.frexp(x)
+    if mantissa < SQRT_HALF:
+        mantissa, exponent = mantissa * 2.0, exponent - 1
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    square, terms = ratio * ratio, 1.0 / 21
+    for odd in range(19, 0, -2):
+        terms = terms * square + 1.0 / odd
+    return exponent * LN_2 + 2.0 * ratio * terms

@@ -54,7 +54,7 @@ async def predict(request: Request) -> JsonResponse:
     counts the rows that were used by status: unknown and forgotten ids use the value they would be created with,
     not_admitted ids the shared row. X-Springtide-Missing counts the instances that have no value of a feature, by
     feature: a name that is misspelt is found there. X-Springtide-Memory says whether this version has all that
-    an instance of now may read of [sequences] and [remember]: complete, or behind.
+    an instance of now may read of [sequences], [remember] and [counters]: complete, or behind.
     """
     state = request.app.state
     replica: Replica = state.replica

@@ -160,7 +160,7 @@ class Learner:
                     "[sequences], [remember] and [counters] need one rank: several cannot share what they remember yet"
                 )
             self.memory = MemoryStep(schema, table)
-            self._tables += [(one, Batch.__len__) for one in self.memory.tables.values()]
+            self._tables += [(one, self.memory.max_keys) for one in self.memory.tables.values()]
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
         self.rows = table.rows if self.sharded_table is None else self.sharded_table
         self.loss = Loss(losses, self.model)

@@ -12,11 +12,11 @@ from springtide.app.version_log.trainer_meta import are_pairs
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
-from springtide.kernels.cpu.counter_rows import CounterBatch, CounterRules, walk_counts
+from springtide.kernels.cpu.counter_rows import CounterBatch, CounterRules, walk_counts, write_numbers
 from springtide.kernels.cpu.memory_rows import NONE, VISIBLE_AFTER, MemoryBatch, MemoryRules, walk
 from springtide.stream.columns import Batch
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
-from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counted, Counter, PairHalf, numbers_of, powers_of
+from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counter, PairHalf, powers_of
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.memory import Memory, Remembered
@@ -53,6 +53,11 @@ class MemoryStep:
     def restore(self, counts: Mapping[str, int]) -> None:
         """Go on from the counts of a version."""
         self.counts = dict.fromkeys((*COUNTERS, NEWEST), 0) | dict(counts)
+
+    @staticmethod
+    def max_keys(batch: Batch) -> int:
+        """Return how many rows of one table a batch looks up at most: those of its ids, and that of everything."""
+        return len(batch) + 1
 
     def longest(self, batch: Batch) -> Batch:
         """Return the batch with the longest lists that its samples may read."""
@@ -135,11 +140,9 @@ class MemoryStep:
             counts_KEH[at_M], age_K[at_M], early_K[at_M] = found
         self.counts["dropped"] += int(num_dropped_1[0])
         self.counts["early"] += int(np.count_nonzero(early_K.reshape(-1, num).any(axis=0)))
-        own, everything = Counted(counts_KEH[:num], age_K[:num]), None
-        if counter.reads_all:
-            everything = Counted(counts_KEH[num:], age_K[num:])
-        numbers_NF = numbers_of(counter, own, everything)
-        numbers_NF[~has_row_N] = np.nan
+        numbers_NF = np.empty((num, len(counter.numbers)), np.float32)
+        settings = counter.places_4F, counter.prior, counter.tick_ms
+        write_numbers(*settings, counts_KEH, age_K, has_row_N, numbers_NF)
         return numbers_NF
 
     @contextmanager

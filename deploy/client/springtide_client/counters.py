@@ -27,6 +27,7 @@ from springtide_client.memory import Remembered
 
 SHOWN = "shown"  # the event that every sample is
 AGE = "age"
+COUNT, RATE, AGE_KIND = range(3)  # kinds of numbers
 ALL_ID = MISSING_ID  # of the row of everything, in the table of each counter
 PARTS = 256  # of an amount of 1
 NUM_HEAD = 5  # numbers of a row before its counts
@@ -104,7 +105,7 @@ class Counter(Remembered):
     @property
     def reads_all(self) -> bool:
         """True if it compares with the row of everything."""
-        return any(kind == "rate" for kind, *_ in self.parsed_numbers)
+        return RATE in self.places_4F[0]
 
     @property
     def row_settings(self) -> tuple[object, ...]:
@@ -113,15 +114,15 @@ class Counter(Remembered):
         return self.name, self.key, self.count, self.half_lives, when
 
     @cached_property
-    def all_numbers(self) -> dict[str, tuple[str, int, int, int]]:
-        """What can be read, by name: "count", "rate" or "age"; one or two events; the half-life."""
-        found: dict[str, tuple[str, int, int, int]] = {}
+    def all_numbers(self) -> dict[str, tuple[int, int, int, int]]:
+        """What can be read, by name: COUNT, RATE or AGE_KIND; one or two events; the half-life."""
+        found: dict[str, tuple[int, int, int, int]] = {}
         for event, name in enumerate(self.count):
-            found |= {f"{name}.{text}": ("count", event, 0, place) for place, text in enumerate(self.half_lives)}
+            found |= {f"{name}.{text}": (COUNT, event, 0, place) for place, text in enumerate(self.half_lives)}
         for name, (first, second) in self.rates.items():
             events = self.count.index(first), self.count.index(second)
-            found |= {f"{name}.{text}": ("rate", *events, place) for place, text in enumerate(self.half_lives)}
-        return found | {AGE: ("age", 0, 0, 0)}
+            found |= {f"{name}.{text}": (RATE, *events, place) for place, text in enumerate(self.half_lives)}
+        return found | {AGE: (AGE_KIND, 0, 0, 0)}
 
     @property
     def default_numbers(self) -> tuple[str, ...]:
@@ -131,9 +132,9 @@ class Counter(Remembered):
         return (*first, *rates, AGE)
 
     @cached_property
-    def parsed_numbers(self) -> tuple[tuple[str, int, int, int], ...]:
+    def places_4F(self) -> Int64Array:
         """Each of `numbers`, as in `all_numbers`."""
-        return tuple(self.all_numbers[name] for name in self.numbers)
+        return np.array([self.all_numbers[name] for name in self.numbers], np.int64).reshape(-1, 4).T.copy()
 
 
 class Powers(NamedTuple):
@@ -232,23 +233,21 @@ def read_counts(rows_ND: Float32Array, counter: Counter, event_ms_N: Int64Array)
 
 def numbers_of(counter: Counter, own: Counted, everything: Counted | None) -> Float32Array:
     """Return the counter's features, (N, F). `everything`: what the samples read of all, where there are rates."""
-    columns = []
-    for kind, first, second, place in counter.parsed_numbers:
-        if kind == "count":
-            columns.append(own.counts_NEH[:, first, place])
-        elif kind == "age":
-            seconds_N = (own.age_N * counter.tick_ms / 1000.0).astype(np.float32)
-            columns.append(np.where(own.age_N >= 0, seconds_N, np.float32(np.nan)))
-        else:
-            assert everything is not None
-            num_N, den_N = (own.counts_NEH[:, event, place].astype(np.float64) for event in (first, second))
-            all_num_N, all_den_N = (
-                everything.counts_NEH[:, event, place].astype(np.float64) for event in (first, second)
-            )
-            rate_N = (all_num_N + 1.0) / (all_den_N + 2.0)
-            smoothed_N = (num_N + counter.prior * rate_N) / (den_N + counter.prior)
-            columns.append(natural_log(smoothed_N / rate_N).astype(np.float32))
-    return np.stack(columns, axis=1).astype(np.float32)
+    numbers_NF = np.empty((len(own.age_N), len(counter.numbers)), np.float32)
+    kinds_F, first_F, second_F, place_F = counter.places_4F
+    counts = np.flatnonzero(kinds_F == COUNT)
+    numbers_NF[:, counts] = own.counts_NEH[:, first_F[counts], place_F[counts]]
+    seconds_N = np.where(own.age_N >= 0, own.age_N * counter.tick_ms / 1000.0, np.nan).astype(np.float32)
+    numbers_NF[:, kinds_F == AGE_KIND] = seconds_N[:, None]
+    if everything is not None:
+        rates = np.flatnonzero(kinds_F == RATE)
+        events = (first_F[rates], place_F[rates]), (second_F[rates], place_F[rates])
+        num_NR, den_NR = (own.counts_NEH[:, *event].astype(np.float64) for event in events)
+        all_num_NR, all_den_NR = (everything.counts_NEH[:, *event].astype(np.float64) for event in events)
+        rate_NR = (all_num_NR + 1.0) / (all_den_NR + 2.0)
+        smoothed_NR = (num_NR + counter.prior * rate_NR) / (den_NR + counter.prior)
+        numbers_NF[:, rates] = natural_log(smoothed_NR / rate_NR)
+    return numbers_NF
 
 
 class PairHalf(NamedTuple):

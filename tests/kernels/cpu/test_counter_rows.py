@@ -1,6 +1,7 @@
 """Rows of decayed counts: what samples read equals the oracle over all that happened, in any order and any batches."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.app.training.step.memory_step import counter_rules_of
-from springtide.kernels.cpu.counter_rows import NONE, CounterBatch, walk_counts
-from springtide_client.counters import Counter, read_counts
-from tests.support.counter_oracle import counts
+from springtide.kernels.cpu.counter_rows import NONE, CounterBatch, walk_counts, write_numbers
+from springtide_client.counters import RATE, Counted, Counter, natural_log, numbers_of, read_counts
+from tests.support.counter_oracle import counts, rate
 
 START_MS = 1_700_000_000_000
 COUNTER = Counter(
@@ -82,6 +83,34 @@ def test_samples_read_what_the_oracle_says_in_any_order_and_any_batches(data: st
     read = read_counts(np.repeat(row_D[None], len(asked_ms_N), axis=0), counter, asked_ms_N)
     expected = [counts(events, ms, counter) for ms in asked_ms_N.tolist()]
     assert list(zip(read.age_N.tolist(), read.counts_NEH.tolist(), strict=True)) == expected
+
+
+AMOUNTS = st.floats(0, 2.0**30, width=32)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(*[AMOUNTS] * 12), min_size=1, max_size=9), st.floats(1e-3, 1e4), st.data())
+def test_features_are_bit_by_bit_those_of_the_reference(amounts, prior: float, data: st.DataObject) -> None:
+    counter = replace(COUNTER, rates={"ctr": ("click", "shown"), "rtc": ("shown", "click")}, prior=prior)
+    counter = replace(counter, numbers=tuple(counter.all_numbers))
+    num = len(amounts)
+    counts_KEH = np.array(amounts, np.float32).reshape(2 * num, 2, 3)
+    age_K = np.array(data.draw(st.lists(st.integers(-1, 2**40), min_size=2 * num, max_size=2 * num)), np.int64)
+    numbers_NF, has_row_N = np.empty((num, len(counter.numbers)), np.float32), np.ones(num, np.bool_)
+    write_numbers(counter.places_4F, counter.prior, counter.tick_ms, counts_KEH, age_K, has_row_N, numbers_NF)
+    halves = [Counted(counts_KEH[part], age_K[part]) for part in (slice(num), slice(num, None))]
+    np.testing.assert_array_equal(numbers_NF, numbers_of(counter, *halves))
+    for n, own in enumerate(numbers_NF):
+        for number, value in zip(counter.numbers, own.tolist(), strict=True):
+            kind, first, second, h = counter.all_numbers[number]
+            if kind == RATE:
+                read = [float(half.counts_NEH[n, event, h]) for half in halves for event in (first, second)]
+                assert value == pytest.approx(rate(*read, prior), rel=2e-7, abs=1e-15)
+
+
+@given(st.floats(2.0**-500, 2.0**500))
+def test_logarithms_are_those_of_the_library(x: float) -> None:
+    assert float(natural_log(np.array([x]))[0]) == pytest.approx(math.log(x), rel=1e-14, abs=1e-15)
 
 
 @settings(max_examples=100, deadline=None)
