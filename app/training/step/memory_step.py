@@ -107,7 +107,7 @@ class MemoryStep:
             event_ms_M = np.ascontiguousarray(batch.event_ms_N[at_M])
             with self._rows(memory, np.ascontiguousarray(of_N[at_M]), event_ms_M, writes=writes) as (rows_UD, rows_M):
                 given = MemoryBatch(rows_M, event_ms_M, known_ms_N[at_M], values_NK[at_M])
-                _, event_ms_ML, values_MLK = Recalled.empty(len(at_M), memory)
+                _, event_ms_ML, values_MLK = Recalled.empty(len(event_ms_M), memory)
                 lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
             for column, found in zip(recalled, (lengths_M, event_ms_ML, values_MLK), strict=True):
                 column[at_M] = found
@@ -201,18 +201,22 @@ def counter_rules_of(counter: Counter) -> CounterRules:
 
 def amounts_of(counter: Counter, schema: Schema, batch: Batch) -> Int64Array:
     """Return what samples add to each event of a counter, (N, E), in 256ths; labels without a value add nothing."""
-    columns = []
-    for event in counter.count:
-        if event == SHOWN:
-            columns.append(np.full(len(batch), PARTS, np.int64))
-        else:
+    amounts_NE = np.full((len(batch), len(counter.count)), PARTS, np.int64)
+    for place, event in enumerate(counter.count):
+        if event != SHOWN:
             label_N = batch.labels_NL[:, schema.labels.index(event)]
-            columns.append(np.rint(np.nan_to_num(label_N) * PARTS).astype(np.int64))
-    return np.stack(columns, axis=1)
+            amounts_NE[:, place] = np.rint(np.fmax(label_N, 0) * PARTS)
+    return amounts_NE
 
 
-def _written_first(ids_K: Int64Array, is_added_K: BoolArray, has_row_K: BoolArray) -> Iterator[tuple[Int64Array, bool]]:
+def _written_first(
+    ids_K: Int64Array, is_added_K: BoolArray, has_row_K: BoolArray
+) -> Iterator[tuple[Int64Array | slice, bool]]:
     """Yield the places of ids that are written, then of those that are only read; and whether they are written."""
+    if is_added_K.all():  # so is every id
+        if len(ids_K):
+            yield slice(None), True
+        return
     is_written_K = np.isin(ids_K, ids_K[is_added_K])
     for samples, writes in ((is_written_K & has_row_K, True), (~is_written_K & has_row_K, False)):
         at_M = np.flatnonzero(samples)

@@ -88,11 +88,12 @@ def with_recalled(
 def ids_of(counter: Counter, schema: Schema, features: Features) -> tuple[Int64Array, BoolArray]:
     """Return the id of each sample's row, (N), and which samples have one: of a pair neither id is missing."""
     columns = [features.categorical_NC[:, schema.categorical.index(name)] for name in counter.key]
-    num = len(features)
     if not columns:
-        return np.full(num, ALL_ID, np.int64), np.ones(num, np.bool_)
-    has_row_N = np.all([ids_N != MISSING_ID for ids_N in columns], axis=0)
-    return (columns[0] if len(columns) == 1 else pair_ids(*columns)), has_row_N
+        return np.full(len(features), ALL_ID, np.int64), np.ones(len(features), np.bool_)
+    has_row_N = columns[0] != MISSING_ID
+    if len(columns) == 1:
+        return columns[0], has_row_N
+    return pair_ids(*columns), has_row_N & (columns[1] != MISSING_ID)
 
 
 def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int) -> Int64Array:
