@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.kernels.njit import njit
+from springtide_client.counters import Counter, powers_of
 
 NONE = -1
 LOW_24 = 0xFFFFFF
@@ -45,6 +46,36 @@ class CounterBatch(NamedTuple):
     event_ms_K: Array  # int64
     known_ms_K: Array  # int64: when it became known, NONE: it does not count
     amounts_KE: Array  # int64, in 256ths
+
+
+def rules_of(counter: Counter) -> CounterRules:
+    """Return a counter's settings as the kernels take them."""
+    powers = powers_of(counter.half_life_ticks)
+    return CounterRules(counter.tick_ms, counter.num_slots, counter.settled_after, counter.vanishes_after, *powers)
+
+
+def read_numbers(
+    rows_KD: Array, counter: Counter, event_ms_K: Array, all_N: Array | None, has_row_N: Array
+) -> npt.NDArray[np.float32]:
+    """Return the features that samples read of rows: springtide_client.recall.read_numbers, compiled."""
+    counts_KEH = np.empty((len(rows_KD), len(counter.count), len(counter.half_lives)), np.float32)
+    age_K = np.empty(len(rows_KD), np.int64)
+    read_rows(rules_of(counter), np.ascontiguousarray(rows_KD), event_ms_K, counts_KEH, age_K)
+    if all_N is not None:
+        counts_KEH = np.concatenate([counts_KEH[: len(has_row_N)], counts_KEH[all_N]])
+    numbers_NF = np.empty((len(has_row_N), len(counter.numbers)), np.float32)
+    write_numbers(counter.places_4F, counter.prior, counter.tick_ms, counts_KEH, age_K, has_row_N, numbers_NF)
+    return numbers_NF
+
+
+@njit(nogil=True, cache=True)
+def read_rows(rules: Any, rows_KD: Array, event_ms_K: Array, counts_KEH: Array, age_K: Array) -> None:
+    """Write what samples read of rows, as `walk_counts`; rows of NaN are those of ids without one."""
+    for k in range(len(rows_KD)):
+        if np.isnan(rows_KD[k, 0]):
+            counts_KEH[k], age_K[k] = 0, NONE
+        else:
+            age_K[k] = read_row(rules, rows_KD[k], event_ms_K[k] // rules.tick_ms, counts_KEH[k])
 
 
 @njit(nogil=True, cache=True)

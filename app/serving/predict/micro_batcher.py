@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from springtide.app.serving.http.errors import ApiError, busy
 from springtide.app.serving.predict.request import Instances, encode_features, request_times
+from springtide.kernels.cpu.counter_rows import read_numbers
 from springtide_client.errors import PartError
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
@@ -158,7 +159,8 @@ class MicroBatcher:
             try:
                 features = encode_features(view.schema, request.instances)
                 if view.schema.remembered:
-                    features = view.recalled(features, request_times(view.schema, request.instances, request.now_ms))
+                    times_N = request_times(view.schema, request.instances, request.now_ms)
+                    features = view.recalled(features, times_N, read_numbers)
                 valid.append((request, features))
             except ApiError as error:
                 _respond(request, error)

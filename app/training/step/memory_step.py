@@ -12,11 +12,12 @@ from springtide.app.version_log.trainer_meta import are_pairs
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
-from springtide.kernels.cpu.counter_rows import CounterBatch, CounterRules, walk_counts, write_numbers
+from springtide.kernels.cpu import counter_rows
+from springtide.kernels.cpu.counter_rows import CounterBatch, walk_counts, write_numbers
 from springtide.kernels.cpu.memory_rows import NONE, VISIBLE_AFTER, MemoryBatch, MemoryRules, walk
 from springtide.stream.columns import Batch
 from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
-from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counter, PairHalf, powers_of
+from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counter, PairHalf
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
 from springtide_client.memory import Memory, Remembered
@@ -47,7 +48,7 @@ class MemoryStep:
             one.name: table.tables[memory_table(schema, one)] for one in schema.remembered
         }
         self._rules = {memory.name: rules_of(memory) for memory in schema.memories}
-        self._counter_rules = {counter.name: counter_rules_of(counter) for counter in schema.counters}
+        self._counter_rules = {counter.name: counter_rows.rules_of(counter) for counter in schema.counters}
         self.counts = dict.fromkeys(COUNTERS, 0) | {NEWEST: 0}
 
     def restore(self, counts: Mapping[str, int]) -> None:
@@ -191,12 +192,6 @@ def rules_of(memory: Memory) -> MemoryRules:
     return MemoryRules(
         memory.tick_ms, memory.last, memory.capacity, memory.pending_ticks, memory.ttl_ms, memory.place_of_distinct
     )
-
-
-def counter_rules_of(counter: Counter) -> CounterRules:
-    """Return a counter's settings as the kernel takes them."""
-    powers = powers_of(counter.half_life_ticks)
-    return CounterRules(counter.tick_ms, counter.num_slots, counter.settled_after, counter.vanishes_after, *powers)
 
 
 def amounts_of(counter: Counter, schema: Schema, batch: Batch) -> Int64Array:

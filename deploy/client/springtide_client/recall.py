@@ -22,6 +22,8 @@ from springtide_client.targets import parse_event_ms
 
 MAX_TIME_MS = (1 << 48) - 1
 Lookup = Callable[[UInt16Array, Int64Array], tuple[Float32Array, UInt8Array]]
+# of rows (K, D), of a counter, and the times of those who read them: the counter's features, as `read_numbers`
+ReadNumbers = Callable[[Float32Array, Counter, Int64Array, Int64Array | None, BoolArray], Float32Array]
 
 
 class Recalled(NamedTuple):
@@ -40,15 +42,41 @@ class Recalled(NamedTuple):
         )
 
 
-def recall(schema: Schema, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Features:
+def read_numbers(
+    rows_KD: Float32Array,
+    counter: Counter,
+    event_ms_K: Int64Array,
+    all_N: Int64Array | None,
+    has_row_N: BoolArray,
+) -> Float32Array:
+    """Return the counter's features, (N, F), of samples whose rows are the first N of K; NaN for those without one.
+
+    `all_N`: which row each reads that of everything is; None where there are no rates.
+    """
+    read, num = read_counts(rows_KD, counter, event_ms_K), len(has_row_N)
+    own, everything = Counted(read.counts_NEH[:num], read.age_N[:num]), None
+    if all_N is not None:
+        everything = Counted(read.counts_NEH[all_N], read.age_N[all_N])
+    numbers_NF = numbers_of(counter, own, everything)
+    numbers_NF[~has_row_N] = np.nan
+    return numbers_NF
+
+
+def recall(
+    schema: Schema,
+    features: Features,
+    event_ms_N: Int64Array,
+    lookup: Lookup,
+    read: ReadNumbers = read_numbers,
+) -> Features:
     """Return the features of the whole schema, from those of records or requests and what is remembered.
 
-    `lookup` returns rows (K, D), NaN without one, and their status, of keys.
+    `lookup` returns rows (K, D), NaN without one, and their status, of keys. `read`: as `read_numbers`, for counters.
     """
     if not schema.remembered:
         return features
     found = [_read(schema, memory, features, event_ms_N, lookup) for memory in schema.memories]
-    numbers = [_read_counter(schema, counter, features, event_ms_N, lookup) for counter in schema.counters]
+    numbers = [_read_counter(schema, counter, features, event_ms_N, lookup, read) for counter in schema.counters]
     return with_recalled(schema, features, found, event_ms_N, numbers)
 
 
@@ -142,29 +170,21 @@ def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64A
 
 
 def _read_counter(
-    schema: Schema, counter: Counter, features: Features, event_ms_N: Int64Array, lookup: Lookup
+    schema: Schema, counter: Counter, features: Features, event_ms_N: Int64Array, lookup: Lookup, read: ReadNumbers
 ) -> Float32Array:
     """Return the counter's features, (N, F)."""
     ids_N, has_row_N = ids_of(counter, schema, features)
-    ids_K = np.concatenate([ids_N, [ALL_ID]]) if counter.reads_all else ids_N
-    if not len(ids_N):
+    num = len(ids_N)
+    if not num:
         return np.zeros((0, len(counter.features)), np.float32)
+    ids_K, event_ms_K, all_N = ids_N, event_ms_N, None
+    if counter.reads_all:  # everything is read once for a time
+        times_U, at_N = np.unique(event_ms_N, return_inverse=True)
+        ids_K = np.concatenate([ids_N, np.full(len(times_U), ALL_ID, np.int64)])
+        event_ms_K, all_N = np.concatenate([event_ms_N, times_U]), num + at_N
     ids_U, at_K = np.unique(ids_K, return_inverse=True)
     rows_UD, _ = lookup(np.array([schema.memory_number(counter)], np.uint16), ids_U)
-    rows_KD = rows_UD[at_K, : counter.dim]
-    own, everything = read_counts(rows_KD[: len(ids_N)], counter, event_ms_N), None
-    if counter.reads_all:
-        everything = _read_all(rows_KD[-1:], counter, event_ms_N)
-    numbers_NF = numbers_of(counter, own, everything)
-    numbers_NF[~has_row_N] = np.nan
-    return numbers_NF
-
-
-def _read_all(row_1D: Float32Array, counter: Counter, event_ms_N: Int64Array) -> Counted:
-    """Return what samples read of one row, each time once."""
-    times_U, at_N = np.unique(event_ms_N, return_inverse=True)
-    read = read_counts(np.repeat(row_1D, len(times_U), axis=0), counter, times_U)
-    return Counted(read.counts_NEH[at_N], read.age_N[at_N])
+    return read(rows_UD[at_K, : counter.dim], counter, event_ms_K, all_N, has_row_N)
 
 
 def _sequences(memory: Memory, recalled: Recalled, event_ms_N: Int64Array) -> list[Ragged]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.app.training.step.memory_step import counter_rules_of
-from springtide.kernels.cpu.counter_rows import NONE, CounterBatch, walk_counts, write_numbers
+from springtide.kernels.cpu.counter_rows import NONE, CounterBatch, read_numbers, rules_of, walk_counts, write_numbers
+from springtide_client import recall
 from springtide_client.counters import RATE, Counted, Counter, natural_log, numbers_of, read_counts
 from tests.support.counter_oracle import counts, rate
 
@@ -58,7 +58,7 @@ def walk_all(samples, counter: Counter, cuts=()):
         batch = CounterBatch(np.zeros(num, np.int64), event_ms_N, known_ms_N, amounts_NE)
         counts_NEH = np.empty((num, len(counter.count), len(counter.half_lives)), np.float32)
         age_N, early_N = np.empty(num, np.int64), np.empty(num, np.bool_)
-        walk_counts(counter_rules_of(counter), row_1D, batch, counts_NEH, age_N, early_N, num_dropped_1)
+        walk_counts(rules_of(counter), row_1D, batch, counts_NEH, age_N, early_N, num_dropped_1)
         found += zip(age_N.tolist(), counts_NEH.tolist(), strict=True)
         num_early += int(early_N.sum())
     return found, row_1D[0], (num_early, int(num_dropped_1[0]))
@@ -82,6 +82,10 @@ def test_samples_read_what_the_oracle_says_in_any_order_and_any_batches(data: st
     asked_ms_N = newest_ms + np.array([0, 500, 2000, 9000, 10**7, 86_400_000], np.int64)
     read = read_counts(np.repeat(row_D[None], len(asked_ms_N), axis=0), counter, asked_ms_N)
     expected = [counts(events, ms, counter) for ms in asked_ms_N.tolist()]
+    served = replace(counter, rates={"ctr": ("click", "shown")}, numbers=("ctr.3s", "shown.1h", "age"))
+    rows_KD = np.stack([np.full_like(row_D, np.nan), *[row_D] * (2 * len(asked_ms_N) - 1)])
+    asked = rows_KD, served, np.tile(asked_ms_N, 2), np.arange(6, 12), np.arange(6) != 4
+    np.testing.assert_array_equal(read_numbers(*asked), recall.read_numbers(*asked))
     assert list(zip(read.age_N.tolist(), read.counts_NEH.tolist(), strict=True)) == expected
 
 
@@ -166,7 +170,7 @@ def test_a_tick_for_which_there_is_no_room_is_counted_early() -> None:
         np.zeros(num, np.int64), np.full(num, START_MS), np.array(known_ms), np.full((num, 2), 256, np.int64)
     )
     out = np.empty((num, 2, 3), np.float32), np.empty(num, np.int64), np.empty(num, np.bool_)
-    walk_counts(counter_rules_of(COUNTER), row_1D, batch, *out, num_dropped_1)
+    walk_counts(rules_of(COUNTER), row_1D, batch, *out, num_dropped_1)
     assert num_dropped_1[0] == num - COUNTER.num_slots  # the last one folds another, and is late itself
     read = read_counts(row_1D, COUNTER, np.array([START_MS + 60_000]))
     expected = counts([(ms, (256, 256)) for ms in known_ms], START_MS + 60_000, COUNTER)
@@ -214,7 +218,7 @@ def test_a_request_with_one_random_click_reads_nothing_of_itself(shift_ms: int, 
         amounts_NE = np.stack([np.full(10, 256), 256 * is_click_N], axis=1)
         out = np.empty((10, 2, 3), np.float32), np.empty(10, np.int64), np.empty(10, np.bool_)
         walk_counts(
-            counter_rules_of(COUNTER),
+            rules_of(COUNTER),
             row_1D,
             CounterBatch(np.zeros(10, np.int64), *times, amounts_NE),
             *out,
