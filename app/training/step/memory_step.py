@@ -140,7 +140,7 @@ class MemoryStep:
                 walk_counts(self._counter_rules[counter.name], rows_UD, given, *found, num_dropped_1)
             counts_KEH[at_M], age_K[at_M], early_K[at_M] = found
         self.counts["dropped"] += int(num_dropped_1[0])
-        self.counts["early"] += int(np.count_nonzero(early_K.reshape(-1, num).any(axis=0)))
+        self.counts["early"] += int(np.count_nonzero(early_K.reshape(-1, max(num, 1)).any(axis=0)))
         numbers_NF = np.empty((num, len(counter.numbers)), np.float32)
         settings = counter.places_4F, counter.prior, counter.tick_ms
         write_numbers(*settings, counts_KEH, age_K, has_row_N, numbers_NF)
