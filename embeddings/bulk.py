@@ -8,7 +8,7 @@ from springtide.embeddings.current_stream import on_current_stream
 from springtide.embeddings.rows import Int64Array, TableDelta, UInt16Array, as_keys
 from springtide.embeddings.tiers.interface import RowSource
 from springtide.kernels.types import DIRTY, NEEDS_SPILL, NO_SLOT, SPILLED, RowColumns
-from springtide_client.rows.row_block import RowBlock
+from springtide_client.rows.row_block import RowBlock, key_order
 
 WRITTEN_ROWS_PER_STEP = 65536
 
@@ -60,6 +60,22 @@ class BulkOperations(TableComponents):
         (slots_M,) = self.ops.fetch(self.memory.find(spilled.feature, spilled.id))
         rows = RowBlock.concatenate([resident, spilled.take(slots_M == NO_SLOT)])
         return rows.take(self.cutoffs.alive(rows.feature, rows.last_seen)) if self.cutoffs else rows
+
+    @on_current_stream
+    def keys(self) -> tuple[UInt16Array, Int64Array]:
+        """Return features and ids of the rows of all tiers, each once; of the base also those that are gone since.
+
+        The rows of the spill must fit into memory.
+        """
+        rows = self.export()
+        features, ids = [rows.feature], [rows.id]
+        if self.lower_tiers.base is not None:
+            in_base = self.lower_tiers.base.keys()
+            features.append(in_base[0])
+            ids.append(in_base[1])
+        keys = RowBlock.of_keys(np.concatenate(features), np.concatenate(ids))
+        once = key_order(keys.key_hash, keys.feature, once=True)
+        return keys.feature[once], keys.id[once]
 
     def resize(self, num_slots: int, num_overflow: int) -> None:
         """Change the number of slots; dirty rows stay dirty."""

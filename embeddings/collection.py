@@ -208,12 +208,18 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def table_configs(config: TableConfig, ops: Ops) -> dict[str, TableConfig]:
     """Return the settings of each table, the main one first: `config` itself if there is no other.
 
-    The main table keeps the policies of all features, because it admits the ids of all.
+    The main table keeps the policies of all features, because it admits the ids of all; but not how long rows of plain
+    tables live: it would search its own for them.
     """
     if not config.tables:
         return {MAIN_TABLE: config}
     shares = device_shares(config, ops)
-    configs = {MAIN_TABLE: replace(config, device_bytes=shares[MAIN_TABLE], tables={})}
+    plain = {number for table in config.tables.values() if table.is_plain for number in table.features}
+    policies = {
+        number: replace(policy, ttl_seconds=None) if number in plain else policy
+        for number, policy in config.features.items()
+    }
+    configs = {MAIN_TABLE: replace(config, device_bytes=shares[MAIN_TABLE], tables={}, features=policies)}
     for name, table in config.tables.items():
         if name != MAIN_TABLE:
             features = {

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from springtide.app.config.document import check_keys, has_key, merge_document, unknown_key_error
-from springtide.app.config.memory import MemoryConfig, MemorySections, RememberConfig, SequenceConfig
+from springtide.app.config.memory import CounterConfig, MemoryConfig, MemorySections, RememberConfig, SequenceConfig
 from springtide.app.config.schema import BiasConfig, FeatureConfig, SchemaConfig, feature_policies, feature_tables
 from springtide.app.errors import UserError, user_errors
 from springtide.app.models.config import MODELS_WITHOUT_WIDE, ModelConfig
@@ -42,6 +42,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "memory": MemoryConfig,
     "sequences": SequenceConfig,  # a table by sequence
     "remember": RememberConfig,
+    "counters": CounterConfig,  # a table by counter
     "table": TableSettings,
     "model": ModelConfig,
     "train": TrainConfig,
@@ -115,6 +116,13 @@ def load_config(
     }
     losses = _losses(train, labels, schema)
     schema = numbered(replace(schema, links=links_of(losses, schema.labels)), log.path)
+    for counter in schema.counters:
+        for label in counter.count:
+            if label in schema.links:
+                raise UserError(
+                    f"[counters.{counter.name}] count: {label!r} is a value, and only labels from 0 to 1 are counted: "
+                    "name another"
+                )
     table = bind(
         TableSettings,
         "[table]",
@@ -136,15 +144,15 @@ def load_config(
     # [table] disk_bytes is for spill and log; the spill keeps at least half of it
     log = structs.replace(log, log_bytes=min(log.log_bytes, max(table.disk_bytes // 2, MIN_BYTES)))
     model = _model(bind(ModelConfig, "[model]", document.get("model", {})), losses, schema)
-    if schema.memories and model.name in MODELS_WITHOUT_WIDE:
+    if schema.remembered and model.name in MODELS_WITHOUT_WIDE:
         raise UserError(
-            f'[sequences] and [remember] do not go with [model] name = "{model.name}" yet: let records and requests '
-            "bring these features"
+            f'[sequences], [remember] and [counters] do not go with [model] name = "{model.name}" yet: let records and '
+            "requests bring these features"
         )
     source = bind(SourceConfig, "[source]", document.get("source", {}), log_path=log.path)
     join = _join(bind(JoinConfig, "[join]", document.get("join", {})), labels, schema, source.topic)
     history = _history(bind(HistoryConfig, "[history]", document.get("history", {})), schema)
-    if join is not None and schema.memories:
+    if join is not None and schema.remembered:
         memories.check_join(join.longest_ms, learns_again=join.learns_again)
     if join is not None and history.path is not None:
         raise UserError("[history] does not go with labels that are joined: leave out [history] or [join]")
@@ -170,6 +178,11 @@ def load_config(
             raise UserError(
                 '[sequences.*] when = "shown" does not go with [negatives], which drops most of what was shown before '
                 "it is remembered: name a label"
+            )
+        if schema.counters:
+            raise UserError(
+                "[counters] do not go with [negatives], which drops most of what was shown before it is counted: leave "
+                "one of both out"
             )
         source = structs.replace(source, sample_by=negatives.by, rate_field=negatives.rate_field)
     return Config(
@@ -204,8 +217,12 @@ def _memories(document: Mapping[str, Any]) -> MemorySections:
     for of, fields in remember.items():
         if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
             raise UserError(f"[remember] {of} must be a list of fields, not {format_value(fields)}")
+    counters = {
+        name: bind(CounterConfig, f"[counters.{name}]", table)
+        for name, table in _require_table("[counters]", document.get("counters", {})).items()
+    }
     config = bind(MemoryConfig, "[memory]", document.get("memory", {}))
-    return MemorySections(config, sequences, {of: tuple(fields) for of, fields in remember.items()})
+    return MemorySections(config, sequences, {of: tuple(fields) for of, fields in remember.items()}, counters)
 
 
 def _losses(train: TrainConfig, labels: Mapping[str, LabelConfig], schema: Schema) -> tuple[LabelLoss, ...]:

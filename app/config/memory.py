@@ -1,4 +1,4 @@
-"""The keys of `[memory]`, `[sequences.*]` and `[remember]`: what the stream is remembered for."""
+"""The keys of `[memory]`, `[sequences.*]`, `[remember]` and `[counters.*]`: what the stream is remembered for."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from springtide.app.errors import UserError, user_errors
+from springtide_client.counters import SHOWN, Counter, parse_half_life
 from springtide_client.memory import MAX_PENDING_TICKS, MAX_ROW, Memory
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, SIZE, Settings
 
-SHOWN = "shown"
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 Ids = tuple[str, ...]
+MAX_NUMBERS = 32  # features of one counter
 
 
 class MemoryConfig(Settings, frozen=True, kw_only=True):
@@ -60,8 +61,8 @@ class MemoryConfig(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1 << 20,
             extra=SIZE,
-            description="Memory for rows of `[sequences.*]` and `[remember]`, beside `[table] device_bytes`; beyond it "
-            "they go to the disk, as other rows do.",
+            description="Memory for rows of `[sequences.*]`, `[remember]` and `[counters.*]`, beside `[table] "
+            "device_bytes`; beyond it they go to the disk, as other rows do.",
         ),
     ] = 512 << 20
 
@@ -102,13 +103,57 @@ class RememberConfig(Settings, frozen=True, kw_only=True):
     """By id, the fields that have its newest value: `item_id = ["category", "price"]`. Requests need not bring them."""
 
 
+class CounterConfig(Settings, frozen=True, kw_only=True):
+    """Decayed counts, rates and age of an id, a pair of ids, or everything: numbers that no record brings."""
+
+    key: Annotated[
+        str | Ids,
+        Meta(description="A `categorical` field, two of them for counts of pairs, or `[]`: one count of everything."),
+    ]
+    count: Annotated[
+        Ids,
+        Meta(
+            min_length=1,
+            description='What is counted: "shown", every sample; a label: its sum, in 256ths. Weights of samples do '
+            "not count.",
+        ),
+    ]
+    half_lives: Annotated[
+        Ids,
+        Meta(
+            min_length=1,
+            description='Times in which a count is halved, such as "10m", "1h", "7d". One of 0.7 windows gives a '
+            "steady stream the count of the window.",
+        ),
+    ]
+    rates: Annotated[
+        Mapping[str, Ids],
+        Meta(
+            description='`{ ctr = ["click", "shown"] }`: the logarithm of a rate beside that of everything; 0 where '
+            "nothing is known."
+        ),
+    ] = {}
+    prior: Annotated[
+        float,
+        Meta(gt=0, extra=FINITE, description="Samples at the rate of everything by which a rate is smoothed."),
+    ] = 20.0
+    features: Annotated[
+        Literal["default"] | Ids,
+        Meta(
+            description='Which numbers are features: `["shown.10m", "ctr.1h", "age"]`, at most 32. "default": counts '
+            "of the first event, rates, age."
+        ),
+    ] = "default"
+
+
 @dataclass(frozen=True)
 class MemorySections:
-    """What the file says in the three sections."""
+    """What the file says in the four sections."""
 
     memory: MemoryConfig
     sequences: Mapping[str, SequenceConfig]
     remember: Mapping[str, Ids]
+    counters: Mapping[str, CounterConfig]
 
     def added_to(self, schema: Schema, lengths: Mapping[str, int]) -> Schema:
         """Return the schema with what is remembered; UserError where the settings do not fit it.
@@ -120,7 +165,8 @@ class MemorySections:
         memories = [self._sequence(name, one, schema, common) for name, one in self.sequences.items()]
         for of, fields in self.remember.items():
             memories += [self._field(of, field, schema, lengths, common) for field in fields]
-        if not memories:
+        counters = [self._counter(name, one, schema, common) for name, one in self.counters.items()]
+        if not memories and not counters:
             return schema
         for memory in memories:
             if memory.dim > MAX_ROW:
@@ -135,16 +181,18 @@ class MemorySections:
             return replace(
                 schema,
                 sequence=(*schema.sequence, *names),
+                dense=(*schema.dense, *(name for counter in counters for name in counter.features)),
                 share={**schema.share, **share},
                 memories=tuple(memories),
+                counters=tuple(counters),
             )
 
     def check_join(self, window_ms: int, *, learns_again: bool) -> None:
         """UserError if impressions are learned later than `[memory]` says. `window_ms`: the longest of their labels."""
         if learns_again:
             raise UserError(
-                "[sequences] and [remember] do not go with impressions that are learned more than once yet: what they "
-                'have read is gone by then. Leave out [join] release = "event" and late = "settle" or '
+                "[sequences], [remember] and [counters] do not go with impressions that are learned more than once "
+                'yet: what they have read is gone by then. Leave out [join] release = "event" and late = "settle" or '
                 '"importance_weighted" of [labels.*], and give all labels one window_seconds'
             )
         if self.memory.known != "event" or 1000 * self.memory.delay_seconds < window_ms:
@@ -170,7 +218,7 @@ class MemorySections:
             "lateness_ms": round(1000 * memory.lateness_seconds),
         }
         probe = Memory(name="", of="", keep=(), last=1, **common)
-        if (self.sequences or self.remember) and probe.pending_ticks > MAX_PENDING_TICKS:
+        if (self.sequences or self.remember or self.counters) and probe.pending_ticks > MAX_PENDING_TICKS:
             seconds = -(-(probe.delay_ms + probe.lateness_ms) // (MAX_PENDING_TICKS - 3)) / 1000
             raise UserError(
                 f"[memory] delay_seconds + lateness_seconds are {probe.pending_ticks - 3} ticks, at most "
@@ -183,9 +231,11 @@ class MemorySections:
             return
         if name == "":
             raise UserError('[memory] check must name a field, not ""')
-        if not (self.sequences or self.remember):
-            raise UserError("[memory] check needs [sequences.*] or [remember]: nothing is remembered to check")
-        if name in (*schema.names, *self.sequences):
+        if not (self.sequences or self.remember or self.counters):
+            raise UserError(
+                "[memory] check needs [sequences.*], [remember] or [counters.*]: nothing is remembered to check"
+            )
+        if name in schema.names:
             raise UserError(
                 f"[memory] check: {name!r} has another role in [schema]: records bring the signals of an answer in a "
                 "field of their own"
@@ -216,6 +266,54 @@ class MemorySections:
             **common,
         )
 
+    def _counter(self, name: str, config: CounterConfig, schema: Schema, common: Mapping[str, Any]) -> Counter:
+        where = f"[counters.{name}]"
+        if not NAME.fullmatch(name):
+            raise UserError(f"{where}: the name is letters, digits, - and _")
+        if name in self.sequences:
+            raise UserError(f"{where}: [sequences.{name}] has the same name: rename one of both")
+        key = (config.key,) if isinstance(config.key, str) else config.key
+        if len(key) > 2 or len(set(key)) < len(key):
+            raise UserError(f"{where} key names {', '.join(key)}: one id, two different ones, or [] for everything")
+        _require(f"{where} key", key, schema.categorical, "[schema] categorical")
+        _require(f"{where} count", config.count, (SHOWN, *schema.labels), 'the labels, and "shown"')
+        if SHOWN in schema.labels:
+            raise UserError(f'{where} count: a label is called "shown", which is every sample: rename the label')
+        for what, names in (("count", config.count), ("half_lives", config.half_lives)):
+            if len(set(names)) < len(names):
+                raise UserError(f"{where} {what} names {max(names, key=names.count)!r} twice")
+        for text in config.half_lives:
+            with user_errors(f"{where} half_lives: "):
+                if parse_half_life(text) < common["tick_ms"]:
+                    raise ValueError(f"{text!r} is shorter than a tick: lower [memory] tick_seconds, or name a longer")
+        for rate, events in config.rates.items():
+            if not NAME.fullmatch(rate) or rate in config.count:
+                raise UserError(f"{where} rates: {rate!r} must be letters, digits, - and _, and no name of count")
+            if len(events) != 2 or not key:
+                hint = "everything is what rates are beside: name a key" if not key else 'give two, ["click", "shown"]'
+                raise UserError(f"{where} rates: {rate!r} has {len(events)} events: {hint}")
+            _require(f"{where} rates {rate}", events, config.count, "count")
+        rates = {rate: (events[0], events[1]) for rate, events in config.rates.items()}
+        own = {"key": key, "count": config.count, "half_lives": config.half_lives, "rates": rates, **common}
+        counter = Counter(name=name, prior=config.prior, numbers=(), **own)
+        numbers = counter.default_numbers if config.features == "default" else tuple(config.features)
+        _require(f"{where} features", numbers, counter.all_numbers, "the numbers that it makes")
+        if not 0 < len(numbers) <= MAX_NUMBERS or len(set(numbers)) < len(numbers):
+            raise UserError(
+                f"{where}: {len(numbers)} features, {len(set(numbers))} different ones: 1 to {MAX_NUMBERS} are "
+                "possible, each once: name those of use in features, or fewer half_lives"
+            )
+        counter = replace(counter, numbers=numbers)
+        for feature in counter.features:
+            if feature in (*schema.names, *(name for one in self.sequences.values() for name in one.keep)):
+                raise UserError(f"{where} makes {feature!r}, which [schema] has too: rename the section or the field")
+        if counter.dim > MAX_ROW:
+            raise UserError(
+                f"{where}: a row would have {counter.dim} numbers, {MAX_ROW} are possible: name fewer events or "
+                "half_lives"
+            )
+        return counter
+
     def _field(
         self, of: str, field: str, schema: Schema, lengths: Mapping[str, int], common: Mapping[str, Any]
     ) -> Memory:
@@ -227,6 +325,8 @@ class MemorySections:
             raise UserError(f"{where} {of}: {field!r} is an id that other fields are remembered by")
         if sum(field in own for own in self.remember.values()) > 1 or self.remember[of].count(field) > 1:
             raise UserError(f"{where} names {field!r} twice: a field is remembered by one id")
+        if any(field in (one.key, *one.key) for one in self.counters.values()):
+            raise UserError(f"{where} {of}: {field!r} is the key of a counter, which needs the record's own value")
         if any(field in (one.key, *one.keep) for one in self.sequences.values()):
             raise UserError(f"{where} {of}: {field!r} is in a sequence, which needs the record's own value")
         num_values = 1

@@ -258,11 +258,11 @@ def with_wide_columns(config: TrainerConfig) -> TableConfig:
 
 def with_memory_tables(table: TableConfig, schema: Schema) -> TableConfig:
     """Return the settings with a table for each memory of the schema; admission never holds one back."""
-    if not schema.memories:
+    if not schema.remembered:
         return table
-    num_bytes = table.memory_bytes // sum(memory.dim for memory in schema.memories)
+    num_bytes = table.memory_bytes // sum(memory.dim for memory in schema.remembered)
     features, tables = dict(table.features), dict(table.tables) or {MAIN_TABLE: _main_table(table, schema)}
-    for memory in schema.memories:
+    for memory in schema.remembered:
         number = schema.memory_number(memory)
         features[number] = FeaturePolicy(min_count=1, ttl_seconds=memory.row_ttl_seconds)
         tables[memory_table(schema, memory)] = FeatureTable(
@@ -277,7 +277,7 @@ def with_memory_tables(table: TableConfig, schema: Schema) -> TableConfig:
 
 def _main_table(table: TableConfig, schema: Schema) -> FeatureTable:
     """Return the main table where all features have their rows in it."""
-    memories = {schema.memory_number(memory) for memory in schema.memories}
+    memories = {schema.memory_number(memory) for memory in schema.remembered}
     return FeatureTable(dim=table.dim, features=tuple(n for n in range(schema.unused_number) if n not in memories))
 
 

@@ -14,7 +14,7 @@ from springtide.app.training.state.training_state import TrainingState
 from springtide.app.version_log.commands.limits import limits_document, parse_limits
 from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
 from springtide.app.version_log.failpoints import failpoint
-from springtide.app.version_log.trainer_meta import erasures_of, parse_keys
+from springtide.app.version_log.trainer_meta import erasures_of, halves_of_pairs, parse_keys
 from springtide.embeddings.errors import SpillError
 from springtide.stream.positions import positions_to_meta
 from springtide_client.errors import EncodeError, LogError
@@ -147,12 +147,15 @@ class CommandExecutor:
         ids_N = np.array([row_id for _, row_id in keys], np.int64)
         own_N = self._ranks.is_own(features_N, ids_N)
         features_N, ids_N = features_N[own_N], ids_N[own_N]
-        table = self._state.learner.table
+        table, memory = self._state.learner.table, self._state.learner.memory
+        if memory is not None and (halves := halves_of_pairs(schema, keys)):
+            pairs_M, pair_ids_M = memory.keys_of_pairs(halves)
+            features_N, ids_N = np.append(features_N, pairs_M), np.append(ids_N, pair_ids_M)
         if self._ranks.any_rank(not table.has_room(len(ids_N), ROOM_SECONDS)):
             raise PostponedError
         table.forget(features_N, ids_N)
-        memories = {schema.memory_number(memory) for memory in schema.memories}
-        return {"keys": sum(feature not in memories for feature, _ in keys)}
+        remembered = {schema.memory_number(one) for one in schema.remembered}
+        return {"keys": sum(feature not in remembered for feature, _ in keys)}
 
     def _change_limits(self, body: dict[str, Any]) -> Result:
         """Change limits on all ranks, or on none: also if a spill cannot take the rows that leave memory."""

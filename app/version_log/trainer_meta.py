@@ -14,9 +14,12 @@ from springtide.app.scores.served import ServedScores
 from springtide.stream.decode.erasure_filter import Erasure
 from springtide.stream.join_state import JoinState
 from springtide.stream.positions import Partition, Position, positions_from_meta, positions_to_meta
+from springtide_client.array_types import BoolArray, Int64Array, UInt16Array
+from springtide_client.counters import ALL_ID, PairHalf, half_ids
 from springtide_client.errors import EncodeError, LogError
 from springtide_client.format.records import CommandEntry, StreamPosition, VersionMeta
-from springtide_client.keys import encode_id
+from springtide_client.keys import MISSING_ID, encode_id
+from springtide_client.memory import Remembered
 from springtide_client.rows.row_block import RowBlock
 from springtide_client.schema import Schema
 
@@ -106,8 +109,30 @@ def parse_keys(body: Mapping[str, Any], schema: Schema) -> list[tuple[int, int]]
 def keys_of_id(schema: Schema, feature: str, given_id: Any) -> list[tuple[int, int]]:
     """Return the key of an id, as (feature number, id), and those of what it is remembered for."""
     number, row_id = schema.number(feature), encode_id(given_id)[0]
-    memories = [memory for memory in schema.memories if schema.number(memory.of) == number]
+    memories: list[Remembered] = [memory for memory in schema.memories if schema.number(memory.of) == number]
+    if row_id != ALL_ID:
+        memories += [one for one in schema.counters if [*map(schema.number, one.key)] == [number]]
     return [(number, row_id), *((schema.memory_number(memory), row_id) for memory in memories)]
+
+
+def halves_of_pairs(schema: Schema, keys: Iterable[tuple[int, int]]) -> list[PairHalf]:
+    """Return what the rows of pairs have in common that count one of these keys, (feature number, id)."""
+    found = []
+    for number, row_id in keys:
+        half = int(half_ids(np.array([row_id], np.int64))[0])
+        for counter in schema.counters:
+            if len(counter.key) == 2 and row_id != MISSING_ID:
+                places = [place for place, name in enumerate(counter.key) if schema.number(name) == number]
+                found += [PairHalf(schema.memory_number(counter), place, half) for place in places]
+    return found
+
+
+def are_pairs(halves: Iterable[PairHalf], features_K: UInt16Array, ids_K: Int64Array) -> BoolArray:
+    """Return which keys are of pairs with one of these halves."""
+    is_pair_K = np.zeros(len(ids_K), np.bool_)
+    for half in halves:
+        is_pair_K |= half.holds(features_K, ids_K)
+    return is_pair_K
 
 
 def keys_of_entry(entry: CommandEntry, schema: Schema) -> list[tuple[int, int]]:
@@ -128,6 +153,11 @@ def erased_keys(entries: Iterable[CommandEntry], schema: Schema) -> RowBlock:
     keys = {key for entry in entries for key in keys_of_entry(entry, schema)}
     features = np.array([feature for feature, _ in keys], np.uint16)
     return RowBlock.of_keys(features, np.array([row_id for _, row_id in keys], np.int64)).in_key_order()
+
+
+def erased_pairs(entries: Iterable[CommandEntry], schema: Schema) -> list[PairHalf]:
+    """Return what the rows of pairs have in common that executed commands have erased."""
+    return halves_of_pairs(schema, dict.fromkeys(key for entry in entries for key in keys_of_entry(entry, schema)))
 
 
 def erasures_of(

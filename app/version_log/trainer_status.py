@@ -308,7 +308,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     net: NetStatus = NetStatus()
     dead_letters: dict[str, int] = {}  # by reason
     dropped_negatives: int = 0
-    memory: dict[str, int] = {}  # of `[sequences]` and `[remember]`: what could not be read as event times say
+    memory: dict[str, int] = {}  # of what is remembered: what could not be read as event times say
     memory_check: MemoryCheckStatus | None = None  # None: no `[memory] check`
     topic_resets: int = 0
     records_deleted_unread: int = 0  # by the broker, before this trainer read them

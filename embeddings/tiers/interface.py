@@ -118,3 +118,7 @@ class RowSource(Protocol):
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
         """The keys' rows: of kind IN_BASE, or ABSENT."""
         ...
+
+    def keys(self) -> tuple[UInt16Array, Int64Array]:
+        """Return the features and ids of all rows."""
+        ...

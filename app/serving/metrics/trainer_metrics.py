@@ -206,8 +206,8 @@ def declare_trainer_metrics(metrics: MetricsRegistry) -> None:
     )
     metrics.counter(
         "springtide_memory_exceptions_total",
-        "What samples could not read of [sequences] and [remember] as event times say, by reason: late, an element "
-        "came after samples that should have read it; dropped, a row had no room; early, a sample came too late.",
+        "What samples could not read of [sequences], [remember] and [counters] as event times say, by reason: late, "
+        "one came after samples that should have read it; dropped, a row had no room; early, a sample came too late.",
         aggregation="local",
     )
     metrics.counter(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from springtide.app.serving.http.errors import ApiError, busy
 from springtide.app.serving.predict.request import Instances, encode_features, request_times
+from springtide.kernels.cpu.counter_rows import read_numbers
 from springtide_client.errors import PartError
 from springtide_client.features import Features
 from springtide_client.keys import MISSING_ID
@@ -172,9 +173,9 @@ class MicroBatcher:
         for request in requests:
             try:
                 features, recalled = encode_features(view.schema, request.instances), None
-                if view.schema.memories:
+                if view.schema.remembered:
                     times_N = request_times(view.schema, request.instances)
-                    features = view.recalled(features, times_N)
+                    features = view.recalled(features, times_N, read_numbers)
                     signals_N = hash_signals(view.schema, features) if request.instances.wants_signals else None
                     recalled = MemoryRead(view.remembers_all(int(times_N.max())), signals_N)
                 valid.append((request, features, recalled))

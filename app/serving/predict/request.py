@@ -26,7 +26,7 @@ Signals = Annotated[
     Meta(description="Add the hash of what each instance reads of memory, for `[memory] check`."),
 ]
 Time = Annotated[int | msgspec.UnsetType, Meta(description="In ms since 1970: of instances that name no time.")]
-NO_SIGNALS = "leave signals out, or set [sequences.*] or [remember] for the trainer"
+NO_SIGNALS = "leave signals out, or set [sequences.*], [remember] or [counters.*] for the trainer"
 
 
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,7 +90,7 @@ def decode_predict_request(body: bytes, max_instances: int) -> tuple[Instances, 
 
 def check_signals(schema: Schema, instances: Instances) -> None:
     """Raise ApiError 422 if signals are asked for where nothing is remembered."""
-    if instances.wants_signals and not schema.memories:
+    if instances.wants_signals and not schema.remembered:
         raise invalid("there are no signals: nothing is remembered", NO_SIGNALS)
 
 

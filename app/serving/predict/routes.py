@@ -58,8 +58,8 @@ async def predict(request: Request) -> JsonResponse:
     counts the rows that were used by status: unknown and forgotten ids use the value they would be created with,
     not_admitted ids the shared row. X-Springtide-Missing counts the instances that have no value of a feature, by
     feature: a name that is misspelt is found there. X-Springtide-Memory says whether this version has all that
-    the instances may read of [sequences] and [remember] at their times, `time` where they name none: complete, or
-    behind.
+    the instances may read of [sequences], [remember] and [counters] at their times, `time` where they name none:
+    complete, or behind.
     """
     state = request.app.state
     replica: Replica = state.replica
@@ -78,7 +78,7 @@ async def predict(request: Request) -> JsonResponse:
     preconditions = preconditions.with_max_staleness(max_staleness_ms)
     view, predictions = await replica.at_one_version(preconditions, score)
     labels, response, headers = view.schema.labels, PredictResponse([], view.version), replica.version_headers(view)
-    if view.schema.memories:
+    if view.schema.remembered:
         response.time = instances.now_ms
     if predictions is not None:
         headers |= _memory_headers(predictions) | _count_rows(state.metrics, view, predictions)
@@ -137,7 +137,7 @@ async def rank(request: Request) -> JsonResponse:
         partial(rank_candidates, asked, view.version, view.schema.labels[label], probabilities_N, explore),
     )
     state.metrics.increment("springtide_rankings_total", policy=response.policy.name)
-    if view.schema.memories:
+    if view.schema.remembered:
         response.time = instances.now_ms
     if instances.wants_signals:
         signals = predictions.signals

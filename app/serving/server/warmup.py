@@ -6,10 +6,12 @@ from springtide.app.serving.http.route import JSON, MSGPACK
 from springtide.app.serving.lookup.codecs import MAX_NUMBERS_HOLDING_GIL, decode_request, encode_response
 from springtide.app.serving.lookup.content_negotiation import MediaType
 from springtide.app.serving.lookup.neighbors import measure_similarity
+from springtide.kernels.cpu.counter_rows import read_numbers
 from springtide.kernels.cpu.serving.key_owners import first_foreign, owner_of, place_rows, split_keys
 from springtide.kernels.cpu.serving.layer_merge import merge_sorted
 from springtide.kernels.cpu.serving.layer_search import FEW_KEYS, LayerSearchCache
 from springtide.kernels.cpu.serving.wide_steps import compiled_steps
+from springtide_client.counters import Counter
 from springtide_client.features import Features
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.row_block import RowBlock
@@ -31,6 +33,7 @@ def warm_up() -> None:
     )
     merge_sorted(rows, rows)
     warm_up_wide_steps()
+    warm_up_counters()
     measure_similarity(rows, 0, 0, np.zeros(1, np.float32), "dot")
     for requested_N in (np.frombuffer(bytes(8), "<i8"), ids_N[:1], ids_N):
         search.packed(feature, requested_N)
@@ -58,6 +61,13 @@ def warm_up_wide_steps() -> None:
     x_NX, _ = steps.numbers(features.dense_NF, parameters.number_statistics_3D)
     slots, crosses = steps.slots(schema, features, parameters, np.empty(0, np.uint16), none, rows.wide_UW)
     steps.score(parameters, slots, rows, crosses, np.empty((0, 2), np.float32), x_NX, np.empty((0, 1)))
+
+
+def warm_up_counters() -> None:
+    """Read no row."""
+    counter = Counter(name="id", key=("id",), count=("shown",), half_lives=("1h",), numbers=("age",))
+    rows_0D = np.empty((0, counter.dim), np.float32)
+    read_numbers(rows_0D, counter, np.empty(0, np.int64), None, np.empty(0, np.bool_))
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def evaluate_files(
         # with a log and a spill of its own: an existing log changes nothing
         paths = {"log": {"path": f"{own}/log"}, "table": {"disk_path": f"{own}/spill"}}
         config = load_config(config_path, paths, assignments)
-        if any(memory.known == "record" for memory in config.schema.memories):
+        if any(memory.known == "record" for memory in config.schema.remembered):
             raise UserError(
                 '[memory] known = "record" needs the times of Kafka\'s records, which files lack: evaluate with '
                 "--set memory.known=event and a delay_seconds"

@@ -104,6 +104,10 @@ class BaseRows:
         base.advise_random_access()
         self._readahead = Readahead()
 
+    def keys(self) -> tuple[UInt16Array, Int64Array]:
+        """Return the features and ids of all rows, mapped."""
+        return self.rows.feature, self.rows.id
+
     def find(self, features_U: UInt16Array, ids_U: Int64Array) -> FoundRows:
         """Find and copy rows; from the disk in the order of their keys, so that neighbours share pages."""
         found = FoundRows.nothing(features_U, ids_U, self.rows.dim, self.rows.state.shape[1])

@@ -155,10 +155,12 @@ class Learner:
         if self.wide_step is not None and self.wide_step.crosses is not None:
             self._tables.append((self.wide_step.crosses, self.wide_step.max_crosses))
         self.memory: MemoryStep | None = None  # of what samples read that no record brings
-        if schema.memories:
+        if schema.remembered:
             is_alone = self.exchange.is_alone
+            if schema.counters and not is_alone:
+                raise ValueError("[counters] need one rank: several cannot share what they count yet")
             self.memory = MemoryStep(schema, table) if is_alone else RanksMemoryStep(schema, table, self.exchange)
-            self._tables += [(one, Batch.__len__) for one in self.memory.tables.values()]
+            self._tables += [(one, self.memory.max_keys) for one in self.memory.tables.values()]
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods
         self.rows = table.rows if self.sharded_table is None else self.sharded_table
         self.loss = Loss(losses, self.model)

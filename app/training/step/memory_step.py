@@ -1,22 +1,28 @@
 """What samples read of the ids that the stream is remembered for, and what they add to it, before they are learned."""
 
-# N samples, K values of an element, U rows, L elements that a sample reads at most
-from collections.abc import Mapping
+# N samples, K values of an element or reads of rows, U rows, L elements that a sample reads at most
+# M some of N or K, E events, H half-lives, F features
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from springtide.app.version_log.trainer_meta import are_pairs
 from springtide.embeddings.collection import AnyTable
 from springtide.embeddings.table import EmbeddingTable
 from springtide.kernels.backend import backend
+from springtide.kernels.cpu import counter_rows
+from springtide.kernels.cpu.counter_rows import CounterBatch, walk_counts, write_numbers
 from springtide.kernels.cpu.memory_rows import NONE, VISIBLE_AFTER, MemoryBatch, MemoryRules, walk
 from springtide.stream.columns import Batch
-from springtide_client.array_types import BoolArray, Float32Array, Int64Array
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt16Array
+from springtide_client.counters import ALL_ID, PARTS, SHOWN, Counter, PairHalf
 from springtide_client.features import Features, Ragged
 from springtide_client.keys import MISSING_ID
-from springtide_client.memory import Elements, Memory
-from springtide_client.recall import with_recalled
+from springtide_client.memory import Elements, Memory, Remembered
+from springtide_client.recall import ids_of, with_recalled
 from springtide_client.schema import Schema
 from springtide_client.signals import first_difference, hash_signals
 
@@ -31,9 +37,9 @@ def unequal_key(feature: str | None) -> str:
     return OF_FEATURE + (feature or "unknown")
 
 
-def memory_table(schema: Schema, memory: Memory) -> str:
-    """Return the name of the table that has a memory's rows."""
-    return f"memory-{schema.memory_number(memory)}"
+def memory_table(schema: Schema, one: Remembered) -> str:
+    """Return the name of the table that has the rows of what is remembered."""
+    return f"memory-{schema.memory_number(one)}"
 
 
 class Samples(NamedTuple):
@@ -57,9 +63,10 @@ class MemoryStep:
         """`table` has the tables of the schema's memories."""
         self.schema, self.ops = schema, backend("cpu")  # where these tables are, wherever the others
         self.tables: Mapping[str, EmbeddingTable] = {
-            memory.name: table.tables[memory_table(schema, memory)] for memory in schema.memories
+            one.name: table.tables[memory_table(schema, one)] for one in schema.remembered
         }
         self._rules = {memory.name: rules_of(memory) for memory in schema.memories}
+        self._counter_rules = {counter.name: counter_rows.rules_of(counter) for counter in schema.counters}
         self.counts = dict.fromkeys((*COUNTERS, NEWEST, EQUAL, UNEQUAL), 0)
 
     @property
@@ -76,6 +83,11 @@ class MemoryStep:
         """Go on from the counts of a version."""
         self.counts = dict.fromkeys((*COUNTERS, NEWEST, EQUAL, UNEQUAL), 0) | dict(counts)
 
+    @staticmethod
+    def max_keys(batch: Batch) -> int:
+        """Return how many rows of one table a batch looks up at most: those of its ids, and that of everything."""
+        return len(batch) + 1
+
     def longest(self, batch: Batch) -> Batch:
         """Return the batch with the longest lists that its samples may read."""
         num, lists = len(batch), list(batch.features.lists)
@@ -86,7 +98,21 @@ class MemoryStep:
             if is_list:
                 lists[self.schema.lists.index(memory.keep[0])] = ragged
             lists += [ragged] * len(memory.features)
-        return replace(batch, features=replace(batch.features, lists=tuple(lists)))
+        num_counted = sum(len(counter.features) for counter in self.schema.counters)
+        dense_NF = np.concatenate([batch.features.dense_NF, np.zeros((num, num_counted), np.float32)], axis=1)
+        return replace(batch, features=replace(batch.features, lists=tuple(lists), dense_NF=dense_NF))
+
+    def keys_of_pairs(self, halves: Sequence[PairHalf]) -> tuple[UInt16Array, Int64Array]:
+        """Return the features and ids of the rows of pairs with one of these halves, wherever they are."""
+        features, ids = [np.zeros(0, np.uint16)], [np.zeros(0, np.int64)]
+        for counter in self.schema.counters:
+            own = [half for half in halves if half.number == self.schema.memory_number(counter)]
+            if own:
+                features_K, ids_K = self.tables[counter.name].keys()
+                is_pair_K = are_pairs(own, features_K, ids_K)
+                features.append(features_K[is_pair_K])
+                ids.append(ids_K[is_pair_K])
+        return np.concatenate(features), np.concatenate(ids)
 
     def recall(self, batch: Batch, *, has_samples: bool) -> Batch:
         """Return the batch with what its samples read; they are remembered then. SpillError ends the process.
@@ -94,12 +120,13 @@ class MemoryStep:
         `has_samples`: whether any rank has some.
         """
         found = [self._recall(memory, batch) for memory in self.schema.memories]
+        numbers = [self._count(counter, batch) for counter in self.schema.counters]
         if len(batch):
             self.counts[NEWEST] = max(self.counts[NEWEST], int(batch.event_ms_N.max()))
-        batch = replace(batch, features=with_recalled(self.schema, batch.features, found, batch.event_ms_N))
+        features = with_recalled(self.schema, batch.features, found, batch.event_ms_N, numbers)
         if batch.signals_N is not None:
-            self._compare(batch.features, batch.signals_N)
-        return batch
+            self._compare(features, batch.signals_N)
+        return replace(batch, features=features)
 
     def _compare(self, features: Features, served_N: Int64Array) -> None:
         """Count the samples that bring the hash of what was served, by whether it is that of what they read."""
@@ -118,17 +145,10 @@ class MemoryStep:
         schema, features = self.schema, batch.features
         of_N = features.categorical_NC[:, schema.categorical.index(memory.of)]
         values_NK, is_present_N = values_of(memory, schema, features)
-        known_ms_N = batch.event_ms_N + memory.delay_ms
-        if memory.known == "record":  # rows of files have no time of their own
-            has_time_N = batch.record_ms_N > 0
-            known_ms_N = np.where(has_time_N, np.maximum(batch.record_ms_N, batch.event_ms_N), known_ms_N)
         is_added_N = is_present_N & (of_N != MISSING_ID)
         if memory.when is not None:
             is_added_N &= batch.labels_NL[:, schema.labels.index(memory.when)] > 0
-        if batch.is_counted_N is not None:
-            is_added_N &= batch.is_counted_N
-        known_ms_N = np.where(is_added_N, known_ms_N, NONE)
-        self._count_late(memory, batch.event_ms_N, known_ms_N)
+        known_ms_N = self._known_ms(memory, batch, is_added_N)
         recalled, at_M = Elements.empty(len(batch), memory), np.flatnonzero(of_N != MISSING_ID)
         asked = Samples(of_N[at_M], batch.event_ms_N[at_M], known_ms_N[at_M], values_NK[at_M])
         for column, found in zip(recalled, self._walk(memory, asked), strict=True):
@@ -137,41 +157,88 @@ class MemoryStep:
 
     def _walk(self, memory: Memory, samples: Samples) -> Elements:
         """Return what samples read, one after the other; each is remembered then, if it is to be."""
-        recalled, counts_2 = Elements.empty(len(samples.ids_M), memory), np.zeros(2, np.int64)
-        is_written_M = np.isin(samples.ids_M, samples.ids_M[samples.known_ms_M != NONE])
-        table, number = self.tables[memory.name], self.schema.memory_number(memory)
-        for chosen_M, writes in ((is_written_M, True), (~is_written_M, False)):
-            at_M = np.flatnonzero(chosen_M)
-            if not len(at_M):
-                continue
-            ids_M, event_ms_M, known_ms_M, values_MK = (np.ascontiguousarray(column[at_M]) for column in samples)
-            unique = self.ops.unique(np.full(len(at_M), number, np.uint16), ids_M, event_ms_M)
-            if writes:
-                lookup = table.lookup_unique(unique)
-                columns = table.read_rows(lookup)
-                rows_UD, rows_M = columns.values_ND, lookup.unique.inverse_K
-            else:
-                rows_UD, _ = table.find_unique(unique._replace(inverse_K=np.arange(len(unique.ids_U))))
-                rows_M = unique.inverse_K
-            rows_UD[np.isnan(rows_UD[:, 0])] = 0
-            given = MemoryBatch(rows_M.astype(np.int64), event_ms_M, known_ms_M, values_MK)
-            _, event_ms_ML, values_MLK = Elements.empty(len(at_M), memory)
-            lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
+        num = len(samples.ids_M)
+        recalled, counts_2 = Elements.empty(num, memory), np.zeros(2, np.int64)
+        for at, writes in _written_first(samples.ids_M, samples.known_ms_M != NONE, np.ones(num, np.bool_)):
+            ids_M, event_ms_M, known_ms_M, values_MK = (np.ascontiguousarray(column[at]) for column in samples)
+            with self._rows(memory, ids_M, event_ms_M, writes=writes) as (rows_UD, rows_M):
+                given = MemoryBatch(rows_M, event_ms_M, known_ms_M, values_MK)
+                _, event_ms_ML, values_MLK = Elements.empty(len(event_ms_M), memory)
+                lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
             for column, found in zip(recalled, (lengths_M, event_ms_ML, values_MLK), strict=True):
-                column[at_M] = found
-            if writes:
-                table.write_rows(lookup, rows_UD, columns.states_NS)
-                table.touch(lookup)
+                column[at] = found
         self.counts["dropped"] += int(counts_2[0])
         self.counts["early"] += int(counts_2[1])
         return recalled
 
-    def _count_late(self, memory: Memory, event_ms_N: Int64Array, known_ms_N: Int64Array) -> None:
+    def _count(self, counter: Counter, batch: Batch) -> Float32Array:
+        """Return the counter's features of each sample, (N, F); the samples are counted then."""
+        num = len(batch)
+        ids_N, has_row_N = ids_of(counter, self.schema, batch.features)
+        all_ms_N = self._known_ms(counter, batch, np.ones(num, np.bool_))
+        known_ms_N = np.where(has_row_N, all_ms_N, NONE)
+        ids_K, has_row_K, known_ms_K = ids_N, has_row_N, known_ms_N
+        event_ms_K, amounts_KE = batch.event_ms_N, amounts_of(counter, self.schema, batch)
+        if counter.reads_all:
+            ids_K = np.concatenate([ids_N, np.full(num, ALL_ID, np.int64)])
+            has_row_K = np.concatenate([has_row_N, np.ones(num, np.bool_)])
+            known_ms_K = np.concatenate([known_ms_N, all_ms_N])
+            event_ms_K, amounts_KE = np.tile(event_ms_K, 2), np.tile(amounts_KE, (2, 1))
+        counts_KEH = np.zeros((len(ids_K), len(counter.count), len(counter.half_lives)), np.float32)
+        age_K, early_K = np.full(len(ids_K), NONE, np.int64), np.zeros(len(ids_K), np.bool_)
+        num_dropped_1 = np.zeros(1, np.int64)
+        for at_M, writes in _written_first(ids_K, known_ms_K >= 0, has_row_K):
+            event_ms_M = np.ascontiguousarray(event_ms_K[at_M])
+            with self._rows(counter, np.ascontiguousarray(ids_K[at_M]), event_ms_M, writes=writes) as (rows_UD, rows_M):
+                given = CounterBatch(rows_M, event_ms_M, known_ms_K[at_M], amounts_KE[at_M])
+                found = counts_KEH[at_M], age_K[at_M], early_K[at_M]
+                walk_counts(self._counter_rules[counter.name], rows_UD, given, *found, num_dropped_1)
+            counts_KEH[at_M], age_K[at_M], early_K[at_M] = found
+        self.counts["dropped"] += int(num_dropped_1[0])
+        self.counts["early"] += int(np.count_nonzero(early_K.reshape(-1, max(num, 1)).any(axis=0)))
+        numbers_NF = np.empty((num, len(counter.numbers)), np.float32)
+        settings = counter.places_4F, counter.prior, counter.tick_ms
+        write_numbers(*settings, counts_KEH, age_K, has_row_N, numbers_NF)
+        return numbers_NF
+
+    @contextmanager
+    def _rows(
+        self, one: Remembered, ids_M: Int64Array, event_ms_M: Int64Array, *, writes: bool
+    ) -> Iterator[tuple[Float32Array, Int64Array]]:
+        """Yield the rows of these ids, (U, D), and the row of each, (M). With `writes` they are written afterwards."""
+        table, number = self.tables[one.name], self.schema.memory_number(one)
+        unique = self.ops.unique(np.full(len(ids_M), number, np.uint16), ids_M, event_ms_M)
+        if not writes:
+            rows_UD, _ = table.find_unique(unique._replace(inverse_K=np.arange(len(unique.ids_U))))
+            rows_UD[np.isnan(rows_UD[:, 0])] = 0
+            yield rows_UD, unique.inverse_K.astype(np.int64)
+            return
+        lookup = table.lookup_unique(unique)
+        columns = table.read_rows(lookup)
+        rows_UD = columns.values_ND
+        rows_UD[np.isnan(rows_UD[:, 0])] = 0
+        yield rows_UD, lookup.unique.inverse_K.astype(np.int64)
+        table.write_rows(lookup, rows_UD, columns.states_NS)
+        table.touch(lookup)
+
+    def _known_ms(self, one: Remembered, batch: Batch, is_added_N: BoolArray) -> Int64Array:
+        """Return when samples became known, in ms; NONE for those that are not remembered. Late ones are counted."""
+        known_ms_N = batch.event_ms_N + one.delay_ms
+        if one.known == "record":  # rows of files have no time of their own
+            has_time_N = batch.record_ms_N > 0
+            known_ms_N = np.where(has_time_N, np.maximum(batch.record_ms_N, batch.event_ms_N), known_ms_N)
+        if batch.is_counted_N is not None:
+            is_added_N = is_added_N & batch.is_counted_N
+        known_ms_N = np.where(is_added_N, known_ms_N, NONE)
+        self._count_late(one, batch.event_ms_N, known_ms_N)
+        return known_ms_N
+
+    def _count_late(self, one: Remembered, event_ms_N: Int64Array, known_ms_N: Int64Array) -> None:
         """Count the elements that a sample before them should have read."""
         if not len(event_ms_N):
             return
-        before_N = np.maximum.accumulate(np.concatenate([[self.counts[NEWEST]], event_ms_N[:-1]])) // memory.tick_ms
-        is_late_N = (known_ms_N >= 0) & (known_ms_N // memory.tick_ms + VISIBLE_AFTER <= before_N)
+        before_N = np.maximum.accumulate(np.concatenate([[self.counts[NEWEST]], event_ms_N[:-1]])) // one.tick_ms
+        is_late_N = (known_ms_N >= 0) & (known_ms_N // one.tick_ms + VISIBLE_AFTER <= before_N)
         self.counts["late"] += int(np.count_nonzero(is_late_N))
 
 
@@ -180,6 +247,31 @@ def rules_of(memory: Memory) -> MemoryRules:
     return MemoryRules(
         memory.tick_ms, memory.last, memory.capacity, memory.pending_ticks, memory.ttl_ms, memory.place_of_distinct
     )
+
+
+def amounts_of(counter: Counter, schema: Schema, batch: Batch) -> Int64Array:
+    """Return what samples add to each event of a counter, (N, E), in 256ths; labels without a value add nothing."""
+    amounts_NE = np.full((len(batch), len(counter.count)), PARTS, np.int64)
+    for place, event in enumerate(counter.count):
+        if event != SHOWN:
+            label_N = batch.labels_NL[:, schema.labels.index(event)]
+            amounts_NE[:, place] = np.rint(np.fmax(label_N, 0) * PARTS)
+    return amounts_NE
+
+
+def _written_first(
+    ids_K: Int64Array, is_added_K: BoolArray, has_row_K: BoolArray
+) -> Iterator[tuple[Int64Array | slice, bool]]:
+    """Yield the places of ids that are written, then of those that are only read; and whether they are written."""
+    if is_added_K.all():  # so is every id
+        if len(ids_K):
+            yield slice(None), True
+        return
+    is_written_K = np.isin(ids_K, ids_K[is_added_K])
+    for samples, writes in ((is_written_K & has_row_K, True), (~is_written_K & has_row_K, False)):
+        at_M = np.flatnonzero(samples)
+        if len(at_M):
+            yield at_M, writes
 
 
 def values_of(memory: Memory, schema: Schema, features: Features) -> tuple[Int64Array, BoolArray]:

@@ -192,7 +192,11 @@ def changed_settings(old: ModelSignature, new: ModelSignature) -> Iterator[str]:
     """Yield the settings that differ, as the configuration names them."""
     before, after = msgspec.to_builtins(old.schema), msgspec.to_builtins(new.schema)
     names = {key: f"[features.*] {key}" for key in ("max_length", "pooling", "weighted")}
-    names |= {"links": "[labels.*] loss", "memories": "[memory], [sequences] or [remember]"}
+    names |= {
+        "links": "[labels.*] loss",
+        "memories": "[memory], [sequences] or [remember]",
+        "counters": "[memory] or [counters]",
+    }
     names |= dict.fromkeys(("served_values", "serves_sent_bias"), "[bias] serve")
     for key in before:
         if key not in ("numbers", "next_number") and before[key] != after[key]:

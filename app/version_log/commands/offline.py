@@ -1,6 +1,7 @@
 """Execute commands while no trainer runs: those that need no table, each as a version of its own in a new epoch."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,12 +11,16 @@ from springtide.app.errors import UserError
 from springtide.app.version_log.commands.queue import Command, CommandQueue, command_entry
 from springtide.app.version_log.commands.restore import build_rollback
 from springtide.app.version_log.config import LogConfig
+from springtide.app.version_log.read.index import LogIndex
 from springtide.app.version_log.read.replay_state import Resume
+from springtide.app.version_log.read.version_range import VersionImage
 from springtide.app.version_log.trainer_meta import (
     TrainerMeta,
+    are_pairs,
     erasures_ahead,
     erasures_from_meta,
     erasures_to_meta,
+    halves_of_pairs,
     high_water_marks,
     parse_keys,
 )
@@ -88,15 +93,30 @@ class OfflineExecutor:
 
     def _forget(self, command: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
         keys = parse_keys(command.body, self.schema)
+        features, ids = self._pairs(keys)
         arrays: Arrays = {
-            "forgotten.feature": np.array([feature for feature, _ in keys], np.uint16),
-            "forgotten.id": np.array([row_id for _, row_id in keys], np.int64),
+            "forgotten.feature": np.array([*(feature for feature, _ in keys), *features], np.uint16),
+            "forgotten.id": np.array([*(row_id for _, row_id in keys), *ids], np.int64),
         }
         trainer = TrainerMeta.of(self._meta)
         erasures = [*erasures_from_meta(trainer.erasures), Erasure(tuple(keys), high_water_marks(self._meta))]
         ahead = erasures_ahead(erasures, positions_from_meta(self._meta.positions))
         trainer = msgspec.structs.replace(trainer, erasures=erasures_to_meta(ahead))
         return msgspec.structs.replace(self._meta, trainer=trainer.to_json()), arrays, {"keys": len(keys)}
+
+    def _pairs(self, keys: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Return features and ids of the rows that count pairs with one of these ids, at the end of the log."""
+        halves, features, ids = halves_of_pairs(self.schema, keys), [], []
+        if halves:
+            self.log.sync()
+            index = LogIndex(self.log.directory)
+            image = VersionImage(index, index.numbers[-1])
+            for number in sorted({half.number for half in halves}):
+                for rows in image.rows(number, with_values=False):
+                    is_pair_n = are_pairs(halves, rows.feature, rows.id)
+                    features += rows.feature[is_pair_n].tolist()
+                    ids += rows.id[is_pair_n].tolist()
+        return features, ids
 
     def _roll_back(self, command: Command) -> tuple[VersionMeta, Arrays, dict[str, Any]]:
         version = command.body.get("version")

@@ -32,7 +32,9 @@ from springtide.app.version_log.read.version_range import (
 from springtide.app.version_log.tables import LogTable, is_row_id, tables_of
 from springtide.app.version_log.trainer_meta import (
     TrainerMeta,
+    are_pairs,
     erased_keys,
+    erased_pairs,
     erasures_ahead,
     erasures_from_meta,
     erasures_of,
@@ -40,6 +42,7 @@ from springtide.app.version_log.trainer_meta import (
     high_water_marks,
 )
 from springtide.stream.positions import positions_from_meta, positions_to_meta
+from springtide_client.counters import PairHalf
 from springtide_client.format.records import CommandEntry, VersionMeta
 from springtide_client.format.tensors import Array, Arrays
 from springtide_client.log.base import Base
@@ -112,8 +115,8 @@ def build_rollback(
     entries = _executed_since(target.state, current)
     arrays = serve_averages(target.net) | _sketch(target.state.sketch, current.sketch)
     schema = target.image.schema
-    erased = erased_keys(entries, schema)
-    arrays |= _rows(base, before, since, erased, current.meta.expiry_cutoffs, range_bytes)
+    erased, pairs = erased_keys(entries, schema), erased_pairs(entries, schema)
+    arrays |= _rows(base, before, since, erased, pairs, current.meta.expiry_cutoffs, range_bytes)
     arrays |= _lost_strings(arrays, IdDictionary(base, before), IdDictionary(newest.base, newest.versions))
     return RollbackVersion(_meta(target.image.version, target.state.meta, current.meta, entries, schema), arrays)
 
@@ -135,9 +138,11 @@ def _build_across(index: LogIndex, version: int, window_samples: int) -> Rollbac
     migration = Migration(old, new, plan, numbers_by_name(old.schema, new.schema))
     entries, now = _executed_since(target.state, present.state), present.state.meta
     erased, written, deleted = erased_keys(entries, new.schema), [], []
+    pairs = erased_pairs(entries, new.schema)
     for table, rows in _migrated_rows(target.image, migration):
         there = present.image.live_layer(table)
-        rows = rows.where(rows.live_mask(now.expiry_cutoffs) & ~erased.holds(rows))
+        is_erased = erased.holds(rows) | are_pairs(pairs, rows.feature, rows.id)
+        rows = rows.where(rows.live_mask(now.expiry_cutoffs) & ~is_erased)
         written.append((table, differing_rows(rows, there)))
         deleted.append(there.where(~rows.holds(there)).keys_only())
     arrays = migration.arrays(target.net, present.net, window_samples=window_samples)
@@ -252,6 +257,7 @@ def _rows(
     before: VersionRange,
     since: VersionRange | ImageRange,
     erased: RowBlock,
+    pairs: Sequence[PairHalf],
     cutoffs: Mapping[str, int],
     range_bytes: int,
 ) -> Arrays:
@@ -265,7 +271,8 @@ def _rows(
             if isinstance(since, ImageRange):  # it lacks the keys that were erased and learned again to the same
                 keys = merge_layers(key_range.select(table.select(erased)), keys)
             rows = _old_rows(base, table, before, keys, key_range)
-            rows = rows.where(rows.live_mask(cutoffs) & ~erased.holds(rows)).without_tombstones()
+            is_erased = erased.holds(rows) | are_pairs(pairs, rows.feature, rows.id)
+            rows = rows.where(rows.live_mask(cutoffs) & ~is_erased).without_tombstones()
             parts.append(rows)
             deleted.append(keys.where(~rows.holds(keys)).without_tombstones())
         written.append((table, merge_layers(table.empty(), *reversed(parts))))

@@ -119,15 +119,15 @@ class HotModel:
         return self._answer(predict)
 
     def signals(self, instances: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return a hash of what each instance reads of `[sequences]` and `[remember]` at its time, else at present.
+        """Return a hash of what each instance reads of memory at its time, else at present.
 
         A record that brings it back is checked by the trainer: `[memory] check`. ValueError where nothing is
         remembered.
         """
 
         def signals(view: View) -> list[str]:
-            if not view.schema.memories:
-                raise ValueError("nothing is remembered: set [sequences.*] or [remember] for the trainer")
+            if not view.schema.remembered:
+                raise ValueError("nothing is remembered: set [sequences.*], [remember] or [counters.*] for the trainer")
             return list(map(str, hash_signals(view.schema, features_of(view, instances)).tolist()))
 
         return self._answer(signals)
@@ -259,7 +259,7 @@ def features_of(view: View, instances: Sequence[Mapping[str, Any]]) -> Features:
     """Return the features of the whole schema of raw instances. EncodeError names the index and the field."""
     try:
         features = encode_instances(view.schema, instances)
-        if not view.schema.memories:
+        if not view.schema.remembered:
             return features
         return view.recalled(features, times_of(view.schema, instances, wall_ms()))
     except EncodeError as error:

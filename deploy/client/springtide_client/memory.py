@@ -27,23 +27,14 @@ ROW_PREFIX = "memory:"  # of what its rows are called; no field is called so
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """What is remembered of each id of one feature. Times are in ms."""
+class Remembered:
+    """What the stream is remembered for, in rows of ids, and when it may be read. Times are in ms."""
 
-    name: str  # of a sequence: `clicked`; of a field: `item_id.price`
-    of: str  # the categorical feature whose ids have rows
-    keep: tuple[str, ...]  # the fields of an element
-    last: int  # elements that a sample reads at most
-    when: str | None = None  # the label above 0 of samples that are remembered; None: all are
-    distinct: str | None = None  # the field of `keep` whose value counts once, at its newest
-    ttl_ms: int = 0  # older elements are not read; 0: all are
+    name: str  # of a sequence: `clicked`; of a field: `item_id.price`; of counters: `item`
     tick_ms: int = 1000
     known: str = "event"  # when a sample became known: "event", event time and delay; "record", Kafka's timestamp
     delay_ms: int = 0
     lateness_ms: int = 2000  # disorder that stays exact
-    num_values: int = 1  # of an element: its ids; of a list its length, and as many ids as it has at most
-    has_gap: bool = False  # of a sequence: `gap_name` is a feature
-    is_sequence: bool = True  # False: the newest element's value takes the place of the field's
 
     @property
     def row_name(self) -> str:
@@ -54,6 +45,40 @@ class Memory:
     def pending_ticks(self) -> int:
         """The ticks of which every sample must still be able to read as if they had not come."""
         return -(-(self.delay_ms + self.lateness_ms) // self.tick_ms) + 3
+
+    @property
+    def id_features(self) -> tuple[str, ...]:
+        """The categorical features whose ids have rows."""
+        raise NotImplementedError
+
+    @property
+    def row_ttl_seconds(self) -> int | None:
+        """How long after its newest sample no sample reads a row any more; None: always one may."""
+        raise NotImplementedError
+
+    @property
+    def dim(self) -> int:
+        """The numbers in a row."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Remembered):
+    """The newest elements of each id of one feature. Times are in ms."""
+
+    of: str  # the categorical feature whose ids have rows
+    keep: tuple[str, ...]  # the fields of an element
+    last: int  # elements that a sample reads at most
+    when: str | None = None  # the label above 0 of samples that are remembered; None: all are
+    distinct: str | None = None  # the field of `keep` whose value counts once, at its newest
+    ttl_ms: int = 0  # older elements are not read; 0: all are
+    num_values: int = 1  # of an element: its ids; of a list its length, and as many ids as it has at most
+    has_gap: bool = False  # of a sequence: `gap_name` is a feature
+    is_sequence: bool = True  # False: the newest element's value takes the place of the field's
+
+    @property
+    def id_features(self) -> tuple[str, ...]:
+        return (self.of,)
 
     @property
     def row_ttl_seconds(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Fill in what samples read of the ids that the stream is remembered for: sequences, and fields of remembered values.
+"""Fill in what samples read of the ids that the stream is remembered for: sequences, remembered fields, counters.
 
 Servers and HotModel read rows with it; the trainer, which has compiled the reading, fills in with it too.
 """
@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from springtide_client.array_types import Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.array_types import BoolArray, Float32Array, Int64Array, UInt8Array, UInt16Array
+from springtide_client.counters import ALL_ID, Counted, Counter, numbers_of, pair_ids, read_counts
 from springtide_client.encode import flatten
 from springtide_client.errors import EncodeError
 from springtide_client.features import Features, Ragged
@@ -21,21 +22,59 @@ from springtide_client.targets import parse_event_ms
 
 MAX_TIME_MS = (1 << 48) - 1
 Lookup = Callable[[UInt16Array, Int64Array], tuple[Float32Array, UInt8Array]]
+# of rows (K, D), of a counter, and the times of those who read them: the counter's features, as `read_numbers`
+ReadNumbers = Callable[[Float32Array, Counter, Int64Array, Int64Array | None, BoolArray], Float32Array]
 
 
-def recall(schema: Schema, features: Features, event_ms_N: Int64Array, lookup: Lookup) -> Features:
+def read_numbers(
+    rows_KD: Float32Array,
+    counter: Counter,
+    event_ms_K: Int64Array,
+    all_N: Int64Array | None,
+    has_row_N: BoolArray,
+) -> Float32Array:
+    """Return the counter's features, (N, F), of samples whose rows are the first N of K; NaN for those without one.
+
+    `all_N`: which row each reads that of everything is; None where there are no rates.
+    """
+    read, num = read_counts(rows_KD, counter, event_ms_K), len(has_row_N)
+    own, everything = Counted(read.counts_NEH[:num], read.age_N[:num]), None
+    if all_N is not None:
+        everything = Counted(read.counts_NEH[all_N], read.age_N[all_N])
+    numbers_NF = numbers_of(counter, own, everything)
+    numbers_NF[~has_row_N] = np.nan
+    return numbers_NF
+
+
+def recall(
+    schema: Schema,
+    features: Features,
+    event_ms_N: Int64Array,
+    lookup: Lookup,
+    read: ReadNumbers = read_numbers,
+) -> Features:
     """Return the features of the whole schema, from those of records or requests and what is remembered.
 
-    `lookup` returns rows (K, D), NaN without one, and their status, of keys.
+    `lookup` returns rows (K, D), NaN without one, and their status, of keys. `read`: as `read_numbers`, for counters.
     """
-    if not schema.memories:
+    if not schema.remembered:
         return features
     found = [_read(schema, memory, features, event_ms_N, lookup) for memory in schema.memories]
-    return with_recalled(schema, features, found, event_ms_N)
+    numbers = [_read_counter(schema, counter, features, event_ms_N, lookup, read) for counter in schema.counters]
+    return with_recalled(schema, features, found, event_ms_N, numbers)
 
 
-def with_recalled(schema: Schema, features: Features, found: Sequence[Elements], event_ms_N: Int64Array) -> Features:
-    """Return the features of the whole schema; `found` has what the samples read of each of its memories."""
+def with_recalled(
+    schema: Schema,
+    features: Features,
+    found: Sequence[Elements],
+    event_ms_N: Int64Array,
+    numbers: Sequence[Float32Array] = (),
+) -> Features:
+    """Return the features of the whole schema; `found` has what the samples read of each of its memories.
+
+    `numbers`: the features of each of its counters, (N, F).
+    """
     categorical_NC, dense_NF = features.categorical_NC, features.dense_NF
     lists = list(features.lists)
     if any(not memory.is_sequence for memory in schema.memories):
@@ -53,7 +92,20 @@ def with_recalled(schema: Schema, features: Features, found: Sequence[Elements],
             dense_NF[:, schema.dense.index(name)] = np.where(is_known_N, numbers_N, np.float32(np.nan))
         else:
             lists[schema.lists.index(name)] = _list(newest_NK)
+    if numbers:
+        dense_NF = np.concatenate([dense_NF, *numbers], axis=1)
     return replace(features, categorical_NC=categorical_NC, lists=tuple(lists), dense_NF=dense_NF)
+
+
+def ids_of(counter: Counter, schema: Schema, features: Features) -> tuple[Int64Array, BoolArray]:
+    """Return the id of each sample's row, (N), and which samples have one: of a pair neither id is missing."""
+    columns = [features.categorical_NC[:, schema.categorical.index(name)] for name in counter.key]
+    if not columns:
+        return np.full(len(features), ALL_ID, np.int64), np.ones(len(features), np.bool_)
+    has_row_N = columns[0] != MISSING_ID
+    if len(columns) == 1:
+        return columns[0], has_row_N
+    return pair_ids(*columns), has_row_N & (columns[1] != MISSING_ID)
 
 
 def times_of(schema: Schema, instances: Sequence[Mapping[str, Any]], now_ms: int) -> Int64Array:
@@ -94,6 +146,24 @@ def _read(schema: Schema, memory: Memory, features: Features, event_ms_N: Int64A
     for column, own in zip(found, read, strict=True):
         column[at_M[order_M]] = own[of_M]
     return found
+
+
+def _read_counter(
+    schema: Schema, counter: Counter, features: Features, event_ms_N: Int64Array, lookup: Lookup, read: ReadNumbers
+) -> Float32Array:
+    """Return the counter's features, (N, F)."""
+    ids_N, has_row_N = ids_of(counter, schema, features)
+    num = len(ids_N)
+    if not num:
+        return np.zeros((0, len(counter.features)), np.float32)
+    ids_K, event_ms_K, all_N = ids_N, event_ms_N, None
+    if counter.reads_all:  # everything is read once for a time
+        times_U, at_N = np.unique(event_ms_N, return_inverse=True)
+        ids_K = np.concatenate([ids_N, np.full(len(times_U), ALL_ID, np.int64)])
+        event_ms_K, all_N = np.concatenate([event_ms_N, times_U]), num + at_N
+    ids_U, at_K = np.unique(ids_K, return_inverse=True)
+    rows_UD, _ = lookup(np.array([schema.memory_number(counter)], np.uint16), ids_U)
+    return read(rows_UD[at_K, : counter.dim], counter, event_ms_K, all_N, has_row_N)
 
 
 def _sequences(memory: Memory, recalled: Elements, event_ms_N: Int64Array) -> list[Ragged]:

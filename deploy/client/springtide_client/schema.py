@@ -7,9 +7,10 @@ from functools import cached_property
 
 import msgspec
 
+from springtide_client.counters import Counter
 from springtide_client.errors import SpringtideError
 from springtide_client.keys import CROSSES, encode_id
-from springtide_client.memory import Memory
+from springtide_client.memory import Memory, Remembered
 from springtide_client.system.json_text import decode_json
 
 DEFAULT_MAX_LENGTH = 50
@@ -53,6 +54,8 @@ class Schema:
     links: Mapping[str, str] = field(default_factory=dict)
     # what is remembered of ids: sequences, the last ones of `sequence`, and fields that requests need not bring
     memories: tuple[Memory, ...] = ()
+    # decayed counts and rates of ids, the last ones of `dense`
+    counters: tuple[Counter, ...] = ()
     # of the features that own rows, of the dense ones and of memories, where they are not as in a new log; and the
     # lowest number that was never used
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -101,6 +104,9 @@ class Schema:
         made = tuple(name for memory in self.memories for name in memory.features)
         if made and self.sequence[-len(made) :] != made:
             raise ValueError(f"the last sequence features must be {', '.join(made)}, which memories make")
+        made = tuple(name for counter in self.counters for name in counter.features)
+        if made and self.dense[-len(made) :] != made:
+            raise ValueError(f"the last dense features must be {', '.join(made)}, which counters make")
         if (self.numbers or self.next_number) and self.numbers.keys() != {*self._numbered}:
             raise ValueError(f"[schema] numbers must be those of {', '.join(self._numbered)}")
         used = set(self.numbers.values())
@@ -112,26 +118,34 @@ class Schema:
             )
 
     @cached_property
+    def remembered(self) -> tuple[Remembered, ...]:
+        """All that the stream is remembered for, in rows of its own."""
+        return (*self.memories, *self.counters)
+
+    @cached_property
     def _numbered(self) -> tuple[str, ...]:
         """What has a number."""
-        return (*self.owners, *self.dense, *self.bias, *(memory.row_name for memory in self.memories))
+        return (*self.owners, *self.dense, *self.bias, *(one.row_name for one in self.remembered))
 
     @property
     def _num_numbered(self) -> int:
-        return len(self.features) + len(self.dense) + len(self.bias) + len(self.memories)
+        return len(self.features) + len(self.dense) + len(self.bias) + len(self.remembered)
 
     @cached_property
     def recorded(self) -> "Schema":
-        """The schema of records, with the same numbers: without the sequences that memories make."""
+        """The schema of records, with the same numbers: without what memories and counters make."""
         num_made = sum(len(memory.features) for memory in self.memories)
-        if not self.memories:
+        num_counted = sum(len(counter.features) for counter in self.counters)
+        if not self.remembered:
             return self
         sequence = self.sequence[: len(self.sequence) - num_made]
         made = self.sequence[len(sequence) :]
         schema = replace(
             self,
             sequence=sequence,
+            dense=self.dense[: len(self.dense) - num_counted],
             memories=(),
+            counters=(),
             share={name: owner for name, owner in self.share.items() if name not in made},
             max_length={name: length for name, length in self.max_length.items() if name not in made},
             numbers={},
@@ -212,21 +226,21 @@ class Schema:
         """The lowest number that no feature of the log ever had."""
         return self.next_number or self._num_numbered
 
-    def memory_number(self, memory: Memory) -> int:
-        """Return the number in the keys of a memory's rows."""
+    def memory_number(self, one: Remembered) -> int:
+        """Return the number in the keys of the rows of what is remembered."""
         if self.numbers:
-            return self.numbers[memory.row_name]
-        return len(self.features) + len(self.dense) + len(self.bias) + self.memories.index(memory)
+            return self.numbers[one.row_name]
+        return len(self.features) + len(self.dense) + len(self.bias) + self.remembered.index(one)
 
     def owner_names(self) -> dict[int, str]:
         """Return the id features that own rows by their numbers."""
         return {self.number(name): name for name in self.owners}
 
     def row_names(self) -> dict[int, str]:
-        """Return what rows can belong to by number: id features, dense features (their bins), memories, crosses."""
+        """Return what rows can belong to by number: id features, bins of dense ones, memories, crosses."""
         bins = {self.dense_number(name): name for name in self.dense}
         biases = {self.bias_number(name): name for name in self.bias}
-        memories = {self.memory_number(memory): memory.row_name for memory in self.memories}
+        memories = {self.memory_number(memory): memory.row_name for memory in self.remembered}
         return self.owner_names() | bins | biases | memories | {CROSSES: "crosses"}
 
     def continuing(self, before: "Schema") -> "Schema":
@@ -245,12 +259,15 @@ class Schema:
         heirs |= {before.dense_number(name): name for name in self.dense if name in before.dense}
         heirs |= {before.bias_number(name): name for name in self.bias if name in before.bias}
         heirs |= {before.memory_number(one): one.row_name for one in self.memories if one in before.memories}
+        before_rows = {one.row_settings: before.memory_number(one) for one in before.counters}
+        own_rows = {one.row_name: one.row_settings for one in self.counters}
+        heirs |= {before_rows[rows]: name for name, rows in own_rows.items() if rows in before_rows}
         numbers, unused = {name: number for number, name in heirs.items()}, before.unused_number
         for name in self._numbered:
             if name not in numbers:
                 numbers[name], unused = unused, unused + 1
         ordered = {name: numbers[name] for name in self._numbered}
-        in_order = (*self.features, *self.dense, *self.bias, *(memory.row_name for memory in self.memories))
+        in_order = (*self.features, *self.dense, *self.bias, *(one.row_name for one in self.remembered))
         as_new = {name: place for place, name in enumerate(in_order) if name not in self.share}
         is_as_new = unused == self._num_numbered and ordered == as_new
         return replace(self, numbers={} if is_as_new else ordered, next_number=0 if is_as_new else unused)
@@ -285,6 +302,8 @@ class Schema:
             del document["links"]  # as before it was an option
         if not self.memories:
             del document["memories"]
+        if not self.counters:
+            del document["counters"]
         if not self.next_number:
             del document["numbers"], document["next_number"]  # as in a new log
         return msgspec.json.encode(document, order="sorted")

@@ -20,6 +20,8 @@ def recalled_features(schema: Schema) -> tuple[str, ...]:
     names: list[str] = []
     for memory in schema.memories:
         names += memory.features if memory.is_sequence else memory.keep
+    for counter in schema.counters:
+        names += counter.features
     return tuple(names)
 
 

@@ -95,3 +95,77 @@ def test_joined_impressions_are_known_when_they_are_learned(tmp_path: Path, chan
     assert load(tmp_path, JOINED, {"memory": {"delay_seconds": 600, "tick_seconds": 60}}).schema.memories
     with pytest.raises(UserError, match=message):
         load(tmp_path, JOINED, changes)
+
+
+ITEM: Section = {
+    "key": "item_id",
+    "count": ["shown", "click"],
+    "half_lives": ["10m", "1h"],
+    "rates": {"ctr": ["click", "shown"]},
+}
+
+
+def test_counters_are_numbers_that_records_do_not_bring(tmp_path: Path) -> None:
+    counters = {"item": ITEM, "all": {"key": [], "count": ["click"], "half_lives": ["1d"], "features": ["click.1d"]}}
+    schema = load(tmp_path, {"counters": counters, "sequences": {"clicked": CLICKED}}).schema
+    made = "item.shown.10m", "item.shown.1h", "item.ctr.10m", "item.ctr.1h", "item.age", "all.click.1d"
+    assert schema.dense == ("age", *made)
+    recorded = schema.recorded
+    assert (recorded.dense, recorded.counters) == (("age",), ())
+    assert recorded.dense_number("age") == schema.dense_number("age")
+    numbers = [schema.memory_number(one) for one in schema.remembered]
+    others = {*map(schema.number, schema.owners), *schema.dense_numbers}
+    assert len({*numbers, *others}) == len(numbers) + len(others) == schema.unused_number - 2
+    assert Schema.from_json(schema.to_json()) == schema
+    assert b"counters" not in load(tmp_path).schema.to_json()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": ["shown", "order"]}, r"\[counters.item\] count: 'order' is none of the labels"),
+        ({"key": "item"}, "key: 'item' is none of"),
+        ({"key": ["genres"]}, "key: 'genres' is none of"),
+        ({"key": ["item_id", "item_id"]}, "two different ones"),
+        ({"key": ["item_id", "user_id", "item_id"]}, "two different ones"),
+        ({"half_lives": ["10 minutes"]}, "'10 minutes' is not a time such as 30s"),
+        ({"half_lives": ["0m"]}, "not a time such as"),
+        ({"half_lives": ["1h", "1h"]}, "half_lives names '1h' twice"),
+        ({"count": ["click", "click"]}, "count names 'click' twice"),
+        ({"half_lives": [f"{n}m" for n in range(1, 18)]}, "35 features.* 1 to 32 are possible"),
+        ({"features": []}, "1 to 32 are possible"),
+        ({"features": ["age", "age"]}, "1 to 32 are possible"),
+        ({"features": ["shown.1d"]}, "features: 'shown.1d' is none of the numbers that it makes"),
+        ({"rates": {"ctr": ["click"]}}, "'ctr' has 1 events: give two"),
+        ({"rates": {"click": ["click", "shown"]}}, "no name of count"),
+        ({"rates": {"ctr": ["click", "order"]}}, "rates ctr: 'order' is none of count"),
+        ({"key": []}, "everything is what rates are beside: name a key"),
+        ({"prior": 0}, "prior"),
+        ({"halflives": ["1h"]}, "did you mean"),
+    ],
+)
+def test_mistakes_of_counters_are_named(tmp_path: Path, changes: Section, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(tmp_path, {"counters": {"item": {**ITEM, **changes}}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": {"dense": ["age", "item.age"]}}, "makes 'item.age', which .schema. has too"),
+        ({"memory": {"tick_seconds": 3600}}, "'10m' is shorter than a tick"),
+        ({"memory": {"delay_seconds": 60}}, "raise tick_seconds to"),
+        ({"model": {"name": "two_tower"}}, "do not go with"),
+        ({"negatives": {"rate": 0.1, "by": ["user_id"]}}, "drops most of what was shown"),
+        ({"labels": {"click": {"loss": "mse"}}}, "'click' is a value"),
+        ({"sequences": {"item": CLICKED}}, "has the same name"),
+        ({"remember": {"user_id": ["item_id"]}}, "is the key of a counter"),
+        (
+            {"join": {"key": ["user_id"]}, "labels": {"click": {"topic": "clicked", "window_seconds": 600}}},
+            "known when its window ends",
+        ),
+    ],
+)
+def test_counters_fit_the_other_settings(tmp_path: Path, changes: Section, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(tmp_path, {"counters": {"item": ITEM}}, changes)

@@ -19,7 +19,11 @@ from tests.support.config import Section
 from tests.support.kafka import create_topic
 from tests.support.waiting import DEADLINE_SECONDS
 
-CHECK: Section = {"memory": {"check": "signals"}, "source": {"topic": "clicks"}}
+CHECK: Section = {
+    "memory": {"check": "signals"},
+    "source": {"topic": "clicks"},
+    "counters": {"item": {"key": "item_id", "count": ["shown", "click"], "half_lives": ["1m", "1h"]}},
+}
 
 
 def learn_more(env: TrainerEnv, rows: Sequence[dict[str, Any]]) -> TrainerStatus:
@@ -68,7 +72,8 @@ def test_samples_that_bring_the_signals_of_their_answers_are_compared(env: Train
     assert (check.equal, check.unequal) == (len(brought), 6)
     assert check.share == pytest.approx(len(brought) / (len(brought) + 6))
     assert check.unequal_by_feature["clicked.item_id"] == 3
-    assert check.unequal_by_feature.keys() <= {"clicked.item_id", "tags", "price"}
+    counted = {name for counter in env.config.schema.counters for name in counter.features}
+    assert check.unequal_by_feature.keys() <= {"clicked.item_id", "tags", "price", *counted}
     again = learn_more(env, brought[:1]).memory_check  # a trainer goes on from the counts of the version
     assert (again.equal, again.unequal) == (check.equal + 1, 6)
 

@@ -23,7 +23,7 @@ from springtide_client.log.base import MODEL, Base
 from springtide_client.model.inputs import ModelInputs, assemble, lookup_keys
 from springtide_client.model.view_table import ModelRows, ViewTable
 from springtide_client.model.wide_prediction import WidePrediction, predict_wide
-from springtide_client.recall import recall
+from springtide_client.recall import ReadNumbers, read_numbers, recall
 from springtide_client.rows.admission_counts import AdmissionCounts
 from springtide_client.rows.hash_range import ALL_KEYS, HashRange
 from springtide_client.rows.layers import LayerMerge, merge_layers
@@ -220,16 +220,16 @@ class View:
         """
         return self.model_rows(features_K, ids_K)
 
-    def recalled(self, features: Features, event_ms_N: Int64Array) -> Features:
+    def recalled(self, features: Features, event_ms_N: Int64Array, read: ReadNumbers = read_numbers) -> Features:
         """Return the features of the whole schema, from encoded instances and what their ids are remembered for.
 
-        `event_ms_N`: the time of each instance, as of which it reads.
+        `event_ms_N`: the time of each instance, as of which it reads. `read`: as `read_numbers`, for counters.
         """
-        return recall(self.schema, features, event_ms_N, self.lookup)
+        return recall(self.schema, features, event_ms_N, self.lookup, read)
 
     def remembers_all(self, event_ms: int) -> bool:
         """Return True if whatever a sample of this time may read is in this version."""
-        return all(self.meta.complete_until_ms >= event_ms - memory.tick_ms for memory in self.schema.memories)
+        return all(self.meta.complete_until_ms >= event_ms - memory.tick_ms for memory in self.schema.remembered)
 
     def predict(self, features: Features) -> Float32Array:
         """Return predictions float32 (N, L) in the order of the schema's labels: probabilities, or values."""
