@@ -157,8 +157,6 @@ class Learner:
         self.memory: MemoryStep | None = None  # of what samples read that no record brings
         if schema.remembered:
             is_alone = self.exchange.is_alone
-            if schema.counters and not is_alone:
-                raise ValueError("[counters] need one rank: several cannot share what they count yet")
             self.memory = MemoryStep(schema, table) if is_alone else RanksMemoryStep(schema, table, self.exchange)
             self._tables += [(one, self.memory.max_keys) for one in self.memory.tables.values()]
         # the rows that a step looks up in, of all ranks; `table` has this rank's, and all other methods

@@ -42,13 +42,27 @@ def memory_table(schema: Schema, one: Remembered) -> str:
     return f"memory-{schema.memory_number(one)}"
 
 
-class Samples(NamedTuple):
-    """Samples that have an id of a memory: when they happened and became known (NONE: never), and their values."""
+class MemorySamples(NamedTuple):
+    """Samples that have a row: when they happened and became known (NONE: never), what each adds to it."""
 
     ids_M: Int64Array
     event_ms_M: Int64Array
     known_ms_M: Int64Array
     values_MK: Int64Array
+
+
+class CountsRead(NamedTuple):
+    """What samples read of a counter: decayed counts, the ticks since the newest sample (NONE), if it was gone."""
+
+    counts_MEH: Float32Array
+    age_M: Int64Array
+    early_M: BoolArray
+
+    @staticmethod
+    def empty(num_samples: int, counter: Counter) -> "CountsRead":
+        """Return what is read where there is nothing."""
+        counts_MEH = np.zeros((num_samples, len(counter.count), len(counter.half_lives)), np.float32)
+        return CountsRead(counts_MEH, np.full(num_samples, NONE, np.int64), np.zeros(num_samples, np.bool_))
 
 
 class MemoryStep:
@@ -150,12 +164,12 @@ class MemoryStep:
             is_added_N &= batch.labels_NL[:, schema.labels.index(memory.when)] > 0
         known_ms_N = self._known_ms(memory, batch, is_added_N)
         recalled, at_M = Elements.empty(len(batch), memory), np.flatnonzero(of_N != MISSING_ID)
-        asked = Samples(of_N[at_M], batch.event_ms_N[at_M], known_ms_N[at_M], values_NK[at_M])
+        asked = MemorySamples(of_N[at_M], batch.event_ms_N[at_M], known_ms_N[at_M], values_NK[at_M])
         for column, found in zip(recalled, self._walk(memory, asked), strict=True):
             column[at_M] = found
         return recalled
 
-    def _walk(self, memory: Memory, samples: Samples) -> Elements:
+    def _walk(self, memory: Memory, samples: MemorySamples) -> Elements:
         """Return what samples read, one after the other; each is remembered then, if it is to be."""
         num = len(samples.ids_M)
         recalled, counts_2 = Elements.empty(num, memory), np.zeros(2, np.int64)
@@ -184,22 +198,29 @@ class MemoryStep:
             has_row_K = np.concatenate([has_row_N, np.ones(num, np.bool_)])
             known_ms_K = np.concatenate([known_ms_N, all_ms_N])
             event_ms_K, amounts_KE = np.tile(event_ms_K, 2), np.tile(amounts_KE, (2, 1))
-        counts_KEH = np.zeros((len(ids_K), len(counter.count), len(counter.half_lives)), np.float32)
-        age_K, early_K = np.full(len(ids_K), NONE, np.int64), np.zeros(len(ids_K), np.bool_)
-        num_dropped_1 = np.zeros(1, np.int64)
-        for at_M, writes in _written_first(ids_K, known_ms_K >= 0, has_row_K):
-            event_ms_M = np.ascontiguousarray(event_ms_K[at_M])
-            with self._rows(counter, np.ascontiguousarray(ids_K[at_M]), event_ms_M, writes=writes) as (rows_UD, rows_M):
-                given = CounterBatch(rows_M, event_ms_M, known_ms_K[at_M], amounts_KE[at_M])
-                found = counts_KEH[at_M], age_K[at_M], early_K[at_M]
-                walk_counts(self._counter_rules[counter.name], rows_UD, given, *found, num_dropped_1)
-            counts_KEH[at_M], age_K[at_M], early_K[at_M] = found
-        self.counts["dropped"] += int(num_dropped_1[0])
+        counts_KEH, age_K, early_K = CountsRead.empty(len(ids_K), counter)
+        at_M: Int64Array | slice = slice(None) if has_row_K.all() else np.flatnonzero(has_row_K)
+        asked = MemorySamples(ids_K[at_M], event_ms_K[at_M], known_ms_K[at_M], amounts_KE[at_M])
+        counts_KEH[at_M], age_K[at_M], early_K[at_M] = self._walk_counts(counter, asked)
         self.counts["early"] += int(np.count_nonzero(early_K.reshape(-1, max(num, 1)).any(axis=0)))
         numbers_NF = np.empty((num, len(counter.numbers)), np.float32)
         settings = counter.places_4F, counter.prior, counter.tick_ms
         write_numbers(*settings, counts_KEH, age_K, has_row_N, numbers_NF)
         return numbers_NF
+
+    def _walk_counts(self, counter: Counter, samples: MemorySamples) -> CountsRead:
+        """Return what samples read, one after the other; each is counted then, if it is to be."""
+        num = len(samples.ids_M)
+        read, num_dropped_1 = CountsRead.empty(num, counter), np.zeros(1, np.int64)
+        for at, writes in _written_first(samples.ids_M, samples.known_ms_M != NONE, np.ones(num, np.bool_)):
+            ids_M, event_ms_M, known_ms_M, amounts_ME = (np.ascontiguousarray(column[at]) for column in samples)
+            with self._rows(counter, ids_M, event_ms_M, writes=writes) as (rows_UD, rows_M):
+                given = CounterBatch(rows_M, event_ms_M, known_ms_M, amounts_ME)
+                found = read.counts_MEH[at], read.age_M[at], read.early_M[at]
+                walk_counts(self._counter_rules[counter.name], rows_UD, given, *found, num_dropped_1)
+            read.counts_MEH[at], read.age_M[at], read.early_M[at] = found
+        self.counts["dropped"] += int(num_dropped_1[0])
+        return read
 
     @contextmanager
     def _rows(
@@ -217,6 +238,7 @@ class MemoryStep:
         columns = table.read_rows(lookup)
         rows_UD = columns.values_ND
         rows_UD[np.isnan(rows_UD[:, 0])] = 0
+        rows_UD += np.float32(0)  # a new row may have begun with -0
         yield rows_UD, lookup.unique.inverse_K.astype(np.int64)
         table.write_rows(lookup, rows_UD, columns.states_NS)
         table.touch(lookup)

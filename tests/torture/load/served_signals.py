@@ -31,6 +31,15 @@ SETTINGS = {
         "shown": {"key": "user_id", "keep": ["category"], "last": 10, "distinct": "category", "ttl_seconds": 60},
     },
     "remember": {"item_id": ["genres", "price"], "user_id": ["age"]},
+    "counters": {
+        "item": {
+            "key": "item_id",
+            "count": ["shown", "click"],
+            "half_lives": ["1m", "1h"],
+            "rates": {"ctr": ["click", "shown"]},
+        },
+        "pair": {"key": ["user_id", "category"], "count": ["click"], "half_lives": ["10m"]},
+    },
     "memory": {"check": "signals", "delay_seconds": 3, "tick_seconds": 2},
     "train": {"batch_size": 64, "max_wait_seconds": 0.05},
 }

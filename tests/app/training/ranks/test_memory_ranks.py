@@ -12,9 +12,10 @@ from springtide.app.version_log.trainer_status import TrainerStatus
 from springtide.embeddings.errors import ShardError
 from springtide.stream.columns import Batch
 from springtide.stream.kafka.producer import Producer
+from springtide_client.counters import ALL_ID, pair_ids
 from springtide_client.hot_model import HotModel
 from springtide_client.memory import read_rows
-from springtide_client.model.view import View
+from springtide_client.model.view import KNOWN, View
 from tests.app.training.ranks.thread_trainers import on_trainers
 from tests.app.training.test_memory import FEATURES, START_MS, with_all
 from tests.app.training.trainer_env import TrainerEnv
@@ -32,6 +33,15 @@ SETTINGS: Section = {
         "shown": {"key": "user_id", "keep": ["item_id"], "last": 4, "distinct": "item_id", "ttl_seconds": 400},
     },
     "remember": {"item_id": ["tags", "price"]},
+    "counters": {
+        "item": {
+            "key": "item_id",
+            "count": ["shown", "click"],
+            "half_lives": ["5m"],
+            "rates": {"ctr": ["click", "shown"]},
+        },
+        "pair": {"key": ["user_id", "item_id"], "count": ["click"], "half_lives": ["10m", "1h"]},
+    },
     "memory": {"tick_seconds": 60, "delay_seconds": 180, "lateness_seconds": 600, "check": "signals"},
 }
 Read = dict[int, dict[str, Any]]  # what was read of memory, by the time of a sample
@@ -70,8 +80,8 @@ def learn(env: TrainerEnv, num_ranks: int) -> tuple[Read, TrainerStatus]:
             for n, ms in enumerate(batch.event_ms_N.tolist()):
                 lists = zip(schema.lists, features.lists, strict=True)
                 read = {name: one.ids_M[one.offsets[n] : one.offsets[n + 1]].tolist() for name, one in lists}
-                price = float(features.dense_NF[n, schema.dense.index("price")])
-                found[ms] = read | {"price": None if np.isnan(price) else price}
+                numbers = zip(schema.dense, features.dense_NF[n].tolist(), strict=True)
+                found[ms] = read | {name: None if np.isnan(number) else number for name, number in numbers}
             return learn_batch(batch, *rest)
 
         trainer.state.learner.start_step = note
@@ -97,6 +107,14 @@ def readable(view: View) -> list[Any]:
         for minutes in (6, 9, 11, 30):
             times_U = np.full(USERS, START_MS + 60_000 * minutes)
             found.append([status.tolist(), *(column.tolist() for column in read_rows(rows, memory, times_U))])
+    for counter in view.schema.counters:
+        number = np.array([view.schema.memory_number(counter)], np.uint16)
+        ids = np.append(np.arange(USERS), ALL_ID)
+        if len(counter.key) > 1:
+            ids = pair_ids(np.repeat(np.arange(USERS), ITEMS), np.tile(np.arange(ITEMS), USERS))
+        rows, status = view.lookup(number, ids)
+        assert (status == KNOWN).any()
+        found.append([status.tolist(), np.nan_to_num(rows).tolist()])
     return found
 
 
@@ -115,12 +133,16 @@ def test_samples_of_any_number_of_ranks_read_what_the_oracle_says(env: TrainerEn
     # within one run samples may come before what they should read, as partitions are read in any order; not after it
     more = [row | {"ts": row["ts"] + 1_500_000} for row in clicks(120, seed=1)]
     send(env, more)
+    wanted, all_found = expected(env, [*rows, *more]), []
     for num_ranks in (1, 2, 4):
         env.configure({"log": {"path": str(env.config.log.path.parent / f"log-{num_ranks}")}})
-        found, status = learn(env, num_ranks)
-        wanted = expected(env, [*rows, *more])
-        assert found == {row["ts"]: wanted[row["ts"]] for row in more}
+        found, _ = learn(env, num_ranks)
+        all_found.append(found)
+        remembered = {ms: {name: one[name] for name in wanted[ms]} for ms, one in found.items()}
+        assert remembered == {row["ts"]: wanted[row["ts"]] for row in more}
+    assert all_found[0] == all_found[1] == all_found[2]  # counters too, whose oracle is another test's
     assert sum(bool(one["clicked.item_id"]) for one in found.values()) > 60
+    assert len({one["item.ctr.5m"] for one in found.values()}) > 10
 
 
 def test_another_number_of_ranks_goes_on_from_what_was_remembered(env: TrainerEnv) -> None:
