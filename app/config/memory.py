@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from springtide.app.errors import UserError, user_errors
 from springtide_client.counters import SHOWN, Counter, parse_half_life
-from springtide_client.memory import MAX_PENDING_TICKS, MAX_ROW, Memory
+from springtide_client.memory import MAX_PENDING_TICKS, MAX_ROW, Memory, least_tick_ms
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, SIZE, Settings
 
@@ -219,7 +219,7 @@ class MemorySections:
         }
         probe = Memory(name="", of="", keep=(), last=1, **common)
         if (self.sequences or self.remember or self.counters) and probe.pending_ticks > MAX_PENDING_TICKS:
-            seconds = -(-(probe.delay_ms + probe.lateness_ms) // (MAX_PENDING_TICKS - 3)) / 1000
+            seconds = least_tick_ms(probe.delay_ms, probe.lateness_ms) / 1000
             raise UserError(
                 f"[memory] delay_seconds + lateness_seconds are {probe.pending_ticks - 3} ticks, at most "
                 f"{MAX_PENDING_TICKS - 3} are possible: raise tick_seconds to {seconds:g} or more"

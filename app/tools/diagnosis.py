@@ -20,6 +20,7 @@ from springtide.app.models.losses.config import AGAINST_WIDE
 from springtide.app.models.registry import build_model
 from springtide.app.serving.config import ServeConfig
 from springtide.app.tools.join_diagnosis import check_joined_topic
+from springtide.app.tools.memory_diagnosis import check_delay
 from springtide.app.training.bootstrap import model_spec, new_model, signature_of, with_wide_columns
 from springtide.app.training.device import resolve_device
 from springtide.app.version_log.change.plan import ModelSignature, plan_change
@@ -186,6 +187,7 @@ def check_broker(config: Config) -> Iterator[Diagnosis]:
             yield Diagnosis("ok", f"broker: {address}, topic {topic!r}")
             if config.join is not None:
                 yield from starmap(Diagnosis, check_joined_topic(config, config.join, address, topic))
+            yield from starmap(Diagnosis, check_delay(config, address))
 
 
 def check_history(config: Config) -> Iterator[Diagnosis]:

@@ -26,6 +26,11 @@ NUM_COUNTS, NUM_TIMES, NUM_VALUE = 1, 3, 3  # numbers of a row, of an element, o
 ROW_PREFIX = "memory:"  # of what its rows are called; no field is called so
 
 
+def least_tick_ms(delay_ms: int, lateness_ms: int) -> int:
+    """Return the shortest tick with which such a delay and lateness need no more ticks than a row has."""
+    return -(-(delay_ms + lateness_ms) // (MAX_PENDING_TICKS - 3))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
     """What the stream is remembered for, in rows of ids, and when it may be read. Times are in ms."""
