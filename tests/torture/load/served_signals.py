@@ -23,7 +23,7 @@ from tests.torture.cluster.site import Site, is_running
 from tests.torture.load.clients import Client
 from tests.torture.random_faults import seed_of
 
-NUM_USERS, NUM_ITEMS, CANDIDATES, PAUSE_SECONDS = 300, 200, 5, 0.03
+NUM_USERS, NUM_ITEMS, CANDIDATES, PAUSE_SECONDS = 2_000, 200, 5, 0.03
 SETTINGS = {
     "schema": {"categorical": ["user_id", "item_id", "category"], "multi_value": ["genres"], "dense": ["age", "price"]},
     "sequences": {
@@ -79,9 +79,11 @@ class ServedSignals(Site):
         status = self.status()
         assert status.memory_check is not None
         what = f"{status.memory}, {status.memory_check}, {self.num_late} sent too late"
-        assert (status.memory["dropped"], status.memory["early"]) == (0, 0) or self.num_late, what
+        print(what, flush=True)
+        # now and then a user is asked about so often that a row has no room for what waits to be read
+        assert status.memory["early"] == 0 or self.num_late, what
         assert status.memory["late"] == 0 or self.num_late or self._num_ranks > 1, what
-        assert status.memory_check.unequal == 0 or status.memory["late"], what
+        assert status.memory_check.unequal == 0 or status.memory["late"] or status.memory["dropped"], what
         assert status.memory_check.equal + status.memory_check.unequal == CANDIDATES * self.answers["complete"]
         return status.memory_check
 
@@ -149,7 +151,6 @@ def main() -> None:
         try:
             served.run(options.seconds, options.kill_seconds)
             check = served.require_equal()
-            print(f"late elements: {served.status().memory['late']}")
         except BaseException:
             print(served.output(), flush=True)
             raise
