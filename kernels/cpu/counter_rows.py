@@ -128,11 +128,14 @@ def read_row(rules: Any, row_D: Array, tick: int, counts_EH: Array) -> int:
         if from_tick > tick:
             break
         for h in range(num_half_lives):
-            left = decay(rules, from_tick - at, h)
+            left = decay(rules, abs(from_tick - at), h)
             for e in range(num_events):
                 sum_256ths = np.int64(row_D[place + 1 + 2 * e]) << 24 | np.int64(row_D[place + 2 + 2 * e])
-                counts_EH[e, h] = np.float64(counts_EH[e, h]) * left + sum_256ths / PARTS
-        at = from_tick
+                if from_tick >= at:
+                    counts_EH[e, h] = np.float64(counts_EH[e, h]) * left + sum_256ths / PARTS
+                else:  # a later tick was counted early, for lack of room
+                    counts_EH[e, h] = np.float64(counts_EH[e, h]) + sum_256ths / PARTS * left
+        at = max(at, from_tick)
         place += 1 + 2 * num_events
     ticks: Any = max(tick - at, 0)
     for h in range(num_half_lives):

@@ -5,6 +5,7 @@ those of a step.
 """
 
 # M samples of this rank with an id, P samples that the ranks ask this one about, E elements, K values, R ranks
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -57,12 +58,13 @@ class RanksMemoryStep(MemoryStep):
     def __init__(self, schema: Schema, table: AnyTable, exchange: Exchange) -> None:
         """`table`: of this rank."""
         super().__init__(schema, table)
-        self._exchange = exchange
+        self._exchange, self._is_alone = exchange, False
         names = [unequal_key(name) for name in (*recalled_features(schema), None)]
         self._counted = (*COUNTERS, EQUAL, UNEQUAL, *names)
 
     def recall(self, batch: Batch, *, has_samples: bool) -> Batch:
-        """All ranks together; see MemoryStep."""
+        """All ranks together, if one of them has samples; see MemoryStep."""
+        self._is_alone = not has_samples
         if not has_samples:
             return super().recall(batch, has_samples=False)
         before = [self.counts.get(name, 0) for name in self._counted]
@@ -76,6 +78,8 @@ class RanksMemoryStep(MemoryStep):
         return batch
 
     def _walk(self, memory: Memory, samples: MemorySamples) -> Elements:
+        if self._is_alone:
+            return super()._walk(memory, samples)
         ask = self._ask(memory, samples)
         with self._exchange.failing_together():
             read_P = Elements(*ask.unsorted(super()._walk(memory, ask.samples_P)))
@@ -90,10 +94,12 @@ class RanksMemoryStep(MemoryStep):
         return Elements(*_placed(by_owner_M, ask.order_M))
 
     def _walk_counts(self, counter: Counter, samples: MemorySamples) -> CountsRead:
+        if self._is_alone:
+            return super()._walk_counts(counter, samples)
         ask = self._ask(counter, samples)
         with self._exchange.failing_together():
             counts_PEH, age_P, early_P = ask.unsorted(super()._walk_counts(counter, ask.samples_P))
-        bits_PX = counts_PEH.reshape(len(age_P), -1).view(np.int32).astype(np.int64)
+        bits_PX = counts_PEH.reshape(len(age_P), math.prod(counts_PEH.shape[1:])).view(np.int32).astype(np.int64)
         told_MX = self._send(np.column_stack([bits_PX, age_P, early_P]), ask.receive_R, ask.send_R)
         counts_MX = np.ascontiguousarray(told_MX[:, :-2].astype(np.int32)).view(np.float32)
         by_owner_M = counts_MX.reshape(-1, *counts_PEH.shape[1:]), told_MX[:, -2], told_MX[:, -1] != 0

@@ -222,10 +222,14 @@ def read_counts(rows_ND: Float32Array, counter: Counter, event_ms_N: Int64Array)
         from_N = newest_N + numbers_NW[:, 0] - TICK_OFFSET
         is_read_N = is_here_N & (from_N <= tick_N)
         sums_NE = (numbers_NW[:, 1::2] << 24 | numbers_NW[:, 2::2]) / PARTS
-        left_NH = decay(np.where(is_read_N, from_N - at_N, 0), powers)
-        added_NEH = (counts_NEH.astype(np.float64) * left_NH[:, None] + sums_NE[:, :, None]).astype(np.float32)
-        counts_NEH = np.where(is_read_N[:, None, None], added_NEH, counts_NEH)
-        at_N = np.where(is_read_N, from_N, at_N)
+        left_N1H = decay(np.where(is_read_N, np.abs(from_N - at_N), 0), powers)[:, None]
+        before_NEH, is_later_N11 = counts_NEH.astype(np.float64), (from_N >= at_N)[:, None, None]
+        # where a later tick was counted early, for lack of room, what is left of this one is added to it
+        added_NEH = np.where(
+            is_later_N11, before_NEH * left_N1H + sums_NE[:, :, None], before_NEH + sums_NE[:, :, None] * left_N1H
+        )
+        counts_NEH = np.where(is_read_N[:, None, None], added_NEH.astype(np.float32), counts_NEH)
+        at_N = np.where(is_read_N, np.maximum(at_N, from_N), at_N)
     ticks_N = np.maximum(tick_N - at_N, 0)
     counts_NEH = (counts_NEH.astype(np.float64) * decay(ticks_N, powers)[:, None]).astype(np.float32)
     return Counted(counts_NEH, np.where((at_N > 0) & (ticks_N < counter.vanishes_after), ticks_N, -1))

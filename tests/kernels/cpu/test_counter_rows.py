@@ -177,6 +177,28 @@ def test_a_tick_for_which_there_is_no_room_is_counted_early() -> None:
     np.testing.assert_allclose(read.counts_NEH[0], expected[1], rtol=1e-6)
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_the_disorder_every_reader_reads_the_same_and_no_count_runs_away(data: st.DataObject) -> None:
+    """Records far later than the delay, as `known = "record"` lets them be: rows have no room, ticks count early."""
+    counter = replace(data.draw(counters()), rates={"ctr": ("click", "shown")}, numbers=("ctr.3s", "shown.1h", "age"))
+    row_1D, num_dropped_1, rules = np.zeros((1, counter.dim), np.float32), np.zeros(1, np.int64), rules_of(counter)
+    samples = data.draw(arrivals(counter, data.draw(st.sampled_from([20_000, 300_000]))))
+    for ms, is_counted, amounts in samples:
+        known_ms = ms + data.draw(st.sampled_from([0, 700, 9_000, 60_000, 10**7])) if is_counted else NONE
+        event_ms_1 = np.array([ms], np.int64)
+        read = read_counts(row_1D, counter, event_ms_1)
+        asked = np.repeat(row_1D, 2, axis=0), counter, np.repeat(event_ms_1, 2), np.array([1]), np.array([True])
+        np.testing.assert_array_equal(read_numbers(*asked), recall.read_numbers(*asked))
+        counts_1EH = np.empty((1, len(counter.count), len(counter.half_lives)), np.float32)
+        age_1, early_1 = np.empty(1, np.int64), np.empty(1, np.bool_)
+        batch = CounterBatch(np.zeros(1, np.int64), event_ms_1, np.array([known_ms]), np.array([amounts], np.int64))
+        walk_counts(rules, row_1D, batch, counts_1EH, age_1, early_1, num_dropped_1)
+        np.testing.assert_array_equal(counts_1EH, read.counts_NEH)
+        assert age_1.tolist() == read.age_N.tolist()
+        assert ((counts_1EH >= 0) & (counts_1EH <= len(samples))).all()
+
+
 def test_a_row_that_has_expired_reads_as_one_that_never_was() -> None:
     samples = [(START_MS, True, (256, 256))]
     _, row_D, _ = walk_all(samples, COUNTER)

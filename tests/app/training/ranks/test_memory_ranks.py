@@ -164,6 +164,22 @@ def test_another_number_of_ranks_goes_on_from_what_was_remembered(env: TrainerEn
     assert (status.memory_check.equal, status.memory_check.unequal) == (40, 1)
 
 
+def test_ranks_that_own_nothing_of_a_step_answer_the_others(env: TrainerEnv) -> None:
+    counters = {"counters": {"item": {"key": "item_id", "count": ["shown"], "half_lives": ["5m"]}}}
+    env.configure(FEATURES, counters, {"train": {"batch_size": 1}, "source": {"topic": "clicks"}})
+    rows = clicks(8)
+    send(env, rows[:4])
+    with Producer(env.kafka) as producer:
+        for partition in range(PARTITIONS):
+            producer.send("clicks", b"{", partition=partition)
+        producer.flush(DEADLINE_SECONDS)
+    status, *_ = on_trainers(env, 2, until_end=True)
+    assert (status.samples_trained, sum(status.dead_letters.values())) == (4, PARTITIONS)
+    send(env, rows[4:])
+    status, *_ = on_trainers(env, 3, until_end=True)
+    assert status.samples_trained == 8
+
+
 def test_an_owner_that_fails_ends_every_rank(env: TrainerEnv) -> None:
     env.configure(FEATURES, SETTINGS)
     send(env, clicks(64))
