@@ -172,6 +172,16 @@ def load_config(
             serve.exploration.place_of_label(schema)
     scores = structs.replace(scores, is_sampled=negatives is not None)
     policies = _policies(document.get("policies", {}), schema_config.propensity, schema, join, negatives)
+    roles = {
+        "[schema] request": (scores.request,),
+        "[scores] group": (scores.group,),
+        "[join] key": () if join is None else join.config.key,
+        "[negatives] by": () if negatives is None else negatives.by,
+        "[policies.*]": policies.numbers,
+    }
+    for role, names in roles.items():
+        if source.check_field is not None and source.check_field in names:
+            raise UserError(f"[memory] check: {source.check_field!r} is {role}: signals need a field of their own")
     source = structs.replace(source, number_fields=policies.numbers)
     if negatives is not None:
         if any(memory.is_sequence and memory.when is None for memory in schema.memories):

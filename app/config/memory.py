@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from springtide.app.errors import UserError, user_errors
-from springtide_client.counters import SHOWN, Counter, parse_half_life
+from springtide_client.counters import MAX_HALF_LIFE_TICKS, SHOWN, Counter, parse_half_life
 from springtide_client.memory import MAX_PENDING_TICKS, MAX_ROW, Memory, least_tick_ms
 from springtide_client.schema import Schema
 from springtide_client.system.settings import FINITE, SIZE, Settings
@@ -161,12 +161,12 @@ class MemorySections:
         `lengths`: the `max_length` of features that have one.
         """
         common = self._common()
-        self._check_field(schema)
         memories = [self._sequence(name, one, schema, common) for name, one in self.sequences.items()]
         for of, fields in self.remember.items():
             memories += [self._field(of, field, schema, lengths, common) for field in fields]
         counters = [self._counter(name, one, schema, common) for name, one in self.counters.items()]
         if not memories and not counters:
+            self._check_field(schema)
             return schema
         for memory in memories:
             if memory.dim > MAX_ROW:
@@ -178,7 +178,7 @@ class MemorySections:
         share = {f"{memory.name}.{field}": schema.share.get(field, field) for memory in made for field in memory.keep}
         names = [name for memory in made for name in memory.features]
         with user_errors():
-            return replace(
+            schema = replace(
                 schema,
                 sequence=(*schema.sequence, *names),
                 dense=(*schema.dense, *(name for counter in counters for name in counter.features)),
@@ -186,6 +186,8 @@ class MemorySections:
                 memories=tuple(memories),
                 counters=tuple(counters),
             )
+        self._check_field(schema)
+        return schema
 
     def check_join(self, window_ms: int, *, learns_again: bool) -> None:
         """UserError if impressions are learned later than `[memory]` says. `window_ms`: the longest of their labels."""
@@ -240,6 +242,11 @@ class MemorySections:
                 f"[memory] check: {name!r} has another role in [schema]: records bring the signals of an answer in a "
                 "field of their own"
             )
+        if schema.timestamp is None:
+            raise UserError(
+                "[memory] check needs [schema] timestamp: records bring back `time` of their answer there, "
+                "as otherwise what they read is of another tick"
+            )
 
     def _sequence(self, name: str, config: SequenceConfig, schema: Schema, common: Mapping[str, Any]) -> Memory:
         where = f"[sequences.{name}]"
@@ -286,7 +293,18 @@ class MemorySections:
             with user_errors(f"{where} half_lives: "):
                 if parse_half_life(text) < common["tick_ms"]:
                     raise ValueError(f"{text!r} is shorter than a tick: lower [memory] tick_seconds, or name a longer")
+                if parse_half_life(text) > MAX_HALF_LIFE_TICKS * common["tick_ms"]:
+                    seconds = -(-parse_half_life(text) // MAX_HALF_LIFE_TICKS) / 1000
+                    raise ValueError(
+                        f"{text!r} is more than {MAX_HALF_LIFE_TICKS:,} ticks, in which a count would not fade: name a "
+                        f"shorter, or set [memory] tick_seconds to {seconds:,g} or more"
+                    )
+        ticks = [round(parse_half_life(text) / common["tick_ms"]) for text in config.half_lives]
+        if len(set(ticks)) < len(ticks):
+            raise UserError(f"{where} half_lives: two are equal in ticks: leave out one of them")
         for rate, events in config.rates.items():
+            if len(set(events)) < len(events):
+                raise UserError(f"{where} rates: {rate!r} is of {events[0]!r} beside itself, which is always 1")
             if not NAME.fullmatch(rate) or rate in config.count:
                 raise UserError(f"{where} rates: {rate!r} must be letters, digits, - and _, and no name of count")
             if len(events) != 2 or not key:

@@ -173,7 +173,7 @@ class MemoryStep:
         """Return what samples read, one after the other; each is remembered then, if it is to be."""
         num = len(samples.ids_M)
         recalled, counts_2 = Elements.empty(num, memory), np.zeros(2, np.int64)
-        for at, writes in _written_first(samples.ids_M, samples.known_ms_M != NONE, np.ones(num, np.bool_)):
+        for at, writes in _written_first(samples):
             ids_M, event_ms_M, known_ms_M, values_MK = (np.ascontiguousarray(column[at]) for column in samples)
             with self._rows(memory, ids_M, event_ms_M, writes=writes) as (rows_UD, rows_M):
                 given = MemoryBatch(rows_M, event_ms_M, known_ms_M, values_MK)
@@ -212,7 +212,7 @@ class MemoryStep:
         """Return what samples read, one after the other; each is counted then, if it is to be."""
         num = len(samples.ids_M)
         read, num_dropped_1 = CountsRead.empty(num, counter), np.zeros(1, np.int64)
-        for at, writes in _written_first(samples.ids_M, samples.known_ms_M != NONE, np.ones(num, np.bool_)):
+        for at, writes in _written_first(samples):
             ids_M, event_ms_M, known_ms_M, amounts_ME = (np.ascontiguousarray(column[at]) for column in samples)
             with self._rows(counter, ids_M, event_ms_M, writes=writes) as (rows_UD, rows_M):
                 given = CounterBatch(rows_M, event_ms_M, known_ms_M, amounts_ME)
@@ -281,17 +281,16 @@ def amounts_of(counter: Counter, schema: Schema, batch: Batch) -> Int64Array:
     return amounts_NE
 
 
-def _written_first(
-    ids_K: Int64Array, is_added_K: BoolArray, has_row_K: BoolArray
-) -> Iterator[tuple[Int64Array | slice, bool]]:
+def _written_first(samples: MemorySamples) -> Iterator[tuple[Int64Array | slice, bool]]:
     """Yield the places of ids that are written, then of those that are only read; and whether they are written."""
+    ids_K, is_added_K = samples.ids_M, samples.known_ms_M != NONE
     if is_added_K.all():  # so is every id
         if len(ids_K):
             yield slice(None), True
         return
     is_written_K = np.isin(ids_K, ids_K[is_added_K])
-    for samples, writes in ((is_written_K & has_row_K, True), (~is_written_K & has_row_K, False)):
-        at_M = np.flatnonzero(samples)
+    for chosen_K, writes in ((is_written_K, True), (~is_written_K, False)):
+        at_M = np.flatnonzero(chosen_K)
         if len(at_M):
             yield at_M, writes
 

@@ -43,6 +43,10 @@ SQRT_HALF = 0.7071067811865476
 LOG_TERMS = tuple(1.0 / odd for odd in range(21, 0, -2))
 
 
+# a tick takes ln 2 / half-life of a count, which in float32 must not be lost beside it: 48 days in ticks of a second
+MAX_HALF_LIFE_TICKS = 1 << 22
+
+
 def parse_half_life(text: str) -> int:
     """Return ms of a time such as 10m, 1h or 30d; ValueError for anything else."""
     found = HALF_LIFE.fullmatch(text)

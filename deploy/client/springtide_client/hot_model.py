@@ -121,8 +121,8 @@ class HotModel:
     def signals(self, instances: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return a hash of what each instance reads of memory at its time, else at present.
 
-        A record that brings it back is checked by the trainer: `[memory] check`. ValueError where nothing is
-        remembered.
+        A record that brings it back, with the same time, is checked by the trainer: `[memory] check`. Give instances
+        their time in the schema's timestamp field. ValueError where nothing is remembered.
         """
 
         def signals(view: View) -> list[str]:

@@ -141,6 +141,10 @@ def test_counters_are_numbers_that_records_do_not_bring(tmp_path: Path) -> None:
         ({"rates": {"ctr": ["click", "order"]}}, "rates ctr: 'order' is none of count"),
         ({"key": []}, "everything is what rates are beside: name a key"),
         ({"prior": 0}, "prior"),
+        ({"half_lives": ["99999999999999d"]}, "more than 4,194,304 ticks"),
+        ({"half_lives": ["60d"], "rates": {}}, "tick_seconds to 1.236 or more"),
+        ({"half_lives": ["60s", "1m"], "rates": {}}, "two are equal in ticks"),
+        ({"rates": {"ctr": ["click", "click"]}}, "beside itself"),
         ({"halflives": ["1h"]}, "did you mean"),
     ],
 )

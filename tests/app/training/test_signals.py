@@ -101,6 +101,11 @@ def test_signals_of_nothing_are_refused(env: TrainerEnv) -> None:
     [
         ({"memory": {"check": "signals"}}, "nothing is remembered to check"),
         (REMEMBERED | {"memory": {"check": "price"}}, "'price' has another role"),
+        (REMEMBERED | CHECK | {"memory": {"check": "item.age"}}, "'item.age' has another role"),
+        (REMEMBERED | {"memory": {"check": ""}}, "must name a field"),
+        (REMEMBERED | {"memory": {"check": "rid"}, "schema": {"request": "rid"}}, r"'rid' is \[schema\] request"),
+        (REMEMBERED | {"memory": {"check": "by"}, "scores": {"group": "by"}}, r"'by' is \[scores\] group"),
+        (REMEMBERED | {"memory": {"check": "s"}, "schema": {"timestamp": None}}, r"check needs \[schema\] timestamp"),
     ],
 )
 def test_a_check_that_cannot_be(env: TrainerEnv, section: Section, message: str) -> None:
