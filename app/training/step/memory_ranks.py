@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from springtide.app.training.step.memory_step import (
-    COUNTERS,
     EQUAL,
+    EXCEPTIONS,
     NEWEST,
     UNEQUAL,
     CountsRead,
@@ -60,7 +60,7 @@ class RanksMemoryStep(MemoryStep):
         super().__init__(schema, table)
         self._exchange, self._is_alone = exchange, False
         names = [unequal_key(name) for name in (*recalled_features(schema), None)]
-        self._counted = (*COUNTERS, EQUAL, UNEQUAL, *names)
+        self._counted = (*EXCEPTIONS, EQUAL, UNEQUAL, *names)
 
     def recall(self, batch: Batch, *, has_samples: bool) -> Batch:
         """All ranks together, if one of them has samples; see MemoryStep."""

@@ -26,7 +26,7 @@ from springtide_client.recall import ids_of, with_recalled
 from springtide_client.schema import Schema
 from springtide_client.signals import first_difference, hash_signals
 
-COUNTERS = ("late", "dropped", "early")
+EXCEPTIONS = ("late", "dropped", "early")
 EQUAL, UNEQUAL = "equal", "unequal"  # samples that bring the hash of what was served, by that of what they read
 OF_FEATURE = "unequal:"  # and the first feature that differs
 NEWEST = "newest_ms"  # the newest event time of the samples so far
@@ -40,6 +40,9 @@ def unequal_key(feature: str | None) -> str:
 def memory_table(schema: Schema, one: Remembered) -> str:
     """Return the name of the table that has the rows of what is remembered."""
     return f"memory-{schema.memory_number(one)}"
+
+
+Given = tuple[Int64Array, Int64Array, Int64Array, Int64Array]  # row, event time, when known, values of samples
 
 
 class MemorySamples(NamedTuple):
@@ -81,12 +84,12 @@ class MemoryStep:
         }
         self._rules = {memory.name: rules_of(memory) for memory in schema.memories}
         self._counter_rules = {counter.name: counter_rows.rules_of(counter) for counter in schema.counters}
-        self.counts = dict.fromkeys((*COUNTERS, NEWEST, EQUAL, UNEQUAL), 0)
+        self.counts = dict.fromkeys((*EXCEPTIONS, NEWEST, EQUAL, UNEQUAL), 0)
 
     @property
     def exceptions(self) -> dict[str, int]:
         """What could not be read as event times say, by reason."""
-        return {name: self.counts[name] for name in COUNTERS}
+        return {name: self.counts[name] for name in EXCEPTIONS}
 
     @property
     def unequal_by_feature(self) -> dict[str, int]:
@@ -95,7 +98,7 @@ class MemoryStep:
 
     def restore(self, counts: Mapping[str, int]) -> None:
         """Go on from the counts of a version."""
-        self.counts = dict.fromkeys((*COUNTERS, NEWEST, EQUAL, UNEQUAL), 0) | dict(counts)
+        self.counts = dict.fromkeys((*EXCEPTIONS, NEWEST, EQUAL, UNEQUAL), 0) | dict(counts)
 
     @staticmethod
     def max_keys(batch: Batch) -> int:
@@ -173,12 +176,9 @@ class MemoryStep:
         """Return what samples read, one after the other; each is remembered then, if it is to be."""
         num = len(samples.ids_M)
         recalled, counts_2 = Elements.empty(num, memory), np.zeros(2, np.int64)
-        for at, writes in _written_first(samples):
-            ids_M, event_ms_M, known_ms_M, values_MK = (np.ascontiguousarray(column[at]) for column in samples)
-            with self._rows(memory, ids_M, event_ms_M, writes=writes) as (rows_UD, rows_M):
-                given = MemoryBatch(rows_M, event_ms_M, known_ms_M, values_MK)
-                _, event_ms_ML, values_MLK = Elements.empty(len(event_ms_M), memory)
-                lengths_M = walk(self._rules[memory.name], rows_UD, given, values_MLK, event_ms_ML, counts_2)
+        for at, rows_UD, given in self._with_rows(memory, samples):
+            _, event_ms_ML, values_MLK = Elements.empty(len(given[0]), memory)
+            lengths_M = walk(self._rules[memory.name], rows_UD, MemoryBatch(*given), values_MLK, event_ms_ML, counts_2)
             for column, found in zip(recalled, (lengths_M, event_ms_ML, values_MLK), strict=True):
                 column[at] = found
         self.counts["dropped"] += int(counts_2[0])
@@ -212,15 +212,24 @@ class MemoryStep:
         """Return what samples read, one after the other; each is counted then, if it is to be."""
         num = len(samples.ids_M)
         read, num_dropped_1 = CountsRead.empty(num, counter), np.zeros(1, np.int64)
-        for at, writes in _written_first(samples):
-            ids_M, event_ms_M, known_ms_M, amounts_ME = (np.ascontiguousarray(column[at]) for column in samples)
-            with self._rows(counter, ids_M, event_ms_M, writes=writes) as (rows_UD, rows_M):
-                given = CounterBatch(rows_M, event_ms_M, known_ms_M, amounts_ME)
-                found = read.counts_MEH[at], read.age_M[at], read.early_M[at]
-                walk_counts(self._counter_rules[counter.name], rows_UD, given, *found, num_dropped_1)
+        for at, rows_UD, given in self._with_rows(counter, samples):
+            found = read.counts_MEH[at], read.age_M[at], read.early_M[at]
+            walk_counts(self._counter_rules[counter.name], rows_UD, CounterBatch(*given), *found, num_dropped_1)
             read.counts_MEH[at], read.age_M[at], read.early_M[at] = found
         self.counts["dropped"] += int(num_dropped_1[0])
         return read
+
+    def _with_rows(
+        self, one: Remembered, samples: MemorySamples
+    ) -> Iterator[tuple[Int64Array | slice, Float32Array, Given]]:
+        """Yield the places of some samples, their rows (U, D), and what a kernel is given of them.
+
+        The rows are written once the next ones are asked for, unless none of the samples is to be remembered.
+        """
+        for at, writes in _written_first(samples):
+            ids_M, event_ms_M, known_ms_M, values_MK = (np.ascontiguousarray(column[at]) for column in samples)
+            with self._rows(one, ids_M, event_ms_M, writes=writes) as (rows_UD, rows_M):
+                yield at, rows_UD, (rows_M, event_ms_M, known_ms_M, values_MK)
 
     @contextmanager
     def _rows(

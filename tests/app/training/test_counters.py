@@ -25,7 +25,7 @@ from springtide_client.model.view import KNOWN, View
 from springtide_client.recall import times_of
 from tests.app.serving.conftest import World
 from tests.app.training.random_clicks import RANDOM_CLICKS
-from tests.app.training.test_memory import check_same, clicks, errors, later, learn, probabilities
+from tests.app.training.test_memory import check_rollback, check_same, clicks, errors, later, learn, probabilities
 from tests.app.training.trainer_env import TrainerEnv
 from tests.support import counter_oracle
 from tests.support.config import Section, config_in
@@ -235,17 +235,7 @@ def test_rows_that_memory_evicts_come_back_from_the_disk(tmp_path: Path) -> None
 
 def test_a_rollback_and_a_base_have_the_counts_of_then(tmp_path: Path) -> None:
     with LearnedLog(config_in(tmp_path, RANDOM)) as log:
-        first, *_, last = log.learn(range(12), every=4)
-        then, now = counted(log.view_at(first)), counted(log.view_at(last))
-        assert then != now
-        log.compact()
-        assert counted(log.view()) == now
-        log.roll_back(first)
-        log.restart()
-        assert counted(log.view()) == then
-        log.learn(range(4, 12), every=4)
-        assert counted(log.view()) == now
-        assert errors(log) == []
+        check_rollback(log, counted)
 
 
 def test_other_half_lives_begin_one_counter_anew_and_other_rates_none(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +187,21 @@ def remembered(view: View) -> dict[tuple[str, int], bytes]:
     return found
 
 
+def check_rollback(log: LearnedLog, rows_of: Callable[[View], Any]) -> None:
+    """AssertionError unless a base and a rollback have the rows of their time, and learning goes on from them."""
+    first, *_, last = log.learn(range(12), every=4)
+    then, now = rows_of(log.view_at(first)), rows_of(log.view_at(last))
+    assert then != now
+    log.compact()
+    assert rows_of(log.view()) == now
+    log.roll_back(first)
+    log.restart()
+    assert rows_of(log.view()) == then
+    log.learn(range(4, 12), every=4)
+    assert rows_of(log.view()) == now
+    assert errors(log) == []
+
+
 def test_what_is_remembered_does_not_depend_on_batches(tmp_path: Path, env: TrainerEnv) -> None:
     rows, found = clicks(300), []
     for size in (1, 7, 256):
@@ -231,17 +246,7 @@ def test_rows_that_memory_evicts_come_back_from_the_disk(tmp_path: Path) -> None
 
 def test_a_rollback_and_a_base_have_what_was_remembered_then(tmp_path: Path) -> None:
     with LearnedLog(config_in(tmp_path, RANDOM)) as log:
-        first, *_, last = log.learn(range(12), every=4)
-        then, now = remembered(log.view_at(first)), remembered(log.view_at(last))
-        assert then != now
-        log.compact()
-        assert remembered(log.view()) == now
-        log.roll_back(first)
-        log.restart()
-        assert remembered(log.view()) == then
-        log.learn(range(4, 12), every=4)
-        assert remembered(log.view()) == now
-        assert errors(log) == []
+        check_rollback(log, remembered)
 
 
 def test_other_settings_begin_one_memory_anew_and_keep_the_others(tmp_path: Path) -> None:
